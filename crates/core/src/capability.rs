@@ -1,0 +1,86 @@
+//! What a store can do and what it survives: one value that drives documentation, early errors
+//! and the choice of tests.
+
+use std::time::Duration;
+
+/// How far a store keeps its word in a given trouble.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Survives {
+    /// Locks stay exclusive and tokens grow.
+    Fully,
+    /// A lock may be lost, but tokens still grow, so a fence keeps the data right.
+    WithFence,
+    /// Locks are lost, and tokens may fall.
+    No,
+    /// The trouble cannot happen to this store.
+    NotApplicable,
+}
+
+impl Survives {
+    /// The word in tables.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Fully => "yes",
+            Self::WithFence => "with the fence",
+            Self::No => "no",
+            Self::NotApplicable => "n/a",
+        }
+    }
+}
+
+/// What a store can do and survive.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// if !keeper.capability().between_processes {
+///     println!("locks of this store are seen by this process only");
+/// }
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Capability {
+    /// The store's name in tables.
+    pub store: &'static str,
+    /// Whether locks are shared between processes.
+    pub between_processes: bool,
+    /// Whether a release reaches the next waiter by push.
+    pub pushes: bool,
+    /// The shortest lease.
+    pub min_lease: Duration,
+    /// The longest lease.
+    pub max_lease: Duration,
+    /// Whether each claim can have a lease of its own length.
+    pub lease_per_claim: bool,
+    /// Whether a lease can outlive its process.
+    pub detachable: bool,
+    /// Whether a process's death frees its locks before their leases end.
+    pub frees_the_dead_at_once: bool,
+    /// The most entries of a group, and the most leases of one renewal.
+    pub group_limit: usize,
+    /// The client dies.
+    pub client_crash: Survives,
+    /// The store restarts.
+    pub restart: Survives,
+    /// The store restarts without its data.
+    pub data_loss: Survives,
+    /// The store's wall clock jumps.
+    pub clock_jump: Survives,
+}
+
+impl Capability {
+    /// The row of this store in the guarantee table of the README.
+    pub fn table_row(&self) -> String {
+        let yes = |flag| if flag { "yes" } else { "no" };
+        format!(
+            "| {} | {} | {} | {} | {} | {} | {} |",
+            self.store,
+            yes(self.between_processes),
+            if self.pushes { "push" } else { "poll" },
+            self.client_crash.word(),
+            self.restart.word(),
+            self.data_loss.word(),
+            self.clock_jump.word(),
+        )
+    }
+}

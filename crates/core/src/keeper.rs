@@ -1,0 +1,361 @@
+//! The keeper: a connection to a store, and the maker of all handles.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::runtime;
+
+use crate::{
+    capability::Capability,
+    error::{Error, LeaseError, Lost, StoreError, StoreErrorKind},
+    id::{ContenderId, Ids, KeeperId},
+    lock::{Election, Guard, Handle, Latch, Lease, Mutex, Owner, RwLock, Segmented, Semaphore, StoredFence},
+    name::Name,
+    runtime::{
+        clock::Clock,
+        deadline,
+        engine::{Engine, Settings},
+        hold::{Hold, Origin},
+        keeping::{Alive, Tenure},
+        terms::Terms,
+        thread::{self, Stop},
+        watchdog,
+    },
+    share::{Capacity, Units},
+    store::{
+        Connector, Context, Evict, Evicted, Facts, Kind, ListQuery, Page, Renew, Renewed, ResourceView,
+        WakeSink,
+    },
+    token::Token,
+};
+
+/// A connection to a store: makes handles to its locks, and keeps what they hold.
+///
+/// Clones are cheap and share everything. Each keeper has a thread of its own that renews leases,
+/// whatever the rest of the program does. When the last clone, handle and guard is gone, the
+/// thread ends; [`close`](Self::close) gives everything back and waits for that.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+/// use lockkeeper_core::{Keeper, memory};
+///
+/// let keeper = Keeper::builder(memory::connector("memory:")).connect().await?;
+/// let guard = keeper.mutex("stock/42").lock().await?;
+/// keeper.close().await;
+/// assert!(!guard.is_held());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Keeper {
+    alive: Arc<Alive>,
+}
+
+/// Settings of a keeper to be.
+pub struct KeeperBuilder {
+    connector: Connector,
+    request_limit: Duration,
+    outage_limit: Duration,
+    program: Option<String>,
+    id: Option<KeeperId>,
+    virtual_time: Option<Clock>,
+}
+
+impl KeeperBuilder {
+    /// How long one request to the store may take (default 2 s).
+    pub fn request_limit(mut self, limit: Duration) -> Self {
+        self.request_limit = limit;
+        self
+    }
+
+    /// How long those who wait in line go on when the store cannot be reached (default 30 s).
+    pub fn outage_limit(mut self, limit: Duration) -> Self {
+        self.outage_limit = limit;
+        self
+    }
+
+    /// The program name shown with holders (default: that of the executable).
+    pub fn program(mut self, program: &str) -> Self {
+        self.program = Some(program.to_owned());
+        self
+    }
+
+    /// The keeper's id, for tests that must repeat exactly.
+    pub fn id(mut self, id: KeeperId) -> Self {
+        self.id = Some(id);
+        self
+    }
+
+    /// Runs on `clock` and in the current runtime instead of on a thread of its own: for tests
+    /// whose time is virtual.
+    pub fn virtual_time(mut self, clock: Clock) -> Self {
+        self.virtual_time = Some(clock);
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # When the store is unreachable
+    /// Fails; how long that takes is up to the store, but not much longer than the request limit.
+    ///
+    /// # Errors
+    /// [`StoreError`] says what was wrong and what to do.
+    pub async fn connect(self) -> Result<Keeper, StoreError> {
+        if self.request_limit.is_zero() {
+            let message = "the request limit is zero, so no request could succeed; give at least 1 ms";
+            return Err(StoreError::new(StoreErrorKind::Config, message));
+        }
+        let stop = Stop::new();
+        let (clock, background) = match self.virtual_time {
+            Some(clock) => (clock, runtime::Handle::current()),
+            None => {
+                let background = thread::start(&stop).map_err(|error| {
+                    StoreError::new(StoreErrorKind::Config, "the keeper's thread could not be started")
+                        .with_source(error)
+                })?;
+                (Clock::boot(), background)
+            }
+        };
+        let ids = Arc::new(Ids::new(self.id.unwrap_or_else(KeeperId::random)));
+        // The store needs the sink before the engine exists; what comes earlier is only a hint.
+        let engine_slot = Arc::new(std::sync::OnceLock::<std::sync::Weak<Engine>>::new());
+        let wakes = WakeSink::new({
+            let engine_slot = engine_slot.clone();
+            move |wake| {
+                if let Some(engine) = engine_slot.get().and_then(std::sync::Weak::upgrade) {
+                    engine.on_wake(wake);
+                }
+            }
+        });
+        let context = Context {
+            keeper: ids.keeper(),
+            wakes,
+            background: background.clone(),
+            clock: clock.clone(),
+            request_limit: self.request_limit,
+        };
+        let settings = Settings {
+            clock,
+            request_limit: self.request_limit,
+            outage_limit: self.outage_limit,
+            facts: Arc::new(own_facts(self.program)),
+        };
+        let connected = self.connector.connect(context).await.inspect_err(|_| stop.stop())?;
+        let engine = Engine::new(connected, settings, ids, background, stop);
+        // Set once, here.
+        drop(engine_slot.set(Arc::downgrade(&engine)));
+        let alive = Alive::new(engine.clone());
+        engine.learn_clock().await?;
+        engine.background().spawn(watchdog::beat(engine.clone()));
+        Ok(Keeper { alive })
+    }
+}
+
+impl std::fmt::Debug for KeeperBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeeperBuilder")
+            .field("request_limit", &self.request_limit)
+            .field("outage_limit", &self.outage_limit)
+            .finish_non_exhaustive()
+    }
+}
+
+fn own_facts(program: Option<String>) -> Facts {
+    let executable =
+        || std::env::current_exe().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
+    Facts {
+        host: host_name(),
+        pid: std::process::id(),
+        program: program.or_else(executable).unwrap_or_default(),
+    }
+}
+
+#[cfg(unix)]
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(not(unix))]
+fn host_name() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_default()
+}
+
+/// Handles. Making one never fails and asks nobody; a bad name or number is told at first use.
+impl Keeper {
+    /// A keeper for a store, with more settings than the store's URL has.
+    pub fn builder(connector: Connector) -> KeeperBuilder {
+        KeeperBuilder {
+            connector,
+            request_limit: Duration::from_secs(2),
+            outage_limit: Duration::from_secs(30),
+            program: None,
+            id: None,
+            virtual_time: None,
+        }
+    }
+
+    fn handle(&self, name: &str, kind: Kind, units: Units, capacity: Capacity) -> Handle {
+        Handle::new(&self.alive, name, Terms::new(kind, units, capacity))
+    }
+
+    /// A mutex.
+    pub fn mutex(&self, name: &str) -> Mutex {
+        Mutex { handle: self.handle(name, Kind::Mutex, Units::All, Capacity::All) }
+    }
+
+    /// A read-write lock.
+    pub fn rw_lock(&self, name: &str) -> RwLock {
+        RwLock { handle: self.handle(name, Kind::RwLock, Units::All, Capacity::All) }
+    }
+
+    /// A semaphore with so many permits in all.
+    pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore {
+        let handle = |capacity| self.handle(name, Kind::Semaphore, Units::ONE, capacity);
+        match Capacity::count(permits) {
+            Ok(capacity) => Semaphore { handle: handle(capacity) },
+            Err(why) => Semaphore { handle: handle(Capacity::All).refused(why) },
+        }
+    }
+
+    /// A countdown latch.
+    pub fn latch(&self, name: &str) -> Latch {
+        Latch { handle: self.handle(name, Kind::Mutex, Units::All, Capacity::All) }
+    }
+
+    /// An election.
+    pub fn election(&self, name: &str) -> Election {
+        Election { handle: self.handle(name, Kind::Election, Units::All, Capacity::All) }
+    }
+
+    /// A lock split into so many segments.
+    pub fn segmented(&self, name: &str, segments: u32) -> Segmented {
+        Segmented::new(self, name, segments)
+    }
+
+    /// A fence kept at this store.
+    pub fn fence(&self, name: &str) -> StoredFence {
+        StoredFence { handle: self.handle(name, Kind::Mutex, Units::All, Capacity::All) }
+    }
+
+    /// An owner, for locks that are entered several times.
+    pub fn owner(&self) -> Owner {
+        Owner::new()
+    }
+}
+
+/// The keeper itself.
+impl Keeper {
+    /// What the store can do and survive.
+    pub fn capability(&self) -> &Capability {
+        self.alive.engine().store().capability()
+    }
+
+    /// The store's URL, without secrets.
+    pub fn url(&self) -> &str {
+        self.alive.engine().store().url()
+    }
+
+    /// Goes on with a lease that another process detached: renews it, and holds it if that
+    /// succeeds.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the lease as it is.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `lease` is not one; [`LeaseError::NotHeld`] if it is over.
+    pub async fn adopt(&self, lease: &str) -> Result<Guard, Error> {
+        let lease: Lease = lease.parse()?;
+        let engine = self.alive.engine();
+        let at = || crate::error::At::resource(engine.store().url(), &lease.name, "adopt");
+        let length = if lease.renewed { lease.lease } else { Duration::ZERO };
+        let renew = [Renew {
+            name: lease.name.clone(),
+            contender: lease.contender,
+            lease: length,
+            lower_to: None,
+            detach: true,
+        }];
+        let sent = engine.clock().now();
+        let answers = engine
+            .ask_store("adopt", engine.store().renew(&renew))
+            .await
+            .map_err(|error| LeaseError::Store(error.at(at())))?;
+        let remaining = match answers.each.first() {
+            Some(Renewed::Held { remaining }) => *remaining,
+            Some(Renewed::Evicted) => return Err(LeaseError::NotHeld { at: at(), why: Lost::Evicted }.into()),
+            Some(Renewed::Gone) | None => {
+                return Err(LeaseError::NotHeld { at: at(), why: Lost::Gone }.into());
+            }
+        };
+        let hold = Arc::new(Hold::new(Origin {
+            name: lease.name.clone(),
+            contender: lease.contender,
+            slot: engine.next_id().seq,
+            number: lease.number,
+            floor: lease.floor,
+            terms: lease.terms(),
+            bury_until: None,
+            from: sent,
+            lease: remaining,
+            deadline: deadline::from_answer(sent, remaining),
+            confirmed: true,
+            step: lease.step,
+        }));
+        if !engine.ledger().adopt(&hold) {
+            return Err(LeaseError::NotHeld { at: at(), why: Lost::Closed }.into());
+        }
+        Ok(Guard::new(Tenure::new(&self.alive, hold, lease.step)))
+    }
+
+    /// Gives everything back that this keeper holds or waits for, and returns when that is done.
+    /// Guards are lost with [`Lost::Closed`]; later acquisitions fail.
+    ///
+    /// # When the store is unreachable
+    /// Goes on trying until the leases end by themselves.
+    pub async fn close(&self) {
+        self.alive.engine().close().await;
+    }
+}
+
+/// For operators.
+impl Keeper {
+    /// Who holds `name` and who waits for it; `None` if nobody.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a bad name, [`Error::Store`] if the store could not be asked.
+    pub async fn inspect(&self, name: &str) -> Result<Option<ResourceView>, Error> {
+        let name = Name::new(name)?;
+        let engine = self.alive.engine();
+        Ok(engine.ask_store("inspect", engine.store().inspect(&name)).await?)
+    }
+
+    /// All names that are held or waited for and start with `prefix`, in order, at most `limit`;
+    /// go on with the `next` of the page.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store could not be asked.
+    pub async fn list(&self, prefix: &str, after: Option<&Name>, limit: usize) -> Result<Page, StoreError> {
+        let engine = self.alive.engine();
+        let query = ListQuery { prefix: prefix.to_owned(), after: after.cloned(), limit };
+        engine.ask_store("list", engine.store().list(&query)).await
+    }
+
+    /// Takes a lock back from one holder, named by contender and token as
+    /// [`inspect`](Self::inspect) shows them. Its renewals are refused, so it learns of it within
+    /// a third of its lease, and the lock passes when it leaves or its lease ends. With `now` the
+    /// lock passes at once, which is safe only with fencing. False if it is not the holder.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a bad name, [`Error::Store`] if the store could not be asked.
+    pub async fn evict(
+        &self,
+        name: &str,
+        contender: ContenderId,
+        token: Token,
+        now: bool,
+    ) -> Result<bool, Error> {
+        let order = Evict { name: Name::new(name)?, contender, number: token.number(), now };
+        let engine = self.alive.engine();
+        let evicted = engine.ask_store("evict", engine.store().evict(&order)).await?;
+        tracing::warn!(name, %token, now, done = evicted == Evicted::Done, "eviction ordered");
+        Ok(evicted == Evicted::Done)
+    }
+}

@@ -1,0 +1,38 @@
+//! The engine of Lockkeeper: one model, one store trait, every primitive, and the memory store.
+//!
+//! Applications use the crate `lockkeeper`, which adds `connect(url)` and the other stores. A new
+//! store depends on this crate alone: it implements [`store::Store`] and is held to
+//! [`model`] by the test kit. The specification is `docs/design.md` in the repository.
+
+pub mod blocking;
+pub mod memory;
+pub mod model;
+pub mod runtime;
+pub mod store;
+pub mod telemetry;
+pub mod testing;
+
+mod capability;
+mod error;
+mod id;
+mod keeper;
+mod lock;
+mod name;
+mod share;
+mod token;
+
+pub use capability::{Capability, Survives};
+pub use error::{
+    AcquireError, At, Error, FenceError, InvalidInput, LatchError, LeaseError, Lost, ReleaseError,
+    StoreError, StoreErrorKind,
+};
+pub use id::{ContenderId, KeeperId};
+pub use keeper::{Keeper, KeeperBuilder};
+pub use lock::{
+    All, AllGuard, Election, Exclusive, Fence, Guard, Latch, LatchState, Leader, Leadership, Leads, Lease,
+    Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard, RwLock, Segmented, Semaphore, StoredFence,
+    Write, WriteGuard, all,
+};
+pub use name::Name;
+pub use share::{Capacity, Units};
+pub use token::{GrantNumber, Token};

@@ -1,0 +1,206 @@
+//! Several locks, all or nothing, over any mix of stores.
+
+use std::{fmt, time::Duration};
+
+use super::{guard::Guard, mutex::Mutex};
+use crate::{
+    error::{AcquireError, At, InvalidInput, Lost, ReleaseError},
+    runtime::{clock::BootTime, engine::Patience},
+    token::Token,
+};
+
+/// Several mutexes to be locked together; made by [`all`].
+#[derive(Clone, Debug)]
+pub struct All {
+    /// In the order in which they were given.
+    mutexes: Vec<Mutex>,
+}
+
+/// Names several mutexes, of any keepers, to be locked together.
+///
+/// They are taken in one order that all callers share (by name, then by the store's own id), so
+/// two callers that name them differently do not wait for each other for ever. If one cannot be
+/// had, all are given back.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// let (a, b) = (keeper.mutex("account/1"), keeper.mutex("account/2"));
+/// let both = lockkeeper_core::all([&a, &b]).lock().await?;
+/// println!("{} and {}", both.tokens()[0], both.tokens()[1]);
+/// both.release().await?;
+/// # Ok(()) }
+/// ```
+pub fn all<'a>(mutexes: impl IntoIterator<Item = &'a Mutex>) -> All {
+    All { mutexes: mutexes.into_iter().cloned().collect() }
+}
+
+impl All {
+    /// Waits for all of them.
+    ///
+    /// # Fairness
+    /// Each is waited for in its own line, one after another, while the earlier ones are held.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives everything back.
+    ///
+    /// # When the store is unreachable
+    /// As [`Mutex::lock`]; what was taken is given back.
+    ///
+    /// # Errors
+    /// See [`AcquireError`]; [`Invalid`](AcquireError::Invalid) if none or the same one twice is
+    /// named.
+    pub async fn lock(&self) -> Result<AllGuard, AcquireError> {
+        loop {
+            if let Some(guard) = self.take(Patience::Forever).await? {
+                return Ok(guard);
+            }
+        }
+    }
+
+    /// Takes all of them if all are free; `None` if one is not.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Option<AllGuard>, AcquireError> {
+        self.take(Patience::Try).await
+    }
+
+    /// Waits for all of them, at most `limit` in all.
+    ///
+    /// # Errors
+    /// [`TimedOut`](AcquireError::TimedOut) when the limit passes; as [`lock`](Self::lock).
+    pub async fn lock_within(&self, limit: Duration) -> Result<AllGuard, AcquireError> {
+        let until = |mutex: &Mutex| mutex.handle.alive.engine().clock().now().after(limit);
+        let until = self.mutexes.first().map_or(BootTime::NEVER, until);
+        loop {
+            if let Some(guard) = self.take(Patience::Until(until)).await? {
+                return Ok(guard);
+            }
+        }
+    }
+
+    /// One round over all of them. `None`: one was busy, or one was lost while waiting for the
+    /// next, so that there is no moment at which all were held.
+    async fn take(&self, patience: Patience) -> Result<Option<AllGuard>, AcquireError> {
+        let mut guards: Vec<(usize, Guard)> = Vec::with_capacity(self.mutexes.len());
+        for place in self.order()? {
+            let handle = &self.mutexes[place].handle;
+            match handle.acquire(handle.terms(), patience, "lock").await? {
+                Some(tenure) => guards.push((place, Guard::new(tenure))),
+                None => return Ok(None),
+            }
+        }
+        guards.sort_by_key(|(place, _)| *place);
+        let guard = AllGuard { guards: guards.into_iter().map(|(_, guard)| guard).collect() };
+        Ok(guard.is_held().then_some(guard))
+    }
+
+    /// The order that all callers share: by name, then by an id kept in the store itself, since
+    /// two URLs may mean one server.
+    fn order(&self) -> Result<Vec<usize>, AcquireError> {
+        let key = |place: usize| {
+            let mutex = &self.mutexes[place];
+            (mutex.name(), mutex.handle.alive.engine().store().id())
+        };
+        let mut order: Vec<usize> = (0..self.mutexes.len()).collect();
+        order.sort_by(|a, b| key(*a).cmp(&key(*b)));
+        let invalid = |at: At, why: &str| AcquireError::Invalid { at, why: InvalidInput::new(why) };
+        if order.is_empty() {
+            let at = At { store: "no store".into(), resource: None, operation: "lock" };
+            return Err(invalid(at, "no locks were named; name at least one"));
+        }
+        if let Some(twice) = order.windows(2).find(|pair| key(pair[0]) == key(pair[1])) {
+            let at = self.mutexes[twice[0]].handle.at("lock");
+            return Err(invalid(
+                at,
+                "it is named twice, so the second would wait for the first; name it once",
+            ));
+        }
+        Ok(order)
+    }
+}
+
+/// Holds several locks. It is held only as long as each of them is.
+#[must_use = "the locks are released as soon as the guard is dropped"]
+#[clippy::has_significant_drop]
+pub struct AllGuard {
+    guards: Vec<Guard>,
+}
+
+impl AllGuard {
+    /// The guards, in the order in which the locks were named.
+    pub fn guards(&self) -> &[Guard] {
+        &self.guards
+    }
+
+    /// One token per lock, in the order in which they were named.
+    pub fn tokens(&self) -> Vec<Token> {
+        self.guards.iter().map(Guard::token).collect()
+    }
+
+    /// Whether all are held.
+    pub fn is_held(&self) -> bool {
+        self.guards.iter().all(Guard::is_held)
+    }
+
+    /// How long all are certainly still held.
+    pub fn remaining(&self) -> Duration {
+        self.guards.iter().map(Guard::remaining).min().unwrap_or_default()
+    }
+
+    /// Resolves when the first of them is lost, with the reason.
+    ///
+    /// # Cancel safety
+    /// Dropping it has no effect.
+    pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + 'static {
+        let mut waits: Vec<_> = self.guards.iter().map(|guard| Box::pin(guard.lost())).collect();
+        std::future::poll_fn(move |context| {
+            for wait in &mut waits {
+                if let std::task::Poll::Ready(lost) = wait.as_mut().poll(context) {
+                    return std::task::Poll::Ready(lost);
+                }
+            }
+            std::task::Poll::Pending
+        })
+    }
+
+    /// Runs `work` for as long as all are held, and drops it the moment one is lost.
+    ///
+    /// # Errors
+    /// [`Lost`] if one was lost before `work` was done.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Lost> {
+        let lost = self.lost();
+        let result = tokio::select! {
+            biased;
+            lost = lost => return Err(lost),
+            result = work => result,
+        };
+        for guard in &self.guards {
+            guard.tenure().check()?;
+        }
+        Ok(result)
+    }
+
+    /// Gives all back, also if one of them was lost.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not stop the release.
+    ///
+    /// # Errors
+    /// The first [`ReleaseError`] of them.
+    pub async fn release(self) -> Result<(), ReleaseError> {
+        let mut outcome = Ok(());
+        for guard in self.guards.into_iter().rev() {
+            let released = guard.release().await;
+            outcome = outcome.and(released);
+        }
+        outcome
+    }
+}
+
+impl fmt::Debug for AllGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.guards).finish()
+    }
+}

@@ -1,0 +1,216 @@
+//! One leader at a time, and everybody can see who.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, SystemTime},
+};
+
+use futures_core::Stream;
+use tokio::sync::mpsc;
+
+use super::{
+    guard::{Guard, Leadership},
+    handle::{Handle, lease_settings},
+};
+use crate::{
+    error::{AcquireError, StoreError, StoreErrorKind},
+    name::Name,
+    runtime::{engine::Patience, keeping::Alive, terms::Terms},
+    store::{Facts, Topic},
+    token::Token,
+};
+
+/// How often an observer looks without being told.
+const POLL: Duration = Duration::from_secs(2);
+
+/// An election: candidates wait in line, the first one leads and publishes a value, such as its
+/// address.
+///
+/// A leader that is paused past its lease is no longer the leader; watch
+/// [`lost`](Guard::lost), and show the [token](Guard::token) to what it leads.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// let election = keeper.election("scheduler");
+/// let leadership = election.campaign("10.0.0.7:80").await?;
+/// let leader = election.leader().await?.expect("somebody leads");
+/// assert_eq!(leader.value, "10.0.0.7:80");
+/// leadership.resign().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Election {
+    pub(crate) handle: Handle,
+}
+
+/// Who leads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Leader {
+    /// What it published.
+    pub value: String,
+    /// Its token.
+    pub token: Token,
+    /// Its process.
+    pub facts: Arc<Facts>,
+    /// Since when, on the store's wall clock.
+    pub since: SystemTime,
+}
+
+impl Election {
+    lease_settings!();
+
+    fn candidate(&self, value: &str) -> Arc<Terms> {
+        Arc::new(Terms { value: Some(value.into()), ..(**self.handle.terms()).clone() })
+    }
+
+    /// Waits in line until this process leads.
+    ///
+    /// # Fairness
+    /// First come, first served over all tasks and processes.
+    ///
+    /// # Cancel safety, when the store is unreachable, errors
+    /// As [`Mutex::lock`](crate::Mutex::lock).
+    pub async fn campaign(&self, value: &str) -> Result<Leadership, AcquireError> {
+        self.handle.wait(&self.candidate(value), "campaign").await.map(Guard::new)
+    }
+
+    /// Leads if nobody does; `None` if somebody does. Otherwise as
+    /// [`Mutex::try_lock`](crate::Mutex::try_lock).
+    ///
+    /// # Errors
+    /// See [`AcquireError`].
+    pub async fn try_campaign(&self, value: &str) -> Result<Option<Leadership>, AcquireError> {
+        let terms = self.candidate(value);
+        Ok(self.handle.acquire(&terms, Patience::Try, "campaign").await?.map(Guard::new))
+    }
+
+    /// Waits in line, at most `limit`. Otherwise as [`campaign`](Self::campaign).
+    ///
+    /// # Errors
+    /// [`TimedOut`](AcquireError::TimedOut) when the limit passes.
+    pub async fn campaign_within(&self, value: &str, limit: Duration) -> Result<Leadership, AcquireError> {
+        self.handle.wait_within(&self.candidate(value), limit, "campaign").await.map(Guard::new)
+    }
+
+    /// Who leads now; `None` if nobody does.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store could not be asked.
+    pub async fn leader(&self) -> Result<Option<Leader>, StoreError> {
+        look(&self.handle.alive, &self.name_or_error()?)
+            .await
+            .map_err(|error| error.at(self.handle.at("leader")))
+    }
+
+    fn name_or_error(&self) -> Result<Name, StoreError> {
+        let config =
+            |why| StoreError::new(StoreErrorKind::Config, format!("{why}")).at(self.handle.at("observe"));
+        self.handle.name().cloned().map_err(config)
+    }
+
+    /// Who leads, now and after each change: the first item is the state when asked. Changes that
+    /// follow each other closely may be seen as one. While the store cannot be asked, there are
+    /// errors instead; the observer goes on by itself. Ends when the keeper is closed.
+    pub fn observe(&self) -> Observer {
+        let (sender, changes) = mpsc::channel(1);
+        let name = self.name_or_error();
+        let alive = Arc::downgrade(&self.handle.alive);
+        self.handle.alive.engine().background().spawn(async move {
+            match name {
+                Ok(name) => follow(alive, name, sender).await,
+                // The receiver may be gone already.
+                Err(error) => drop(sender.send(Err(error)).await),
+            }
+        });
+        Observer { changes }
+    }
+}
+
+/// Looks again at each wake and now and then, and sends what is new.
+async fn follow(
+    alive: std::sync::Weak<Alive>,
+    name: Name,
+    changes: mpsc::Sender<Result<Option<Leader>, StoreError>>,
+) {
+    let topic = Topic::Changes(name.clone());
+    let mut seen = None;
+    let mut interest = None;
+    loop {
+        // Only for the look: an observer does not keep the keeper alive.
+        let Some(alive) = alive.upgrade() else { return };
+        let engine = alive.engine().clone();
+        if engine.is_closed() {
+            return;
+        }
+        if interest.is_none() {
+            // A failure is told by the look below.
+            interest = engine.watches().subscribe(&engine, &topic).await.ok();
+        }
+        let now = look(&alive, &name).await;
+        drop(alive);
+        let failed = now.is_err();
+        let news = match now {
+            Ok(leader) if seen.as_ref() == Some(&leader) => None,
+            Ok(leader) => {
+                seen = Some(leader.clone());
+                Some(Ok(leader))
+            }
+            Err(error) => Some(Err(error)),
+        };
+        if let Some(news) = news
+            && changes.send(news).await.is_err()
+        {
+            return;
+        }
+        let poll = engine.clock().now().after(POLL);
+        tokio::select! {
+            biased;
+            () = changes.closed() => return,
+            () = async {
+                match &mut interest {
+                    Some(interest) if !failed => interest.changed().await,
+                    _ => std::future::pending().await,
+                }
+            } => {}
+            () = engine.clock().sleep_until(poll) => {}
+        }
+    }
+}
+
+async fn look(alive: &Alive, name: &Name) -> Result<Option<Leader>, StoreError> {
+    let engine = alive.engine();
+    let view = engine.ask_store("observe", engine.store().inspect(name)).await?;
+    Ok(view.and_then(|view| view.holders.into_iter().next()).map(|holder| Leader {
+        value: holder.card.value.as_deref().unwrap_or_default().to_owned(),
+        token: holder.token,
+        facts: holder.card.facts,
+        since: holder.since,
+    }))
+}
+
+/// The changes of an election, as a [`Stream`] or by [`next`](Self::next).
+#[derive(Debug)]
+pub struct Observer {
+    changes: mpsc::Receiver<Result<Option<Leader>, StoreError>>,
+}
+
+impl Observer {
+    /// The next change; `None` when the keeper is closed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Option<Result<Option<Leader>, StoreError>> {
+        self.changes.recv().await
+    }
+}
+
+impl Stream for Observer {
+    type Item = Result<Option<Leader>, StoreError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.changes.poll_recv(context)
+    }
+}

@@ -1,0 +1,294 @@
+//! The guard: proof of a hold, for as long as it lasts.
+
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+
+use crate::{
+    error::{InvalidInput, LeaseError, Lost, ReleaseError},
+    lock::lease::Lease,
+    name::Name,
+    runtime::{keeping::Tenure, watchdog},
+    share::Units,
+    store::{Renew, Renewed},
+    token::Token,
+};
+
+/// What a guard of a mutex holds.
+#[derive(Debug)]
+pub enum Exclusive {}
+/// What a guard of the read side holds.
+#[derive(Debug)]
+pub enum Read {}
+/// What a guard of the write side holds.
+#[derive(Debug)]
+pub enum Write {}
+/// What a guard of a semaphore holds.
+#[derive(Debug)]
+pub enum Permits {}
+/// What a guard of an election holds.
+#[derive(Debug)]
+pub enum Leads {}
+
+/// Holds a lock until it is released, dropped or lost.
+///
+/// **Release on drop is not immediate**: dropping sends the release in the background, also
+/// outside of a runtime. [`release`](Self::release) waits for it and tells whether the lock was
+/// held to the end. A panic in the critical section drops the guard and so releases the lock;
+/// there is no poisoning.
+///
+/// No method answers "held" after the deadline, also when the process was suspended in between.
+/// What a lock cannot do is stop a write that is already on its way: give
+/// [`token`](Self::token) to the resource and let it reject older ones.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// let guard = keeper.mutex("stock/42").lock().await?;
+/// println!("token {}", guard.token());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "the lock is released as soon as the guard is dropped"]
+#[clippy::has_significant_drop]
+pub struct Guard<M = Exclusive> {
+    tenure: Arc<Tenure>,
+    mode: PhantomData<fn() -> M>,
+}
+
+/// A guard of the read side of a [`RwLock`](crate::RwLock).
+pub type ReadGuard = Guard<Read>;
+/// A guard of the write side of a [`RwLock`](crate::RwLock).
+pub type WriteGuard = Guard<Write>;
+/// A guard of permits of a [`Semaphore`](crate::Semaphore).
+pub type Permit = Guard<Permits>;
+/// A guard of an [`Election`](crate::Election): this process leads.
+pub type Leadership = Guard<Leads>;
+
+impl<M> Guard<M> {
+    pub(crate) fn new(tenure: Tenure) -> Self {
+        Self::share(Arc::new(tenure))
+    }
+
+    pub(crate) fn share(tenure: Arc<Tenure>) -> Self {
+        Self { tenure, mode: PhantomData }
+    }
+
+    pub(crate) fn tenure(&self) -> &Arc<Tenure> {
+        &self.tenure
+    }
+
+    /// The name of what is held.
+    pub fn name(&self) -> &Name {
+        &self.tenure.hold().name
+    }
+
+    /// The fencing token: larger than that of every earlier holder. Pass it with every write and
+    /// let the resource reject smaller ones.
+    pub fn token(&self) -> Token {
+        self.tenure.hold().token(self.tenure.step())
+    }
+
+    /// The smallest token that still held when this was granted. It is the token itself for an
+    /// exclusive guard; readers and permits pass it to
+    /// [`admit_shared`](crate::StoredFence::admit_shared).
+    pub fn floor(&self) -> Token {
+        let hold = self.tenure.hold();
+        if hold.terms.units == Units::All { self.token() } else { Token::new(hold.floor, 0) }
+    }
+
+    /// Whether it is held, by this process's own clock; never optimistic.
+    pub fn is_held(&self) -> bool {
+        self.tenure.check().is_ok()
+    }
+
+    /// How long it is certainly still held; zero if it is lost. Grows with each renewal.
+    pub fn remaining(&self) -> Duration {
+        let now = self.tenure.alive().engine().clock().now();
+        self.tenure.check().map_or(Duration::ZERO, |ends| ends.since(now))
+    }
+
+    /// Resolves when the lock is lost, with the reason. The future is `'static`: move it into
+    /// another task if you like. After a release it resolves with [`Lost::Released`].
+    ///
+    /// # Cancel safety
+    /// Dropping it has no effect.
+    pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + 'static {
+        let (hold, step) = (self.tenure.hold().clone(), self.tenure.step());
+        async move { hold.until_lost(step).await }
+    }
+
+    /// Runs `work` for as long as the lock is held, and drops it the moment the lock is lost.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops `work`; the guard stays as it is.
+    ///
+    /// # Errors
+    /// [`Lost`] if the lock was lost before `work` was done.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Lost> {
+        self.tenure.check()?;
+        let result = tokio::select! {
+            biased;
+            lost = self.lost() => return Err(lost),
+            result = work => result,
+        };
+        // Done, but perhaps only after the end: a suspended process resumes in `work`.
+        self.tenure.check().map(|_| result)
+    }
+
+    /// Makes the lease last at least `length` from now. The watchdog does this by itself for
+    /// renewed leases; this is for fixed ones, and for a long step that must not be cut off.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves it open whether the lease was extended.
+    ///
+    /// # Errors
+    /// [`LeaseError::NotHeld`] if it is lost, [`LeaseError::Invalid`] if `length` is more than
+    /// the store allows or past `max_hold`.
+    pub async fn extend(&self, length: Duration) -> Result<(), LeaseError> {
+        let at = || self.tenure.at("extend");
+        let hold = self.tenure.hold();
+        let capability = self.tenure.alive().engine().store().capability();
+        let invalid = |why: String| LeaseError::Invalid { at: at(), why: InvalidInput::new(why) };
+        if length.is_zero() || length > capability.max_lease {
+            return Err(invalid(format!("extend by more than zero and at most {:?}", capability.max_lease)));
+        }
+        if hold.terms.max_hold.is_some_and(|most| self.held_for() + length > most) {
+            return Err(invalid("that is past max_hold".into()));
+        }
+        self.renew(watchdog::renewal(hold, length), "extend").await
+    }
+
+    /// How long this hold has lasted.
+    fn held_for(&self) -> Duration {
+        self.tenure.alive().engine().clock().now().since(self.tenure.hold().granted)
+    }
+
+    /// Asks the store for a change of this very lease.
+    async fn renew(&self, renew: Renew, operation: &'static str) -> Result<(), LeaseError> {
+        let not_held = |why| LeaseError::NotHeld { at: self.tenure.at(operation), why };
+        self.tenure.check().map_err(not_held)?;
+        let engine = self.tenure.alive().engine();
+        let requests = [renew];
+        let sent = engine.clock().now();
+        let answers = engine
+            .ask_store(operation, engine.store().renew(&requests))
+            .await
+            .map_err(|error| error.at(self.tenure.at(operation)))?;
+        let now = engine.clock().now();
+        engine.store_clock().heard(now, answers.now);
+        engine.renewed(self.tenure.hold(), sent, answers.each.first().copied().unwrap_or(Renewed::Gone), now);
+        self.tenure.check().map(|_| ()).map_err(not_held)
+    }
+
+    /// A second guard on the same hold, without asking the store. The lock is free when the last
+    /// of them is released; the token is the same.
+    ///
+    /// # Errors
+    /// [`Lost`] if the lock is lost: there is nothing to enter.
+    pub fn reenter(&self) -> Result<Self, Lost> {
+        self.tenure.check()?;
+        Ok(Self::share(self.tenure.clone()))
+    }
+
+    /// How many guards share this hold.
+    pub fn holds(&self) -> usize {
+        Arc::strong_count(&self.tenure)
+    }
+
+    /// Gives the lock back and waits until the store has it. With re-entered guards left, only
+    /// this one ends.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not stop the release.
+    ///
+    /// # When the store is unreachable
+    /// Fails after the request limit; the keeper goes on trying until the lease ends by itself.
+    ///
+    /// # Errors
+    /// [`ReleaseError::NotHeld`] if it was lost before: somebody else may have been in the
+    /// critical section.
+    pub async fn release(self) -> Result<(), ReleaseError> {
+        let not_held = self.tenure.check().err();
+        let at = self.tenure.at("release");
+        match Arc::try_unwrap(self.tenure) {
+            Ok(tenure) => tenure.release().await,
+            Err(_shared) => not_held.map_or(Ok(()), |why| Err(ReleaseError::NotHeld { at, why })),
+        }
+    }
+
+    /// Turns the guard into a text that another process can [adopt](crate::Keeper::adopt) or
+    /// release. From here on only the lease ends it, and nobody renews it. The handle must have
+    /// been made with `detachable`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future releases the lock.
+    ///
+    /// # Errors
+    /// [`LeaseError::Invalid`] if the handle was not `detachable` or the guard is re-entered;
+    /// [`LeaseError::NotHeld`] if it is lost.
+    pub async fn into_lease(self) -> Result<Lease, LeaseError> {
+        let hold = self.tenure.hold().clone();
+        let invalid =
+            |why: &str| LeaseError::Invalid { at: self.tenure.at("into_lease"), why: InvalidInput::new(why) };
+        if !hold.terms.detachable {
+            return Err(invalid("make the handle with .detachable() before locking"));
+        }
+        if Arc::strong_count(&self.tenure) > 1 {
+            return Err(invalid("release the re-entered guards first"));
+        }
+        let lease = if hold.terms.renewed { hold.terms.lease } else { Duration::ZERO };
+        self.renew(Renew { detach: true, ..watchdog::renewal(&hold, lease) }, "into_lease").await?;
+        let step = self.tenure.step();
+        if let Ok(tenure) = Arc::try_unwrap(self.tenure) {
+            tenure.detach();
+        }
+        Ok(Lease::of(&hold, step))
+    }
+}
+
+impl WriteGuard {
+    /// Becomes a reader without letting a writer in between; the token stays the same.
+    ///
+    /// # Cancel safety
+    /// Dropping the future releases the lock.
+    ///
+    /// # Errors
+    /// [`LeaseError::NotHeld`] if it is lost; [`LeaseError::Invalid`] if the guard is re-entered,
+    /// since the others would still believe that they write alone. The lock is then released.
+    pub async fn downgrade(self) -> Result<ReadGuard, LeaseError> {
+        if Arc::strong_count(&self.tenure) > 1 {
+            let why = InvalidInput::new("release the re-entered guards first");
+            return Err(LeaseError::Invalid { at: self.tenure.at("downgrade"), why });
+        }
+        let hold = self.tenure.hold();
+        let lease = if hold.terms.renewed { hold.terms.lease } else { Duration::ZERO };
+        let renew = Renew { lower_to: Some(Units::ONE), ..watchdog::renewal(hold, lease) };
+        self.renew(renew, "downgrade").await?;
+        self.tenure.hold().lower();
+        Ok(Guard::share(self.tenure))
+    }
+}
+
+impl Leadership {
+    /// The value this leader published.
+    pub fn value(&self) -> &str {
+        self.tenure.hold().terms.value.as_deref().unwrap_or_default()
+    }
+
+    /// Gives the leadership back: [`release`](Guard::release) by the name people look for.
+    ///
+    /// # Errors
+    /// As [`release`](Guard::release).
+    pub async fn resign(self) -> Result<(), ReleaseError> {
+        self.release().await
+    }
+}
+
+impl<M> fmt::Debug for Guard<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", self.name())
+            .field("token", &self.token())
+            .field("held", &self.is_held())
+            .finish()
+    }
+}

@@ -1,0 +1,227 @@
+//! A lease as text: what one process prints and another adopts, renews or releases.
+
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+
+use crate::{
+    error::InvalidInput,
+    id::ContenderId,
+    name::Name,
+    runtime::{hold::Hold, terms::Terms},
+    share::{Capacity, Units},
+    store::Kind,
+    token::{GrantNumber, Token},
+};
+
+/// A detached lease: opaque text without blanks that carries everything needed to go on with it.
+///
+/// Whoever has the text can renew and release the lock, so treat it like a key.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// let guard = keeper.mutex("deploy").detachable().lock().await?;
+/// let text = guard.into_lease().await?.to_string();
+/// // … in another process:
+/// let guard = keeper.adopt(&text).await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Lease {
+    pub(crate) name: Name,
+    pub(crate) contender: ContenderId,
+    pub(crate) number: GrantNumber,
+    pub(crate) floor: GrantNumber,
+    pub(crate) step: u32,
+    pub(crate) units: Units,
+    pub(crate) capacity: Capacity,
+    pub(crate) kind: Kind,
+    pub(crate) lease: Duration,
+    pub(crate) renewed: bool,
+}
+
+/// The first field; another layout gets another word.
+const VERSION: &str = "lk1";
+
+impl Lease {
+    pub(crate) fn of(hold: &Hold, step: u32) -> Self {
+        let terms = &hold.terms;
+        Self {
+            name: hold.name.clone(),
+            contender: hold.contender,
+            number: hold.number,
+            floor: hold.floor,
+            step,
+            units: hold.units(),
+            capacity: terms.capacity,
+            kind: terms.kind,
+            lease: terms.lease,
+            renewed: terms.renewed,
+        }
+    }
+
+    /// What is held.
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// The fencing token.
+    pub fn token(&self) -> Token {
+        Token::new(self.number, self.step)
+    }
+
+    pub(crate) fn terms(&self) -> Arc<Terms> {
+        let mut terms = Terms::new(self.kind, self.units, self.capacity);
+        terms.lease = self.lease;
+        terms.renewed = self.renewed;
+        terms.detachable = true;
+        // Its grant was made elsewhere: it is never handed on here.
+        terms.fifo = true;
+        Arc::new(terms)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.split(':');
+        let mut next = || fields.next();
+        if next()? != VERSION {
+            return None;
+        }
+        let contender = next()?.parse().ok()?;
+        let (number, step) = next()?.split_once('.')?;
+        let (number, step): (GrantNumber, u32) = (number.parse().ok()?, step.parse().ok()?);
+        let floor: GrantNumber = next()?.parse().ok()?;
+        let sane = |number| (1..Token::NUMBER_LIMIT).contains(&number);
+        if !sane(number) || !sane(floor) || step >= Token::STEPS {
+            return None;
+        }
+        let (units, capacity) = next()?.split_once('/')?;
+        let units = if units == "all" { Units::All } else { Units::count(units.parse().ok()?).ok()? };
+        let capacity =
+            if capacity == "all" { Capacity::All } else { Capacity::count(capacity.parse().ok()?).ok()? };
+        let kind = Kind::from_word(next()?)?;
+        let lease = Duration::from_millis(next()?.parse().ok()?);
+        let renewed = match next()? {
+            "renewed" => true,
+            "fixed" => false,
+            _ => return None,
+        };
+        let name = Name::new(decode(next()?)?).ok()?;
+        next().is_none().then_some(Self {
+            name,
+            contender,
+            number,
+            floor,
+            step,
+            units,
+            capacity,
+            kind,
+            lease,
+            renewed,
+        })
+    }
+}
+
+/// Letters, digits and a few signs stay readable; every other byte becomes `%XX`.
+fn encode(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_./".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
+}
+
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        if first == b'%' {
+            let (hex, tail) = tail.split_at_checked(2)?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()?);
+            rest = tail;
+        } else {
+            bytes.push(first);
+            rest = tail;
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+impl fmt::Display for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{VERSION}:{}:{}.{}:{}:{}/{}:{}:{}:{}:{}",
+            self.contender,
+            self.number,
+            self.step,
+            self.floor,
+            self.units,
+            self.capacity,
+            self.kind.word(),
+            self.lease.as_millis(),
+            if self.renewed { "renewed" } else { "fixed" },
+            encode(self.name.as_str()),
+        )
+    }
+}
+
+impl fmt::Debug for Lease {
+    /// The contender id is the key to the lock, so it stays out of logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("name", &self.name)
+            .field("token", &self.token())
+            .finish_non_exhaustive()
+    }
+}
+
+impl FromStr for Lease {
+    type Err = InvalidInput;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text.trim())
+            .ok_or_else(|| InvalidInput::new("this is not a lease; pass on the text that into_lease() gave"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::KeeperId;
+
+    #[test]
+    fn text_carries_everything_without_blanks() {
+        let lease = Lease {
+            name: Name::new("a b:c%/ü").expect("valid"),
+            contender: ContenderId { keeper: KeeperId::random(), seq: 7 },
+            number: 12,
+            floor: 9,
+            step: 3,
+            units: Units::count(2).expect("valid"),
+            capacity: Capacity::count(4).expect("valid"),
+            kind: Kind::Semaphore,
+            lease: Duration::from_millis(1500),
+            renewed: false,
+        };
+        let text = lease.to_string();
+        assert!(!text.contains(char::is_whitespace) && text.is_ascii(), "{text}");
+        assert_eq!(text.parse::<Lease>().expect("parses"), lease);
+        assert!(!format!("{lease:?}").contains(&lease.contender.to_string()));
+    }
+
+    #[test]
+    fn broken_text_is_refused() {
+        let good = "lk1:00000000000000000000000000000001-1:5.0:5:all/all:mutex:30000:renewed:x";
+        assert!(good.parse::<Lease>().is_ok());
+        for end in 0..good.len() {
+            assert!(good[..end].parse::<Lease>().is_err(), "{}", &good[..end]);
+        }
+        for bad in [good.replace("lk1", "lk2"), good.replace("5.0", "5.1024"), good.replace(":x", ":%zz")] {
+            assert!(bad.parse::<Lease>().is_err(), "{bad}");
+        }
+    }
+}

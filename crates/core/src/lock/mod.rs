@@ -1,0 +1,28 @@
+//! The primitives: thin, one file each, with no knowledge of stores.
+
+mod all;
+mod election;
+mod fence;
+mod guard;
+mod handle;
+mod latch;
+mod lease;
+mod mutex;
+mod owner;
+mod rw_lock;
+mod segmented;
+mod semaphore;
+
+pub use all::{All, AllGuard, all};
+pub use election::{Election, Leader, Observer};
+pub use fence::{Fence, StoredFence};
+pub use guard::{Exclusive, Guard, Leadership, Leads, Permit, Permits, Read, ReadGuard, Write, WriteGuard};
+pub use latch::{Latch, LatchState};
+pub use lease::Lease;
+pub use mutex::Mutex;
+pub use owner::Owner;
+pub use rw_lock::RwLock;
+pub use segmented::Segmented;
+pub use semaphore::Semaphore;
+
+pub(crate) use handle::Handle;

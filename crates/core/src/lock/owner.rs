@@ -1,0 +1,81 @@
+//! Re-entrancy by explicit owner. Not by thread or task: two branches of a `join!` share a task.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use super::handle::Handle;
+use crate::{
+    error::AcquireError,
+    name::Name,
+    runtime::{keeping::Tenure, terms::Terms},
+    share::Units,
+};
+
+/// Somebody who may enter the same lock several times; made by [`Keeper::owner`](crate::Keeper::owner).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// let owner = keeper.owner();
+/// let stock = keeper.mutex("stock/42");
+/// let outer = stock.lock_as(&owner).await?;
+/// let inner = stock.lock_as(&owner).await?;    // no waiting for oneself
+/// assert_eq!(outer.token(), inner.token());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Owner {
+    holds: Arc<Mutex<HashMap<Name, Arc<Held>>>>,
+}
+
+/// What an owner holds of one name. The lock is taken while acquiring, so that two calls of one
+/// owner at the same time do not wait for each other at the store.
+type Held = tokio::sync::Mutex<Weak<Tenure>>;
+
+impl Owner {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    fn held(&self, name: &Name) -> Arc<Held> {
+        let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = holds.get(name) {
+            return held.clone();
+        }
+        // What this owner no longer holds and nobody is entering is forgotten on the way.
+        holds.retain(|_, held| {
+            Arc::strong_count(held) > 1 || held.try_lock().is_ok_and(|held| held.strong_count() > 0)
+        });
+        let held = Arc::new(Held::default());
+        holds.insert(name.clone(), held.clone());
+        held
+    }
+
+    /// Enters again what is held, or acquires it.
+    pub(crate) async fn enter(
+        &self,
+        handle: &Handle,
+        terms: &Arc<Terms>,
+        operation: &'static str,
+    ) -> Result<Arc<Tenure>, AcquireError> {
+        let at = || handle.at(operation);
+        let name = handle.name().map_err(|why| AcquireError::Invalid { at: at(), why })?;
+        let held = self.held(name);
+        let mut held = held.lock().await;
+        if let Some(tenure) = held.upgrade().filter(|tenure| tenure.check().is_ok()) {
+            let in_use = tenure.hold().terms.capacity;
+            if in_use != terms.capacity {
+                return Err(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use });
+            }
+            if terms.units == Units::All && tenure.hold().units() != Units::All {
+                return Err(AcquireError::UpgradeRefused { at: at() });
+            }
+            return Ok(tenure);
+        }
+        let tenure = Arc::new(handle.wait(terms, operation).await?);
+        *held = Arc::downgrade(&tenure);
+        Ok(tenure)
+    }
+}

@@ -1,0 +1,38 @@
+//! Marks of those who left while a copy of their claim may still be under way.
+
+use std::collections::HashMap;
+
+use crate::{id::ContenderId, store::StoreTime};
+
+/// Ids whose late copies must do nothing, each until its time, with what to answer them.
+#[derive(Clone, Debug)]
+pub struct Graves<T> {
+    marks: HashMap<ContenderId, (StoreTime, T)>,
+    sweep_at: usize,
+}
+
+impl<T> Default for Graves<T> {
+    fn default() -> Self {
+        Self { marks: HashMap::new(), sweep_at: 64 }
+    }
+}
+
+impl<T: Copy> Graves<T> {
+    /// Leaves a mark. Marks whose time has passed are cleared now and then, so their number
+    /// stays within twice those that matter.
+    pub fn mark(&mut self, id: ContenderId, until: StoreTime, what: T, now: StoreTime) {
+        if until <= now {
+            return;
+        }
+        if self.marks.len() >= self.sweep_at {
+            self.marks.retain(|_, (until, _)| *until > now);
+            self.sweep_at = (self.marks.len() * 2).max(64);
+        }
+        self.marks.insert(id, (until, what));
+    }
+
+    /// The mark of `id`, if its time has not passed.
+    pub fn find(&self, id: ContenderId, now: StoreTime) -> Option<T> {
+        self.marks.get(&id).filter(|(until, _)| *until > now).map(|(_, what)| *what)
+    }
+}

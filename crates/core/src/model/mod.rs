@@ -1,0 +1,68 @@
+//! The pure state machine behind every store: no async, no clock of its own, no I/O.
+//!
+//! [`Resource`] is the leased, fenced, weighted semaphore with a queue; [`Counter`] the latch;
+//! [`Model`] a whole store made of them. State stores in Rust call these functions; scripts and
+//! SQL are twins held to them by refinement tests. The numbered invariants that the tests cite
+//! stand in `docs/design.md`.
+
+mod counter;
+mod graves;
+mod resource;
+mod whole;
+
+use std::time::Duration;
+
+pub use counter::Counter;
+pub use graves::Graves;
+pub use resource::{Holder, Resource, Waiter};
+pub use whole::Model;
+
+use crate::{
+    store::{GrantNotice, StoreTime},
+    token::{GrantNumber, Token},
+};
+
+/// How long a grant that was pushed to a waiter lasts until it is confirmed: a dead waiter is
+/// passed after this long. Shorter leases are their own first lease.
+pub const FIRST_LEASE: Duration = Duration::from_secs(3);
+
+/// How long a place in the queue lasts after it was last asked for.
+pub const WAIT_LEASE: Duration = Duration::from_secs(15);
+
+/// How long after its `not_after` a latch operation is remembered. Longer than anybody asks again
+/// for its outcome, so "too late" always means that no copy of it counted.
+pub const COUNT_MEMORY: Duration = Duration::from_secs(60);
+
+/// The store's two clocks at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Now {
+    /// The clock that leases run on.
+    pub lease: StoreTime,
+    /// Wall time in microseconds since 1970: the ground of grant numbers, and shown to people.
+    pub wall: u64,
+}
+
+/// The last grant number given: kept once per store, so names no longer used leave nothing behind.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Mark(pub GrantNumber);
+
+impl Mark {
+    /// The next number: above all before it, and above all from before a loss of data as long as
+    /// the wall clock is sane (invariant I6).
+    pub fn next(&mut self, now: Now) -> GrantNumber {
+        self.0 = (self.0 + 1).max(now.wall).min(Token::NUMBER_LIMIT - 1);
+        self.0
+    }
+}
+
+/// What a transition wants told to others.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Effects {
+    /// Grants made for waiters, to be pushed to them.
+    pub grants: Vec<GrantNotice>,
+    /// Whether the holders changed.
+    pub changed: bool,
+}
+
+#[cfg(test)]
+mod tests;

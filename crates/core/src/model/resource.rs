@@ -1,0 +1,363 @@
+//! One resource: who holds it, who waits, and the transitions between.
+//!
+//! Every transition first *settles* the resource at the given time: what has ended goes, and the
+//! head of the queue is granted as far as the capacity allows. So nothing here needs a timer, and
+//! a store may settle as lazily as it likes.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, SystemTime},
+};
+
+use super::{Effects, FIRST_LEASE, Mark, Now, WAIT_LEASE};
+use crate::{
+    id::{ContenderId, KeeperId},
+    name::Name,
+    share::{Capacity, Units},
+    store::{
+        Card, Claim, Evict, Evicted, Grant, GrantNotice, HolderView, Leave, Left, Renew, Renewed,
+        ResourceView, StoreTime, Verdict, WaiterView,
+    },
+    token::{GrantNumber, Token},
+};
+
+/// Somebody who holds units of a resource.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Holder {
+    /// Who.
+    pub contender: ContenderId,
+    /// How much.
+    pub units: Units,
+    /// The grant's number.
+    pub number: GrantNumber,
+    /// When it was granted.
+    pub granted: StoreTime,
+    /// When it was granted, in wall time.
+    pub since: u64,
+    /// When it ends unless renewed.
+    pub expires: StoreTime,
+    /// The lease it asked for.
+    pub lease: Duration,
+    /// Whether its owner has been heard of since the grant.
+    pub confirmed: bool,
+    /// Whether an operator asked for it back: no renewals.
+    pub evicted: bool,
+    /// Whether its owner has left before the minimum hold: the id no longer renews or leaves.
+    pub retired: bool,
+    /// Whether only its lease ends it.
+    pub detached: bool,
+    /// What it shows.
+    pub card: Card,
+}
+
+/// Somebody in line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Waiter {
+    /// Who.
+    pub contender: ContenderId,
+    /// How much it asks for.
+    pub units: Units,
+    /// The lease it asks for.
+    pub lease: Duration,
+    /// The stamp of the last claim copy that was processed.
+    pub stamp: u64,
+    /// When that copy was processed.
+    pub asked: StoreTime,
+    /// When it came, in wall time.
+    pub since: u64,
+    /// What it shows.
+    pub card: Card,
+}
+
+/// A resource that is held or waited for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resource {
+    /// What all holders and waiters agreed on.
+    pub capacity: Capacity,
+    /// By grant number.
+    pub holders: Vec<Holder>,
+    /// In line.
+    pub queue: VecDeque<Waiter>,
+}
+
+impl Resource {
+    /// A resource that nobody holds or waits for.
+    pub fn free(capacity: Capacity) -> Self {
+        Self { capacity, holders: Vec::new(), queue: VecDeque::new() }
+    }
+
+    /// Whether nobody holds or waits, so that nothing needs to be kept.
+    pub fn is_free(&self) -> bool {
+        self.holders.is_empty() && self.queue.is_empty()
+    }
+
+    /// Lets end what has ended, and grants to the head of the line what fits.
+    pub fn settle(&mut self, now: Now, mark: &mut Mark, effects: &mut Effects) {
+        let mut silent: Vec<KeeperId> = Vec::new();
+        self.holders.retain(|holder| {
+            let live = holder.expires > now.lease;
+            if !live {
+                effects.changed = true;
+                if !holder.confirmed {
+                    silent.push(holder.contender.keeper);
+                }
+            }
+            live
+        });
+        // A keeper that did not hear of its grant is dead or cut off: its other places would each
+        // cost the line another first lease (invariant I8).
+        self.queue.retain(|waiter| {
+            waiter.asked.after(WAIT_LEASE) > now.lease && !silent.contains(&waiter.contender.keeper)
+        });
+        while self.queue.front().is_some_and(|head| self.fits(head.units)) {
+            let Some(head) = self.queue.pop_front() else { break };
+            let lease = head.lease.min(FIRST_LEASE);
+            let grant = self.grant(
+                now,
+                mark,
+                Holder {
+                    contender: head.contender,
+                    units: head.units,
+                    number: 0,
+                    granted: now.lease,
+                    since: now.wall,
+                    expires: now.lease.after(lease),
+                    lease: head.lease,
+                    confirmed: false,
+                    evicted: false,
+                    retired: false,
+                    detached: false,
+                    card: head.card,
+                },
+                effects,
+            );
+            effects.grants.push(GrantNotice {
+                contender: head.contender,
+                number: grant.number,
+                floor: grant.floor,
+                stamp: head.stamp,
+                waited: now.lease.since(head.asked),
+                lease,
+            });
+        }
+    }
+
+    fn fits(&self, units: Units) -> bool {
+        self.capacity.fits(self.holders.iter().map(|holder| holder.units), units)
+    }
+
+    fn grant(&mut self, now: Now, mark: &mut Mark, mut holder: Holder, effects: &mut Effects) -> Grant {
+        holder.number = mark.next(now);
+        effects.changed = true;
+        let remaining = holder.expires.since(now.lease);
+        let number = holder.number;
+        if self.holders.is_empty() {
+            // Most resources have one holder: room for exactly one keeps a held lock small.
+            self.holders.reserve_exact(1);
+        }
+        self.holders.push(holder);
+        Grant { number, floor: self.floor(), remaining }
+    }
+
+    /// The smallest number still holding: holders are kept by number (invariant I7).
+    fn floor(&self) -> GrantNumber {
+        self.holders.first().map_or(0, |first| first.number)
+    }
+
+    fn held_by(&mut self, contender: ContenderId) -> Option<&mut Holder> {
+        self.holders.iter_mut().find(|holder| holder.contender == contender)
+    }
+
+    /// Enter the line or ask again. The caller has already refused claims that are stale.
+    pub fn claim(&mut self, now: Now, mark: &mut Mark, claim: &Claim, effects: &mut Effects) -> Verdict {
+        self.settle(now, mark, effects);
+        let floor = self.floor();
+        if let Some(holder) = self.held_by(claim.contender) {
+            if holder.retired {
+                return Verdict::Stale;
+            }
+            holder.confirm();
+            let remaining = holder.expires.since(now.lease);
+            return Verdict::Granted(Grant { number: holder.number, floor, remaining });
+        }
+        if self.is_free() {
+            self.capacity = claim.capacity;
+        }
+        if self.capacity != claim.capacity || !self.capacity.allows(claim.units) {
+            return Verdict::Mismatch { in_use: self.capacity };
+        }
+        if let Some(place) = self.queue.iter().position(|waiter| waiter.contender == claim.contender) {
+            let waiter = &mut self.queue[place];
+            waiter.stamp = claim.stamp;
+            waiter.asked = now.lease;
+            return self.busy(now, place);
+        }
+        if self.queue.is_empty() && self.fits(claim.units) {
+            return Verdict::Granted(self.grant(now, mark, Holder::granted_to(claim, now), effects));
+        }
+        if claim.queue {
+            self.queue.push_back(Waiter {
+                contender: claim.contender,
+                units: claim.units,
+                lease: claim.lease,
+                stamp: claim.stamp,
+                asked: now.lease,
+                since: now.wall,
+                card: claim.card.clone(),
+            });
+            return self.busy(now, self.queue.len() - 1);
+        }
+        self.busy(now, self.queue.len())
+    }
+
+    fn busy(&self, now: Now, ahead: usize) -> Verdict {
+        let retry_in =
+            self.holders.iter().map(|holder| holder.expires.since(now.lease)).min().unwrap_or(FIRST_LEASE);
+        Verdict::Busy { ahead: u32::try_from(ahead).unwrap_or(u32::MAX), retry_in }
+    }
+
+    /// Extend, lower or detach a lease. Never shortens it and never revives an ended one.
+    pub fn renew(&mut self, now: Now, mark: &mut Mark, renew: &Renew, effects: &mut Effects) -> Renewed {
+        self.settle(now, mark, effects);
+        let Some(holder) = self.held_by(renew.contender).filter(|holder| !holder.retired) else {
+            return Renewed::Gone;
+        };
+        holder.confirm();
+        if holder.evicted {
+            return Renewed::Evicted;
+        }
+        holder.expires = holder.expires.max(now.lease.after(renew.lease));
+        holder.detached |= renew.detach;
+        let remaining = holder.expires.since(now.lease);
+        if let Some(units) = renew.lower_to.filter(|units| units.below(holder.units)) {
+            holder.units = units;
+            effects.changed = true;
+            self.settle(now, mark, effects);
+        }
+        Renewed::Held { remaining }
+    }
+
+    /// Give a hold or a place in line back.
+    pub fn leave(&mut self, now: Now, mark: &mut Mark, leave: &Leave, effects: &mut Effects) -> Left {
+        self.settle(now, mark, effects);
+        let left = if let Some(holder) = self.held_by(leave.contender) {
+            if holder.retired {
+                return Left::NotThere;
+            }
+            let kept_until = holder.granted.after(leave.hold_at_least);
+            if kept_until > now.lease && !holder.evicted {
+                holder.retired = true;
+                holder.detached = true;
+                holder.confirmed = true;
+                holder.expires = kept_until;
+                return Left::Released;
+            }
+            self.remove_holder(leave.contender, effects);
+            Left::Released
+        } else if let Some(place) = self.queue.iter().position(|waiter| waiter.contender == leave.contender) {
+            self.queue.remove(place);
+            Left::LeftQueue
+        } else {
+            return Left::NotThere;
+        };
+        self.settle(now, mark, effects);
+        left
+    }
+
+    fn remove_holder(&mut self, contender: ContenderId, effects: &mut Effects) {
+        self.holders.retain(|holder| holder.contender != contender);
+        effects.changed = true;
+    }
+
+    /// Take a lock back from the named holder with the named number, and from nobody else.
+    pub fn evict(&mut self, now: Now, mark: &mut Mark, order: &Evict, effects: &mut Effects) -> Evicted {
+        self.settle(now, mark, effects);
+        let Some(holder) = self.held_by(order.contender).filter(|holder| holder.number == order.number)
+        else {
+            return Evicted::NotHeld;
+        };
+        // A retired hold has no owner who could hear of it and leave.
+        if order.now || holder.retired {
+            self.remove_holder(order.contender, effects);
+            self.settle(now, mark, effects);
+        } else {
+            holder.evicted = true;
+            effects.changed = true;
+        }
+        Evicted::Done
+    }
+
+    /// Drop every hold and place that belongs to a dead keeper, except what is detached. For
+    /// stores that can tell that a process is dead before its leases end.
+    pub fn bury_keeper(&mut self, now: Now, mark: &mut Mark, dead: KeeperId, effects: &mut Effects) {
+        let before = self.holders.len();
+        self.holders.retain(|holder| holder.detached || holder.contender.keeper != dead);
+        effects.changed |= self.holders.len() != before;
+        self.queue.retain(|waiter| waiter.contender.keeper != dead);
+        self.settle(now, mark, effects);
+    }
+
+    /// The resource as shown to people, without what has ended.
+    pub fn view(&self, name: &Name, now: Now) -> Option<ResourceView> {
+        let wall = |micros| SystemTime::UNIX_EPOCH + Duration::from_micros(micros);
+        let view = ResourceView {
+            name: name.clone(),
+            capacity: self.capacity,
+            holders: self
+                .holders
+                .iter()
+                .filter(|holder| holder.expires > now.lease)
+                .map(|holder| HolderView {
+                    contender: holder.contender,
+                    token: Token::new(holder.number, 0),
+                    units: holder.units,
+                    card: holder.card.clone(),
+                    since: wall(holder.since),
+                    remaining: holder.expires.since(now.lease),
+                    evicted: holder.evicted,
+                    detached: holder.detached,
+                })
+                .collect(),
+            waiters: self
+                .queue
+                .iter()
+                .filter(|waiter| waiter.asked.after(WAIT_LEASE) > now.lease)
+                .map(|waiter| WaiterView {
+                    contender: waiter.contender,
+                    units: waiter.units,
+                    card: waiter.card.clone(),
+                    since: wall(waiter.since),
+                })
+                .collect(),
+        };
+        (!view.holders.is_empty() || !view.waiters.is_empty()).then_some(view)
+    }
+}
+
+impl Holder {
+    /// A holder whose own claim found the resource free: confirmed, with the full lease.
+    fn granted_to(claim: &Claim, now: Now) -> Self {
+        Self {
+            contender: claim.contender,
+            units: claim.units,
+            number: 0,
+            granted: now.lease,
+            since: now.wall,
+            expires: now.lease.after(claim.lease),
+            lease: claim.lease,
+            confirmed: true,
+            evicted: false,
+            retired: false,
+            detached: false,
+            card: claim.card.clone(),
+        }
+    }
+
+    /// Its owner was heard of: the first short lease becomes the full one, counted from the grant.
+    fn confirm(&mut self) {
+        if !self.confirmed {
+            self.confirmed = true;
+            self.expires = self.expires.max(self.granted.after(self.lease));
+        }
+    }
+}

@@ -1,0 +1,696 @@
+//! The engine behind a keeper: how an acquisition goes from its first claim to its outcome.
+//!
+//! Everything that can be told by a store arrives here: verdicts, failures, wakes. The files
+//! beside this one keep the parts: who waits and holds (`ledger`), what goes out together
+//! (`group`), what stays in the process (`lane`), what renews (`watchdog`).
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, oneshot},
+};
+
+use super::{
+    clock::{BootTime, Clock},
+    deadline,
+    group::{Flight, Group, Job, LeaveJob},
+    hold::{Hold, Origin},
+    keeping::{Alive, Tenure},
+    lane::{Entered, Lanes, Turn},
+    ledger::{Addressee, Ledger},
+    seat::{Outcome, Seat},
+    store_clock::StoreClock,
+    terms::Terms,
+    thread::Stop,
+    watches::Watches,
+};
+use crate::{
+    error::{AcquireError, At, InvalidInput, Lost, StoreError, StoreErrorKind},
+    id::{ContenderId, Ids},
+    name::Name,
+    store::{Card, Claim, Facts, GrantNotice, Leave, Left, Reply, Store, StoreTime, Topic, Verdict, Wake},
+    telemetry,
+};
+
+/// How often a waiter asks again when no wake comes: shorter than the first lease of a pushed
+/// grant, so a lost message costs time but never the place in line.
+const POLL: Duration = Duration::from_secs(1);
+
+/// How long a keeper that was dropped without `close` goes on giving back.
+const LAST_ERRANDS: Duration = Duration::from_secs(10);
+
+/// How long an acquisition is ready to wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    Try,
+    Until(BootTime),
+    Forever,
+}
+
+/// What a keeper is made with.
+pub(crate) struct Settings {
+    pub(crate) clock: Clock,
+    pub(crate) request_limit: Duration,
+    pub(crate) outage_limit: Duration,
+    pub(crate) facts: Arc<Facts>,
+}
+
+pub(crate) struct Engine {
+    store: Arc<dyn Store>,
+    settings: Settings,
+    ids: Arc<Ids>,
+    ledger: Ledger,
+    groups: Mutex<Vec<Arc<Group>>>,
+    lanes: Lanes,
+    watches: Watches,
+    store_clock: StoreClock,
+    tickets: AtomicU64,
+    closed: AtomicBool,
+    leaving: AtomicUsize,
+    all_left: Notify,
+    background: Handle,
+    stop: Stop,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        settings: Settings,
+        ids: Arc<Ids>,
+        background: Handle,
+        stop: Stop,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            settings,
+            ids,
+            ledger: Ledger::default(),
+            groups: Mutex::default(),
+            lanes: Lanes::default(),
+            watches: Watches::default(),
+            store_clock: StoreClock::default(),
+            tickets: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            leaving: AtomicUsize::new(0),
+            all_left: Notify::new(),
+            background,
+            stop,
+        })
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.settings.clock
+    }
+
+    pub(crate) fn store_clock(&self) -> &StoreClock {
+        &self.store_clock
+    }
+
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.lanes
+    }
+
+    pub(crate) fn watches(&self) -> &Watches {
+        &self.watches
+    }
+
+    pub(crate) fn background(&self) -> &Handle {
+        &self.background
+    }
+
+    pub(crate) fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    pub(crate) fn request_limit(&self) -> Duration {
+        self.settings.request_limit
+    }
+
+    pub(crate) fn outage_limit(&self) -> Duration {
+        self.settings.outage_limit
+    }
+
+    pub(crate) fn group_limit(&self) -> usize {
+        self.store.capability().group_limit.max(1)
+    }
+
+    pub(crate) fn next_ticket(&self) -> u64 {
+        self.tickets.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn next_id(&self) -> ContenderId {
+        self.ids.next()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn group(&self, name: &Name) -> Arc<Group> {
+        let server = self.store.server_of(name);
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if groups.len() <= server {
+            groups.resize_with(server + 1, Arc::default);
+        }
+        groups[server].clone()
+    }
+
+    /// Asks the store, but not for longer than a request may take.
+    pub(crate) async fn ask_store<T>(
+        &self,
+        operation: &'static str,
+        reply: Reply<'_, T>,
+    ) -> Result<T, StoreError> {
+        let limit = self.request_limit();
+        let result = self.clock().within(limit, reply).await.unwrap_or_else(|| {
+            Err(StoreError::new(
+                StoreErrorKind::Unreachable,
+                format!("no answer within {limit:?}; check that the store is up and reachable"),
+            ))
+        });
+        result.map_err(|error| error.at(At { store: self.store.url().clone(), resource: None, operation }))
+    }
+
+    /// Learns the store's clock; the first thing a keeper asks.
+    pub(crate) async fn learn_clock(&self) -> Result<(), StoreError> {
+        let answers = self.ask_store("connect", self.store.apply(&[])).await?;
+        self.store_clock.heard(self.clock().now(), answers.now);
+        Ok(())
+    }
+}
+
+/// Verdicts, failures and wakes.
+impl Engine {
+    pub(crate) fn on_verdict(self: &Arc<Self>, seat: &Arc<Seat>, sent: BootTime, verdict: Verdict) {
+        let now = self.clock().now();
+        match verdict {
+            Verdict::Granted(grant) => {
+                let deadline = deadline::from_answer(sent, grant.remaining);
+                if now >= deadline {
+                    self.conclude(seat, Outcome::TooLate);
+                    return;
+                }
+                self.granted(
+                    seat,
+                    Origin {
+                        name: seat.claim().name.clone(),
+                        contender: seat.claim().contender,
+                        slot: seat.slot(),
+                        number: grant.number,
+                        floor: grant.floor,
+                        terms: seat.terms.clone(),
+                        bury_until: seat.bury_until(),
+                        from: sent,
+                        lease: grant.remaining,
+                        deadline,
+                        confirmed: true,
+                        step: 0,
+                    },
+                );
+            }
+            Verdict::Busy { .. } if !seat.claim().queue => self.conclude(seat, Outcome::Busy),
+            Verdict::Busy { ahead, retry_in } => {
+                telemetry::queued(ahead);
+                if seat.ahead().is_none() && self.watches.grants_need_one() {
+                    self.watch_grants(seat);
+                }
+                seat.placed(ahead);
+                self.ledger.ask_at(seat.slot(), next_ask(now, ahead, retry_in));
+            }
+            Verdict::Stale if seat.too_late(now) <= 5 => self.ledger.ask_at(seat.slot(), now),
+            Verdict::Stale => {
+                let message = "claims keep arriving too late for the store's clock; check clocks and latency";
+                self.conclude(seat, Outcome::Failed(StoreError::new(StoreErrorKind::Conflict, message)));
+            }
+            Verdict::Mismatch { in_use } => self.conclude(seat, Outcome::Mismatch(in_use)),
+            Verdict::Refused(error) => self.conclude(seat, Outcome::Failed(error)),
+        }
+    }
+
+    /// A claim whose outcome is not known: ask again with the same id, while that makes sense.
+    pub(crate) fn judged_unknown(self: &Arc<Self>, seat: &Arc<Seat>, error: &StoreError) {
+        let now = self.clock().now();
+        let (pause, since) = seat.failed(now, error.maybe_applied());
+        let hopeless = !error.is_passing() || now.since(since) >= self.settings.outage_limit;
+        if hopeless || !seat.claim().queue {
+            self.conclude(seat, Outcome::Failed(error.clone()));
+        } else {
+            self.ledger.ask_at(seat.slot(), now.after(pause));
+        }
+    }
+
+    fn granted(self: &Arc<Self>, seat: &Arc<Seat>, origin: Origin) {
+        let hold = Arc::new(Hold::new(origin));
+        if !self.ledger.promote(&hold) {
+            // A second message about a grant that is already known, or nobody waits any more: the
+            // one who stopped waiting leaves.
+            return;
+        }
+        if let Err(Outcome::Granted(hold)) = seat.tell(Outcome::Granted(hold))
+            && let Some(flight) = self.give_back(&hold, None)
+        {
+            flight.in_background();
+        }
+    }
+
+    fn conclude(&self, seat: &Arc<Seat>, outcome: Outcome) {
+        self.ledger.strike_seat(seat.slot());
+        // Nobody waits any more: the one who stopped waiting leaves.
+        drop(seat.tell(outcome));
+    }
+
+    pub(crate) fn on_wake(self: &Arc<Self>, wake: Wake) {
+        match wake {
+            Wake::Granted(name, notice) => self.on_notice(&name, &notice),
+            Wake::Changed(Topic::Grants(name)) => self.ledger.ask_now(Some(&name), self.clock().now()),
+            Wake::Changed(topic) => self.watches.changed(&topic),
+            Wake::Resync => {
+                self.ledger.ask_now(None, self.clock().now());
+                self.watches.all_changed();
+            }
+        }
+    }
+
+    /// A grant made by a releaser: no further round trip if the message can be trusted.
+    fn on_notice(self: &Arc<Self>, name: &Name, notice: &GrantNotice) {
+        if notice.contender.keeper != self.ids.keeper() {
+            return;
+        }
+        match self.ledger.addressee(notice.contender.seq) {
+            Addressee::Held => {}
+            // A grant for a contender of this process that nobody waits for.
+            Addressee::Nobody => self.leave_soon(Leave {
+                name: name.clone(),
+                contender: notice.contender,
+                bury_until: None,
+                hold_at_least: Duration::ZERO,
+            }),
+            Addressee::Waiting(seat) => {
+                let now = self.clock().now();
+                let Some(deadline) = deadline::from_notice(notice, now) else {
+                    self.ledger.ask_at(seat.slot(), now);
+                    return;
+                };
+                self.granted(
+                    &seat,
+                    Origin {
+                        name: name.clone(),
+                        contender: notice.contender,
+                        slot: seat.slot(),
+                        number: notice.number,
+                        floor: notice.floor,
+                        terms: seat.terms.clone(),
+                        bury_until: seat.bury_until(),
+                        from: BootTime(notice.stamp).after(notice.waited),
+                        lease: notice.lease,
+                        deadline,
+                        confirmed: false,
+                        step: 0,
+                    },
+                );
+            }
+        }
+    }
+
+    /// Subscribes to grants of this resource, then asks once more: what was granted between the
+    /// claim and the subscription would otherwise be heard of only at the next poll.
+    fn watch_grants(self: &Arc<Self>, seat: &Arc<Seat>) {
+        let (engine, seat) = (self.clone(), seat.clone());
+        self.background.spawn(async move {
+            let topic = Topic::Grants(seat.claim().name.clone());
+            // A failure costs only time: the seat asks again at its next poll.
+            if let Ok(true) = engine.watches.subscribe_to_grants(&engine, topic).await {
+                engine.ledger.ask_at(seat.slot(), engine.clock().now());
+            }
+        });
+    }
+
+    /// Asks again for these seats, as few requests as possible.
+    pub(crate) fn ask_again(self: &Arc<Self>, seats: Vec<Arc<Seat>>) {
+        for seat in &seats {
+            // Should the answer never come, not even as an error, the next poll asks again.
+            self.ledger.ask_at(seat.slot(), self.clock().now().after(POLL * 2));
+        }
+        for (_, seats) in by_server(&*self.store, seats, |seat| &seat.claim().name) {
+            let Some(first) = seats.first() else { continue };
+            let group = self.group(&first.claim().name);
+            if let Some(flight) = group.submit(self, seats.into_iter().map(Job::Claim)) {
+                flight.in_background();
+            }
+        }
+    }
+}
+
+/// Splits what belongs to different servers.
+pub(crate) fn by_server<T>(
+    store: &dyn Store,
+    items: Vec<T>,
+    name: impl Fn(&T) -> &Name,
+) -> std::collections::BTreeMap<usize, Vec<T>> {
+    let mut split = std::collections::BTreeMap::<usize, Vec<T>>::new();
+    for item in items {
+        split.entry(store.server_of(name(&item))).or_default().push(item);
+    }
+    split
+}
+
+/// When to ask again without a wake. The next in line asks when a lease ends; the others poll
+/// half as often. All polls fall on one beat, so they travel as one request.
+fn next_ask(now: BootTime, ahead: u32, retry_in: Duration) -> BootTime {
+    let beat = |period: Duration| {
+        let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
+        BootTime((now.0 / period + 1) * period)
+    };
+    if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(POLL)) } else { beat(2 * POLL) }
+}
+
+/// Leaving.
+impl Engine {
+    /// Gives a hold back to the store; the caller lets the flight fly.
+    pub(crate) fn give_back(
+        self: &Arc<Self>,
+        hold: &Hold,
+        reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
+    ) -> Option<Flight> {
+        let held = hold.finish();
+        telemetry::released(hold, self.clock().now().since(hold.granted));
+        self.ledger.strike_hold(hold.slot);
+        self.leave(
+            Leave {
+                name: hold.name.clone(),
+                contender: hold.contender,
+                bury_until: hold.bury_until,
+                hold_at_least: if held { hold.terms.min_hold } else { Duration::ZERO },
+            },
+            reply,
+            hold.lease_ends(),
+        )
+    }
+
+    /// Stops keeping a hold that lives on elsewhere.
+    pub(crate) fn let_go(&self, hold: &Hold) {
+        hold.finish();
+        self.ledger.strike_hold(hold.slot);
+    }
+
+    fn leave(
+        self: &Arc<Self>,
+        leave: Leave,
+        reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
+        until: BootTime,
+    ) -> Option<Flight> {
+        self.leaving.fetch_add(1, Ordering::AcqRel);
+        let group = self.group(&leave.name);
+        group.submit(self, [Job::Leave(LeaveJob { leave, reply, until, tries: 0 })])
+    }
+
+    /// Leaves in the background, trying until the lease would have ended anyway.
+    pub(crate) fn leave_soon(self: &Arc<Self>, leave: Leave) {
+        let until = self.clock().now().after(Duration::from_secs(60));
+        if let Some(flight) = self.leave(leave, None, until) {
+            flight.in_background();
+        }
+    }
+
+    /// The answer to a leave. Who waits for it hears of a failure at once; the leave itself goes
+    /// on being tried.
+    pub(crate) fn left(self: &Arc<Self>, mut job: LeaveJob, result: Result<Left, StoreError>) {
+        let now = self.clock().now();
+        let again = matches!(&result, Err(error) if error.is_passing()) && now < job.until;
+        if let Some(reply) = job.reply.take() {
+            // The releasing task may be gone; the leave was done all the same.
+            drop(reply.send(result));
+        }
+        if !again {
+            if self.leaving.fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.all_left.notify_waiters();
+            }
+            return;
+        }
+        job.tries += 1;
+        let pause = Duration::from_millis(50) * 2u32.pow(job.tries.min(5) - 1);
+        let (engine, group) = (self.clone(), self.group(&job.leave.name));
+        self.background.spawn(async move {
+            engine.clock().sleep_until(now.after(pause)).await;
+            if let Some(flight) = group.submit(&engine, [Job::Leave(job)]) {
+                flight.await;
+            }
+        });
+    }
+
+    /// Waits until nothing is left to give back.
+    async fn drained(&self) {
+        loop {
+            let all_left = self.all_left.notified();
+            tokio::pin!(all_left);
+            all_left.as_mut().enable();
+            if self.leaving.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            all_left.await;
+        }
+    }
+
+    /// Gives everything back, and ends when that is done.
+    pub(crate) async fn close(self: &Arc<Self>) {
+        self.closed.store(true, Ordering::Release);
+        let everything = self.ledger.close();
+        for seat in everything.seats {
+            drop(seat.tell(Outcome::Closed));
+            if seat.is_known() {
+                self.leave_soon(leave_of(&seat));
+            }
+        }
+        for hold in everything.holds {
+            hold.lose(Lost::Closed);
+            if let Some(flight) = self.give_back(&hold, None) {
+                flight.in_background();
+            }
+        }
+        self.watches.all_changed();
+        self.drained().await;
+        self.watches.clear();
+        self.store.close().await;
+        self.stop.stop();
+    }
+
+    /// Nobody has the keeper any more: finish giving back, then end.
+    pub(crate) fn wind_down(self: &Arc<Self>) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let engine = self.clone();
+        self.background.spawn(async move {
+            // Past this limit the leases end by themselves.
+            engine.clock().within(LAST_ERRANDS, engine.drained()).await;
+            engine.watches.clear();
+            engine.store.close().await;
+            engine.stop.stop();
+        });
+    }
+}
+
+fn leave_of(seat: &Seat) -> Leave {
+    Leave {
+        name: seat.claim().name.clone(),
+        contender: seat.claim().contender,
+        bury_until: seat.bury_until(),
+        hold_at_least: Duration::ZERO,
+    }
+}
+
+/// An acquisition under way. Dropped at any point, it leaves nothing behind (invariant I5).
+struct Asking<'a> {
+    alive: &'a Arc<Alive>,
+    seat: Arc<Seat>,
+    /// Whether the store certainly knows nothing of the contender any more.
+    settled: bool,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let engine = self.alive.engine();
+        engine.ledger.strike_seat(self.seat.slot());
+        let (outcome, known) = self.seat.cancel();
+        if let Some(Outcome::Granted(hold)) = outcome {
+            drop(Tenure::new(self.alive, hold, 0));
+        } else if known && !self.settled {
+            engine.leave_soon(leave_of(&self.seat));
+        }
+    }
+}
+
+/// Acquiring.
+impl Alive {
+    /// Acquires `name` on `terms`. `None`: it is busy and the caller does not wait.
+    ///
+    /// Cancel safe: dropped at any await, it leaves the line and gives back what it was granted.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        name: &Name,
+        terms: &Arc<Terms>,
+        patience: Patience,
+        operation: &'static str,
+    ) -> Result<Option<Tenure>, AcquireError> {
+        let engine = self.engine();
+        let started = engine.clock().now();
+        let at = || At::resource(engine.store.url(), name, operation);
+        let capability = engine.store.capability();
+        terms
+            .check(capability.min_lease, capability.max_lease)
+            .and_then(|()| {
+                if terms.detachable && !capability.detachable {
+                    return Err(InvalidInput::new("this store has no leases that outlive their process"));
+                }
+                Ok(())
+            })
+            .map_err(|why| AcquireError::Invalid { at: at(), why })?;
+        let result = if terms.shares_a_lane() && !matches!(patience, Patience::Try) {
+            self.acquire_in_lane(name, terms, patience, &at, started).await
+        } else {
+            let tenure = self.acquire_at_store(name, terms, patience, &at, started).await;
+            if let Ok(Some(tenure)) = &tenure
+                && terms.hands_on()
+            {
+                engine.lanes.opened(self, tenure.hold(), false);
+            }
+            tenure
+        };
+        telemetry::acquired(terms.kind, &result, engine.clock().now().since(started));
+        result
+    }
+
+    async fn acquire_in_lane(
+        self: &Arc<Self>,
+        name: &Name,
+        terms: &Arc<Terms>,
+        patience: Patience,
+        at: &(impl Fn() -> At + Sync),
+        started: BootTime,
+    ) -> Result<Option<Tenure>, AcquireError> {
+        let engine = self.engine();
+        let front = match engine.lanes.enter(self, name, terms) {
+            Entered::Front(front) => Some(front),
+            Entered::Place(mut place) => match engine.limited(patience, place.turn()).await {
+                Some(Some(Turn::HandedOn(tenure))) => return Ok(Some(tenure)),
+                Some(Some(Turn::Front(front))) => Some(front),
+                Some(None) => None,
+                None => return Err(engine.timed_out(at(), started, None)),
+            },
+        };
+        let tenure = self.acquire_at_store(name, terms, patience, at, started).await?;
+        if let (Some(front), Some(tenure)) = (front, &tenure) {
+            front.granted(tenure.hold());
+        }
+        Ok(tenure)
+    }
+
+    async fn acquire_at_store(
+        self: &Arc<Self>,
+        name: &Name,
+        terms: &Arc<Terms>,
+        patience: Patience,
+        at: &(impl Fn() -> At + Sync),
+        started: BootTime,
+    ) -> Result<Option<Tenure>, AcquireError> {
+        let engine = self.engine();
+        let queue = !matches!(patience, Patience::Try);
+        loop {
+            let seat = Seat::new(engine.claim(name, terms, queue), terms.clone());
+            if !engine.ledger.wait(&seat, BootTime::NEVER) {
+                return Err(AcquireError::Closed { at: at() });
+            }
+            let mut asking = Asking { alive: self, seat, settled: false };
+            let seat = asking.seat.clone();
+            let outcome = engine
+                .limited(patience, async {
+                    let group = engine.group(name);
+                    if let Some(flight) = group.submit(engine, [Job::Claim(seat.clone())]) {
+                        flight.await;
+                    }
+                    seat.outcome().await
+                })
+                .await;
+            return match outcome {
+                None => Err(engine.timed_out(at(), started, seat.ahead())),
+                Some(Outcome::Granted(hold)) => {
+                    asking.settled = true;
+                    Ok(Some(Tenure::new(self, hold, 0)))
+                }
+                Some(Outcome::TooLate) if queue => continue,
+                Some(Outcome::TooLate) => Err(StoreError::new(
+                    StoreErrorKind::Unreachable,
+                    "the grant arrived after its lease; use a longer lease or a nearer store",
+                )
+                .at(at())
+                .into()),
+                Some(Outcome::Busy) => {
+                    asking.settled = seat.bury_until().is_none();
+                    Ok(None)
+                }
+                Some(Outcome::Mismatch(in_use)) => {
+                    asking.settled = seat.bury_until().is_none();
+                    Err(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use })
+                }
+                Some(Outcome::Failed(error)) => Err(error.at(at()).into()),
+                Some(Outcome::Closed) => Err(AcquireError::Closed { at: at() }),
+            };
+        }
+    }
+}
+
+impl Engine {
+    fn claim(&self, name: &Name, terms: &Terms, queue: bool) -> Claim {
+        Claim {
+            name: name.clone(),
+            contender: self.ids.next(),
+            units: terms.units,
+            capacity: terms.capacity,
+            lease: terms.claim_lease(),
+            queue,
+            detachable: terms.detachable || !terms.min_hold.is_zero(),
+            not_after: StoreTime(0),
+            stamp: 0,
+            again: false,
+            card: Card {
+                kind: terms.kind,
+                facts: self.settings.facts.clone(),
+                label: terms.label.clone(),
+                value: terms.value.clone(),
+            },
+        }
+    }
+
+    /// Runs `work` for as long as the caller is ready to wait.
+    pub(crate) async fn limited<T>(&self, patience: Patience, work: impl Future<Output = T>) -> Option<T> {
+        match patience {
+            Patience::Until(limit) => {
+                tokio::select! {
+                    biased;
+                    done = work => Some(done),
+                    () = self.clock().sleep_until(limit) => None,
+                }
+            }
+            Patience::Try | Patience::Forever => Some(work.await),
+        }
+    }
+
+    fn timed_out(&self, at: At, started: BootTime, ahead: Option<u32>) -> AcquireError {
+        AcquireError::TimedOut { at, waited: self.clock().now().since(started), ahead }
+    }
+}

@@ -1,0 +1,275 @@
+//! Requests in groups: what arrives while a request is in flight goes out as the next one.
+//!
+//! Idle, a lone claim leaves at once, carried by the very task that asked. Loaded, sixty-four
+//! tasks cost the store little more than one. There is one queue of jobs per server of the store,
+//! and at most one request in flight on each.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+};
+
+use tokio::{runtime::Handle, sync::oneshot};
+
+use super::{clock::BootTime, engine::Engine, seat::Seat};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    name::Name,
+    store::{Answer, Answers, BoxFuture, Leave, Left, Request, Verdict},
+};
+
+/// One entry of a group to be.
+pub(crate) enum Job {
+    Claim(Arc<Seat>),
+    Leave(LeaveJob),
+}
+
+/// A leave, who waits for its answer, and when it becomes pointless.
+pub(crate) struct LeaveJob {
+    pub(crate) leave: Leave,
+    pub(crate) reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
+    pub(crate) until: BootTime,
+    pub(crate) tries: u32,
+}
+
+impl Job {
+    fn name(&self) -> &Name {
+        match self {
+            Self::Claim(seat) => &seat.claim().name,
+            Self::Leave(job) => &job.leave.name,
+        }
+    }
+}
+
+/// The jobs for one server.
+#[derive(Default)]
+pub(crate) struct Group {
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    flying: bool,
+}
+
+impl Group {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds jobs. If nothing is in flight, the caller gets the flight and must let it fly.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        engine: &Arc<Engine>,
+        jobs: impl IntoIterator<Item = Job>,
+    ) -> Option<Flight> {
+        let mut queue = self.lock();
+        queue.jobs.extend(jobs);
+        if queue.jobs.is_empty() || std::mem::replace(&mut queue.flying, true) {
+            return None;
+        }
+        drop(queue);
+        let (group, engine) = (self.clone(), engine.clone());
+        let background = engine.background().clone();
+        Some(Flight { flying: Some(Box::pin(group.fly(engine))), background })
+    }
+
+    /// Sends one batch and settles it. If more has come in meanwhile, another task goes on, so
+    /// that whoever carried this one gets its answer now.
+    async fn fly(self: Arc<Self>, engine: Arc<Engine>) {
+        let landing = Landing { group: &self, engine: &engine };
+        let batch = self.take(&engine);
+        if !batch.is_empty() {
+            engine.send(batch).await;
+        }
+        drop(landing);
+    }
+
+    /// The next batch: at most one claim per resource that the store has not seen before, in
+    /// order of name, leaves before claims.
+    fn take(&self, engine: &Engine) -> Vec<Job> {
+        let mut queue = self.lock();
+        let limit = engine.group_limit();
+        let mut batch = Vec::with_capacity(queue.jobs.len().min(limit));
+        let mut new: HashSet<Name> = HashSet::new();
+        let mut left_over = VecDeque::new();
+        while let Some(job) = queue.jobs.pop_front() {
+            let fits = batch.len() < limit
+                && match &job {
+                    Job::Claim(seat) if !seat.is_known() && queue.jobs.len() + batch.len() > 0 => {
+                        new.insert(seat.claim().name.clone())
+                    }
+                    _ => true,
+                };
+            if fits {
+                batch.push(job);
+            } else {
+                left_over.push_back(job);
+                if batch.len() == limit {
+                    break;
+                }
+            }
+        }
+        left_over.append(&mut queue.jobs);
+        queue.jobs = left_over;
+        drop(queue);
+        batch.sort_by(|a, b| {
+            let is_claim = |job: &Job| matches!(job, Job::Claim(_));
+            (a.name(), is_claim(a)).cmp(&(b.name(), is_claim(b)))
+        });
+        batch
+    }
+}
+
+/// Ends a flight, also one that panicked or was dropped: what is left flies next.
+struct Landing<'a> {
+    group: &'a Arc<Group>,
+    engine: &'a Arc<Engine>,
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.group.lock();
+        if queue.jobs.is_empty() {
+            queue.flying = false;
+            return;
+        }
+        drop(queue);
+        let next = Box::pin(self.group.clone().fly(self.engine.clone()));
+        // The asker's runtime is nearer to the connection than the keeper's thread; a flight
+        // dropped with its runtime still lands and goes on from the keeper's.
+        Handle::try_current().unwrap_or_else(|_| self.engine.background().clone()).spawn(next);
+    }
+}
+
+/// A request on its way. Dropped before it lands, it flies on in the background: the answers of
+/// the other jobs in it are not lost with the task that happened to carry it.
+pub(crate) struct Flight {
+    flying: Option<BoxFuture<'static, ()>>,
+    background: Handle,
+}
+
+impl Flight {
+    /// Lets it fly on the keeper's own thread.
+    pub(crate) fn in_background(self) {
+        drop(self);
+    }
+}
+
+impl Future for Flight {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Some(flying) = &mut self.flying else { return Poll::Ready(()) };
+        let landed = flying.as_mut().poll(context);
+        if landed.is_ready() {
+            self.flying = None;
+        }
+        landed
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if let Some(flying) = self.flying.take() {
+            self.background.spawn(flying);
+        }
+    }
+}
+
+/// A batch in flight: every job gets an answer, whatever happens to the flight.
+struct Batch<'a> {
+    engine: &'a Arc<Engine>,
+    jobs: Vec<Job>,
+}
+
+impl Batch<'_> {
+    fn land(mut self, sent: BootTime, result: Result<Answers<Answer>, StoreError>) {
+        let jobs = std::mem::take(&mut self.jobs);
+        match result {
+            Ok(answers) => {
+                let mut answers = answers.each.into_iter();
+                for job in jobs {
+                    self.engine.settle(job, sent, answers.next());
+                }
+            }
+            Err(error) => {
+                for job in jobs {
+                    self.engine.trouble(job, &error);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let jobs = std::mem::take(&mut self.jobs);
+        if jobs.is_empty() {
+            return;
+        }
+        let error = StoreError::new(StoreErrorKind::Unreachable, "the request was given up half-way");
+        for job in jobs {
+            self.engine.trouble(job, &error);
+        }
+    }
+}
+
+impl Engine {
+    /// Sends one batch as one request and settles every job in it.
+    async fn send(self: &Arc<Self>, jobs: Vec<Job>) {
+        let mut batch = Batch { engine: self, jobs: Vec::with_capacity(jobs.len()) };
+        let mut requests = Vec::with_capacity(jobs.len());
+        let sent = self.clock().now();
+        let not_after = self.store_clock().not_after(sent);
+        for job in jobs {
+            let request = match &job {
+                // Cancelled before it was sent: nothing to say.
+                Job::Claim(seat) => seat.next_copy(sent, not_after).map(Request::Claim),
+                Job::Leave(job) => Some(Request::Leave(job.leave.clone())),
+            };
+            if let Some(request) = request {
+                requests.push(request);
+                batch.jobs.push(job);
+            }
+        }
+        if requests.is_empty() {
+            return;
+        }
+        let result = self.ask_store("claim", self.store().apply(&requests)).await;
+        if let Ok(answers) = &result {
+            self.store_clock().heard(self.clock().now(), answers.now);
+        }
+        batch.land(sent, result);
+    }
+
+    /// Hands one answer to whom it belongs.
+    fn settle(self: &Arc<Self>, job: Job, sent: BootTime, answer: Option<Answer>) {
+        match (job, answer) {
+            (Job::Claim(seat), Some(Answer::Claim(verdict))) => self.judged(&seat, sent, verdict),
+            (Job::Leave(job), Some(Answer::Leave(left))) => self.left(job, Ok(left)),
+            (job, _) => {
+                let message = "the store's answers do not match the requests; report this as a bug";
+                self.trouble(job, &StoreError::new(StoreErrorKind::Corrupt, message));
+            }
+        }
+    }
+
+    fn trouble(self: &Arc<Self>, job: Job, error: &StoreError) {
+        match job {
+            Job::Claim(seat) => self.judged_unknown(&seat, error),
+            Job::Leave(job) => self.left(job, Err(error.clone())),
+        }
+    }
+
+    fn judged(self: &Arc<Self>, seat: &Arc<Seat>, sent: BootTime, verdict: Verdict) {
+        if !matches!(verdict, Verdict::Stale) {
+            seat.heard();
+        }
+        self.on_verdict(seat, sent, verdict);
+    }
+}

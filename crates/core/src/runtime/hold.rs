@@ -1,0 +1,291 @@
+//! A grant as the client sees it: how long it may act on it, and whether it is lost.
+//!
+//! Once lost or released, always so: a late answer never revives it (invariant I3).
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::{clock::BootTime, deadline, terms::Terms};
+use crate::{
+    error::Lost,
+    id::ContenderId,
+    name::Name,
+    share::Units,
+    store::StoreTime,
+    telemetry,
+    token::{GrantNumber, Token},
+};
+
+/// One grant of this keeper.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    pub(crate) name: Name,
+    pub(crate) contender: ContenderId,
+    /// The keeper's own number for it in the ledger.
+    pub(crate) slot: u64,
+    pub(crate) number: GrantNumber,
+    pub(crate) floor: GrantNumber,
+    pub(crate) terms: Arc<Terms>,
+    /// When it was granted, on the client's clock, at the latest.
+    pub(crate) granted: BootTime,
+    /// Until when a late copy of its claim may still arrive at the store.
+    pub(crate) bury_until: Option<StoreTime>,
+    deadline: AtomicU64,
+    limit: AtomicU64,
+    renew_at: AtomicU64,
+    confirmed: AtomicBool,
+    renewing: AtomicBool,
+    lowered: AtomicBool,
+    state: AtomicU8,
+    step: AtomicU32,
+    changed: Notify,
+}
+
+const HELD: u8 = 0;
+
+fn code(lost: Lost) -> u8 {
+    match lost {
+        Lost::Expired => 1,
+        Lost::Gone => 2,
+        Lost::Evicted => 3,
+        Lost::MaxHold => 4,
+        Lost::Closed => 5,
+        Lost::Released => 6,
+    }
+}
+
+fn reason(code: u8) -> Option<Lost> {
+    [Lost::Expired, Lost::Gone, Lost::Evicted, Lost::MaxHold, Lost::Closed, Lost::Released]
+        .into_iter()
+        .find(|lost| self::code(*lost) == code)
+}
+
+/// How a hold came about, for [`Hold::new`].
+pub(crate) struct Origin {
+    pub(crate) name: Name,
+    pub(crate) contender: ContenderId,
+    pub(crate) slot: u64,
+    pub(crate) number: GrantNumber,
+    pub(crate) floor: GrantNumber,
+    pub(crate) terms: Arc<Terms>,
+    pub(crate) bury_until: Option<StoreTime>,
+    /// The moment the lease counts from, on the client's clock.
+    pub(crate) from: BootTime,
+    /// How long it lasts from then.
+    pub(crate) lease: Duration,
+    pub(crate) deadline: BootTime,
+    /// Whether the store knows that its owner knows.
+    pub(crate) confirmed: bool,
+    /// The step to start from: 0 unless adopted.
+    pub(crate) step: u32,
+}
+
+/// What the watchdog has to do for a hold.
+pub(crate) enum Due {
+    /// Nothing yet.
+    Later,
+    /// Renew it, asking for this lease.
+    Renew(Duration),
+    /// It is over.
+    Over,
+}
+
+impl Hold {
+    pub(crate) fn new(origin: Origin) -> Self {
+        let limit = origin.terms.max_hold.map_or(BootTime::NEVER, |most| origin.from.after(most));
+        let hold = Self {
+            name: origin.name,
+            contender: origin.contender,
+            slot: origin.slot,
+            number: origin.number,
+            floor: origin.floor,
+            terms: origin.terms,
+            granted: origin.from,
+            bury_until: origin.bury_until,
+            deadline: AtomicU64::new(origin.deadline.0),
+            limit: AtomicU64::new(limit.0),
+            renew_at: AtomicU64::new(u64::MAX),
+            confirmed: AtomicBool::new(origin.confirmed),
+            renewing: AtomicBool::new(false),
+            lowered: AtomicBool::new(false),
+            state: AtomicU8::new(HELD),
+            step: AtomicU32::new(origin.step),
+            changed: Notify::new(),
+        };
+        hold.plan_renewal(origin.from, origin.lease);
+        hold
+    }
+
+    /// The token of one step of this grant.
+    pub(crate) fn token(&self, step: u32) -> Token {
+        Token::new(self.number, step)
+    }
+
+    /// What is held: what was asked for, unless it was lowered since.
+    pub(crate) fn units(&self) -> Units {
+        if self.lowered.load(Ordering::Acquire) { Units::ONE } else { self.terms.units }
+    }
+
+    /// A writer has become a reader.
+    pub(crate) fn lower(&self) {
+        self.lowered.store(true, Ordering::Release);
+    }
+
+    /// Until when the holder of the current step may act.
+    pub(crate) fn ends(&self) -> BootTime {
+        BootTime(self.deadline.load(Ordering::Acquire).min(self.limit.load(Ordering::Acquire)))
+    }
+
+    /// Until when the store may believe in it: after this, leaving it is pointless.
+    pub(crate) fn lease_ends(&self) -> BootTime {
+        BootTime(self.deadline.load(Ordering::Acquire)).after(deadline::margin(self.terms.lease) * 2)
+    }
+
+    /// When the watchdog should look at it next.
+    pub(crate) fn due(&self) -> BootTime {
+        self.ends().min(BootTime(self.renew_at.load(Ordering::Acquire)))
+    }
+
+    /// Whether step `step` holds at `now`. Noticing that its time is over makes it lost for good.
+    pub(crate) fn check(&self, step: u32, now: BootTime) -> Result<BootTime, Lost> {
+        if self.step.load(Ordering::Acquire) != step {
+            return Err(Lost::Released);
+        }
+        if let Some(lost) = reason(self.state.load(Ordering::Acquire)) {
+            return Err(lost);
+        }
+        let ends = self.ends();
+        if now < ends {
+            return Ok(ends);
+        }
+        self.lose(self.overdue());
+        Err(reason(self.state.load(Ordering::Acquire)).unwrap_or(Lost::Expired))
+    }
+
+    fn overdue(&self) -> Lost {
+        if self.limit.load(Ordering::Acquire) <= self.deadline.load(Ordering::Acquire) {
+            Lost::MaxHold
+        } else {
+            Lost::Expired
+        }
+    }
+
+    /// Why it is lost, whichever step held it.
+    pub(crate) fn lost(&self) -> Option<Lost> {
+        reason(self.state.load(Ordering::Acquire))
+    }
+
+    /// Makes it lost, unless it already is or was released.
+    pub(crate) fn lose(&self, lost: Lost) {
+        if self.end(lost) {
+            telemetry::lost(self, lost);
+        }
+    }
+
+    /// Makes it released; false if it was lost before.
+    pub(crate) fn finish(&self) -> bool {
+        self.end(Lost::Released)
+    }
+
+    fn end(&self, how: Lost) -> bool {
+        let ended = self.state.compare_exchange(HELD, code(how), Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if ended {
+            self.changed.notify_waiters();
+        }
+        ended
+    }
+
+    /// Resolves when step `step` is lost or released.
+    pub(crate) async fn until_lost(&self, step: u32) -> Lost {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.step.load(Ordering::Acquire) != step {
+                return Lost::Released;
+            }
+            if let Some(lost) = self.lost() {
+                return lost;
+            }
+            changed.await;
+        }
+    }
+
+    /// Passes it to the next step. The caller has checked that it holds and that steps are left.
+    pub(crate) fn hand_on(&self, step: u32, now: BootTime) -> u32 {
+        if let Some(most) = self.terms.max_hold {
+            self.limit.store(now.after(most).0, Ordering::Release);
+        }
+        self.step.store(step + 1, Ordering::Release);
+        self.changed.notify_waiters();
+        step + 1
+    }
+
+    /// What the watchdog has to do at `now`; `early` is how much too early it may renew.
+    pub(crate) fn plan(&self, now: BootTime, early: Duration) -> Due {
+        if self.lost().is_some() {
+            return Due::Over;
+        }
+        if now >= self.ends() {
+            self.lose(self.overdue());
+            return Due::Over;
+        }
+        if now.after(early).0 < self.renew_at.load(Ordering::Acquire) {
+            return Due::Later;
+        }
+        self.renew_at.store(u64::MAX, Ordering::Release);
+        if self.renewing.swap(true, Ordering::AcqRel) {
+            return Due::Later;
+        }
+        Due::Renew(self.renewal_lease(now))
+    }
+
+    /// The lease to ask for: the full one, but not past `max_hold`; zero only confirms.
+    fn renewal_lease(&self, now: BootTime) -> Duration {
+        if self.terms.renewed {
+            self.terms.lease.min(BootTime(self.limit.load(Ordering::Acquire)).since(now))
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// A renewal sent at `sent` was answered with `remaining`; it arrived at `now`.
+    pub(crate) fn answered(&self, sent: BootTime, remaining: Duration, now: BootTime) {
+        self.renewing.store(false, Ordering::Release);
+        self.confirmed.store(true, Ordering::Release);
+        // A success that arrives after the deadline is not a success.
+        if self.lost().is_some() || now >= self.ends() {
+            self.lose(self.overdue());
+            return;
+        }
+        self.deadline.store(deadline::from_answer(sent, remaining).0, Ordering::Release);
+        self.plan_renewal(sent, remaining);
+    }
+
+    /// A renewal failed: try again soon, more often the less time is left.
+    pub(crate) fn unanswered(&self, now: BootTime) {
+        self.renewing.store(false, Ordering::Release);
+        let pause = (self.ends().since(now) / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));
+        self.renew_at.store(now.after(pause).0, Ordering::Release);
+    }
+
+    /// Renewals come at a third of the lease. A fixed lease is confirmed once if it was pushed,
+    /// and no renewal is needed that could not pass `max_hold` anyway.
+    fn plan_renewal(&self, from: BootTime, remaining: Duration) {
+        let confirmed = self.confirmed.load(Ordering::Acquire);
+        let to_come = if self.terms.renewed {
+            self.limit.load(Ordering::Acquire) > self.deadline.load(Ordering::Acquire)
+        } else {
+            !confirmed
+        };
+        let at = if to_come || !confirmed { from.after(remaining / 3) } else { BootTime::NEVER };
+        self.renew_at.store(at.0, Ordering::Release);
+    }
+}

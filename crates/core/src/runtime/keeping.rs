@@ -1,0 +1,148 @@
+//! Who keeps the engine alive: handles, guards and waiting tasks; and what a guard gives back.
+
+use std::{fmt, sync::Arc};
+
+use tokio::sync::oneshot;
+
+use super::{clock::BootTime, engine::Engine, hold::Hold};
+use crate::{
+    error::{At, Lost, ReleaseError, StoreError, StoreErrorKind},
+    store::Left,
+};
+
+/// The engine, for as long as somebody outside has it. When the last one goes, what is still to
+/// be given back is given back in the background, and the keeper's thread ends.
+pub(crate) struct Alive(Arc<Engine>);
+
+impl Alive {
+    pub(crate) fn new(engine: Arc<Engine>) -> Arc<Self> {
+        Arc::new(Self(engine))
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.0
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.wind_down();
+    }
+}
+
+impl fmt::Debug for Alive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.store().url())
+    }
+}
+
+/// One step of a hold, owned by exactly one guard or its re-entries. Dropped, it is given back.
+pub(crate) struct Tenure(Option<Owned>);
+
+struct Owned {
+    alive: Arc<Alive>,
+    hold: Arc<Hold>,
+    step: u32,
+}
+
+impl Tenure {
+    pub(crate) fn new(alive: &Arc<Alive>, hold: Arc<Hold>, step: u32) -> Self {
+        Self(Some(Owned { alive: alive.clone(), hold, step }))
+    }
+
+    fn owned(&self) -> &Owned {
+        self.0.as_ref().expect("taken out only by what consumes the tenure")
+    }
+
+    pub(crate) fn alive(&self) -> &Arc<Alive> {
+        &self.owned().alive
+    }
+
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.owned().hold
+    }
+
+    pub(crate) fn step(&self) -> u32 {
+        self.owned().step
+    }
+
+    /// Until when it may be acted on, or why not.
+    pub(crate) fn check(&self) -> Result<BootTime, Lost> {
+        let owned = self.owned();
+        owned.hold.check(owned.step, owned.alive.engine().clock().now())
+    }
+
+    /// Becomes the next step, for the task it is handed on to.
+    pub(crate) fn step_on(&mut self, now: BootTime) {
+        if let Some(owned) = &mut self.0 {
+            owned.step = owned.hold.hand_on(owned.step, now);
+        }
+    }
+
+    /// Where, for messages.
+    pub(crate) fn at(&self, operation: &'static str) -> At {
+        At::resource(self.alive().engine().store().url(), &self.hold().name, operation)
+    }
+
+    /// Forgets it without giving it back: it lives on outside of this process.
+    pub(crate) fn detach(mut self) {
+        if let Some(owned) = self.0.take() {
+            owned.alive.engine().let_go(&owned.hold);
+            owned.alive.engine().lanes().close(&owned.alive, &owned.hold.name, owned.hold.slot);
+        }
+    }
+
+    /// Gives it back and says how that went.
+    pub(crate) async fn release(self) -> Result<(), ReleaseError> {
+        let at = self.at("release");
+        let lost = self.check().err();
+        let (sender, answer) = oneshot::channel();
+        let Some(flight) = self.give_back(Some(sender)) else { return Ok(()) };
+        if let Some(why) = lost {
+            // Whatever the store says now, somebody else may have been in between.
+            return Err(ReleaseError::NotHeld { at, why });
+        }
+        if let Some(flight) = flight {
+            flight.await;
+        }
+        match answer.await {
+            Ok(Ok(Left::Released)) => Ok(()),
+            Ok(Ok(Left::LeftQueue | Left::NotThere)) => Err(ReleaseError::NotHeld { at, why: Lost::Gone }),
+            Ok(Err(error)) => Err(error.at(at).into()),
+            Err(_) => Err(StoreError::new(StoreErrorKind::Unreachable, "the keeper has ended").at(at).into()),
+        }
+    }
+
+    /// Hands it on or sends the leave. `None`: handed on.
+    fn give_back(
+        self,
+        reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
+    ) -> Option<Option<super::group::Flight>> {
+        let mut tenure = self;
+        let now = tenure.alive().engine().clock().now();
+        let hands_on = tenure.hold().terms.hands_on();
+        if hands_on && tenure.check().is_ok() {
+            match tenure.alive().clone().engine().lanes().hand_on(tenure, now) {
+                Ok(()) => return None,
+                Err(back) => tenure = back,
+            }
+        }
+        let Owned { alive, hold, .. } = tenure.0.take()?;
+        let flight = alive.engine().give_back(&hold, reply);
+        if hands_on {
+            // After the leave is on its way, so that the lane's next claim comes behind it.
+            alive.engine().lanes().close(&alive, &hold.name, hold.slot);
+        }
+        Some(flight)
+    }
+}
+
+impl Drop for Tenure {
+    fn drop(&mut self) {
+        if let Some(owned) = self.0.take()
+            && let Some(Some(flight)) = Tenure(Some(owned)).give_back(None)
+        {
+            flight.in_background();
+        }
+    }
+}

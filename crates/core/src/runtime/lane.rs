@@ -1,0 +1,277 @@
+//! Lanes: the tasks of one process that wait for one mutex stand behind a single entry at the
+//! store, and a grant is handed on between them at memory speed.
+//!
+//! A lane has at most one *front*, the task that claims at the store, and at most one *open*
+//! grant, which may be handed on. While a grant is open the others wait here; when it closes, the
+//! first of them becomes the front and stands in the store's line.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::{
+    clock::BootTime,
+    hold::Hold,
+    keeping::{Alive, Tenure},
+    terms::Terms,
+};
+use crate::{name::Name, telemetry, token::Token};
+
+/// How long after its grant a lock may be handed on inside the process: other processes wait
+/// at most this much longer than their turn.
+pub(crate) const OPEN_FOR: Duration = Duration::from_millis(10);
+
+#[derive(Default)]
+pub(crate) struct Lanes(Mutex<HashMap<Name, Lane>>);
+
+#[derive(Default)]
+struct Lane {
+    /// Whether a task of this lane is claiming at the store.
+    front: bool,
+    open: Option<Open>,
+    queue: VecDeque<Waiting>,
+}
+
+/// A grant that may be handed on.
+struct Open {
+    slot: u64,
+    until: BootTime,
+    /// Whether somebody will come to close it.
+    timed: bool,
+}
+
+struct Waiting {
+    ticket: u64,
+    terms: Arc<Terms>,
+    turn: oneshot::Sender<Turn>,
+}
+
+/// What a waiting task gets.
+pub(crate) enum Turn {
+    /// The lock itself.
+    HandedOn(Tenure),
+    /// The right to claim at the store.
+    Front(Front),
+}
+
+/// The right to claim at the store for a lane; given up when dropped.
+pub(crate) struct Front {
+    alive: Arc<Alive>,
+    name: Name,
+    claiming: bool,
+}
+
+/// A place in a lane; given up when dropped.
+pub(crate) struct LanePlace {
+    alive: Arc<Alive>,
+    name: Name,
+    ticket: u64,
+    turn: oneshot::Receiver<Turn>,
+    served: bool,
+}
+
+/// How a task enters a lane.
+pub(crate) enum Entered {
+    Front(Front),
+    Place(LanePlace),
+}
+
+impl Lanes {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Lane>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters the lane of `name`.
+    pub(crate) fn enter(&self, alive: &Arc<Alive>, name: &Name, terms: &Arc<Terms>) -> Entered {
+        let now = alive.engine().clock().now();
+        let mut lanes = self.lock();
+        let lane = lanes.entry(name.clone()).or_default();
+        let open = lane.open.as_ref().is_some_and(|open| now < open.until);
+        if !lane.front && !open && lane.queue.is_empty() {
+            lane.front = true;
+            return Entered::Front(Front::new(alive, name));
+        }
+        let ticket = alive.engine().next_ticket();
+        let (sender, turn) = oneshot::channel();
+        lane.queue.push_back(Waiting { ticket, terms: terms.clone(), turn: sender });
+        lane.see_that_it_closes(alive, name);
+        Entered::Place(LanePlace { alive: alive.clone(), name: name.clone(), ticket, turn, served: false })
+    }
+
+    /// A grant was made: it may be handed on for a while. The lane's front, if it was the one
+    /// who got it, is front no more.
+    pub(crate) fn opened(&self, alive: &Arc<Alive>, hold: &Hold, was_front: bool) {
+        let now = alive.engine().clock().now();
+        let mut lanes = self.lock();
+        let lane = lanes.entry(hold.name.clone()).or_default();
+        if was_front {
+            lane.front = false;
+        }
+        let until = now.after(OPEN_FOR).min(hold.ends());
+        lane.open = Some(Open { slot: hold.slot, until, timed: false });
+        if lane.queue.is_empty() {
+            return;
+        }
+        lane.see_that_it_closes(alive, &hold.name);
+    }
+
+    /// Hands the grant on to the first waiting task, if it may be; gives it back if not. Decided
+    /// before anything is sent to the store, so there is no leave that could overtake it.
+    pub(crate) fn hand_on(&self, tenure: Tenure, now: BootTime) -> Result<(), Tenure> {
+        let hold = tenure.hold().clone();
+        let mut lanes = self.lock();
+        let Some(lane) = lanes.get_mut(&hold.name) else { return Err(tenure) };
+        let open = lane.open.as_ref().is_some_and(|open| open.slot == hold.slot && now < open.until);
+        let mut tenure = tenure;
+        if !open || tenure.step() + 1 >= Token::STEPS {
+            return Err(tenure);
+        }
+        while let Some(next) = lane.queue.pop_front() {
+            if *next.terms != *hold.terms {
+                lane.queue.push_front(next);
+                break;
+            }
+            if next.turn.is_closed() {
+                continue;
+            }
+            tenure.step_on(now);
+            match next.turn.send(Turn::HandedOn(tenure)) {
+                Ok(()) => {
+                    telemetry::handed_on();
+                    return Ok(());
+                }
+                // Its task gave up at this very moment: the step is used up, the lock is not.
+                Err(Turn::HandedOn(back)) => tenure = back,
+                Err(Turn::Front(_)) => unreachable!("a tenure was sent"),
+            }
+            if tenure.step() + 1 >= Token::STEPS {
+                break;
+            }
+        }
+        Err(tenure)
+    }
+
+    /// The grant `slot` is handed on no more: the next task of the lane may go to the store.
+    pub(crate) fn close(&self, alive: &Arc<Alive>, name: &Name, slot: u64) {
+        let mut lanes = self.lock();
+        let Some(lane) = lanes.get_mut(name) else { return };
+        if lane.open.as_ref().is_some_and(|open| open.slot == slot) {
+            lane.open = None;
+        }
+        Self::advance(alive, lanes, name);
+    }
+
+    /// The front gave up or got its grant elsewhere.
+    fn front_left(&self, alive: &Arc<Alive>, name: &Name) {
+        let mut lanes = self.lock();
+        let Some(lane) = lanes.get_mut(name) else { return };
+        lane.front = false;
+        Self::advance(alive, lanes, name);
+    }
+
+    /// Makes the first waiting task the front, if there is none and nothing is open.
+    fn advance(alive: &Arc<Alive>, mut lanes: MutexGuard<'_, HashMap<Name, Lane>>, name: &Name) {
+        let Some(lane) = lanes.get_mut(name) else { return };
+        if lane.front || lane.open.is_some() {
+            return;
+        }
+        let mut returned = Vec::new();
+        while let Some(next) = lane.queue.pop_front() {
+            lane.front = true;
+            match next.turn.send(Turn::Front(Front::new(alive, name))) {
+                Ok(()) => break,
+                Err(turn) => {
+                    lane.front = false;
+                    returned.push(turn);
+                }
+            }
+        }
+        if !lane.front && lane.queue.is_empty() {
+            lanes.remove(name);
+        }
+        drop(lanes);
+        for turn in returned {
+            if let Turn::Front(mut front) = turn {
+                front.claiming = false;
+            }
+        }
+    }
+
+    fn leave(&self, name: &Name, ticket: u64) {
+        let mut lanes = self.lock();
+        if let Some(lane) = lanes.get_mut(name) {
+            lane.queue.retain(|waiting| waiting.ticket != ticket);
+        }
+    }
+
+    /// How many tasks wait locally, for tests.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+impl Lane {
+    /// Has somebody close the open grant when its time is over, since tasks wait for that.
+    fn see_that_it_closes(&mut self, alive: &Arc<Alive>, name: &Name) {
+        let Some(open) = self.open.as_mut().filter(|open| !open.timed) else { return };
+        open.timed = true;
+        let (alive, name, slot, until) = (Arc::downgrade(alive), name.clone(), open.slot, open.until);
+        let Some(engine) = alive.upgrade().map(|alive| alive.engine().clone()) else { return };
+        let clock = engine.clock().clone();
+        engine.background().spawn(async move {
+            clock.sleep_until(until).await;
+            if let Some(alive) = alive.upgrade() {
+                alive.engine().lanes().close(&alive, &name, slot);
+            }
+        });
+    }
+}
+
+impl Front {
+    fn new(alive: &Arc<Alive>, name: &Name) -> Self {
+        Self { alive: alive.clone(), name: name.clone(), claiming: true }
+    }
+
+    /// The front has its grant: from here on the grant, not the front, keeps the lane.
+    pub(crate) fn granted(mut self, hold: &Hold) {
+        self.claiming = false;
+        let lanes = self.alive.engine().lanes();
+        if hold.terms.hands_on() {
+            lanes.opened(&self.alive, hold, true);
+        } else {
+            lanes.front_left(&self.alive, &self.name);
+        }
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        if self.claiming {
+            self.alive.engine().lanes().front_left(&self.alive, &self.name);
+        }
+    }
+}
+
+impl LanePlace {
+    /// Waits for this task's turn.
+    pub(crate) async fn turn(&mut self) -> Option<Turn> {
+        // A lane never drops a waiting task's sender; should it all the same, the task goes on
+        // to the store by itself.
+        let turn = (&mut self.turn).await.ok();
+        self.served = true;
+        turn
+    }
+}
+
+impl Drop for LanePlace {
+    fn drop(&mut self) {
+        if !self.served {
+            self.alive.engine().lanes().leave(&self.name, self.ticket);
+        }
+    }
+}

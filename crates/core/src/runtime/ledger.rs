@@ -1,0 +1,243 @@
+//! Everything this keeper waits for or holds, and when each wants attention next.
+//!
+//! One lock over both, so that a contender is always either waiting or held and a doubled grant
+//! message can never be mistaken for a grant that nobody wants. Nothing is called while the lock
+//! is held.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::{
+    clock::{BootTime, Clock},
+    hold::Hold,
+    seat::Seat,
+};
+use crate::name::Name;
+
+/// With nothing to do the beat still looks again after this long, so that a steady flow of short
+/// locks does not wake it each time.
+const IDLE_LOOK: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    inner: Mutex<Inner>,
+    earlier: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    waiting: HashMap<u64, Entry<Arc<Seat>>>,
+    held: HashMap<u64, Entry<Arc<Hold>>>,
+    schedule: BTreeSet<(BootTime, u64)>,
+    /// When the beat will look without being told.
+    looks_at: BootTime,
+    /// Whether anything came in since the beat last looked.
+    touched: bool,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    what: T,
+    due: BootTime,
+}
+
+/// What a pushed grant is for.
+pub(crate) enum Addressee {
+    Waiting(Arc<Seat>),
+    Held,
+    Nobody,
+}
+
+/// What wants attention now.
+#[derive(Default)]
+pub(crate) struct DueNow {
+    pub(crate) seats: Vec<Arc<Seat>>,
+    pub(crate) holds: Vec<Arc<Hold>>,
+}
+
+impl Ledger {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell_if(&self, earlier: bool) {
+        if earlier {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// Enters a seat, to be asked for again at `due`; false if the keeper is closed.
+    pub(crate) fn wait(&self, seat: &Arc<Seat>, due: BootTime) -> bool {
+        let mut inner = self.lock();
+        if inner.closed {
+            return false;
+        }
+        inner.waiting.insert(seat.slot(), Entry { what: seat.clone(), due: BootTime::NEVER });
+        let earlier = inner.schedule_waiting(seat.slot(), due);
+        drop(inner);
+        self.tell_if(earlier);
+        true
+    }
+
+    /// Turns a waiting seat into a hold; false if it no longer waits.
+    pub(crate) fn promote(&self, hold: &Arc<Hold>) -> bool {
+        let mut inner = self.lock();
+        let Some(entry) = inner.waiting.remove(&hold.slot) else { return false };
+        inner.schedule.remove(&(entry.due, hold.slot));
+        let earlier = inner.insert_held(hold);
+        drop(inner);
+        self.tell_if(earlier);
+        true
+    }
+
+    /// Enters a hold that came from elsewhere; false if the keeper is closed.
+    pub(crate) fn adopt(&self, hold: &Arc<Hold>) -> bool {
+        let mut inner = self.lock();
+        if inner.closed {
+            return false;
+        }
+        let earlier = inner.insert_held(hold);
+        drop(inner);
+        self.tell_if(earlier);
+        true
+    }
+
+    /// Whom a grant pushed for `slot` is for.
+    pub(crate) fn addressee(&self, slot: u64) -> Addressee {
+        let inner = self.lock();
+        match inner.waiting.get(&slot) {
+            Some(entry) => Addressee::Waiting(entry.what.clone()),
+            None if inner.held.contains_key(&slot) => Addressee::Held,
+            None => Addressee::Nobody,
+        }
+    }
+
+    /// Strikes a seat out.
+    pub(crate) fn strike_seat(&self, slot: u64) {
+        let mut inner = self.lock();
+        if let Some(entry) = inner.waiting.remove(&slot) {
+            inner.schedule.remove(&(entry.due, slot));
+        }
+    }
+
+    /// Strikes a hold out.
+    pub(crate) fn strike_hold(&self, slot: u64) {
+        let mut inner = self.lock();
+        if let Some(entry) = inner.held.remove(&slot) {
+            inner.schedule.remove(&(entry.due, slot));
+        }
+    }
+
+    /// The seat is to be asked for at `due`.
+    pub(crate) fn ask_at(&self, slot: u64, due: BootTime) {
+        let earlier = self.lock().schedule_waiting(slot, due);
+        self.tell_if(earlier);
+    }
+
+    /// Every seat of `name` (or every seat at all) is to be asked for now.
+    pub(crate) fn ask_now(&self, name: Option<&Name>, now: BootTime) {
+        let mut inner = self.lock();
+        let slots: Vec<u64> = inner
+            .waiting
+            .iter()
+            .filter(|(_, entry)| name.is_none_or(|name| entry.what.claim().name == *name))
+            .map(|(slot, _)| *slot)
+            .collect();
+        let mut earlier = false;
+        for slot in slots {
+            earlier |= inner.schedule_waiting(slot, now);
+        }
+        drop(inner);
+        self.tell_if(earlier);
+    }
+
+    /// The watchdog is to look at the hold when it says so.
+    pub(crate) fn look_again(&self, hold: &Hold) {
+        let earlier = self.lock().schedule_held(hold.slot, hold.due());
+        self.tell_if(earlier);
+    }
+
+    /// Takes out of the schedule what is due at `now`; each must be scheduled anew or struck out.
+    pub(crate) fn take_due(&self, now: BootTime) -> DueNow {
+        let mut inner = self.lock();
+        let mut due = DueNow::default();
+        while let Some((at, slot)) = inner.schedule.first().copied().filter(|(at, _)| *at <= now) {
+            inner.schedule.remove(&(at, slot));
+            if let Some(entry) = inner.waiting.get_mut(&slot) {
+                entry.due = BootTime::NEVER;
+                due.seats.push(entry.what.clone());
+            } else if let Some(entry) = inner.held.get_mut(&slot) {
+                entry.due = BootTime::NEVER;
+                due.holds.push(entry.what.clone());
+            }
+        }
+        due
+    }
+
+    /// Sleeps until something is due.
+    pub(crate) async fn until_due(&self, clock: &Clock) {
+        let now = clock.now();
+        let looks_at = {
+            let mut inner = self.lock();
+            let first = inner.schedule.first().map_or(BootTime::NEVER, |(at, _)| *at);
+            let touched = std::mem::take(&mut inner.touched);
+            let idle = !touched && inner.waiting.is_empty() && inner.held.is_empty();
+            let look = if idle { BootTime::NEVER } else { now.after(IDLE_LOOK) };
+            inner.looks_at = first.min(look);
+            inner.looks_at
+        };
+        tokio::select! {
+            biased;
+            () = self.earlier.notified() => {}
+            () = clock.sleep_until(looks_at) => {}
+        }
+    }
+
+    /// Refuses newcomers from now on and gives out everybody who is here.
+    pub(crate) fn close(&self) -> DueNow {
+        let mut inner = self.lock();
+        inner.closed = true;
+        inner.schedule.clear();
+        DueNow {
+            seats: inner.waiting.drain().map(|(_, entry)| entry.what).collect(),
+            holds: inner.held.drain().map(|(_, entry)| entry.what).collect(),
+        }
+    }
+}
+
+impl Inner {
+    fn insert_held(&mut self, hold: &Arc<Hold>) -> bool {
+        self.held.insert(hold.slot, Entry { what: hold.clone(), due: BootTime::NEVER });
+        self.schedule_held(hold.slot, hold.due())
+    }
+
+    fn schedule_waiting(&mut self, slot: u64, due: BootTime) -> bool {
+        let Some(entry) = self.waiting.get_mut(&slot) else { return false };
+        let before = std::mem::replace(&mut entry.due, due);
+        self.reschedule(slot, before, due)
+    }
+
+    fn schedule_held(&mut self, slot: u64, due: BootTime) -> bool {
+        let Some(entry) = self.held.get_mut(&slot) else { return false };
+        let before = std::mem::replace(&mut entry.due, due);
+        self.reschedule(slot, before, due)
+    }
+
+    /// Whether the beat has to be told.
+    fn reschedule(&mut self, slot: u64, before: BootTime, due: BootTime) -> bool {
+        self.touched = true;
+        if before != BootTime::NEVER {
+            self.schedule.remove(&(before, slot));
+        }
+        if due != BootTime::NEVER {
+            self.schedule.insert((due, slot));
+        }
+        due < self.looks_at
+    }
+}

@@ -1,0 +1,168 @@
+//! A place in line: an acquisition from its first claim to its outcome.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::{clock::BootTime, hold::Hold, terms::Terms};
+use crate::{
+    error::StoreError,
+    share::Capacity,
+    store::{Claim, StoreTime},
+};
+
+/// How an acquisition ends.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Granted(Arc<Hold>),
+    /// It was granted, but the answer came after the lease it speaks of.
+    TooLate,
+    /// Only for those who do not wait.
+    Busy,
+    Mismatch(Capacity),
+    Failed(StoreError),
+    Closed,
+}
+
+/// One contender that asks and waits.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    /// The claim, but for what is set at each sending.
+    template: Claim,
+    pub(crate) terms: Arc<Terms>,
+    state: Mutex<State>,
+    told: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    outcome: Option<Outcome>,
+    cancelled: bool,
+    /// How many copies were sent.
+    sent: u32,
+    /// The `not_after` of the copy under way.
+    in_flight: Option<StoreTime>,
+    /// The latest `not_after` of copies that never got an answer.
+    unanswered: Option<StoreTime>,
+    ahead: Option<u32>,
+    trouble: Option<Trouble>,
+}
+
+/// Failures in a row.
+#[derive(Debug, Clone, Copy)]
+struct Trouble {
+    since: BootTime,
+    tries: u32,
+}
+
+impl Seat {
+    pub(crate) fn new(template: Claim, terms: Arc<Terms>) -> Arc<Self> {
+        Arc::new(Self { template, terms, state: Mutex::default(), told: Notify::new() })
+    }
+
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.template
+    }
+
+    pub(crate) fn slot(&self) -> u64 {
+        self.template.contender.seq
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The copy to send now; `None` if nobody waits for it any more or one is under way.
+    pub(crate) fn next_copy(&self, stamp: BootTime, not_after: StoreTime) -> Option<Claim> {
+        let mut state = self.state();
+        if state.cancelled || state.outcome.is_some() || state.in_flight.is_some() {
+            return None;
+        }
+        let again = state.sent > 0;
+        state.sent += 1;
+        state.in_flight = Some(not_after);
+        Some(Claim { stamp: stamp.0, not_after, again, ..self.template.clone() })
+    }
+
+    /// Whether a copy has been sent before, so that the store may know it.
+    pub(crate) fn is_known(&self) -> bool {
+        self.state().sent > 0
+    }
+
+    /// The copy under way was answered.
+    pub(crate) fn heard(&self) {
+        let mut state = self.state();
+        state.in_flight = None;
+        state.trouble = None;
+    }
+
+    /// The copy under way was answered with a place in line.
+    pub(crate) fn placed(&self, ahead: u32) {
+        self.state().ahead = Some(ahead);
+    }
+
+    /// The copy under way came to nothing; how long to pause before the next, and since when
+    /// there is trouble.
+    pub(crate) fn failed(&self, now: BootTime, maybe_applied: bool) -> (Duration, BootTime) {
+        let mut state = self.state();
+        if let Some(not_after) = state.in_flight.take().filter(|_| maybe_applied) {
+            state.unanswered = state.unanswered.max(Some(not_after));
+        }
+        let trouble = state.trouble.get_or_insert(Trouble { since: now, tries: 0 });
+        trouble.tries += 1;
+        let pause = Duration::from_millis(50) * 2u32.pow(trouble.tries.min(5) - 1);
+        (pause.min(Duration::from_secs(1)), trouble.since)
+    }
+
+    /// How many claims in a row came too late, with this one.
+    pub(crate) fn too_late(&self, now: BootTime) -> u32 {
+        let mut state = self.state();
+        state.in_flight = None;
+        let trouble = state.trouble.get_or_insert(Trouble { since: now, tries: 0 });
+        trouble.tries += 1;
+        trouble.tries
+    }
+
+    /// Until when copies without an answer may still arrive at the store.
+    pub(crate) fn bury_until(&self) -> Option<StoreTime> {
+        let state = self.state();
+        state.unanswered.max(state.in_flight)
+    }
+
+    pub(crate) fn ahead(&self) -> Option<u32> {
+        self.state().ahead
+    }
+
+    /// Sets the outcome and wakes who waits for it; gives it back if nobody does.
+    pub(crate) fn tell(&self, outcome: Outcome) -> Result<(), Outcome> {
+        let mut state = self.state();
+        if state.outcome.is_some() || state.cancelled {
+            return Err(outcome);
+        }
+        state.outcome = Some(outcome);
+        drop(state);
+        self.told.notify_one();
+        Ok(())
+    }
+
+    /// Waits for the outcome.
+    pub(crate) async fn outcome(&self) -> Outcome {
+        loop {
+            if let Some(outcome) = self.state().outcome.take() {
+                return outcome;
+            }
+            self.told.notified().await;
+        }
+    }
+
+    /// Nobody waits any more. Gives the outcome that came in between, if one did, and whether
+    /// the store may know the contender.
+    pub(crate) fn cancel(&self) -> (Option<Outcome>, bool) {
+        let mut state = self.state();
+        state.cancelled = true;
+        (state.outcome.take(), state.sent > 0)
+    }
+}

@@ -1,0 +1,50 @@
+//! The keeper's own thread with its own runtime: whatever the user's runtime does, renewals go on.
+
+use std::{
+    io,
+    sync::{Arc, mpsc},
+    thread,
+};
+
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::watch,
+};
+
+/// Ends the keeper's background work.
+#[derive(Clone, Debug)]
+pub(crate) struct Stop(Arc<watch::Sender<bool>>);
+
+impl Stop {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(watch::channel(false).0))
+    }
+
+    pub(crate) fn stop(&self) {
+        self.0.send_replace(true);
+    }
+
+    pub(crate) async fn stopped(&self) {
+        // The sender is in `self`, so this ends only by `stop`.
+        drop(self.0.subscribe().wait_for(|stopped| *stopped).await);
+    }
+}
+
+/// Starts a thread whose runtime runs until `stop`, and gives the way into it.
+pub(crate) fn start(stop: &Stop) -> io::Result<Handle> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let stop = stop.clone();
+    let (ready, is_ready) = mpsc::channel();
+    thread::Builder::new().name("lockkeeper".into()).spawn(move || {
+        runtime.block_on(async {
+            // Whoever started the thread waits for this; it cannot be gone.
+            ready.send(()).ok();
+            stop.stopped().await;
+        });
+        // Tasks that still run belong to nobody any more.
+        runtime.shutdown_background();
+    })?;
+    is_ready.recv().map_err(|_| io::Error::other("the keeper's thread ended at once"))?;
+    Ok(handle)
+}

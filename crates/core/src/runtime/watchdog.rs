@@ -1,0 +1,105 @@
+//! The keeper's beat: it renews what is held, ends what is over and asks again for what is
+//! waited for. It runs on the keeper's own thread, so a blocked user runtime loses no lock.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    clock::BootTime,
+    engine::{Engine, by_server},
+    hold::{Due, Hold},
+};
+use crate::{
+    error::Lost,
+    store::{Renew, Renewed},
+    telemetry,
+};
+
+/// Renewals due within this time go out together.
+const TOGETHER: Duration = Duration::from_millis(50);
+
+/// The beat, until the keeper ends.
+pub(crate) async fn beat(engine: Arc<Engine>) {
+    loop {
+        engine.look_around();
+        tokio::select! {
+            biased;
+            () = engine.stop().stopped() => return,
+            () = engine.ledger().until_due(engine.clock()) => {}
+        }
+    }
+}
+
+impl Engine {
+    fn look_around(self: &Arc<Self>) {
+        let now = self.clock().now();
+        let due = self.ledger().take_due(now.after(TOGETHER));
+        if !due.seats.is_empty() {
+            self.ask_again(due.seats);
+        }
+        let mut renewals = Vec::new();
+        for hold in due.holds {
+            match hold.plan(now, TOGETHER) {
+                Due::Over => self.ledger().strike_hold(hold.slot),
+                Due::Later => self.ledger().look_again(&hold),
+                Due::Renew(lease) => {
+                    self.ledger().look_again(&hold);
+                    renewals.push((hold, lease));
+                }
+            }
+        }
+        for (_, renewals) in by_server(&**self.store(), renewals, |(hold, _)| &hold.name) {
+            let mut renewals = renewals.into_iter().peekable();
+            while renewals.peek().is_some() {
+                let batch = renewals.by_ref().take(self.group_limit()).collect();
+                let engine = self.clone();
+                self.background().spawn(async move { engine.renew(batch).await });
+            }
+        }
+        self.watches().sweep(now);
+    }
+
+    /// Renews one batch as one request.
+    async fn renew(self: Arc<Self>, batch: Vec<(Arc<Hold>, Duration)>) {
+        let requests: Vec<Renew> = batch.iter().map(|(hold, lease)| renewal(hold, *lease)).collect();
+        let sent = self.clock().now();
+        let result = self.ask_store("renew", self.store().renew(&requests)).await;
+        let now = self.clock().now();
+        match result {
+            Ok(answers) => {
+                self.store_clock().heard(now, answers.now);
+                for ((hold, _), answer) in batch.iter().zip(answers.each) {
+                    self.renewed(hold, sent, answer, now);
+                }
+            }
+            Err(error) => {
+                telemetry::renewal_failed(batch.len(), &error);
+                for (hold, _) in &batch {
+                    hold.unanswered(now);
+                    self.ledger().look_again(hold);
+                }
+            }
+        }
+    }
+
+    /// Takes in the answer to a renewal, whoever asked for it.
+    pub(crate) fn renewed(&self, hold: &Hold, sent: BootTime, answer: Renewed, now: BootTime) {
+        match answer {
+            Renewed::Held { remaining } => {
+                telemetry::renewed(hold, now);
+                hold.answered(sent, remaining, now);
+            }
+            Renewed::Gone => hold.lose(Lost::Gone),
+            Renewed::Evicted => hold.lose(Lost::Evicted),
+        }
+        if hold.lost().is_some() {
+            self.ledger().strike_hold(hold.slot);
+        } else {
+            self.ledger().look_again(hold);
+        }
+    }
+}
+
+/// A renewal that only extends.
+pub(crate) fn renewal(hold: &Hold, lease: Duration) -> Renew {
+    Renew { name: hold.name.clone(), contender: hold.contender, lease, lower_to: None, detach: false }
+}

@@ -1,0 +1,69 @@
+//! For tests of code that uses locks: a keeper on a memory store, in virtual time if you like.
+//!
+//! ```
+//! # use std::time::Duration;
+//! // In a test: #[tokio::test(start_paused = true)], with tokio's feature `test-util`.
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() -> Result<(), lockkeeper_core::Error> {
+//! use lockkeeper_core::testing::Virtual;
+//!
+//! let world = Virtual::new();
+//! let (ours, theirs) = (world.keeper().await, world.keeper().await);     // two "processes"
+//! let guard = ours.mutex("report").expires_after(Duration::from_secs(60)).lock().await?;
+//! assert!(theirs.mutex("report").try_lock().await?.is_none());
+//! tokio::time::sleep(Duration::from_secs(61)).await;                     // takes no time
+//! assert!(!guard.is_held());
+//! assert!(theirs.mutex("report").try_lock().await?.is_some());
+//! # Ok(()) }
+//! ```
+
+use crate::{
+    keeper::{Keeper, KeeperBuilder},
+    memory::MemoryServer,
+    runtime::clock::Clock,
+};
+
+pub use crate::runtime::clock::VirtualClock;
+
+/// A keeper on a memory store of its own, in real time.
+///
+/// # Panics
+/// If no thread can be started.
+pub async fn keeper() -> Keeper {
+    let server = MemoryServer::new(Clock::boot());
+    let keeper = Keeper::builder(server.connector("memory:")).connect().await;
+    keeper.expect("a memory store can always be connected to")
+}
+
+/// A world with virtual time: one clock, one memory store, any number of keepers.
+///
+/// Everything runs in the current runtime, which should be a current-thread one with paused time.
+#[derive(Clone, Debug)]
+pub struct Virtual {
+    /// The clock of clients and store: [`suspend`](VirtualClock::suspend) it to test pauses.
+    pub clock: VirtualClock,
+    /// The store.
+    pub server: MemoryServer,
+}
+
+impl Virtual {
+    /// A world with an empty store. Needs a tokio runtime with time.
+    #[expect(clippy::new_without_default, reason = "it reads the runtime's clock")]
+    pub fn new() -> Self {
+        let clock = VirtualClock::new();
+        let server = MemoryServer::new(clock.clock());
+        Self { clock, server }
+    }
+
+    /// A keeper to be, with virtual time.
+    pub fn builder(&self) -> KeeperBuilder {
+        Keeper::builder(self.server.connector("memory:")).virtual_time(self.clock.clock())
+    }
+
+    /// A keeper: another process, as far as the store can tell.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub async fn keeper(&self) -> Keeper {
+        self.builder().connect().await.expect("a memory store can always be connected to")
+    }
+}

@@ -1,0 +1,87 @@
+//! Distributed locks on the stores people already run: *at most one holder acts on a resource,
+//! waiting costs nothing, a holder that lost its lock is told before anybody else may have it,
+//! and every grant carries a fencing token that only ever grows.*
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+//! let keeper = lockkeeper::connect("memory:").await?;
+//!
+//! let stock = keeper.mutex("stock/42");
+//! let guard = stock.lock().await?;                         // waits in line; renewed by itself
+//! keeper.fence("stock/42").admit(guard.token()).await?;    // the resource rejects older tokens
+//! guard.release().await?;                                  // an error if it was lost before
+//! # Ok(()) }
+//! ```
+//!
+//! # Stores
+//!
+//! The store is chosen by URL, one string everywhere:
+//!
+//! | URL | store | feature |
+//! |---|---|---|
+//! | `memory:` | in this process, a new one for each keeper | |
+//! | `memory:NAME` | in this process, shared by name | |
+//!
+//! # Primitives
+//!
+//! [`Keeper`] makes them: [`mutex`](Keeper::mutex), [`rw_lock`](Keeper::rw_lock),
+//! [`semaphore`](Keeper::semaphore), [`latch`](Keeper::latch), [`election`](Keeper::election),
+//! [`segmented`](Keeper::segmented), [`fence`](Keeper::fence); [`all`] takes several mutexes at
+//! once. [`blocking`] has the same for threads, [`testing`] a world with virtual time.
+
+pub use lockkeeper_core::{
+    AcquireError, All, AllGuard, At, Capability, Capacity, ContenderId, Election, Error, Exclusive, Fence,
+    FenceError, Guard, InvalidInput, Keeper, KeeperBuilder, KeeperId, Latch, LatchError, LatchState, Leader,
+    Leadership, Leads, Lease, LeaseError, Lost, Mutex, Name, Observer, Owner, Permit, Permits, Read,
+    ReadGuard, ReleaseError, RwLock, Segmented, Semaphore, StoreError, StoreErrorKind, StoredFence, Survives,
+    Token, Units, Write, WriteGuard, all, memory, store, telemetry, testing,
+};
+
+pub mod url;
+
+/// The same primitives for threads, with [`connect`](blocking::connect) by URL.
+pub mod blocking {
+    pub use lockkeeper_core::blocking::*;
+
+    /// Connects to the store that `url` names.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), lockkeeper::Error> {
+    /// let keeper = lockkeeper::blocking::connect("memory:")?;
+    /// let guard = keeper.mutex("stock/42").lock()?;
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lockkeeper::connect`](crate::connect).
+    pub fn connect(url: &str) -> Result<Keeper, crate::StoreError> {
+        Keeper::build(crate::builder(url)?)
+    }
+}
+
+/// Connects to the store that `url` names, with the default settings.
+///
+/// # When the store is unreachable
+/// Fails after about the request limit (2 s).
+///
+/// # Errors
+/// [`StoreError`] says what was wrong and what to do; never a password.
+pub async fn connect(url: &str) -> Result<Keeper, StoreError> {
+    builder(url)?.connect().await
+}
+
+/// A keeper to be, for the store that `url` names.
+///
+/// ```
+/// # use std::time::Duration;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// let keeper = lockkeeper::builder("memory:")?.request_limit(Duration::from_secs(1)).connect().await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`StoreError`] if no store has such URLs.
+pub fn builder(url: &str) -> Result<KeeperBuilder, StoreError> {
+    Ok(Keeper::builder(url::connector(url)?))
+}

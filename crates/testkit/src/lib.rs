@@ -1,0 +1,3 @@
+//! What proves a Lockkeeper store.
+
+pub mod history;
