@@ -34,6 +34,7 @@ use super::{
 use crate::{
     error::{AcquireError, At, InvalidInput, Lost, StoreError, StoreErrorKind},
     id::{ContenderId, Ids},
+    keeper::Stats,
     name::Name,
     store::{Card, Claim, Facts, GrantNotice, Leave, Left, Reply, Store, StoreTime, Topic, Verdict, Wake},
     telemetry,
@@ -145,6 +146,17 @@ impl Engine {
         self.settings.outage_limit
     }
 
+    pub(crate) fn stats(&self) -> Stats {
+        let (waiting, held) = self.ledger.counts();
+        Stats {
+            held,
+            waiting,
+            leaving: self.leaving.load(Ordering::Acquire),
+            lanes: self.lanes.count(),
+            subscriptions: self.watches.count(),
+        }
+    }
+
     pub(crate) fn group_limit(&self) -> usize {
         self.store.capability().group_limit.max(1)
     }
@@ -226,7 +238,7 @@ impl Engine {
             Verdict::Busy { .. } if !seat.claim().queue => self.conclude(seat, Outcome::Busy),
             Verdict::Busy { ahead, retry_in } => {
                 telemetry::queued(ahead);
-                if seat.ahead().is_none() && self.watches.grants_need_one() {
+                if self.watches.grants_need_one() && !seat.has_wakes() {
                     self.watch_grants(seat);
                 }
                 seat.placed(ahead);
@@ -334,8 +346,11 @@ impl Engine {
         self.background.spawn(async move {
             let topic = Topic::Grants(seat.claim().name.clone());
             // A failure costs only time: the seat asks again at its next poll.
-            if let Ok(true) = engine.watches.subscribe_to_grants(&engine, topic).await {
-                engine.ledger.ask_at(seat.slot(), engine.clock().now());
+            if let Ok(interest) = engine.watches.subscribe(&engine, &topic).await {
+                if interest.new && engine.watches.grants_need_one() {
+                    engine.ledger.ask_at(seat.slot(), engine.clock().now());
+                }
+                seat.is_woken_by(interest);
             }
         });
     }

@@ -201,6 +201,11 @@ impl Lanes {
         }
     }
 
+    /// In how many lanes somebody holds or waits.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
     fn leave(&self, name: &Name, ticket: u64) {
         let mut lanes = self.lock();
         if let Some(lane) = lanes.get_mut(name) {

@@ -118,6 +118,12 @@ impl Ledger {
         }
     }
 
+    /// How many wait, how many hold.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let inner = self.lock();
+        (inner.waiting.len(), inner.held.len())
+    }
+
     /// Strikes a seat out.
     pub(crate) fn strike_seat(&self, slot: u64) {
         let mut inner = self.lock();
@@ -180,8 +186,13 @@ impl Ledger {
         due
     }
 
-    /// Sleeps until something is due.
-    pub(crate) async fn until_due(&self, clock: &Clock) {
+    /// Has the beat look around now.
+    pub(crate) fn nudge(&self) {
+        self.earlier.notify_one();
+    }
+
+    /// Sleeps until something is due, but not past `latest`.
+    pub(crate) async fn until_due(&self, clock: &Clock, latest: BootTime) {
         let now = clock.now();
         let looks_at = {
             let mut inner = self.lock();
@@ -189,7 +200,7 @@ impl Ledger {
             let touched = std::mem::take(&mut inner.touched);
             let idle = !touched && inner.waiting.is_empty() && inner.held.is_empty();
             let look = if idle { BootTime::NEVER } else { now.after(IDLE_LOOK) };
-            inner.looks_at = first.min(look);
+            inner.looks_at = first.min(look).min(latest);
             inner.looks_at
         };
         tokio::select! {
