@@ -169,19 +169,26 @@ impl Ledger {
         self.tell_if(earlier);
     }
 
-    /// Takes out of the schedule what is due at `now`; each must be scheduled anew or struck out.
-    pub(crate) fn take_due(&self, now: BootTime) -> DueNow {
+    /// Takes out of the schedule the seats that are due at `now` and the holds that are due not
+    /// later than `early` after it; each must be scheduled anew or struck out. Seats are never
+    /// asked for early: the answer would be the same as before, and the next asking no later.
+    pub(crate) fn take_due(&self, now: BootTime, early: Duration) -> DueNow {
         let mut inner = self.lock();
+        // The beat is awake and looks at the schedule again before it sleeps: nobody need tell it.
+        inner.looks_at = BootTime::default();
         let mut due = DueNow::default();
-        while let Some((at, slot)) = inner.schedule.first().copied().filter(|(at, _)| *at <= now) {
-            inner.schedule.remove(&(at, slot));
-            if let Some(entry) = inner.waiting.get_mut(&slot) {
-                entry.due = BootTime::NEVER;
-                due.seats.push(entry.what.clone());
-            } else if let Some(entry) = inner.held.get_mut(&slot) {
+        let soon: Vec<_> = inner.schedule.range(..=(now.after(early), u64::MAX)).copied().collect();
+        for (at, slot) in soon {
+            if let Some(entry) = inner.held.get_mut(&slot) {
                 entry.due = BootTime::NEVER;
                 due.holds.push(entry.what.clone());
+            } else if at > now {
+                continue;
+            } else if let Some(entry) = inner.waiting.get_mut(&slot) {
+                entry.due = BootTime::NEVER;
+                due.seats.push(entry.what.clone());
             }
+            inner.schedule.remove(&(at, slot));
         }
         due
     }

@@ -33,7 +33,7 @@ impl Engine {
     /// Does what is due; returns when to look again at the latest.
     fn look_around(self: &Arc<Self>) -> BootTime {
         let now = self.clock().now();
-        let due = self.ledger().take_due(now.after(TOGETHER));
+        let due = self.ledger().take_due(now, TOGETHER);
         if !due.seats.is_empty() {
             self.ask_again(due.seats);
         }
