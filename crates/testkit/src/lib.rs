@@ -1,3 +1,8 @@
 //! What proves a Lockkeeper store.
 
+pub mod behaviour;
+pub mod broken;
+pub mod dice;
+pub mod faulty;
 pub mod history;
+pub mod simulation;
