@@ -111,7 +111,7 @@ pub fn trials(connect: impl Fn() -> Connector + Send + Sync + 'static) -> Result
         ("closing", closing::tests()),
         ("blocking", blocking::tests()),
     ];
-    let house = Arc::new(runtime().block_on(House::open(connect))?);
+    let house = Arc::new(House::open(runtime(), connect)?);
     let mut trials = Vec::new();
     for (subject, tests) in subjects {
         for test in tests.into_iter().filter(|test| (test.needs)(house.can())) {
@@ -130,13 +130,19 @@ fn runtime() -> Runtime {
 
 fn run(test: &Test, stage: Stage) -> Result<(), Failed> {
     let runtime = runtime();
-    let body = test.run;
+    let (body, stage) = (test.run, Arc::new(stage));
     // A task of its own, so that a panic is an outcome and every future of a test must be `Send`.
-    let task = runtime.spawn(async move {
-        body(&stage).await?;
-        stage.nothing_is_left().await
+    let task = runtime.spawn({
+        let stage = stage.clone();
+        async move {
+            body(&stage).await?;
+            stage.nothing_is_left().await
+        }
     });
     let outcome = runtime.block_on(timeout_in_runtime(task));
+    if !matches!(outcome, Ok(Ok(Ok(())))) {
+        runtime.block_on(stage.clean_up());
+    }
     // A thread that still blocks in a failed test must not block the others.
     runtime.shutdown_background();
     match outcome {

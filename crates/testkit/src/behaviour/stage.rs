@@ -20,7 +20,13 @@ use tokio::{
 use super::{Failure, Outcome};
 
 /// How long anything that must come may take: only a test that fails waits so long.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long something is watched that must not happen, and how long a limited wait is.
+pub(super) const BRIEFLY: Duration = Duration::from_millis(300);
+
+/// What clocks that count in milliseconds may take off a span.
+pub(super) const ROUNDING: Duration = Duration::from_millis(5);
 
 /// How long a release in the background may take before it counts as left behind. Shorter than
 /// the default lease, which must not be what ends a hold that was forgotten.
@@ -31,6 +37,14 @@ pub(super) async fn soon<T>(what: impl Future<Output = T>) -> Result<T, Elapsed>
     timeout(PATIENCE, what).await
 }
 
+/// Sees that `waiter` waits: it has had the time to begin, and has no answer.
+pub(super) async fn still_waits<T>(waiter: &mut JoinHandle<T>) -> Outcome {
+    match timeout(BRIEFLY, waiter).await {
+        Err(_) => Ok(()),
+        Ok(_) => Err(Failure::new("it has its answer before what it waits for has happened")),
+    }
+}
+
 /// What all tests of one run share.
 pub(super) struct House {
     connect: Box<dyn Fn() -> Connector + Send + Sync>,
@@ -38,19 +52,32 @@ pub(super) struct House {
     watcher: Keeper,
     /// No two runs have a name in common.
     run: String,
+    /// Where the watcher was connected: what a store began there goes on for as long as the house
+    /// stands. `None` only when it is being torn down.
+    runtime: Option<Runtime>,
 }
 
 impl House {
-    pub(super) async fn open(
+    pub(super) fn open(
+        runtime: Runtime,
         connect: impl Fn() -> Connector + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
-        let watcher = Keeper::builder(connect()).connect().await?;
+        let watcher = runtime.block_on(Keeper::builder(connect()).connect())?;
         let run = KeeperId::random().to_string()[..8].to_owned();
-        Ok(Self { connect: Box::new(connect), watcher, run })
+        Ok(Self { connect: Box::new(connect), watcher, run, runtime: Some(runtime) })
     }
 
     pub(super) fn can(&self) -> &Capability {
         self.watcher.capability()
+    }
+}
+
+impl Drop for House {
+    /// The last test may end in a runtime of its own, where another may not be waited for.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 
@@ -196,17 +223,29 @@ impl Stage {
         }
     }
 
+    /// Removes what a failed test could not: a latch has no lease that would end it.
+    pub(super) async fn clean_up(&self) {
+        for name in self.used() {
+            // It is there or not; the test has failed in any case.
+            drop(soon(self.house.watcher.latch(&name).delete()).await);
+        }
+    }
+
+    /// The names that the test asked for.
+    fn used(&self) -> BTreeSet<String> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     async fn leftovers(&self) -> Result<Vec<String>, Failure> {
         let watcher = &self.house.watcher;
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Also what has a name that the test did not ask for, such as a segment.
         let listed = watcher.list(&self.prefix, None, 100).await?.resources;
         let mut left: Vec<String> = listed.iter().map(|view| view.name.to_string()).collect();
-        for name in names.iter().filter(|name| Name::new(name).is_ok()) {
-            if let Some(view) = watcher.inspect(name).await? {
+        for name in self.used().into_iter().filter(|name| Name::new(name).is_ok()) {
+            if let Some(view) = watcher.inspect(&name).await? {
                 left.push(format!("{view:?}"));
             }
-            if watcher.latch(name).state().await?.is_some() {
+            if watcher.latch(&name).state().await?.is_some() {
                 left.push(format!("the latch {name}"));
             }
         }
