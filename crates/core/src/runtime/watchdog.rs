@@ -14,7 +14,7 @@ use crate::{
     telemetry,
 };
 
-/// Renewals due within this time go out together.
+/// Renewals due within this time of one that is due go out with it.
 const TOGETHER: Duration = Duration::from_millis(50);
 
 /// The beat, until the keeper ends.
