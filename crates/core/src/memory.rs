@@ -4,7 +4,7 @@
 //! keepers on one [`MemoryServer`] behave like several processes on one server.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
@@ -54,8 +54,9 @@ struct Server {
 #[derive(Debug, Default)]
 struct State {
     model: Model,
-    keepers: HashMap<KeeperId, WakeSink>,
-    watches: HashMap<Topic, HashSet<KeeperId>>,
+    /// In order, so that a simulated run repeats exactly.
+    keepers: BTreeMap<KeeperId, WakeSink>,
+    watches: HashMap<Topic, BTreeSet<KeeperId>>,
 }
 
 impl MemoryServer {

@@ -1,3 +1,7 @@
 //! What proves a Lockkeeper store.
 
+pub mod broken;
+pub mod dice;
+pub mod faulty;
 pub mod history;
+pub mod simulation;

@@ -28,7 +28,9 @@ impl<T: Copy> Graves<T> {
             self.marks.retain(|_, (until, _)| *until > now);
             self.sweep_at = (self.marks.len() * 2).max(64);
         }
-        self.marks.insert(id, (until, what));
+        // A doubled leave with an earlier time must not lift the mark.
+        let mark = self.marks.entry(id).or_insert((until, what));
+        *mark = (mark.0.max(until), what);
     }
 
     /// The mark of `id`, if its time has not passed.

@@ -79,7 +79,8 @@ impl Clock {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left.min(LONGEST_NAP)).await;
+            // At least one tick of tokio's timers, or a clock that runs slow would never get there.
+            tokio::time::sleep(left.clamp(Duration::from_millis(1), LONGEST_NAP)).await;
         }
     }
 
@@ -108,6 +109,8 @@ impl Clock {
 pub struct VirtualClock {
     start: tokio::time::Instant,
     suspended: Arc<AtomicU64>,
+    /// How much faster than tokio's clock it runs, in millionths.
+    drift: i32,
 }
 
 impl VirtualClock {
@@ -117,12 +120,22 @@ impl VirtualClock {
     /// A clock that starts now. Needs a tokio runtime with time.
     #[expect(clippy::new_without_default, reason = "it reads the runtime's clock")]
     pub fn new() -> Self {
-        Self { start: tokio::time::Instant::now(), suspended: Arc::default() }
+        Self { start: tokio::time::Instant::now(), suspended: Arc::default(), drift: 0 }
+    }
+
+    /// The same clock, running faster by so many millionths (slower if negative).
+    pub fn drifting(self, millionths: i32) -> Self {
+        Self { drift: millionths, ..self }
     }
 
     /// The time now.
     pub fn now(&self) -> BootTime {
-        BootTime(Self::FIRST + self.suspended.load(Ordering::Relaxed)).after(self.start.elapsed())
+        let elapsed = i128::try_from(self.start.elapsed().as_nanos()).unwrap_or(i128::MAX / 2);
+        let elapsed = elapsed + elapsed * i128::from(self.drift) / 1_000_000;
+        let suspended = Duration::from_nanos(self.suspended.load(Ordering::Relaxed));
+        BootTime(Self::FIRST)
+            .after(Duration::from_nanos(u64::try_from(elapsed).unwrap_or(0)))
+            .after(suspended)
     }
 
     /// Lets `length` pass without any timer noticing, as a suspended machine or a stopped

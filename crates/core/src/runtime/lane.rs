@@ -207,12 +207,6 @@ impl Lanes {
             lane.queue.retain(|waiting| waiting.ticket != ticket);
         }
     }
-
-    /// How many tasks wait locally, for tests.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.lock().len()
-    }
 }
 
 impl Lane {

@@ -204,10 +204,14 @@ impl Ledger {
         let mut inner = self.lock();
         inner.closed = true;
         inner.schedule.clear();
-        DueNow {
+        let mut everybody = DueNow {
             seats: inner.waiting.drain().map(|(_, entry)| entry.what).collect(),
             holds: inner.held.drain().map(|(_, entry)| entry.what).collect(),
-        }
+        };
+        // In order of arrival, so that a simulated run repeats exactly.
+        everybody.seats.sort_by_key(|seat| seat.slot());
+        everybody.holds.sort_by_key(|hold| hold.slot);
+        everybody
     }
 }
 

@@ -1,0 +1,282 @@
+//! Planted bugs: stores that are wrong in one way each, as real ones have been. A checker that
+//! does not catch them proves nothing. They are wrappers, so no bug can be switched on in a
+//! product.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    Capability, ContenderId, Name,
+    store::{
+        Admit, Admitted, Answer, Answers, BoxFuture, Claim, Connector, Context, Count, Counted, Evict,
+        Evicted, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime,
+        Topic, Verdict, Wake, WakeSink, Watch,
+    },
+};
+use tokio::time::{Instant, sleep};
+
+/// What is wrong with a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bug {
+    /// Nothing.
+    None,
+    /// A release frees whoever holds the name.
+    ReleaseByName,
+    /// Grant numbers start anew when a resource was free.
+    TokenReset,
+    /// What is left of a lease is told as if it were counted from when the reply arrives.
+    DeadlineAfterReply,
+    /// A repeated claim tells the longest lease ever told, instead of what is left.
+    DeadlineByMaximum,
+    /// A repeated claim enters the line once more.
+    DoubleEntry,
+    /// Late copies of a claim are obeyed, and leaving leaves no mark against them.
+    GhostClaim,
+    /// A place in line never ends, though its process is dead.
+    ExpiredWaiterKept,
+    /// Wakes are lost and asking again tells nothing new.
+    LostWakeWithoutPoll,
+    /// A renewal revives an ended lease.
+    RenewalRevives,
+    /// A second holder is let in now and then.
+    GrantedTwice,
+}
+
+impl Bug {
+    /// All that must be caught.
+    pub const ALL: [Self; 10] = [
+        Self::ReleaseByName,
+        Self::TokenReset,
+        Self::DeadlineAfterReply,
+        Self::DeadlineByMaximum,
+        Self::DoubleEntry,
+        Self::GhostClaim,
+        Self::ExpiredWaiterKept,
+        Self::LostWakeWithoutPoll,
+        Self::RenewalRevives,
+        Self::GrantedTwice,
+    ];
+}
+
+/// The store that `connector` connects to, with a bug.
+pub fn broken(connector: Connector, bug: Bug) -> Connector {
+    if bug == Bug::None {
+        return connector;
+    }
+    Connector::new(move |mut context: Context| async move {
+        if bug == Bug::LostWakeWithoutPoll {
+            let sink = context.wakes.clone();
+            context.wakes = WakeSink::new(move |wake| {
+                if !matches!(wake, Wake::Granted(..)) {
+                    sink.wake(wake);
+                }
+            });
+        }
+        let inner = connector.connect(context).await?;
+        Ok(Arc::new(BrokenStore { inner, bug, memory: Arc::default() }) as Arc<dyn Store>)
+    })
+}
+
+#[derive(Debug)]
+struct BrokenStore {
+    inner: Arc<dyn Store>,
+    bug: Bug,
+    memory: Arc<Mutex<Memory>>,
+}
+
+/// What the bugs remember.
+#[derive(Debug, Default)]
+struct Memory {
+    longest: HashMap<ContenderId, Duration>,
+    copies: u64,
+    undead: HashMap<ContenderId, Claim>,
+}
+
+impl BrokenStore {
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Spoils a request on its way in.
+    async fn spoil(&self, request: &Request) -> Request {
+        let mut request = request.clone();
+        match (self.bug, &mut request) {
+            (Bug::ReleaseByName, Request::Leave(leave)) => {
+                let view = self.inner.inspect(&leave.name).await.ok().flatten();
+                let waits = |view: &ResourceView| view.waiters.iter().any(|w| w.contender == leave.contender);
+                if let Some(view) = view.filter(|view| !waits(view)) {
+                    if let Some(holder) = view.holders.first() {
+                        leave.contender = holder.contender;
+                    }
+                }
+            }
+            (Bug::DoubleEntry, Request::Claim(claim)) if claim.again => {
+                let mut memory = self.memory();
+                memory.copies += 1;
+                claim.contender.seq += (1 << 40) * memory.copies;
+            }
+            (Bug::GhostClaim, Request::Claim(claim)) => claim.not_after = StoreTime(u64::MAX),
+            (Bug::GhostClaim, Request::Leave(leave)) => leave.bury_until = None,
+            (Bug::ExpiredWaiterKept, Request::Claim(claim)) if claim.queue => self.never_dies(claim),
+            (Bug::ExpiredWaiterKept, Request::Leave(Leave { contender, .. })) => {
+                self.memory().undead.remove(contender);
+            }
+            _ => {}
+        }
+        request
+    }
+
+    /// Goes on asking for a claim for ever, as a store that forgets nobody would.
+    fn never_dies(&self, claim: &Claim) {
+        if self.memory().undead.insert(claim.contender, claim.clone()).is_some() {
+            return;
+        }
+        let (inner, memory, id) = (self.inner.clone(), self.memory.clone(), claim.contender);
+        tokio::spawn(async move {
+            loop {
+                sleep(Duration::from_secs(1)).await;
+                let claim = memory.lock().unwrap_or_else(PoisonError::into_inner).undead.get(&id).cloned();
+                let Some(claim) = claim else { return };
+                let renew = Renew {
+                    name: claim.name.clone(),
+                    contender: id,
+                    lease: Duration::from_secs(5),
+                    lower_to: None,
+                    detach: false,
+                };
+                drop(inner.renew(&[renew]).await);
+                let again = Claim { again: true, not_after: StoreTime(u64::MAX), ..claim };
+                drop(inner.apply(&[Request::Claim(again)]).await);
+            }
+        });
+    }
+
+    /// Spoils an answer on its way out.
+    fn spoil_verdict(&self, claim: &Claim, verdict: Verdict, took: Duration) -> Verdict {
+        match (self.bug, verdict) {
+            (Bug::TokenReset, Verdict::Granted(mut grant)) => {
+                grant.number = 1 + grant.number % 7;
+                grant.floor = grant.number;
+                Verdict::Granted(grant)
+            }
+            (Bug::DeadlineAfterReply, Verdict::Granted(mut grant)) => {
+                grant.remaining += took;
+                Verdict::Granted(grant)
+            }
+            (Bug::DeadlineByMaximum, Verdict::Granted(mut grant)) => {
+                let mut memory = self.memory();
+                let longest = memory.longest.entry(claim.contender).or_default();
+                *longest = grant.remaining.max(*longest);
+                grant.remaining = *longest;
+                Verdict::Granted(grant)
+            }
+            (Bug::LostWakeWithoutPoll, Verdict::Granted(_)) if claim.again => {
+                Verdict::Busy { ahead: 0, retry_in: Duration::from_secs(1) }
+            }
+            (Bug::GrantedTwice, Verdict::Busy { .. }) if self.sometimes() => {
+                Verdict::Granted(lockkeeper_core::store::Grant {
+                    number: claim.stamp / 1000,
+                    floor: claim.stamp / 1000,
+                    remaining: claim.lease,
+                })
+            }
+            (_, verdict) => verdict,
+        }
+    }
+
+    fn sometimes(&self) -> bool {
+        let mut memory = self.memory();
+        memory.copies += 1;
+        memory.copies % 5 == 0
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Store for BrokenStore {
+    fn capability(&self) -> &Capability {
+        self.inner.capability()
+    }
+
+    fn url(&self) -> &Arc<str> {
+        self.inner.url()
+    }
+
+    fn id(&self) -> &str {
+        self.inner.id()
+    }
+
+    fn server_of(&self, name: &Name) -> usize {
+        self.inner.server_of(name)
+    }
+
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        Box::pin(async move {
+            let mut spoiled = Vec::with_capacity(group.len());
+            for request in group {
+                spoiled.push(self.spoil(request).await);
+            }
+            let asked = Instant::now();
+            let mut answers = self.inner.apply(&spoiled).await?;
+            let took = asked.elapsed();
+            answers.each = group
+                .iter()
+                .zip(answers.each)
+                .map(|(request, answer)| match (request, answer) {
+                    (Request::Claim(claim), Answer::Claim(verdict)) => {
+                        Answer::Claim(self.spoil_verdict(claim, verdict, took))
+                    }
+                    (_, answer) => answer,
+                })
+                .collect();
+            Ok(answers)
+        })
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
+        Box::pin(async move {
+            let asked = Instant::now();
+            let mut answers = self.inner.renew(leases).await?;
+            for (renew, answer) in leases.iter().zip(&mut answers.each) {
+                match (self.bug, &mut *answer) {
+                    (Bug::RenewalRevives, Renewed::Gone) => {
+                        *answer = Renewed::Held { remaining: renew.lease }
+                    }
+                    (Bug::DeadlineAfterReply, Renewed::Held { remaining }) => *remaining += asked.elapsed(),
+                    _ => {}
+                }
+            }
+            Ok(answers)
+        })
+    }
+
+    fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
+        self.inner.watch(topic)
+    }
+
+    fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {
+        self.inner.inspect(name)
+    }
+
+    fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
+        self.inner.list(query)
+    }
+
+    fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
+        self.inner.evict(order)
+    }
+
+    fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
+        self.inner.count(count)
+    }
+
+    fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
+        self.inner.fence(admit)
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.inner.close()
+    }
+}

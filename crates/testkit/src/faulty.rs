@@ -1,0 +1,278 @@
+//! A store behind a bad line: requests and replies are delayed, lost or doubled, wakes too.
+//!
+//! It wraps any store, so it tests the engine's logic in virtual time and a real store's in real
+//! time. A delayed request arrives even if its sender has given up on it, as on a real network.
+
+use std::{
+    future::pending,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    Capability, Name, StoreError,
+    store::{
+        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Evict, Evicted,
+        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, WakeSink, Watch,
+    },
+};
+use tokio::{sync::oneshot, time::sleep};
+
+use crate::dice::Dice;
+
+/// How bad a line is: chances in a thousand, times in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    /// Requests that never arrive.
+    pub lost_request: u64,
+    /// Requests that are done but whose reply never comes.
+    pub lost_reply: u64,
+    /// Requests that arrive once more: at once if the first copy is answered, up to `late` later
+    /// if not. (A copy that comes after an answer that arrived would be the work of a driver that
+    /// repeats requests by itself, which the contract forbids.)
+    pub doubled: u64,
+    /// Requests or replies that take up to `late`.
+    pub slow: u64,
+    /// Wakes that never come.
+    pub lost_wake: u64,
+    /// Wakes that come twice or late.
+    pub odd_wake: u64,
+    /// What every request takes at most.
+    pub usual: u64,
+    /// What a slow one takes at most.
+    pub late: u64,
+}
+
+impl Faults {
+    /// A good line.
+    pub const NONE: Self = Self {
+        lost_request: 0,
+        lost_reply: 0,
+        doubled: 0,
+        slow: 0,
+        lost_wake: 0,
+        odd_wake: 0,
+        usual: 3,
+        late: 0,
+    };
+
+    /// A bad line, by chance.
+    pub fn some(dice: &mut Dice) -> Self {
+        let mut rate = |most| if dice.chance(500) { dice.below(most) } else { 0 };
+        Self {
+            lost_request: rate(60),
+            lost_reply: rate(100),
+            doubled: rate(150),
+            slow: rate(100),
+            lost_wake: rate(400),
+            odd_wake: rate(300),
+            usual: 1 + rate(20),
+            late: 1 + rate(9000),
+        }
+    }
+}
+
+/// One keeper's line to its store.
+#[derive(Debug)]
+pub struct Line {
+    dice: Mutex<Dice>,
+    faults: Mutex<Faults>,
+    cut: AtomicBool,
+}
+
+impl Line {
+    /// A line with these faults.
+    pub fn new(dice: Dice, faults: Faults) -> Arc<Self> {
+        Arc::new(Self { dice: Mutex::new(dice), faults: Mutex::new(faults), cut: AtomicBool::new(false) })
+    }
+
+    /// Other faults from now on.
+    pub fn set(&self, faults: Faults) {
+        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+    }
+
+    /// Nothing passes any more, in either direction: to the store, the process is dead.
+    pub fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+    }
+
+    fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::SeqCst)
+    }
+
+    fn roll<T>(&self, draw: impl FnOnce(&mut Dice, Faults) -> T) -> T {
+        let faults = *self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        draw(&mut self.dice.lock().unwrap_or_else(PoisonError::into_inner), faults)
+    }
+
+    fn fate(&self) -> Fate {
+        self.roll(|dice, faults| {
+            let delay = |dice: &mut Dice| {
+                let most = if dice.chance(faults.slow) { faults.late } else { faults.usual };
+                dice.up_to(most)
+            };
+            Fate {
+                before: delay(dice),
+                arrives: !dice.chance(faults.lost_request),
+                again: dice.chance(faults.doubled).then(|| dice.up_to(faults.late)),
+                after: delay(dice),
+                answers: !dice.chance(faults.lost_reply),
+            }
+        })
+    }
+
+    /// Puts a wake on the line.
+    fn wake(self: &Arc<Self>, sink: &WakeSink, wake: Wake) {
+        let (lost, copies, delays) = self.roll(|dice, faults| {
+            let odd = dice.chance(faults.odd_wake);
+            let most = if odd { faults.late.min(4000) } else { faults.usual };
+            (dice.chance(faults.lost_wake), 1 + usize::from(odd), [dice.up_to(most), dice.up_to(most)])
+        });
+        if lost || self.is_cut() {
+            return;
+        }
+        for delay in delays.into_iter().take(copies) {
+            let (line, sink, wake) = (self.clone(), sink.clone(), wake.clone());
+            tokio::spawn(async move {
+                sleep(delay).await;
+                if !line.is_cut() {
+                    sink.wake(wake);
+                }
+            });
+        }
+    }
+}
+
+/// What happens to one request.
+struct Fate {
+    before: Duration,
+    arrives: bool,
+    again: Option<Duration>,
+    after: Duration,
+    answers: bool,
+}
+
+/// The store that `connector` connects to, behind `line`.
+pub fn faulty(connector: Connector, line: Arc<Line>) -> Connector {
+    Connector::new(move |mut context: Context| async move {
+        let (sink, bad) = (context.wakes.clone(), line.clone());
+        context.wakes = WakeSink::new(move |wake| bad.wake(&sink, wake));
+        let inner = connector.connect(context).await?;
+        Ok(Arc::new(FaultyStore { inner, line }) as Arc<dyn Store>)
+    })
+}
+
+#[derive(Debug)]
+struct FaultyStore {
+    inner: Arc<dyn Store>,
+    line: Arc<Line>,
+}
+
+impl FaultyStore {
+    /// Sends `request` over the line. It goes its way in a task of its own: the sender's giving
+    /// up does not call it back.
+    fn send<R, T>(
+        &self,
+        request: R,
+        ask: impl for<'a> Fn(&'a dyn Store, &'a R) -> Reply<'a, T> + Send + Sync + 'static,
+    ) -> Reply<'static, T>
+    where
+        R: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        let (inner, line) = (self.inner.clone(), self.line.clone());
+        let (sender, reply) = oneshot::channel::<Result<T, StoreError>>();
+        let fate = line.fate();
+        tokio::spawn(async move {
+            sleep(fate.before).await;
+            if line.is_cut() || !fate.arrives {
+                pending::<()>().await;
+            }
+            let result = ask(&*inner, &request).await;
+            if fate.again.is_some() {
+                drop(ask(&*inner, &request).await);
+            }
+            if fate.answers {
+                sleep(fate.after).await;
+                if !line.is_cut() {
+                    // The sender may have given up.
+                    sender.send(result).ok();
+                    return;
+                }
+            } else if let Some(later) = fate.again {
+                sleep(later).await;
+                if !line.is_cut() {
+                    drop(ask(&*inner, &request).await);
+                }
+            }
+            // Never an answer: the sender waits as long as it likes.
+            pending::<()>().await;
+            drop(sender);
+        });
+        Box::pin(async move {
+            match reply.await {
+                Ok(result) => result,
+                // Only when the runtime ends.
+                Err(_) => pending().await,
+            }
+        })
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Store for FaultyStore {
+    fn capability(&self) -> &Capability {
+        self.inner.capability()
+    }
+
+    fn url(&self) -> &Arc<str> {
+        self.inner.url()
+    }
+
+    fn id(&self) -> &str {
+        self.inner.id()
+    }
+
+    fn server_of(&self, name: &Name) -> usize {
+        self.inner.server_of(name)
+    }
+
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        self.send(group.to_vec(), |store, group| store.apply(group))
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
+        self.send(leases.to_vec(), |store, leases| store.renew(leases))
+    }
+
+    fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
+        self.inner.watch(topic)
+    }
+
+    fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {
+        self.send(name.clone(), |store, name| store.inspect(name))
+    }
+
+    fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
+        self.send(query.clone(), |store, query| store.list(query))
+    }
+
+    fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
+        self.send(order.clone(), |store, order| store.evict(order))
+    }
+
+    fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
+        self.send(count.clone(), |store, count| store.count(count))
+    }
+
+    fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
+        self.send(admit.clone(), |store, admit| store.fence(admit))
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.inner.close()
+    }
+}
