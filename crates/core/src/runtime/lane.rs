@@ -19,7 +19,7 @@ use super::{
     keeping::{Alive, Tenure},
     terms::Terms,
 };
-use crate::{name::Name, telemetry, token::Token};
+use crate::{name::Name, token::Token};
 
 /// How long after its grant a lock may be handed on inside the process: other processes wait
 /// at most this much longer than their turn.
@@ -119,40 +119,27 @@ impl Lanes {
         lane.see_that_it_closes(alive, &hold.name);
     }
 
-    /// Hands the grant on to the first waiting task, if it may be; gives it back if not. Decided
-    /// before anything is sent to the store, so there is no leave that could overtake it.
-    pub(crate) fn hand_on(&self, tenure: Tenure, now: BootTime) -> Result<(), Tenure> {
-        let hold = tenure.hold().clone();
+    /// Whom step `step` of the grant may be handed on to: the first waiting task, if the grant is
+    /// still open and that task asked for the same. It has left the lane.
+    pub(crate) fn next_of(&self, hold: &Hold, step: u32, now: BootTime) -> Option<oneshot::Sender<Turn>> {
+        if step + 1 >= Token::STEPS {
+            return None;
+        }
         let mut lanes = self.lock();
-        let Some(lane) = lanes.get_mut(&hold.name) else { return Err(tenure) };
-        let open = lane.open.as_ref().is_some_and(|open| open.slot == hold.slot && now < open.until);
-        let mut tenure = tenure;
-        if !open || tenure.step() + 1 >= Token::STEPS {
-            return Err(tenure);
+        let lane = lanes.get_mut(&hold.name)?;
+        if !lane.open.as_ref().is_some_and(|open| open.slot == hold.slot && now < open.until) {
+            return None;
         }
-        while let Some(next) = lane.queue.pop_front() {
-            if *next.terms != *hold.terms {
-                lane.queue.push_front(next);
-                break;
+        loop {
+            let next = lane.queue.front()?;
+            if !Arc::ptr_eq(&next.terms, &hold.terms) && next.terms != hold.terms {
+                return None;
             }
-            if next.turn.is_closed() {
-                continue;
-            }
-            tenure.step_on(now);
-            match next.turn.send(Turn::HandedOn(tenure)) {
-                Ok(()) => {
-                    telemetry::handed_on();
-                    return Ok(());
-                }
-                // Its task gave up at this very moment: the step is used up, the lock is not.
-                Err(Turn::HandedOn(back)) => tenure = back,
-                Err(Turn::Front(_)) => unreachable!("a tenure was sent"),
-            }
-            if tenure.step() + 1 >= Token::STEPS {
-                break;
+            let next = lane.queue.pop_front()?;
+            if !next.turn.is_closed() {
+                return Some(next.turn);
             }
         }
-        Err(tenure)
     }
 
     /// The grant `slot` is handed on no more: the next task of the lane may go to the store.
