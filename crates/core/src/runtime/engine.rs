@@ -388,7 +388,7 @@ impl Engine {
         reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
     ) -> Option<Flight> {
         let held = hold.finish();
-        telemetry::released(hold, self.clock().now().since(hold.granted));
+        telemetry::released(hold, || self.clock().now().since(hold.granted));
         self.ledger.strike_hold(hold.slot);
         self.leave(
             Leave {
@@ -571,7 +571,7 @@ impl Alive {
             }
             tenure
         };
-        telemetry::acquired(terms.kind, &result, engine.clock().now().since(started));
+        telemetry::acquired(terms.kind, &result, || engine.clock().now().since(started));
         result
     }
 
@@ -584,7 +584,7 @@ impl Alive {
         started: BootTime,
     ) -> Result<Option<Tenure>, AcquireError> {
         let engine = self.engine();
-        let front = match engine.lanes.enter(self, name, terms) {
+        let front = match engine.lanes.enter(self, name, terms, started) {
             Entered::Front(front) => Some(front),
             Entered::Place(mut place) => match engine.limited(patience, place.turn()).await {
                 Some(Some(Turn::HandedOn(tenure))) => return Ok(Some(tenure)),

@@ -66,18 +66,18 @@ pub(crate) struct Front {
 }
 
 /// A place in a lane; given up when dropped.
-pub(crate) struct LanePlace {
-    alive: Arc<Alive>,
-    name: Name,
+pub(crate) struct LanePlace<'a> {
+    alive: &'a Alive,
+    name: &'a Name,
     ticket: u64,
     turn: oneshot::Receiver<Turn>,
     served: bool,
 }
 
 /// How a task enters a lane.
-pub(crate) enum Entered {
+pub(crate) enum Entered<'a> {
     Front(Front),
-    Place(LanePlace),
+    Place(LanePlace<'a>),
 }
 
 impl Lanes {
@@ -86,10 +86,18 @@ impl Lanes {
     }
 
     /// Enters the lane of `name`.
-    pub(crate) fn enter(&self, alive: &Arc<Alive>, name: &Name, terms: &Arc<Terms>) -> Entered {
-        let now = alive.engine().clock().now();
+    pub(crate) fn enter<'a>(
+        &self,
+        alive: &'a Arc<Alive>,
+        name: &'a Name,
+        terms: &Arc<Terms>,
+        now: BootTime,
+    ) -> Entered<'a> {
         let mut lanes = self.lock();
-        let lane = lanes.entry(name.clone()).or_default();
+        let Some(lane) = lanes.get_mut(name) else {
+            lanes.insert(name.clone(), Lane { front: true, ..Lane::default() });
+            return Entered::Front(Front::new(alive, name));
+        };
         let open = lane.open.as_ref().is_some_and(|open| now < open.until);
         if !lane.front && !open && lane.queue.is_empty() {
             lane.front = true;
@@ -99,7 +107,7 @@ impl Lanes {
         let (sender, turn) = oneshot::channel();
         lane.queue.push_back(Waiting { ticket, terms: terms.clone(), turn: sender });
         lane.see_that_it_closes(alive, name);
-        Entered::Place(LanePlace { alive: alive.clone(), name: name.clone(), ticket, turn, served: false })
+        Entered::Place(LanePlace { alive, name, ticket, turn, served: false })
     }
 
     /// A grant was made: it may be handed on for a while. The lane's front, if it was the one
@@ -238,7 +246,7 @@ impl Drop for Front {
     }
 }
 
-impl LanePlace {
+impl LanePlace<'_> {
     /// Waits for this task's turn.
     pub(crate) async fn turn(&mut self) -> Option<Turn> {
         // A lane never drops a waiting task's sender; should it all the same, the task goes on
@@ -249,10 +257,10 @@ impl LanePlace {
     }
 }
 
-impl Drop for LanePlace {
+impl Drop for LanePlace<'_> {
     fn drop(&mut self) {
         if !self.served {
-            self.alive.engine().lanes().leave(&self.name, self.ticket);
+            self.alive.engine().lanes().leave(self.name, self.ticket);
         }
     }
 }
