@@ -588,7 +588,7 @@ impl Alive {
             Entered::Front(front) => Some(front),
             Entered::Place(mut place) => match engine.limited(patience, place.turn()).await {
                 Some(Some(Turn::HandedOn(tenure))) => return Ok(Some(tenure)),
-                Some(Some(Turn::Front(front))) => Some(front),
+                Some(Some(Turn::Front(front))) => Some(*front),
                 Some(None) => None,
                 None => return Err(engine.timed_out(at(), started, None)),
             },

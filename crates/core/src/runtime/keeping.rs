@@ -38,7 +38,9 @@ impl fmt::Debug for Alive {
 }
 
 /// One step of a hold, owned by exactly one guard or its re-entries. Dropped, it is given back.
-pub(crate) struct Tenure(Option<Owned>);
+///
+/// Boxed, because it moves through many hands on its way from one task to the next.
+pub(crate) struct Tenure(Option<Box<Owned>>);
 
 struct Owned {
     alive: Arc<Alive>,
@@ -48,7 +50,7 @@ struct Owned {
 
 impl Tenure {
     pub(crate) fn new(alive: &Arc<Alive>, hold: Arc<Hold>, step: u32) -> Self {
-        Self(Some(Owned { alive: alive.clone(), hold, step }))
+        Self(Some(Box::new(Owned { alive: alive.clone(), hold, step })))
     }
 
     fn owned(&self) -> &Owned {
@@ -144,7 +146,7 @@ impl Tenure {
 
     /// Sends the leave.
     fn give_back(mut self, reply: Option<oneshot::Sender<Result<Left, StoreError>>>) -> Option<Flight> {
-        let Owned { alive, hold, .. } = self.0.take()?;
+        let Owned { alive, hold, .. } = *self.0.take()?;
         let flight = alive.engine().give_back(&hold, reply);
         if hold.terms.hands_on() {
             // After the leave is on its way, so that the lane's next claim comes behind it.

@@ -54,8 +54,8 @@ struct Waiting {
 pub(crate) enum Turn {
     /// The lock itself.
     HandedOn(Tenure),
-    /// The right to claim at the store.
-    Front(Front),
+    /// The right to claim at the store. Boxed, since the other is what usually comes.
+    Front(Box<Front>),
 }
 
 /// The right to claim at the store for a lane; given up when dropped.
@@ -177,7 +177,7 @@ impl Lanes {
         let mut returned = Vec::new();
         while let Some(next) = lane.queue.pop_front() {
             lane.front = true;
-            match next.turn.send(Turn::Front(Front::new(alive, name))) {
+            match next.turn.send(Turn::Front(Box::new(Front::new(alive, name)))) {
                 Ok(()) => break,
                 Err(turn) => {
                     lane.front = false;
