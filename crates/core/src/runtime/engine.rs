@@ -29,6 +29,7 @@ use super::{
     store_clock::StoreClock,
     terms::Terms,
     thread::Stop,
+    watchdog::TOGETHER,
     watches::Watches,
 };
 use crate::{
@@ -370,11 +371,12 @@ pub(crate) fn by_server<T>(
 }
 
 /// When to ask again without a wake. The next in line asks when a lease ends; the others poll
-/// half as often. All polls fall on one beat, so they travel as one request.
+/// half as often. All polls fall on one beat, so they travel as one request. A beat so near that
+/// the watchdog would take it as now is left out: this claim has only just been answered.
 fn next_ask(now: BootTime, ahead: u32, retry_in: Duration) -> BootTime {
     let beat = |period: Duration| {
         let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
-        BootTime((now.0 / period + 1) * period)
+        BootTime((now.after(TOGETHER).0 / period + 1) * period)
     };
     if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(POLL)) } else { beat(2 * POLL) }
 }
@@ -692,5 +694,24 @@ impl Engine {
 
     fn timed_out(&self, at: At, started: BootTime, ahead: Option<u32>) -> AcquireError {
         AcquireError::TimedOut { at, waited: self.clock().now().since(started), ahead }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_just_answered_is_not_asked_again_at_once() {
+        let lease = Duration::from_secs(30);
+        for millis in 0..4000 {
+            let now = BootTime(0).after(Duration::from_millis(millis));
+            for (ahead, longest) in [(0, POLL), (1, 2 * POLL)] {
+                let wait = next_ask(now, ahead, lease).since(now);
+                assert!(wait > TOGETHER && wait <= longest + TOGETHER, "{wait:?} at {millis} ms");
+            }
+        }
+        let soon = Duration::from_millis(5);
+        assert_eq!(next_ask(BootTime(0), 0, soon), BootTime(0).after(soon + Duration::from_millis(1)));
     }
 }

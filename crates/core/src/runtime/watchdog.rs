@@ -14,8 +14,8 @@ use crate::{
     telemetry,
 };
 
-/// Renewals due within this time go out together.
-const TOGETHER: Duration = Duration::from_millis(50);
+/// What is due within this time goes out together.
+pub(crate) const TOGETHER: Duration = Duration::from_millis(50);
 
 /// The beat, until the keeper ends.
 pub(crate) async fn beat(engine: Arc<Engine>) {
