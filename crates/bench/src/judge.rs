@@ -1,17 +1,9 @@
 //! From figures to a verdict: medians, their intervals, limits.
 //!
-//! A rate is judged as the median of at least 15 rounds of at least 2 s, and only if the 90 %
-//! interval of that median is within ±15 % of it. Counts (CPU time, bytes, shares) are judged as
-//! they are.
+//! A rate is judged by the 90 % interval of the median of enough rounds, and only if the limit is
+//! not inside of it. Counts (CPU time, bytes, shares) are judged as they are.
 
-use std::{fmt, time::Duration};
-
-/// The fewest rounds, and the shortest, that a rate is judged by.
-pub(crate) const ROUNDS: usize = 15;
-pub(crate) const LENGTH: Duration = Duration::from_secs(2);
-
-/// How far the interval of a median may reach to either side of it.
-const WIDEST: f64 = 0.15;
+use std::fmt;
 
 /// The median of several rounds and its 90 % interval.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -32,11 +24,6 @@ impl Median {
         let value = (figures[(n - 1) / 2] + figures[n / 2]) / 2.0;
         let cut = outer_figures(n);
         Self { value, low: figures[cut], high: figures[n - 1 - cut] }
-    }
-
-    /// How far the interval reaches, as a share of the median.
-    pub(crate) fn spread(&self) -> f64 {
-        (self.high - self.value).max(self.value - self.low) / self.value.abs()
     }
 }
 
@@ -83,16 +70,10 @@ impl Limit {
         if self.allows(value) { Verdict::Met } else { Verdict::Missed }
     }
 
-    /// Judges a rate, or a ratio of rates, of so many rounds of that length.
-    pub(crate) fn judge_rate(self, median: &Median, rounds: usize, length: Duration) -> Verdict {
-        if rounds < ROUNDS || length < LENGTH {
-            Verdict::TooShort
-        } else if median.spread() <= WIDEST {
-            self.judge(median.value)
-        } else {
-            // Also what is not a number ends here.
-            Verdict::TooWide
-        }
+    /// Judges a rate, or a ratio of rates: both ends of its interval have to agree.
+    pub(crate) fn judge_rate(self, median: &Median) -> Verdict {
+        let (low, high) = (self.judge(median.low), self.judge(median.high));
+        if low == high { low } else { Verdict::Inconclusive }
     }
 }
 
@@ -111,8 +92,8 @@ pub(crate) enum Verdict {
     Met,
     Missed,
     /// The rounds differ too much; measure again.
-    TooWide,
-    /// Too few rounds, or too short ones, were asked for.
+    Inconclusive,
+    /// Too little was asked for.
     TooShort,
 }
 
@@ -120,8 +101,8 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Met => "met",
-            Self::Missed => "**missed**",
-            Self::TooWide => "inconclusive",
+            Self::Missed => "missed",
+            Self::Inconclusive => "inconclusive",
             Self::TooShort => "too short to judge",
         })
     }
@@ -131,7 +112,7 @@ impl fmt::Display for Verdict {
 pub(crate) fn exit_code(verdicts: impl IntoIterator<Item = Verdict>) -> u8 {
     let code = |verdict| match verdict {
         Verdict::Met => 0,
-        Verdict::TooWide | Verdict::TooShort => 2,
+        Verdict::Inconclusive | Verdict::TooShort => 2,
         Verdict::Missed => 1,
     };
     let codes: Vec<u8> = verdicts.into_iter().map(code).collect();
@@ -168,24 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn spread_is_the_longer_side() {
-        let median = Median { value: 10.0, low: 9.0, high: 12.0 };
-        assert!((median.spread() - 0.2).abs() < 1e-9);
-    }
-
-    #[test]
-    fn rates_need_enough_rounds_and_a_narrow_interval() {
+    fn a_rate_is_judged_by_its_whole_interval() {
+        let median = |low, high| Median { value: (low + high) / 2.0, low, high };
         let limit = Limit::AtLeast(0.25);
-        let narrow = Median { value: 0.3, low: 0.28, high: 0.32 };
-        assert_eq!(limit.judge_rate(&narrow, ROUNDS, LENGTH), Verdict::Met);
-        assert_eq!(limit.judge_rate(&narrow, ROUNDS - 1, LENGTH), Verdict::TooShort);
-        assert_eq!(limit.judge_rate(&narrow, ROUNDS, LENGTH / 2), Verdict::TooShort);
-        let wide = Median { value: 0.3, low: 0.28, high: 0.36 };
-        assert_eq!(limit.judge_rate(&wide, ROUNDS, LENGTH), Verdict::TooWide);
-        let slow = Median { value: 0.2, low: 0.19, high: 0.21 };
-        assert_eq!(limit.judge_rate(&slow, ROUNDS, LENGTH), Verdict::Missed);
-        let nothing = Median { value: f64::NAN, low: 0.0, high: 0.0 };
-        assert_eq!(limit.judge_rate(&nothing, ROUNDS, LENGTH), Verdict::TooWide);
+        assert_eq!(limit.judge_rate(&median(0.25, 0.9)), Verdict::Met);
+        assert_eq!(limit.judge_rate(&median(0.1, 0.24)), Verdict::Missed);
+        assert_eq!(limit.judge_rate(&median(0.24, 0.3)), Verdict::Inconclusive);
+        assert_eq!(Limit::AtMost(0.25).judge_rate(&median(0.24, 0.3)), Verdict::Inconclusive);
+        assert_eq!(limit.judge_rate(&median(f64::NAN, f64::NAN)), Verdict::Missed);
     }
 
     #[test]
@@ -206,7 +177,7 @@ mod tests {
     fn a_miss_weighs_more_than_doubt() {
         assert_eq!(exit_code([]), 0);
         assert_eq!(exit_code([Verdict::Met]), 0);
-        assert_eq!(exit_code([Verdict::Met, Verdict::TooWide]), 2);
-        assert_eq!(exit_code([Verdict::TooShort, Verdict::Missed, Verdict::TooWide]), 1);
+        assert_eq!(exit_code([Verdict::Met, Verdict::Inconclusive]), 2);
+        assert_eq!(exit_code([Verdict::TooShort, Verdict::Missed, Verdict::Inconclusive]), 1);
     }
 }

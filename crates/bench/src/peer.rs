@@ -11,7 +11,15 @@ use std::{
 use lockkeeper::{Guard, Keeper};
 use tokio::sync::{Mutex as TokioMutex, MutexGuard as TokioGuard};
 
-use crate::Failure;
+use crate::{Failure, bench::Workload, counting::Requests, judge::Limit, rounds::Contestant};
+
+/// Whom Lockkeeper is compared with on this store. A store that comes with peers adds them here.
+pub(crate) fn peers_of(keeper: &Keeper) -> Vec<Box<dyn Contestant>> {
+    match keeper.capability().store {
+        "memory" => vec![Box::new(TokioPeer::default())],
+        _ => Vec::new(),
+    }
+}
 
 /// A kind of lock, by name.
 pub(crate) trait Peer: Send + Sync + 'static {
@@ -22,6 +30,16 @@ pub(crate) trait Peer: Send + Sync + 'static {
 
     /// The lock of this name; every task has a clone of it.
     fn lock(&self, name: &str) -> Self::Lock;
+
+    /// How many requests to its store it has sent so far, if that is known.
+    fn requests(&self) -> Option<u64> {
+        None
+    }
+
+    /// What Lockkeeper's rate divided by this peer's is held to.
+    fn goal(&self, _: Workload) -> Option<Limit> {
+        None
+    }
 }
 
 /// How one task acquires and releases. The futures are not boxed, so that nothing is added to
@@ -37,16 +55,17 @@ pub(crate) trait Lock: Clone + Send + Sync + 'static {
 /// Lockkeeper's mutex, as it comes or with `.fifo()`.
 pub(crate) struct KeeperPeer {
     keeper: Keeper,
+    requests: Requests,
     fifo: bool,
 }
 
 impl KeeperPeer {
-    pub(crate) fn usual(keeper: &Keeper) -> Self {
-        Self { keeper: keeper.clone(), fifo: false }
+    pub(crate) fn usual(keeper: &Keeper, requests: &Requests) -> Self {
+        Self { keeper: keeper.clone(), requests: requests.clone(), fifo: false }
     }
 
-    pub(crate) fn fifo(keeper: &Keeper) -> Self {
-        Self { keeper: keeper.clone(), fifo: true }
+    pub(crate) fn fifo(keeper: &Keeper, requests: &Requests) -> Self {
+        Self { fifo: true, ..Self::usual(keeper, requests) }
     }
 }
 
@@ -61,6 +80,10 @@ impl Peer for KeeperPeer {
         // Apart from each other, so that one peer never waits for what another left behind.
         let mutex = self.keeper.mutex(&format!("bench/{}/{name}", if self.fifo { "fifo" } else { "usual" }));
         if self.fifo { mutex.fifo() } else { mutex }
+    }
+
+    fn requests(&self) -> Option<u64> {
+        Some(self.requests.so_far())
     }
 }
 
@@ -91,6 +114,12 @@ impl Peer for TokioPeer {
     fn lock(&self, name: &str) -> Self::Lock {
         let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         locks.entry(name.to_owned()).or_default().clone()
+    }
+
+    /// A lock that is handed on inside a process is at most four times as dear as one that knows
+    /// of nothing outside of it.
+    fn goal(&self, workload: Workload) -> Option<Limit> {
+        (workload == Workload::W3).then_some(Limit::AtLeast(0.25))
     }
 }
 

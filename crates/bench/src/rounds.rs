@@ -14,7 +14,10 @@ use hdrhistogram::Histogram;
 use tokio::{sync::Barrier, task::JoinSet};
 
 use crate::{
-    Failure, judge, measure,
+    Failure,
+    bench::Workload,
+    judge::{self, Limit},
+    measure,
     peer::{Lock, Peer},
     waiting::{self, Drain},
 };
@@ -42,8 +45,9 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(crate) fn new(word: &str, tasks: usize, names: usize, length: Duration) -> Self {
-        Self { tasks, names: (0..names).map(|name| format!("{word}/{name}")).collect(), length }
+    pub(crate) fn new(workload: Workload, tasks: usize, names: usize, length: Duration) -> Self {
+        let names = (0..names).map(|name| format!("{}/{name}", workload.word())).collect();
+        Self { tasks, names, length }
     }
 }
 
@@ -57,6 +61,8 @@ pub(crate) struct Round {
     pub(crate) shares: Vec<u64>,
     /// Acquisitions right after another task's of the same name.
     pub(crate) passed: u64,
+    /// Requests to the store, if they are counted.
+    pub(crate) requests: Option<u64>,
     /// How long an acquisition and its release took, in nanoseconds, without what was done
     /// in between.
     pub(crate) times: Histogram<u64>,
@@ -76,6 +82,11 @@ impl Round {
         self.cpu.as_secs_f64() * 1e6 / self.acquired()
     }
 
+    /// Requests per acquisition and release.
+    pub(crate) fn requests_each(&self) -> Option<f64> {
+        self.requests.map(|requests| requests as f64 / self.acquired())
+    }
+
     pub(crate) fn micros_at(&self, quantile: f64) -> f64 {
         self.times.value_at_quantile(quantile) as f64 / 1e3
     }
@@ -84,6 +95,9 @@ impl Round {
 /// Who takes part in a measurement.
 pub(crate) trait Contestant: Send + Sync {
     fn name(&self) -> &'static str;
+
+    /// What Lockkeeper's rate divided by this contestant's is held to.
+    fn goal(&self, workload: Workload) -> Option<Limit>;
 
     /// One round of acquiring and releasing.
     fn round<'a>(&'a self, load: &'a Load) -> BoxFuture<'a, Result<Round, Failure>>;
@@ -95,6 +109,10 @@ pub(crate) trait Contestant: Send + Sync {
 impl<P: Peer> Contestant for P {
     fn name(&self) -> &'static str {
         Peer::name(self)
+    }
+
+    fn goal(&self, workload: Workload) -> Option<Limit> {
+        Peer::goal(self, workload)
     }
 
     fn round<'a>(&'a self, load: &'a Load) -> BoxFuture<'a, Result<Round, Failure>> {
@@ -188,8 +206,9 @@ async fn round<P: Peer>(peer: &P, load: &Load) -> Result<Round, Failure> {
         let (lock, protected) = places[task % places.len()].clone();
         tasks.spawn(take_turns(lock, task as u64 + 1, protected, start.clone(), stop.clone()));
     }
+    // Before anybody starts, so that all they do is in it.
+    let (started, cpu, requests) = (Instant::now(), measure::cpu(), peer.requests());
     start.wait().await;
-    let (started, cpu) = (Instant::now(), measure::cpu());
     // A thread of its own: a peer that never gives its worker back would hold up a timer.
     let timer = thread::spawn({
         let (stop, length) = (stop.clone(), load.length);
@@ -198,7 +217,14 @@ async fn round<P: Peer>(peer: &P, load: &Load) -> Result<Round, Failure> {
             stop.store(true, Ordering::Relaxed);
         }
     });
-    let mut round = Round { elapsed: Duration::ZERO, cpu, shares: Vec::new(), passed: 0, times: no_times()? };
+    let mut round = Round {
+        elapsed: Duration::ZERO,
+        cpu,
+        shares: Vec::new(),
+        passed: 0,
+        requests: None,
+        times: no_times()?,
+    };
     while let Some(turns) = tasks.join_next().await {
         let turns = turns??;
         round.shares.push(turns.acquired);
@@ -207,6 +233,7 @@ async fn round<P: Peer>(peer: &P, load: &Load) -> Result<Round, Failure> {
     }
     round.elapsed = started.elapsed();
     round.cpu = measure::cpu().saturating_sub(cpu);
+    round.requests = peer.requests().zip(requests).map(|(after, before)| after - before);
     timer.join().map_err(|_| "the timer's thread panicked")?;
     let counted: u64 = places.iter().map(|(_, protected)| protected.counter.load(Ordering::Relaxed)).sum();
     let acquired: u64 = round.shares.iter().sum();
@@ -260,8 +287,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_round_counts_what_was_done() {
-        let load = Load::new("test", 3, 2, Duration::from_millis(50));
-        let round = TokioPeer::default().round(&load).await.unwrap();
+        let load = Load::new(Workload::W3, 3, 2, Duration::from_millis(50));
+        let round = TokioPeer::default().round(&load).await.expect("a round");
         assert_eq!(round.shares.len(), 3);
         assert!(round.rate() > 0.0 && round.cpu_micros() > 0.0 && !round.times.is_empty());
         assert!(round.elapsed >= load.length);
@@ -269,7 +296,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_lock_that_locks_nothing_is_found_out() {
-        let load = Load::new("test", 4, 1, Duration::from_millis(300));
+        let load = Load::new(Workload::W3, 4, 1, Duration::from_millis(300));
         let error = Broken.round(&load).await.expect_err("nothing was locked");
         assert!(error.to_string().contains("two tasks held one lock"), "{error}");
     }

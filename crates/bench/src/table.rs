@@ -1,69 +1,84 @@
-//! The one table that comes out.
+//! What comes out: one table, and a line for each goal.
 
-use crate::judge::{Limit, Median, Verdict};
+use crate::{
+    bench::Workload,
+    judge::{Limit, Median, Verdict},
+};
 
 /// One figure.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
-    workload: &'static str,
+    workload: Workload,
     who: &'static str,
-    what: &'static str,
+    what: String,
     value: f64,
     interval: Option<(f64, f64)>,
-    limit: Option<Limit>,
-    pub(crate) verdict: Option<Verdict>,
+    goal: Option<(Limit, Verdict)>,
 }
 
 impl Row {
     /// A single figure.
-    pub(crate) fn new(workload: &'static str, who: &'static str, what: &'static str, value: f64) -> Self {
-        Self { workload, who, what, value, interval: None, limit: None, verdict: None }
+    pub(crate) fn new(workload: Workload, who: &'static str, what: impl Into<String>, value: f64) -> Self {
+        Self { workload, who, what: what.into(), value, interval: None, goal: None }
     }
 
     /// A median of rounds, with its interval.
     pub(crate) fn median(
-        workload: &'static str,
+        workload: Workload,
         who: &'static str,
-        what: &'static str,
+        what: impl Into<String>,
         median: Median,
     ) -> Self {
         Self { interval: Some((median.low, median.high)), ..Self::new(workload, who, what, median.value) }
     }
 
-    pub(crate) fn judged(self, limit: Limit, verdict: Verdict) -> Self {
-        Self { limit: Some(limit), verdict: Some(verdict), ..self }
+    /// Held to a limit, with this verdict.
+    pub(crate) fn goal(self, limit: Limit, verdict: Verdict) -> Self {
+        Self { goal: Some((limit, verdict)), ..self }
     }
 
-    /// Held to a limit as a count.
-    pub(crate) fn counted(self, limit: Limit) -> Self {
-        let verdict = limit.judge(self.value);
-        self.judged(limit, verdict)
+    pub(crate) fn verdict(&self) -> Option<Verdict> {
+        self.goal.map(|(_, verdict)| verdict)
     }
+
+    /// The same figure, held to nothing.
+    pub(crate) fn unjudged(self) -> Self {
+        Self { goal: None, ..self }
+    }
+}
+
+/// One line for each row that is held to a limit.
+pub(crate) fn verdicts(rows: &[Row]) -> String {
+    let line = |row: &Row| {
+        let (limit, verdict) = row.goal?;
+        let Row { who, what, .. } = row;
+        Some(format!("{verdict}: {} {who}, {what}: {} ({limit})\n", row.workload.word(), figure(row.value)))
+    };
+    rows.iter().filter_map(line).collect()
 }
 
 /// All rows as a table in markdown.
 pub(crate) fn markdown(rows: &[Row]) -> String {
-    let head = ["load", "who", "what", "value", "90 % interval", "limit", "verdict"].map(str::to_owned);
+    let head = ["load", "who", "what", "value", "90 % interval", "goal"].map(str::to_owned);
     let mut cells = vec![head];
     cells.extend(rows.iter().map(|row| {
         [
-            row.workload.to_owned(),
+            row.workload.word().to_owned(),
             row.who.to_owned(),
-            row.what.to_owned(),
+            row.what.clone(),
             figure(row.value),
             row.interval.map_or(String::new(), |(low, high)| format!("{} to {}", figure(low), figure(high))),
-            row.limit.map_or(String::new(), |limit| limit.to_string()),
-            row.verdict.map_or(String::new(), |verdict| verdict.to_string()),
+            row.goal.map_or(String::new(), |(limit, _)| limit.to_string()),
         ]
     }));
     let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; 7] = std::array::from_fn(width);
+    let widths: [usize; 6] = std::array::from_fn(width);
     let mut lines: Vec<String> = cells.iter().map(|row| line(row, &widths)).collect();
     lines.insert(1, line(&widths.map(|width| "-".repeat(width)), &widths));
     lines.join("\n") + "\n"
 }
 
-fn line(cells: &[String; 7], widths: &[usize; 7]) -> String {
+fn line(cells: &[String; 6], widths: &[usize; 6]) -> String {
     let padded: Vec<String> =
         cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}", width = *width)).collect();
     format!("| {} |", padded.join(" | "))
@@ -121,18 +136,19 @@ mod tests {
     }
 
     #[test]
-    fn a_table() {
+    fn a_table_and_its_verdicts() {
         let rows = [
-            Row::new("W1", "x", "pairs/s", 5.0),
-            Row::median("W3", "x", "ratio", Median { value: 0.5, low: 0.4, high: 0.6 })
-                .counted(Limit::AtLeast(0.25)),
+            Row::new(Workload::W1, "x", "pairs/s", 5.0),
+            Row::median(Workload::W3, "x", "ratio", Median { value: 0.5, low: 0.4, high: 0.6 })
+                .goal(Limit::AtLeast(0.25), Verdict::Met),
         ];
         let expected = "\
-| load | who | what    | value | 90 % interval  | limit  | verdict |
-| ---- | --- | ------- | ----- | -------------- | ------ | ------- |
-| W1   | x   | pairs/s | 5.00  |                |        |         |
-| W3   | x   | ratio   | 0.500 | 0.400 to 0.600 | ≥ 0.25 | met     |
+| load | who | what    | value | 90 % interval  | goal   |
+| ---- | --- | ------- | ----- | -------------- | ------ |
+| w1   | x   | pairs/s | 5.00  |                |        |
+| w3   | x   | ratio   | 0.500 | 0.400 to 0.600 | ≥ 0.25 |
 ";
         assert_eq!(markdown(&rows), expected);
+        assert_eq!(verdicts(&rows), "met: w3 x, ratio: 0.500 (≥ 0.25)\n");
     }
 }

@@ -9,30 +9,27 @@ use std::{
 use tokio::{sync::Barrier, task::JoinSet};
 
 use crate::{
-    Bench, Failure,
+    Failure,
+    bench::{Bench, Workload},
     judge::Median,
     measure,
-    peer::{KeeperPeer, Lock, Peer, TokioPeer},
+    peer::{Lock, Peer},
     rounds::Contestant,
     table::Row,
 };
 
 const WAITERS: usize = 64;
 
-/// How long they wait in each round: several of the polls that a waiter makes when no wake comes.
-const WAIT: Duration = Duration::from_secs(5);
-
-/// How long they are given to stand in line before anything is measured.
-const SETTLE: Duration = Duration::from_millis(500);
-
-/// A round takes long and its figures are counts or nearly so: fewer do.
-const ROUNDS: usize = 5;
+/// This part of the waiting time the tasks are given to stand in line before it begins.
+const SETTLE_PART: u32 = 10;
 
 /// What a round brought.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drain {
     /// Client CPU while waiting, in per cent of a core.
     pub(crate) cpu_percent: f64,
+    /// Requests per second while waiting, if they are counted.
+    pub(crate) requests: Option<f64>,
     /// From the release until all have had the lock and released it.
     pub(crate) drained: Duration,
     /// Client CPU of that, all together.
@@ -40,32 +37,34 @@ pub(crate) struct Drain {
 }
 
 pub(crate) async fn w4(bench: &Bench) -> Result<Vec<Row>, Failure> {
-    let (usual, fifo) = (KeeperPeer::usual(&bench.keeper), KeeperPeer::fifo(&bench.keeper));
-    let tokio = TokioPeer::default();
-    let mut contestants: Vec<&dyn Contestant> = vec![&usual, &fifo];
-    if bench.is_local() {
-        contestants.push(&tokio);
-    }
+    let contestants: Vec<&dyn Contestant> =
+        [bench.usual(), bench.fifo()].into_iter().chain(bench.peers()).collect();
     let mut results = vec![Vec::new(); contestants.len()];
-    for _ in 0..ROUNDS.min(bench.rounds) {
+    for _ in 0..bench.pace.waits {
         for (contestant, results) in contestants.iter().zip(&mut results) {
-            results.push(contestant.drain(WAITERS, WAIT).await?);
+            results.push(contestant.drain(WAITERS, bench.pace.wait).await?);
         }
     }
     let mut rows = Vec::new();
     for (contestant, drains) in contestants.iter().zip(&results) {
-        let median = |figure: fn(&Drain) -> f64| Median::of(drains.iter().map(figure));
-        let mut row = |what, median| rows.push(Row::median("W4", contestant.name(), what, median));
-        row("client CPU while waiting, % of a core", median(|drain| drain.cpu_percent));
-        row("drain of 64 waiters, ms", median(|drain| drain.drained.as_secs_f64() * 1e3));
-        row("client CPU of the drain, ms", median(|drain| drain.cpu.as_secs_f64() * 1e3));
+        let mut row = |what, figure: fn(&Drain) -> Option<f64>| {
+            let figures: Option<Vec<f64>> = drains.iter().map(figure).collect();
+            rows.extend(
+                figures
+                    .map(|figures| Row::median(Workload::W4, contestant.name(), what, Median::of(figures))),
+            );
+        };
+        row("client CPU while 64 wait, % of a core", |drain| Some(drain.cpu_percent));
+        row("requests/s while 64 wait", |drain| drain.requests);
+        row("drain of 64 waiters, ms", |drain| Some(drain.drained.as_secs_f64() * 1e3));
+        row("client CPU of the drain, ms", |drain| Some(drain.cpu.as_secs_f64() * 1e3));
     }
     Ok(rows)
 }
 
 /// Holds a lock while `waiters` tasks wait for it, then lets them through.
 pub(crate) async fn drain<P: Peer>(peer: &P, waiters: usize, wait: Duration) -> Result<Drain, Failure> {
-    let lock = peer.lock("W4/0");
+    let lock = peer.lock("w4/0");
     let held = lock.acquire().await?;
     let start = Arc::new(Barrier::new(waiters + 1));
     let mut tasks = JoinSet::new();
@@ -77,10 +76,12 @@ pub(crate) async fn drain<P: Peer>(peer: &P, waiters: usize, wait: Duration) -> 
         });
     }
     start.wait().await;
-    tokio::time::sleep(SETTLE).await;
-    let (before, asleep) = (measure::cpu(), Instant::now());
+    tokio::time::sleep(wait / SETTLE_PART).await;
+    let (before, requests, asleep) = (measure::cpu(), peer.requests(), Instant::now());
     tokio::time::sleep(wait).await;
     let cpu_percent = measure::percent(measure::cpu().saturating_sub(before), asleep.elapsed());
+    let requests = peer.requests().zip(requests).map(|(after, before)| (after - before) as f64);
+    let requests = requests.map(|requests| requests / asleep.elapsed().as_secs_f64());
     if tasks.try_join_next().is_some() {
         return Err(format!("{}: a waiter did not wait for the holder", Peer::name(peer)).into());
     }
@@ -89,16 +90,22 @@ pub(crate) async fn drain<P: Peer>(peer: &P, waiters: usize, wait: Duration) -> 
     while let Some(done) = tasks.join_next().await {
         done??;
     }
-    Ok(Drain { cpu_percent, drained: released.elapsed(), cpu: measure::cpu().saturating_sub(before) })
+    Ok(Drain {
+        cpu_percent,
+        requests,
+        drained: released.elapsed(),
+        cpu: measure::cpu().saturating_sub(before),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peer::TokioPeer;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn waiters_wait_and_then_drain() {
-        let drain = TokioPeer::default().drain(4, Duration::from_millis(50)).await.unwrap();
+        let drain = TokioPeer::default().drain(4, Duration::from_millis(50)).await.expect("a round");
         assert!(drain.cpu_percent < 100.0);
         assert!(drain.drained < Duration::from_secs(5));
     }
