@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use lockkeeper::Keeper;
+use lockkeeper_testkit::counting::Requests;
 
 use crate::{
-    Failure,
-    counting::Requests,
-    held,
+    Failure, held,
     judge::Verdict,
     peer::{self, KeeperPeer},
     rates,

@@ -5,7 +5,6 @@
 //! one is missed, with 2 if one stayed inconclusive or the harness could not run.
 
 mod bench;
-mod counting;
 mod held;
 mod judge;
 mod measure;

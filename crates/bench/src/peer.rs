@@ -9,9 +9,10 @@ use std::{
 };
 
 use lockkeeper::{Guard, Keeper};
+use lockkeeper_testkit::counting::Requests;
 use tokio::sync::{Mutex as TokioMutex, MutexGuard as TokioGuard};
 
-use crate::{Failure, bench::Workload, counting::Requests, judge::Limit, rounds::Contestant};
+use crate::{Failure, bench::Workload, judge::Limit, rounds::Contestant};
 
 /// Whom Lockkeeper is compared with on this store. A store that comes with peers adds them here.
 pub(crate) fn peers_of(keeper: &Keeper) -> Vec<Box<dyn Contestant>> {

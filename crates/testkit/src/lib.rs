@@ -2,6 +2,7 @@
 
 pub mod behaviour;
 pub mod broken;
+pub mod counting;
 pub mod dice;
 pub mod faulty;
 pub mod history;

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use lockkeeper::{
+use lockkeeper_core::{
     Capability, Name,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Evict, Evicted,
@@ -15,19 +15,27 @@ use lockkeeper::{
 
 /// How many requests were sent so far. Clones count together.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Requests(Arc<AtomicU64>);
+pub struct Requests(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    all: AtomicU64,
+    watches: AtomicU64,
+}
 
 impl Requests {
-    pub(crate) fn so_far(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    /// All of them; a group of claims and leaves is one.
+    pub fn so_far(&self) -> u64 {
+        self.0.all.load(Ordering::Relaxed)
     }
 
-    fn one_more(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    /// Those that subscribe.
+    pub fn watches(&self) -> u64 {
+        self.0.watches.load(Ordering::Relaxed)
     }
 
     /// The store that `connector` connects to, with its requests counted here.
-    pub(crate) fn of(&self, connector: Connector) -> Connector {
+    pub fn of(&self, connector: Connector) -> Connector {
         let requests = self.clone();
         Connector::new(|context: Context| async move {
             let inner = connector.connect(context).await?;
@@ -36,7 +44,7 @@ impl Requests {
     }
 }
 
-/// A store that passes everything on. A group of claims and leaves is one request.
+/// A store that passes everything on.
 #[derive(Debug)]
 struct CountingStore {
     inner: Arc<dyn Store>,
@@ -45,7 +53,7 @@ struct CountingStore {
 
 impl CountingStore {
     fn ask(&self) -> &dyn Store {
-        self.requests.one_more();
+        self.requests.0.all.fetch_add(1, Ordering::Relaxed);
         &*self.inner
     }
 }
@@ -77,6 +85,7 @@ impl Store for CountingStore {
     }
 
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
+        self.requests.0.watches.fetch_add(1, Ordering::Relaxed);
         self.ask().watch(topic)
     }
 
