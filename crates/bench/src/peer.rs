@@ -136,3 +136,39 @@ impl Lock for Arc<TokioMutex<()>> {
         Ok(())
     }
 }
+
+/// A lock that locks nothing, to see that the harness finds it out.
+#[cfg(test)]
+pub(crate) mod broken {
+    use super::{Failure, Lock, Peer};
+
+    pub(crate) struct Broken;
+
+    #[derive(Clone)]
+    pub(crate) struct BrokenLock;
+
+    impl Peer for Broken {
+        type Lock = BrokenLock;
+
+        fn name(&self) -> &'static str {
+            "broken"
+        }
+
+        fn lock(&self, _: &str) -> BrokenLock {
+            BrokenLock
+        }
+    }
+
+    impl Lock for BrokenLock {
+        type Held<'a> = ();
+
+        async fn acquire(&self) -> Result<(), Failure> {
+            tokio::task::consume_budget().await;
+            Ok(())
+        }
+
+        async fn release((): Self::Held<'_>) -> Result<(), Failure> {
+            Ok(())
+        }
+    }
+}

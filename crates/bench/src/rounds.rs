@@ -252,38 +252,7 @@ pub(crate) fn fairness(round: &Round) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::TokioPeer;
-
-    /// A lock that locks nothing.
-    struct Broken;
-
-    #[derive(Clone)]
-    struct BrokenLock;
-
-    impl Peer for Broken {
-        type Lock = BrokenLock;
-
-        fn name(&self) -> &'static str {
-            "broken"
-        }
-
-        fn lock(&self, _: &str) -> BrokenLock {
-            BrokenLock
-        }
-    }
-
-    impl Lock for BrokenLock {
-        type Held<'a> = ();
-
-        async fn acquire(&self) -> Result<(), Failure> {
-            tokio::task::consume_budget().await;
-            Ok(())
-        }
-
-        async fn release((): Self::Held<'_>) -> Result<(), Failure> {
-            Ok(())
-        }
-    }
+    use crate::peer::{TokioPeer, broken::Broken};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_round_counts_what_was_done() {
