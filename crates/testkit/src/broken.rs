@@ -107,10 +107,10 @@ impl BrokenStore {
             (Bug::ReleaseByName, Request::Leave(leave)) => {
                 let view = self.inner.inspect(&leave.name).await.ok().flatten();
                 let waits = |view: &ResourceView| view.waiters.iter().any(|w| w.contender == leave.contender);
-                if let Some(view) = view.filter(|view| !waits(view)) {
-                    if let Some(holder) = view.holders.first() {
-                        leave.contender = holder.contender;
-                    }
+                if let Some(view) = view.filter(|view| !waits(view))
+                    && let Some(holder) = view.holders.first()
+                {
+                    leave.contender = holder.contender;
                 }
             }
             (Bug::DoubleEntry, Request::Claim(claim)) if claim.again => {
@@ -190,7 +190,7 @@ impl BrokenStore {
     fn sometimes(&self) -> bool {
         let mut memory = self.memory();
         memory.copies += 1;
-        memory.copies % 5 == 0
+        memory.copies.is_multiple_of(5)
     }
 }
 

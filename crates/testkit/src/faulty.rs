@@ -125,7 +125,7 @@ impl Line {
     }
 
     /// Puts a wake on the line.
-    fn wake(self: &Arc<Self>, sink: &WakeSink, wake: Wake) {
+    fn wake(self: &Arc<Self>, sink: &WakeSink, wake: &Wake) {
         let (lost, copies, delays) = self.roll(|dice, faults| {
             let odd = dice.chance(faults.odd_wake);
             let most = if odd { faults.late.min(4000) } else { faults.usual };
@@ -159,7 +159,7 @@ struct Fate {
 pub fn faulty(connector: Connector, line: Arc<Line>) -> Connector {
     Connector::new(move |mut context: Context| async move {
         let (sink, bad) = (context.wakes.clone(), line.clone());
-        context.wakes = WakeSink::new(move |wake| bad.wake(&sink, wake));
+        context.wakes = WakeSink::new(move |wake| bad.wake(&sink, &wake));
         let inner = connector.connect(context).await?;
         Ok(Arc::new(FaultyStore { inner, line }) as Arc<dyn Store>)
     })

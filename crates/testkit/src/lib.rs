@@ -1,5 +1,6 @@
 //! What proves a Lockkeeper store.
 
+pub mod behaviour;
 pub mod broken;
 pub mod dice;
 pub mod faulty;

@@ -387,7 +387,8 @@ impl Engine {
         hold: &Hold,
         reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
     ) -> Option<Flight> {
-        let held = hold.finish();
+        // Closing the keeper ends a hold that was held until then: its `min_hold` still counts.
+        let held = hold.finish() || hold.lost() == Some(Lost::Closed);
         telemetry::released(hold, self.clock().now().since(hold.granted));
         self.ledger.strike_hold(hold.slot);
         self.leave(
