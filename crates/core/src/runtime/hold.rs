@@ -247,10 +247,12 @@ impl Hold {
         Due::Renew(self.renewal_lease(now))
     }
 
-    /// The lease to ask for: the full one, but not past `max_hold`; zero only confirms.
+    /// The lease to ask for: the full one, but past `max_hold` only by what the margin takes off
+    /// again, or the deadline would always come first; zero only confirms.
     fn renewal_lease(&self, now: BootTime) -> Duration {
         if self.terms.renewed {
-            self.terms.lease.min(BootTime(self.limit.load(Ordering::Acquire)).since(now))
+            let left = BootTime(self.limit.load(Ordering::Acquire)).since(now);
+            self.terms.lease.min(left.saturating_add(2 * deadline::margin(left)))
         } else {
             Duration::ZERO
         }
@@ -287,5 +289,45 @@ impl Hold {
         };
         let at = if to_come || !confirmed { from.after(remaining / 3) } else { BootTime::NEVER };
         self.renew_at.store(at.0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{id::KeeperId, share::Capacity, store::Kind};
+
+    /// However long the last renewal takes, what ends the hold is `max_hold`, not the lease.
+    #[test]
+    fn max_hold_ends_it_also_on_a_slow_store() {
+        let ms = Duration::from_millis;
+        let mut terms = Terms::new(Kind::Mutex, Units::All, Capacity::All);
+        (terms.lease, terms.max_hold) = (ms(1500), Some(ms(2250)));
+        let from = BootTime(1_000_000_000_000);
+        let hold = Hold::new(Origin {
+            name: Name::new("stock").expect("valid"),
+            contender: ContenderId { keeper: KeeperId::random(), seq: 1 },
+            slot: 1,
+            number: 1,
+            floor: 1,
+            terms: Arc::new(terms),
+            bury_until: None,
+            from,
+            lease: ms(1500),
+            deadline: deadline::from_answer(from, ms(1500)),
+            confirmed: true,
+            step: 0,
+        });
+        let mut now = from;
+        while hold.lost().is_none() {
+            now = now.after(ms(1));
+            if let Due::Renew(lease) = hold.plan(now, Duration::ZERO) {
+                let sent = now;
+                now = now.after(ms(20));
+                hold.answered(sent, lease, now);
+            }
+        }
+        assert_eq!(hold.lost(), Some(Lost::MaxHold));
+        assert!(now.since(from) >= ms(2250), "lost after {:?}", now.since(from));
     }
 }
