@@ -39,8 +39,8 @@ use crate::{
     telemetry,
 };
 
-/// How often a waiter asks again when no wake comes: shorter than the first lease of a pushed
-/// grant, so a lost message costs time but never the place in line.
+/// How often a waiter asks again when no wake comes, at the least: a third of the first lease of a
+/// pushed grant, so a lost message costs time but never the place in line.
 const POLL: Duration = Duration::from_secs(1);
 
 /// How long a keeper that was dropped without `close` goes on giving back.
@@ -230,7 +230,7 @@ impl Engine {
                     self.watch_grants(seat);
                 }
                 seat.placed(ahead);
-                self.ledger.ask_at(seat.slot(), next_ask(now, ahead, retry_in));
+                self.ledger.ask_at(seat.slot(), next_ask(now, ahead, retry_in, seat.claim().lease));
             }
             Verdict::Stale if seat.too_late(now) <= 5 => self.ledger.ask_at(seat.slot(), now),
             Verdict::Stale => {
@@ -370,13 +370,15 @@ pub(crate) fn by_server<T>(
 }
 
 /// When to ask again without a wake. The next in line asks when a lease ends; the others poll
-/// half as often. All polls fall on one beat, so they travel as one request.
-fn next_ask(now: BootTime, ahead: u32, retry_in: Duration) -> BootTime {
+/// half as often, and all within the lease that a grant would have until it is heard of. Polls
+/// fall on one beat, so they travel as one request.
+fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, lease: Duration) -> BootTime {
+    let poll = POLL.min(lease / 3).max(Duration::from_millis(1));
     let beat = |period: Duration| {
         let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
         BootTime((now.0 / period + 1) * period)
     };
-    if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(POLL)) } else { beat(2 * POLL) }
+    if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(poll)) } else { beat(2 * poll) }
 }
 
 /// Leaving.
@@ -693,5 +695,23 @@ impl Engine {
 
     fn timed_out(&self, at: At, started: BootTime, ahead: Option<u32>) -> AcquireError {
         AcquireError::TimedOut { at, waited: self.clock().now().since(started), ahead }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::FIRST_LEASE;
+
+    #[test]
+    fn i8_a_waiter_asks_again_within_the_first_lease_of_its_grant() {
+        for millis in [10, 100, 700, 1500, 3000, 30_000] {
+            let lease = Duration::from_millis(millis);
+            for (ahead, offset) in [(0, 0), (0, 999), (1, 1), (7, 1999)] {
+                let now = BootTime(1_000_000_000_000).after(Duration::from_millis(offset));
+                let asks = next_ask(now, ahead, Duration::from_secs(3600), lease);
+                assert!(asks > now && asks.since(now) < lease.min(FIRST_LEASE), "{ahead} ahead, {lease:?}");
+            }
+        }
     }
 }

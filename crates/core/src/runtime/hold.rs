@@ -247,15 +247,15 @@ impl Hold {
         Due::Renew(self.renewal_lease(now))
     }
 
-    /// The lease to ask for: the full one, but past `max_hold` only by what the margin takes off
-    /// again, or the deadline would always come first; zero only confirms.
+    /// The lease to ask for: the full one, but no more than `max_hold` needs; zero only confirms.
     fn renewal_lease(&self, now: BootTime) -> Duration {
-        if self.terms.renewed {
-            let left = BootTime(self.limit.load(Ordering::Acquire)).since(now);
-            self.terms.lease.min(left.saturating_add(2 * deadline::margin(left)))
-        } else {
-            Duration::ZERO
+        if !self.terms.renewed {
+            return Duration::ZERO;
         }
+        // A deadline stays a margin short of its lease: with that on top this renewal reaches the
+        // limit and is the last, and it is the limit that ends the hold.
+        let rest = BootTime(self.limit.load(Ordering::Acquire)).since(now);
+        self.terms.lease.min(rest + deadline::margin(rest) * 2)
     }
 
     /// A renewal sent at `sent` was answered with `remaining`; it arrived at `now`.
@@ -297,37 +297,38 @@ mod tests {
     use super::*;
     use crate::{id::KeeperId, share::Capacity, store::Kind};
 
-    /// However long the last renewal takes, what ends the hold is `max_hold`, not the lease.
+    const START: BootTime = BootTime(1_000_000_000_000);
+    const SECOND: Duration = Duration::from_secs(1);
+
     #[test]
-    fn max_hold_ends_it_also_on_a_slow_store() {
-        let ms = Duration::from_millis;
-        let mut terms = Terms::new(Kind::Mutex, Units::All, Capacity::All);
-        (terms.lease, terms.max_hold) = (ms(1500), Some(ms(2250)));
-        let from = BootTime(1_000_000_000_000);
+    fn one_renewal_reaches_max_hold_and_max_hold_ends_it() {
+        let terms = Terms {
+            lease: 10 * SECOND,
+            max_hold: Some(12 * SECOND),
+            ..Terms::new(Kind::Mutex, Units::All, Capacity::All)
+        };
         let hold = Hold::new(Origin {
-            name: Name::new("stock").expect("valid"),
-            contender: ContenderId { keeper: KeeperId::random(), seq: 1 },
+            name: Name::new("stock").expect("a good name"),
+            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
             slot: 1,
             number: 1,
             floor: 1,
             terms: Arc::new(terms),
             bury_until: None,
-            from,
-            lease: ms(1500),
-            deadline: deadline::from_answer(from, ms(1500)),
+            from: START,
+            lease: 10 * SECOND,
+            deadline: deadline::from_answer(START, 10 * SECOND),
             confirmed: true,
             step: 0,
         });
-        let mut now = from;
-        while hold.lost().is_none() {
-            now = now.after(ms(1));
-            if let Due::Renew(lease) = hold.plan(now, Duration::ZERO) {
-                let sent = now;
-                now = now.after(ms(20));
-                hold.answered(sent, lease, now);
-            }
-        }
+        let now = START.after(10 * SECOND / 3);
+        let Due::Renew(lease) = hold.plan(now, Duration::ZERO) else {
+            panic!("a third of its lease is over")
+        };
+        assert!(lease < 10 * SECOND, "no more than it needs: {lease:?}");
+        hold.answered(now, lease, now);
+        assert_eq!(hold.due(), START.after(12 * SECOND), "nothing more to renew, only an end");
+        assert!(matches!(hold.plan(hold.due(), Duration::ZERO), Due::Over));
         assert_eq!(hold.lost(), Some(Lost::MaxHold));
-        assert!(now.since(from) >= ms(2250), "lost after {:?}", now.since(from));
     }
 }

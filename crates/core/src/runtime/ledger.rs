@@ -163,11 +163,17 @@ impl Ledger {
         self.tell_if(earlier);
     }
 
-    /// Takes out of the schedule what is due at `now`; each must be scheduled anew or struck out.
-    pub(crate) fn take_due(&self, now: BootTime) -> DueNow {
+    /// Takes out of the schedule what is due at `now`, and with it what is due within `together`;
+    /// each must be scheduled anew or struck out. Nothing due means nothing taken: what is merely
+    /// near would otherwise be done again and again until its time comes.
+    pub(crate) fn take_due(&self, now: BootTime, together: Duration) -> DueNow {
         let mut inner = self.lock();
         let mut due = DueNow::default();
-        while let Some((at, slot)) = inner.schedule.first().copied().filter(|(at, _)| *at <= now) {
+        if inner.schedule.first().is_none_or(|(at, _)| *at > now) {
+            return due;
+        }
+        let until = now.after(together);
+        while let Some((at, slot)) = inner.schedule.first().copied().filter(|(at, _)| *at <= until) {
             inner.schedule.remove(&(at, slot));
             if let Some(entry) = inner.waiting.get_mut(&slot) {
                 entry.due = BootTime::NEVER;
@@ -243,5 +249,53 @@ impl Inner {
             self.schedule.insert((due, slot));
         }
         due < self.looks_at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        id::{ContenderId, KeeperId},
+        runtime::{hold::Origin, terms::Terms},
+        share::{Capacity, Units},
+        store::Kind,
+    };
+
+    const START: BootTime = BootTime(1_000_000_000_000);
+
+    /// A hold granted at `START` whose lease is long enough never to matter but for `lease / 3`.
+    fn hold(slot: u64, lease: Duration) -> Arc<Hold> {
+        Arc::new(Hold::new(Origin {
+            name: Name::new("stock").expect("a good name"),
+            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: slot },
+            slot,
+            number: slot,
+            floor: slot,
+            terms: Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All)),
+            bury_until: None,
+            from: START,
+            lease,
+            deadline: START.after(lease),
+            confirmed: true,
+            step: 0,
+        }))
+    }
+
+    /// Renewals of a lease of 100 ms are due every 33 ms, which is less than what is done
+    /// together: they must wait for their time all the same.
+    #[test]
+    fn what_is_near_is_taken_only_with_what_is_due() {
+        let together = Duration::from_millis(50);
+        let ledger = Ledger::default();
+        assert!(ledger.adopt(&hold(1, Duration::from_millis(99))), "due 33 ms after the start");
+        assert!(ledger.adopt(&hold(2, Duration::from_millis(150))), "due 50 ms after the start");
+        assert!(ledger.adopt(&hold(3, Duration::from_secs(3))), "due 1 s after the start");
+        let taken =
+            |millis| ledger.take_due(START.after(Duration::from_millis(millis)), together).holds.len();
+        assert_eq!(taken(32), 0, "nothing is due");
+        assert_eq!(taken(33), 2, "one is due and another near");
+        assert_eq!(taken(990), 0, "nothing is due");
+        assert_eq!(taken(1000), 1);
     }
 }

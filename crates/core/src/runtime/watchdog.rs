@@ -14,7 +14,7 @@ use crate::{
     telemetry,
 };
 
-/// Renewals due within this time go out together.
+/// Renewals due within this time of one that is due go out with it.
 const TOGETHER: Duration = Duration::from_millis(50);
 
 /// The beat, until the keeper ends.
@@ -32,7 +32,7 @@ pub(crate) async fn beat(engine: Arc<Engine>) {
 impl Engine {
     fn look_around(self: &Arc<Self>) {
         let now = self.clock().now();
-        let due = self.ledger().take_due(now.after(TOGETHER));
+        let due = self.ledger().take_due(now, TOGETHER);
         if !due.seats.is_empty() {
             self.ask_again(due.seats);
         }
