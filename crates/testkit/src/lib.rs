@@ -5,4 +5,6 @@ pub mod broken;
 pub mod dice;
 pub mod faulty;
 pub mod history;
+#[cfg(target_os = "linux")]
+pub mod processes;
 pub mod simulation;
