@@ -6,4 +6,6 @@ pub mod counting;
 pub mod dice;
 pub mod faulty;
 pub mod history;
+#[cfg(target_os = "linux")]
+pub mod processes;
 pub mod simulation;

@@ -62,7 +62,7 @@ fn merged(pauses: &[Pause]) -> HashMap<u32, Vec<Pause>> {
 
 impl Section {
     /// Whether it was granted alone.
-    fn exclusive(&self) -> bool {
+    pub(super) fn exclusive(&self) -> bool {
         !matches!(self.share, Share::Units(_))
     }
 
