@@ -9,3 +9,5 @@ pub mod history;
 #[cfg(target_os = "linux")]
 pub mod processes;
 pub mod simulation;
+
+mod wrapper;
