@@ -1,9 +1,35 @@
 //! Which store a URL means. A new store adds one row here.
 
+use std::{env, path::PathBuf};
+
 use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector};
 
 /// The schemes of this build, for messages.
 const SCHEMES: &[&str] = &["memory:"];
+
+/// The URL of the store that a program without other orders uses: a SQLite file of this user,
+/// `$XDG_STATE_HOME/lockkeeper/locks.db`, where `XDG_STATE_HOME` is `$HOME/.local/state` by
+/// default. Without `HOME`, the user database says where home is.
+///
+/// # Errors
+/// [`StoreErrorKind::Config`] if nobody says where home is.
+pub fn default_store() -> Result<String, StoreError> {
+    let absolute = |path: PathBuf| path.is_absolute().then_some(path);
+    let state = env::var_os("XDG_STATE_HOME").map(PathBuf::from).and_then(absolute);
+    let state = state.or_else(|| Some(env::home_dir().and_then(absolute)?.join(".local/state")));
+    let path = state.map(|state| state.join("lockkeeper").join("locks.db"));
+    match path.as_ref().map(|path| path.to_str()) {
+        Some(Some(path)) => Ok(format!("sqlite:{path}")),
+        Some(None) => Err(StoreError::new(
+            StoreErrorKind::Config,
+            "the path of the home folder is not UTF-8; name a store by its URL",
+        )),
+        None => Err(StoreError::new(
+            StoreErrorKind::Config,
+            "there is no home folder for the default store; set HOME, or name a store by its URL",
+        )),
+    }
+}
 
 /// The connector for `url`.
 ///
