@@ -173,7 +173,7 @@ impl Shift<'_> {
                 "the guardian of CMD was killed again and again; do not kill it",
             ));
         }
-        let guardian = Guardian::start(self.notice, life_line(self.keeper), job.group(), self.deadline).await;
+        let guardian = Guardian::start(self.notice, self.keeper.life_line(), job.group(), self.deadline).await;
         guardian.map_err(|error| command::not_started(&error))
     }
 
@@ -286,7 +286,3 @@ impl Shift<'_> {
     }
 }
 
-/// What keeps a store from taking the keeper for dead, where the store has such a thing.
-fn life_line(_keeper: &Keeper) -> Option<std::os::fd::OwnedFd> {
-    None
-}

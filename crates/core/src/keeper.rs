@@ -253,6 +253,20 @@ impl Keeper {
         self.alive.engine().store().url()
     }
 
+    /// A handle that makes this keeper count as alive for as long as anybody, in any process, has
+    /// it open, for programs whose work may outlive them.
+    ///
+    /// Where a store frees the locks of a dead process at once
+    /// ([`frees_the_dead_at_once`](Capability::frees_the_dead_at_once)), the child processes of
+    /// that process may still be working. Pass the handle on to a guardian that first ends them
+    /// and then itself: until then the locks are kept, though not longer than their leases, which
+    /// nobody renews any more. The handle is closed on `exec` like every other; the one who starts
+    /// the guardian says which descriptor it keeps. `None` if only leases end a lock on this store.
+    #[cfg(unix)]
+    pub fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+        self.alive.engine().store().life_line()
+    }
+
     /// Goes on with a lease that another process detached: renews it, and holds it if that
     /// succeeds.
     ///

@@ -21,6 +21,7 @@
 //! |---|---|---|
 //! | `memory:` | in this process, a new one for each keeper | |
 //! | `memory:NAME` | in this process, shared by name | |
+//! | `sqlite:PATH` | in a file, shared by the processes of this host | `sqlite` (default) |
 //!
 //! # Primitives
 //!

@@ -181,7 +181,9 @@ impl World {
             let waiters = resource.waiters.iter().map(|waiter| (waiter.contender, "waits for"));
             holders.chain(waiters).map(|(id, does)| (id, does, resource.name.clone()))
         });
-        ids.filter(|(id, ..)| id.keeper != dead).map(|(id, does, name)| format!("{id} {does} {name}")).collect()
+        ids.filter(|(id, ..)| id.keeper != dead)
+            .map(|(id, does, name)| format!("{id} {does} {name}"))
+            .collect()
     }
 
     /// Suspends the machines, loses the store's data, kills the victim.
@@ -274,7 +276,9 @@ impl Worker {
     async fn work(mut self) {
         for _ in 0..SECTIONS {
             sleep(self.dice.up_to(300)).await;
-            let lease = Duration::from_millis([2_000, 6_000, LONGEST_LEASE.as_millis() as u64][self.dice.below(3) as usize]);
+            let lease = Duration::from_millis(
+                [2_000, 6_000, LONGEST_LEASE.as_millis() as u64][self.dice.below(3) as usize],
+            );
             let resource = self.dice.below(RESOURCES) as u32;
             let name = NAMES[resource as usize];
             let writes = self.dice.chance(400);
