@@ -173,7 +173,8 @@ impl Shift<'_> {
                 "the guardian of CMD was killed again and again; do not kill it",
             ));
         }
-        let guardian = Guardian::start(self.notice, self.keeper.life_line(), job.group(), self.deadline).await;
+        let guardian =
+            Guardian::start(self.notice, self.keeper.life_line(), job.group(), self.deadline).await;
         guardian.map_err(|error| command::not_started(&error))
     }
 
@@ -285,4 +286,3 @@ impl Shift<'_> {
         job.go_on();
     }
 }
-
