@@ -14,9 +14,6 @@ use crate::{
 
 /// `lockkeeper evict`.
 pub(crate) async fn evict(store: &StoreArgs, args: &EvictArgs) -> Result<u8, Failure> {
-    if !args.yes && !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-        return Err(Failure::usage("nobody can be asked without a terminal; add --yes"));
-    }
     let connection = store::connect(store).await?;
     let found = connection.keeper.inspect(&args.name).await?;
     let mut holders = found.map(|view| view.holders).unwrap_or_default();
@@ -53,7 +50,13 @@ fn describe(holder: &HolderView) -> String {
     format!("{} token {}", view::process(&holder.card), holder.token)
 }
 
+/// Shows the holders and asks.
 fn confirmed(name: &str, holders: &[HolderView], now: bool) -> Result<bool, Failure> {
+    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+        return Err(Failure::usage(format!(
+            "{name} is held and nobody can be asked without a terminal; add --yes"
+        )));
+    }
     let mut question = format!("{name} is held by\n");
     for holder in holders {
         question += &format!("  {} for {}\n", describe(holder), span::show(text::ago(holder.since)));

@@ -90,13 +90,14 @@ fn wrong_usage_is_64() {
         &["release", "nonsense"],
         &["latch", "x", "show"],
         &["latch", "x", "down"],
-        &["evict", "x", "--reason", "test"],
+        &["evict", "held", "--reason", "test"],
         &["watch"],
         &["--store", "nothing://here", "list"],
         &["--store", "plain", "list"],
         &["--store", "sqlite:", "list"],
         &["--store-file", "missing", "list"],
     ];
+    assert_eq!(world.run(&["acquire", "held"]).code, Some(0));
     for args in cases {
         let done = world.run(args);
         assert_eq!(done.code, Some(64), "{args:?}: {done:?}");

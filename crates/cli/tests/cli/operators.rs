@@ -139,7 +139,7 @@ fn foreign_words_reach_no_terminal_raw() {
 #[test]
 fn evict_names_its_holders() {
     let world = World::new();
-    let free = world.run(&["evict", "x", "--yes", "--reason", "test"]);
+    let free = world.run(&["evict", "x", "--reason", "test"]);
     assert!(free.code == Some(0) && free.out.contains("nobody holds x"), "{free:?}");
     let mut tokens = Vec::new();
     for _ in 0..3 {
