@@ -14,12 +14,10 @@ use std::{
 
 use lockkeeper::Token;
 use nix::{
-    sys::{
-        signal::{Signal, kill},
-        wait::{Id, WaitPidFlag, WaitStatus, waitid},
-    },
+    sys::signal::{Signal, kill},
     unistd::{Pid, getpid, getppid},
 };
+use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -50,6 +48,18 @@ pub(crate) enum Change {
 }
 
 impl Change {
+    fn of(status: &WaitIdStatus) -> Option<Self> {
+        let known = |signal| Signal::try_from(signal).ok();
+        let exited = status.exit_status().map(|code| Self::Exited((code & 0xff) as u8));
+        let killed = || {
+            status
+                .terminating_signal()
+                .map(|signal| known(signal).map_or(Self::Exited(exit::of_signal(signal)), Self::Killed))
+        };
+        let stopped = || status.stopping_signal().and_then(known).map(Self::Stopped);
+        exited.or_else(killed).or_else(stopped)
+    }
+
     /// The exit code, if it ended.
     pub(crate) fn code(self) -> Option<u8> {
         match self {
@@ -103,18 +113,11 @@ impl Job {
     /// A change not told yet. An end is told again and again: the process is not collected before
     /// [`collect`](Self::collect), so that its group's id cannot pass to strangers.
     fn look(&self) -> Option<Change> {
-        let wait = |flags| waitid(Id::Pid(self.pid), flags | WaitPidFlag::WNOHANG);
-        match wait(WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
-            Ok(WaitStatus::Exited(_, code)) => {
-                return Some(Change::Exited(u8::try_from(code & 0xff).unwrap_or(exit::INTERNAL)));
-            }
-            Ok(WaitStatus::Signaled(_, signal, _)) => return Some(Change::Killed(signal)),
-            _ => {}
-        }
-        match wait(WaitPidFlag::WSTOPPED) {
-            Ok(WaitStatus::Stopped(_, signal)) => Some(Change::Stopped(signal)),
-            _ => None,
-        }
+        let pid = rustix::process::Pid::from_child(&self.process);
+        let wait = |options| waitid(WaitId::Pid(pid), options | WaitIdOptions::NOHANG).ok().flatten();
+        let ended = wait(WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        let stopped = || wait(WaitIdOptions::STOPPED);
+        ended.and_then(|status| Change::of(&status)).or_else(|| Change::of(&stopped()?))
     }
 
     /// Waits until the new process is ready to become CMD; an error if it ended instead.

@@ -5,16 +5,16 @@ use std::io::{BufRead, IsTerminal, Write};
 use lockkeeper::store::HolderView;
 
 use crate::{
-    args::{EvictArgs, StoreArgs},
+    args::EvictArgs,
     exit::Failure,
-    span, store,
+    span,
+    store::Connection,
     text::{self, plain},
     view,
 };
 
 /// `lockkeeper evict`.
-pub(crate) async fn evict(store: &StoreArgs, args: &EvictArgs) -> Result<u8, Failure> {
-    let connection = store::connect(store).await?;
+pub(crate) async fn evict(connection: &Connection, args: &EvictArgs) -> Result<u8, Failure> {
     let found = connection.keeper.inspect(&args.name).await?;
     let mut holders = found.map(|view| view.holders).unwrap_or_default();
     if let Some(token) = args.token {
@@ -23,13 +23,11 @@ pub(crate) async fn evict(store: &StoreArgs, args: &EvictArgs) -> Result<u8, Fai
     }
     let name = plain(&args.name);
     if holders.is_empty() {
-        connection.keeper.close().await;
         let who =
             args.token.map_or_else(|| "nobody".to_owned(), |token| format!("no holder with token {token}"));
         return text::print(&format!("{who} holds {name}; nothing to evict\n")).map(|()| 0);
     }
     if !args.yes && !confirmed(&name, &holders, args.now)? {
-        connection.keeper.close().await;
         return text::print("nothing evicted\n").map(|()| 0);
     }
     let mut lines = String::new();
@@ -42,7 +40,6 @@ pub(crate) async fn evict(store: &StoreArgs, args: &EvictArgs) -> Result<u8, Fai
         };
         lines += &format!("{name}: {} {what}; reason: {}\n", describe(&holder), plain(&args.reason));
     }
-    connection.keeper.close().await;
     text::print(&lines).map(|()| 0)
 }
 

@@ -7,6 +7,8 @@ use lockkeeper::{
     StoreErrorKind,
 };
 
+use nix::sys::signal::Signal;
+
 /// Wrong usage, or a store URL that cannot work (EX_USAGE).
 pub(crate) const USAGE: u8 = 64;
 /// The store is out of reach (EX_UNAVAILABLE).
@@ -42,6 +44,11 @@ impl Failure {
     /// An end that its cause explains well enough.
     pub(crate) fn silent(code: u8) -> Self {
         Self { code, message: None }
+    }
+
+    /// An end that a signal asked for.
+    pub(crate) fn interrupted(signal: Signal) -> Self {
+        Self::silent(of_signal(signal as i32))
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {

@@ -3,7 +3,7 @@
 //!
 //! It learns the group and each new deadline over a socket that is its stdin. When the socket
 //! ends, `lockkeeper run` has died; when a deadline comes near without a newer one, it is
-//! stopped. Its stdout is the keeper's life line, if the store has one: while the guardian lives,
+//! stopped, and is continued after its CMD has ended. Its stdout is the keeper's life line, if the store has one: while the guardian lives,
 //! the store counts the keeper as alive, so the lock is not free before CMD's group is gone.
 
 use std::{
@@ -17,7 +17,10 @@ use std::{
 };
 
 use lockkeeper_core::runtime::clock::{BootTime, Clock};
-use nix::unistd::Pid;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, getppid},
+};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     net::{
@@ -35,6 +38,9 @@ use crate::{
 
 /// The first argument that makes this program a guardian.
 pub(crate) const ROLE: &str = "__guard";
+
+/// How long to wait for its last word.
+const LAST_WORD: Duration = Duration::from_secs(2);
 
 /// What the guardian says before it ends the group of a process that is stopped.
 const ENDING: &str = "ending";
@@ -110,6 +116,17 @@ impl Guardian {
         }
     }
 
+    /// Tells it that its group is gone, and waits for its last word: whether that was its doing.
+    pub(crate) async fn was_it_you(&mut self) -> bool {
+        let last_word = async {
+            // If it is gone already, its last word is still there to be read.
+            drop(self.told.shutdown().await);
+            matches!(self.news().await, News::Ending)
+        };
+        // One that is stopped has done nothing.
+        tokio::time::timeout(LAST_WORD, last_word).await.unwrap_or(false)
+    }
+
     /// Ends the guardian, whose group is gone.
     pub(crate) fn dismiss(mut self) {
         // It may have ended by itself.
@@ -141,6 +158,7 @@ async fn watch(notice: Notice) -> io::Result<()> {
     // A service manager sends TERM to every process: the guardian stays until its work is done.
     let _signals =
         Signals::listen().map_err(|failure| io::Error::other(failure.message.unwrap_or_default()))?;
+    let parent = getppid();
     let socket = Socket::from(io::stdin().as_fd().try_clone_to_owned()?);
     socket.set_nonblocking(true)?;
     let (read, mut write) = UnixStream::from_std(socket)?.into_split();
@@ -168,6 +186,11 @@ async fn watch(notice: Notice) -> io::Result<()> {
     }
     let alive = group::is_alive(group);
     group::end(group, notice.kill_at(clock.now(), watched.deadline)).await;
+    if !died && getppid() == parent {
+        // It has nothing left to run. Stopped in the middle of a write, it would keep its store
+        // from everybody else; continued, it gives back what it has and ends.
+        let _ = kill(parent, Signal::SIGCONT);
+    }
     if died && alive {
         text::say("the process that held the lock was killed, so its command was ended; start it anew");
     }

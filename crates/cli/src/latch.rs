@@ -1,16 +1,16 @@
 //! `latch`: a countdown that many wait for.
 
 use crate::{
-    args::{LatchAction, LatchArgs, StoreArgs},
+    args::{LatchAction, LatchArgs},
     exit::Failure,
     signals::Signals,
-    store, take, text,
+    store::Connection,
+    text,
 };
 
 /// `lockkeeper latch`.
-pub(crate) async fn latch(store: &StoreArgs, args: &LatchArgs) -> Result<u8, Failure> {
+pub(crate) async fn latch(connection: &Connection, args: &LatchArgs) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
-    let connection = store::connect(store).await?;
     let latch = connection.keeper.latch(&args.name);
     let work = async {
         match args.action {
@@ -33,11 +33,9 @@ pub(crate) async fn latch(store: &StoreArgs, args: &LatchArgs) -> Result<u8, Fai
         }
         Ok(0)
     };
-    let done = tokio::select! {
+    tokio::select! {
         biased;
-        signal = signals.next() => Err(take::leave(&connection.keeper, signal, &mut signals).await),
+        signal = signals.next() => Err(Failure::interrupted(signal)),
         done = work => done,
-    };
-    connection.keeper.close().await;
-    done
+    }
 }

@@ -6,21 +6,20 @@ use lockkeeper::Keeper;
 use serde_json::json;
 
 use crate::{
-    args::{AcquireArgs, ReleaseArgs, RenewArgs, StoreArgs},
+    args::{AcquireArgs, ReleaseArgs, RenewArgs},
     exit::Failure,
     signals::Signals,
-    store,
+    store::Connection,
     take::{Term, Wanted, What},
     text,
 };
 
 /// `lockkeeper acquire`.
-pub(crate) async fn acquire(store: &StoreArgs, args: &AcquireArgs) -> Result<u8, Failure> {
+pub(crate) async fn acquire(connection: &Connection, args: &AcquireArgs) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
-    let connection = store::connect(store).await?;
     let what = What::of(&args.share);
     let wanted = Wanted { name: &args.name, what, term: Term::Detached, wait: &args.wait };
-    let held = wanted.take(&connection, &mut signals).await?;
+    let held = wanted.take(connection, &mut signals).await?;
     // Before the lease is made to last longer once more: it is at least this.
     let (token, remaining) = (held.token(), held.remaining());
     let lease = held.into_lease().await?;
@@ -39,30 +38,25 @@ pub(crate) async fn acquire(store: &StoreArgs, args: &AcquireArgs) -> Result<u8,
         // Nobody has the lease, so nobody could give it back.
         give_back(&connection.keeper, &lease.to_string()).await?;
     }
-    connection.keeper.close().await;
     printed.map(|()| 0)
 }
 
 /// `lockkeeper renew`.
-pub(crate) async fn renew(store: &StoreArgs, args: &RenewArgs) -> Result<u8, Failure> {
+pub(crate) async fn renew(connection: &Connection, args: &RenewArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
-    let connection = store::connect(store).await?;
     // Adopting renews it for as long as it was taken for.
     let guard = connection.keeper.adopt(&lease).await?;
     if let Some(length) = args.length {
         guard.extend(length).await?;
     }
     guard.into_lease().await?;
-    connection.keeper.close().await;
     Ok(0)
 }
 
 /// `lockkeeper release`.
-pub(crate) async fn release(store: &StoreArgs, args: &ReleaseArgs) -> Result<u8, Failure> {
+pub(crate) async fn release(connection: &Connection, args: &ReleaseArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
-    let connection = store::connect(store).await?;
     give_back(&connection.keeper, &lease).await?;
-    connection.keeper.close().await;
     Ok(0)
 }
 

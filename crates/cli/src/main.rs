@@ -2,6 +2,9 @@
 //!
 //! This file finds out which part of the program is wanted and turns its end into an exit code.
 
+#[cfg(not(unix))]
+compile_error!("the command needs process groups and signals; on this system use the library");
+
 mod args;
 mod command;
 mod evict;
@@ -86,9 +89,10 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
     // One thread: a stop signal then stops this process before the call that sent it returns.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::internal("cannot start", error))?;
-    let store = &cli.store;
     runtime.block_on(async {
-        match &cli.action {
+        let connection = store::connect(&cli.store).await?;
+        let store = &connection;
+        let result = match &cli.action {
             Action::Run(args) => run::run(store, args).await,
             Action::Acquire(args) => lease::acquire(store, args).await,
             Action::Renew(args) => lease::renew(store, args).await,
@@ -101,7 +105,9 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
             Action::Watch(args) => watch::watch(store, args).await,
             Action::Evict(args) => evict::evict(store, args).await,
             Action::Completions { .. } | Action::Man => Ok(0),
-        }
+        };
+        connection.close().await;
+        result
     })
 }
 

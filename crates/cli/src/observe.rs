@@ -3,25 +3,22 @@
 use lockkeeper::Leader;
 use serde_json::{Value, json};
 
-use crate::{
-    args::{ElectArgs, StoreArgs},
-    exit::Failure,
-    signals::Signals,
-    store, take, text,
-};
+use crate::{args::ElectArgs, exit::Failure, signals::Signals, store::Connection, text};
 
 /// `lockkeeper elect --observe`, until a signal or the end of its reader.
-pub(crate) async fn observe(store: &StoreArgs, args: &ElectArgs) -> Result<u8, Failure> {
+pub(crate) async fn observe(connection: &Connection, args: &ElectArgs) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
-    let connection = store::connect(store).await?;
     let mut changes = connection.keeper.election(&args.name).observe();
     let mut first = true;
+    let reader_gone = text::reader_gone();
+    tokio::pin!(reader_gone);
     loop {
         let change = tokio::select! {
             biased;
             signal = signals.next() => {
-                return Err(take::leave(&connection.keeper, signal, &mut signals).await);
+                return Err(Failure::interrupted(signal));
             }
+            () = &mut reader_gone => return Ok(0),
             change = changes.next() => change,
         };
         match change {

@@ -7,13 +7,13 @@ use lockkeeper_core::runtime::clock::{BootTime, Clock};
 use nix::sys::signal::Signal;
 
 use crate::{
-    args::{ElectArgs, RunArgs, StoreArgs},
+    args::{ElectArgs, RunArgs},
     command::{self, Change, Facts, Job},
     exit::{Failure, INTERNAL, LOST},
     group::{self, Notice},
     guardian::{Guardian, News},
     signals::Signals,
-    store,
+    store::Connection,
     take::{Held, Term, Wanted, What},
     terminal::Terminal,
     text,
@@ -25,22 +25,21 @@ const LOOK: Duration = Duration::from_millis(50);
 const GUARDIANS: u32 = 10;
 
 /// `lockkeeper run`.
-pub(crate) async fn run(store: &StoreArgs, args: &RunArgs) -> Result<u8, Failure> {
+pub(crate) async fn run(connection: &Connection, args: &RunArgs) -> Result<u8, Failure> {
     let what = What::of(&args.share);
     let term = Term::of(&args.hold)?;
-    hold(store, Wanted { name: &args.name, what, term, wait: &args.wait }, &args.command).await
+    hold(connection, Wanted { name: &args.name, what, term, wait: &args.wait }, &args.command).await
 }
 
 /// `lockkeeper elect NAME -- CMD`.
-pub(crate) async fn elect(store: &StoreArgs, args: &ElectArgs) -> Result<u8, Failure> {
+pub(crate) async fn elect(connection: &Connection, args: &ElectArgs) -> Result<u8, Failure> {
     let what = What::Leadership { value: args.value.clone().unwrap_or_default() };
     let term = Term::of(&args.hold)?;
-    hold(store, Wanted { name: &args.name, what, term, wait: &args.wait }, &args.command).await
+    hold(connection, Wanted { name: &args.name, what, term, wait: &args.wait }, &args.command).await
 }
 
-async fn hold(store: &StoreArgs, mut wanted: Wanted<'_>, command: &[OsString]) -> Result<u8, Failure> {
+async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsString]) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
-    let connection = store::connect(store).await?;
     let notice = Notice::of_lease(wanted.wait.lease);
     let (mut most, mut least) = (None, Duration::ZERO);
     if let Term::Renewed { max_hold, min_hold } = &mut wanted.term {
@@ -51,7 +50,7 @@ async fn hold(store: &StoreArgs, mut wanted: Wanted<'_>, command: &[OsString]) -
         least = if matches!(wanted.what, What::Exclusive { .. }) { Duration::ZERO } else { *min_hold };
     }
     let clock = Clock::boot();
-    let held = wanted.take(&connection, &mut signals).await?;
+    let held = wanted.take(connection, &mut signals).await?;
     let start = clock.now();
     confirm(&*held, wanted.wait.lease, most.map(|most| most + notice.grace + notice.reserve)).await?;
     let mut shift = Shift {
@@ -75,7 +74,6 @@ async fn hold(store: &StoreArgs, mut wanted: Wanted<'_>, command: &[OsString]) -
     }
     let released = held.release().await;
     let lost = shift.lost;
-    connection.keeper.close().await;
     conclude(&wanted, ended, released, lost)
 }
 
@@ -236,6 +234,10 @@ impl Shift<'_> {
             if let Some(ended) = ended
                 && !group::is_alive(job.group())
             {
+                // After a stop, the end of CMD may be seen before the guardian's words.
+                if guardian.was_it_you().await {
+                    self.lost = Some(Lost::Expired);
+                }
                 return Ok(ended);
             }
         }
@@ -248,12 +250,13 @@ impl Shift<'_> {
         // The time first, so that the sum is never too late.
         let now = self.clock.now();
         let deadline = now.after(held.remaining());
-        let term_at = self.notice.term_at(self.deadline.max(deadline));
-        if deadline > self.deadline {
+        if deadline > self.deadline.after(Duration::from_millis(1)) {
             self.deadline = deadline;
             // A dead guardian is seen by its silence.
             drop(guardian.extend(deadline).await);
-        } else if now >= term_at {
+        }
+        let term_at = self.notice.term_at(self.deadline);
+        if now >= term_at {
             self.lost = Some(Lost::Expired);
         }
         self.look_at = self.deadline.before(lease / 2).max(now.after(lease / 20).min(term_at));

@@ -1,6 +1,6 @@
 //! Which store is meant, and the connection to it. URLs may hold passwords, so none is shown.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use lockkeeper::{Keeper, KeeperId};
 
@@ -8,6 +8,9 @@ use crate::{args::StoreArgs, exit::Failure, text};
 
 /// The variable that names the store.
 const VARIABLE: &str = "LOCKKEEPER_STORE";
+
+/// How long the last requests may take before the program ends without their answers.
+const LAST_REQUESTS: Duration = Duration::from_secs(3);
 
 /// A keeper, and the id by which its own entries are known in listings.
 pub(crate) struct Connection {
@@ -20,6 +23,14 @@ pub(crate) async fn connect(args: &StoreArgs) -> Result<Connection, Failure> {
     let id = KeeperId::random();
     let keeper = lockkeeper::builder(&url(args)?)?.id(id).program("lockkeeper").connect().await?;
     Ok(Connection { keeper, id })
+}
+
+impl Connection {
+    /// Gives everything back, every place in a line too. What a store out of reach does not hear
+    /// ends with its lease.
+    pub(crate) async fn close(&self) {
+        drop(tokio::time::timeout(LAST_REQUESTS, self.keeper.close()).await);
+    }
 }
 
 fn url(args: &StoreArgs) -> Result<String, Failure> {

@@ -3,11 +3,10 @@
 use std::{future::Future, pin::Pin, time::Duration};
 
 use lockkeeper::{AcquireError, Guard, Keeper, Lease, LeaseError, Lost, ReleaseError, Token};
-use nix::sys::signal::Signal;
 
 use crate::{
     args::{HoldArgs, ShareArgs, WaitArgs},
-    exit::{self, BUSY, Failure},
+    exit::{BUSY, Failure},
     signals::Signals,
     span,
     store::Connection,
@@ -162,8 +161,8 @@ impl Wanted<'_> {
         })
     }
 
-    /// Takes it, telling a person at a terminal what it waits for. A signal ends the wait, after
-    /// the line has been left.
+    /// Takes it, telling a person at a terminal what it waits for. A signal ends the wait; the
+    /// line is left when the connection is closed.
     pub(crate) async fn take(
         &self,
         connection: &Connection,
@@ -180,7 +179,7 @@ impl Wanted<'_> {
         drop(waiting);
         let taken = match taken {
             Ok(taken) => taken,
-            Err(signal) => return Err(leave(&connection.keeper, signal, signals).await),
+            Err(signal) => return Err(Failure::interrupted(signal)),
         };
         match taken {
             Ok(Some(held)) => {
@@ -200,13 +199,4 @@ impl Wanted<'_> {
         let code = if self.wait.skip_ok { 0 } else { self.wait.conflict_exit_code.unwrap_or(BUSY) };
         if self.wait.quiet { Failure::silent(code) } else { Failure::new(code, message) }
     }
-}
-
-/// Leaves every line, then ends as `signal` asks. A second signal does not wait for the store.
-pub(crate) async fn leave(keeper: &Keeper, signal: Signal, signals: &mut Signals) -> Failure {
-    tokio::select! {
-        () = keeper.close() => {}
-        _ = signals.next() => {}
-    }
-    Failure::silent(exit::of_signal(signal as i32))
 }

@@ -2,9 +2,11 @@
 
 use std::{
     io::{self, Write},
+    os::fd::AsFd,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
 
 use crate::exit::{Failure, INTERNAL};
@@ -104,6 +106,25 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
         io::ErrorKind::BrokenPipe => Failure::silent(0),
         _ => Failure::new(INTERNAL, format!("cannot write to stdout: {error}; check where it goes")),
     })
+}
+
+/// Resolves when nobody can read stdout any more, such as after `| head -n 1`.
+pub(crate) async fn reader_gone() {
+    let (sender, gone) = tokio::sync::oneshot::channel();
+    // A thread of its own, which the end of the program does not wait for.
+    let waiter = std::thread::Builder::new().spawn(move || {
+        let stdout = io::stdout();
+        // Asked for nothing, poll tells errors only.
+        let mut ends = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
+        if poll(&mut ends, PollTimeout::NONE).is_ok() {
+            // Nobody may be interested any more.
+            let _ = sender.send(());
+        }
+    });
+    // Without the thread, the next line that is printed tells.
+    if waiter.is_err() || gone.await.is_err() {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Says one line to people, on stderr. If nobody can hear it, that is all the same.

@@ -7,9 +7,10 @@ use lockkeeper::{
 use serde_json::{Value, json};
 
 use crate::{
-    args::{ListArgs, ShowArgs, StoreArgs},
+    args::{ListArgs, ShowArgs},
     exit::Failure,
-    span, store,
+    span,
+    store::Connection,
     text::{self, ago, plain},
 };
 
@@ -17,23 +18,19 @@ use crate::{
 const PAGE: usize = 500;
 
 /// `lockkeeper list`.
-pub(crate) async fn list(store: &StoreArgs, args: &ListArgs) -> Result<u8, Failure> {
-    let connection = store::connect(store).await?;
+pub(crate) async fn list(connection: &Connection, args: &ListArgs) -> Result<u8, Failure> {
     let views = all(&connection.keeper, &args.prefix).await?;
     let text = if args.json {
         format!("{}\n", text::json(&views.iter().map(object).collect()))
     } else {
         text::table(&rows(&views))
     };
-    connection.keeper.close().await;
     text::print(&text).map(|()| 0)
 }
 
 /// `lockkeeper show`.
-pub(crate) async fn show(store: &StoreArgs, args: &ShowArgs) -> Result<u8, Failure> {
-    let connection = store::connect(store).await?;
+pub(crate) async fn show(connection: &Connection, args: &ShowArgs) -> Result<u8, Failure> {
     let view = connection.keeper.inspect(&args.name).await?;
-    connection.keeper.close().await;
     let text = match (view, args.json) {
         (Some(view), true) => format!("{}\n", text::json(&object(&view))),
         (Some(view), false) => details(&view),

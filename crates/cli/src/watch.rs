@@ -15,10 +15,10 @@ use ratatui::{
 };
 
 use crate::{
-    args::{StoreArgs, WatchArgs},
+    args::WatchArgs,
     exit::{self, Failure},
     signals::Signals,
-    store,
+    store::Connection,
     text::plain,
     view,
 };
@@ -35,12 +35,11 @@ enum News {
 }
 
 /// `lockkeeper watch`.
-pub(crate) async fn watch(store: &StoreArgs, args: &WatchArgs) -> Result<u8, Failure> {
+pub(crate) async fn watch(connection: &Connection, args: &WatchArgs) -> Result<u8, Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Err(Failure::usage("watch needs a terminal; use list --json elsewhere"));
     }
     let mut signals = Signals::listen()?;
-    let connection = store::connect(store).await?;
     let title = format!("{}  (q ends, arrows scroll)", plain(connection.keeper.url()));
     let (sender, news) = channel();
     let screen = tokio::task::spawn_blocking(move || {
@@ -69,7 +68,6 @@ pub(crate) async fn watch(store: &StoreArgs, args: &WatchArgs) -> Result<u8, Fai
             () = tokio::time::sleep(EVERY) => {}
         }
     };
-    connection.keeper.close().await;
     let failed = |error: std::io::Error| Failure::internal("cannot draw", error);
     shown.map_err(|error| Failure::internal("cannot draw", error))?.map_err(failed)?;
     Ok(signal.map_or(0, |signal| exit::of_signal(signal as i32)))

@@ -51,8 +51,7 @@ fn one_round(trouble: &impl Fn(&World, &Running), code: Option<i32>) {
         })
         .collect();
     assert!(after.lines().count() > 3 && left.is_empty(), "{left:?}");
-    // Whoever was stopped goes on now, and must not believe that it still holds.
-    let _ = kill(first.pid(), Signal::SIGCONT);
+    // One that was stopped is continued by its guardian, and does not believe that it still holds.
     let done = first.done();
     assert_eq!(done.code, code, "{done:?}");
     assert_eq!(world.holders("x"), 0);
@@ -100,13 +99,24 @@ fn nothing_is_left_when_the_store_stops() {
     let stop = |world: &World, _: &Running| {
         let group = world.line("group");
         let blocked = Blocked::new(world);
-        let start = Instant::now();
         eventually("the end of the group", || (!group_lives(&group)).then_some(()));
-        // Its last renewal came before the store stopped.
-        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
         drop(blocked);
     };
     nothing_is_left(stop, Some(79));
+}
+
+#[test]
+fn the_end_comes_before_the_lease_can_end() {
+    let world = World::new();
+    let run = world.start_run(&["x", "--lease", "4s"], STUBBORN);
+    let group = world.line("group");
+    // The last renewal comes before the store stops, so the lease ends at most 4 s from now.
+    let blocked = Blocked::new(&world);
+    let start = Instant::now();
+    eventually("the end of the group", || (!group_lives(&group)).then_some(()));
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    drop(blocked);
+    assert_eq!(run.done().code, Some(79));
 }
 
 #[test]

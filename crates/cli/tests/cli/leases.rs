@@ -105,6 +105,15 @@ fn one_leads_and_all_can_see_who() {
 }
 
 #[test]
+fn an_observer_ends_with_its_reader() {
+    let world = World::new();
+    let mut shell = world.command("sh");
+    shell.args(["-c", "\"$L\" elect --observe boss | head -n 1"]);
+    let done = crate::world::Running::spawn(shell).done();
+    assert_eq!(done.out, "{\"leader\":null,\"name\":\"boss\"}\n");
+}
+
+#[test]
 fn a_latch_counts_down_to_zero() {
     let world = World::new();
     let out = |args: &[&str]| {

@@ -2,6 +2,7 @@
 
 mod codes;
 mod crowd;
+mod documentation;
 mod endings;
 mod environment;
 mod leases;

@@ -4,8 +4,11 @@ use serde_json::Value;
 
 use crate::world::{World, eventually};
 
+/// A key, and whether its value is as it should be.
+type Field<'a> = (&'a str, fn(&Value) -> bool);
+
 /// The keys and types of one object, exactly.
-fn check(value: &Value, schema: &[(&str, fn(&Value) -> bool)]) {
+fn check(value: &Value, schema: &[Field<'_>]) {
     let object = value.as_object().unwrap_or_else(|| panic!("an object: {value}"));
     assert_eq!(object.len(), schema.len(), "{value}");
     for (key, fits) in schema {

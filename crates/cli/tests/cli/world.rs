@@ -75,7 +75,7 @@ impl World {
 
     /// Runs the command to its end.
     pub(crate) fn run(&self, args: &[&str]) -> Done {
-        self.lockkeeper(args).output().expect("the command starts").into()
+        Running::spawn(self.lockkeeper(args)).done()
     }
 
     /// Runs the command with `input` on its stdin.
