@@ -4,4 +4,5 @@ pub mod broken;
 pub mod dice;
 pub mod faulty;
 pub mod history;
+pub mod refinement;
 pub mod simulation;
