@@ -176,7 +176,6 @@ impl Slipping {
     }
 }
 
-#[deny(clippy::missing_trait_methods)]
 impl Store for Slipping {
     fn capability(&self) -> &Capability {
         self.inner.capability()
