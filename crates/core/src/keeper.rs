@@ -49,6 +49,22 @@ pub struct Keeper {
     alive: Arc<Alive>,
 }
 
+/// What a keeper has in hand at this moment: all zero when everything was given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Grants held at the store.
+    pub held: usize,
+    /// Places in the store's lines.
+    pub waiting: usize,
+    /// Grants and places being given back.
+    pub leaving: usize,
+    /// Names for which tasks of this process stand in line behind one another.
+    pub lanes: usize,
+    /// Subscriptions at the store; one that nobody uses ends after a few seconds.
+    pub subscriptions: usize,
+}
+
 /// Settings of a keeper to be.
 pub struct KeeperBuilder {
     connector: Connector,
@@ -253,6 +269,20 @@ impl Keeper {
         self.alive.engine().store().url()
     }
 
+    /// A handle that makes this keeper count as alive for as long as anybody, in any process, has
+    /// it open, for programs whose work may outlive them.
+    ///
+    /// Where a store frees the locks of a dead process at once
+    /// ([`frees_the_dead_at_once`](Capability::frees_the_dead_at_once)), the child processes of
+    /// that process may still be working. Pass the handle on to a guardian that first ends them
+    /// and then itself: until then the locks are kept, though not longer than their leases, which
+    /// nobody renews any more. The handle is closed on `exec` like every other; the one who starts
+    /// the guardian says which descriptor it keeps. `None` if only leases end a lock on this store.
+    #[cfg(unix)]
+    pub fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+        self.alive.engine().store().life_line()
+    }
+
     /// Goes on with a lease that another process detached: renews it, and holds it if that
     /// succeeds.
     ///
@@ -317,6 +347,20 @@ impl Keeper {
 
 /// For operators.
 impl Keeper {
+    /// What this keeper has in hand at this moment.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+    /// let keeper = lockkeeper_core::testing::keeper().await;
+    /// let guard = keeper.mutex("stock/42").lock().await?;
+    /// assert_eq!(keeper.stats().held, 1);
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    pub fn stats(&self) -> Stats {
+        self.alive.engine().stats()
+    }
+
     /// Who holds `name` and who waits for it; `None` if nobody.
     ///
     /// # Errors

@@ -579,6 +579,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Shows a token to a fence.
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted>;
 
+    /// A handle that makes this keeper count as alive for as long as anybody, in any process, has
+    /// it open: a guardian that outlives its process inherits it. `None` on stores where the death
+    /// of a process frees nothing before its leases end.
+    #[cfg(unix)]
+    fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+        None
+    }
+
     /// Ends the connection. Called once, after everything was left.
     fn close(&self) -> BoxFuture<'_, ()>;
 }

@@ -3,7 +3,11 @@
 use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector};
 
 /// The schemes of this build, for messages.
-const SCHEMES: &[&str] = &["memory:"];
+const SCHEMES: &[&str] = &[
+    "memory:",
+    #[cfg(feature = "sqlite")]
+    "sqlite:",
+];
 
 /// The connector for `url`.
 ///
@@ -29,6 +33,8 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
             Err(config("memory: has no options; remove everything from the question mark on".into()))
         }
         "memory" => Ok(memory::connector(url)),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => lockkeeper_sqlite::connector(url),
         _ => {
             // Only a plain word is shown: a URL without "//" may have its password here.
             let plain = scheme.len() <= 20 && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'+');

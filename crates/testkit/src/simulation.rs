@@ -181,7 +181,9 @@ impl World {
             let waiters = resource.waiters.iter().map(|waiter| (waiter.contender, "waits for"));
             holders.chain(waiters).map(|(id, does)| (id, does, resource.name.clone()))
         });
-        ids.filter(|(id, ..)| id.keeper != dead).map(|(id, does, name)| format!("{id} {does} {name}")).collect()
+        ids.filter(|(id, ..)| id.keeper != dead)
+            .map(|(id, does, name)| format!("{id} {does} {name}"))
+            .collect()
     }
 
     /// Suspends the machines, loses the store's data, kills the victim.
@@ -274,7 +276,9 @@ impl Worker {
     async fn work(mut self) {
         for _ in 0..SECTIONS {
             sleep(self.dice.up_to(300)).await;
-            let lease = Duration::from_millis([2_000, 6_000, LONGEST_LEASE.as_millis() as u64][self.dice.below(3) as usize]);
+            let lease = Duration::from_millis(
+                [2_000, 6_000, LONGEST_LEASE.as_millis() as u64][self.dice.below(3) as usize],
+            );
             let resource = self.dice.below(RESOURCES) as u32;
             let name = NAMES[resource as usize];
             let writes = self.dice.chance(400);
@@ -328,7 +332,11 @@ impl Worker {
         let granted = world.now();
         let (token, floor) = (guard.token(), guard.floor());
         let mut lost = Box::pin(guard.lost());
-        let longest = if self.dice.chance(100) { 20_000 } else { 1_500 };
+        let longest = match self.dice.below(100) {
+            0..3 => 150_000,
+            3..13 => 20_000,
+            _ => 1_500,
+        };
         let until = granted + self.dice.up_to(longest).as_nanos() as u64;
         let end = loop {
             if !guard.is_held() {

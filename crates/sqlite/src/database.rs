@@ -1,0 +1,322 @@
+//! The open file, as the writer's thread has it: transactions from begin to commit, and what
+//! follows a commit.
+
+use std::{
+    cell::Cell,
+    fs,
+    os::{fd::OwnedFd, unix::net::UnixDatagram},
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lockkeeper_core::{
+    KeeperId, Name, StoreError, StoreErrorKind,
+    model::{Mark, Now},
+    runtime::clock::Clock,
+    store::{ListQuery, Page, ResourceView, StoreTime, WakeSink},
+};
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use tokio::runtime::Handle;
+
+use crate::{
+    deaths::{Deaths, OnDeath},
+    layout,
+    life::{self, Life, Pulse},
+    place::Place,
+    rows::Loaded,
+    step::{Done, Work, has_rows, valid_names},
+    trouble::{busy, explain, file_trouble},
+    wakes::Channel,
+    writer::Ticket,
+};
+
+/// How often each keeper clears away what has ended and nobody asks for.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// What a keeper brings along.
+pub(crate) struct Opening {
+    pub(crate) path: PathBuf,
+    pub(crate) keeper: KeeperId,
+    pub(crate) clock: Clock,
+    pub(crate) sink: WakeSink,
+    pub(crate) limit: Duration,
+    pub(crate) background: Handle,
+    pub(crate) on_death: OnDeath,
+}
+
+/// What a keeper gets beside the open file.
+pub(crate) struct Opened {
+    pub(crate) id: String,
+    pub(crate) inbox: Option<UnixDatagram>,
+    pub(crate) line: OwnedFd,
+}
+
+/// The open file.
+pub(crate) struct Database {
+    connection: Connection,
+    place: Place,
+    boot: String,
+    own: KeeperId,
+    clock: Clock,
+    limit: Duration,
+    swept: StoreTime,
+    channel: Option<Channel>,
+    deaths: Arc<Deaths>,
+    _life: Life,
+}
+
+impl Database {
+    /// Opens the file, making it if need be, and shows that the keeper lives.
+    pub(crate) fn open(opening: Opening) -> Result<(Self, Opened), StoreError> {
+        let boot = boot_id()?;
+        let mut place = Place::prepare(&opening.path)?;
+        let mut connection = connect(&place.file, opening.limit)?;
+        let id = layout::settle(&mut connection, &place.file, &boot)?;
+        place.remember()?;
+        let life = Life::begin(&place, opening.keeper)?;
+        let line = life.line().map_err(|error| file_trouble("share", &place.keepers, error))?;
+        let (channel, inbox) = match Channel::open(&place, opening.keeper, opening.sink) {
+            Ok((channel, inbox)) => (Some(channel), Some(inbox)),
+            Err(error) => {
+                tracing::warn!(%error, "no wakes between processes; polls make up for it");
+                (None, None)
+            }
+        };
+        let mut database = Self {
+            deaths: Deaths::new(&place.keepers, opening.background, opening.on_death),
+            connection,
+            place,
+            boot,
+            own: opening.keeper,
+            clock: opening.clock,
+            limit: opening.limit,
+            swept: StoreTime(0),
+            channel,
+            _life: life,
+        };
+        for dead in life::the_dead(&database.place.keepers) {
+            database.bury(dead)?;
+        }
+        Ok((database, Opened { id, inbox, line }))
+    }
+
+    fn now(&self) -> Now {
+        now(&self.clock)
+    }
+
+    /// Whether the file is still the one that was opened, and what time it is.
+    pub(crate) fn look(&self, ticket: &Ticket) -> Result<Now, StoreError> {
+        ticket.begin();
+        self.place.check()?;
+        Ok(self.now())
+    }
+
+    /// Does `act` in one transaction: all of it or nothing.
+    pub(crate) fn write<T>(
+        &mut self,
+        ticket: &Ticket,
+        act: impl FnOnce(&mut Work<'_>) -> rusqlite::Result<T>,
+    ) -> Result<(T, StoreTime), StoreError> {
+        let file = &self.place.file;
+        // Before the commit nothing can have been applied, whatever went wrong.
+        let explain_before = |error| explain(file, error).not_applied();
+        give_up_after(self.limit);
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)
+            .map_err(explain_before)?;
+        if !ticket.begin() {
+            return Err(StoreError::new(StoreErrorKind::Conflict, busy(&file.display())).not_applied());
+        }
+        self.place.check()?;
+        let mark = layout::read_mark(&transaction, file, &self.boot)?;
+        // Only now, with the file to ourselves, is the time the time of this transition.
+        let now = now(&self.clock);
+        let mut work = Work::new(&transaction, &self.place.keepers, self.own, now, Mark(mark));
+        if now.lease.since(self.swept) >= SWEEP {
+            work.sweep().map_err(explain_before)?;
+            self.swept = now.lease;
+        }
+        let answer = act(&mut work).map_err(explain_before)?;
+        let done = work.finish().map_err(explain_before)?;
+        transaction.commit().map_err(|error| explain(file, error))?;
+        self.follow_up(done);
+        Ok((answer, now.lease))
+    }
+
+    fn follow_up(&self, done: Done) {
+        if let Some(channel) = &self.channel {
+            channel.tell(done.wakes);
+        }
+        for dead in done.dead {
+            tracing::info!(keeper = %dead, "freed what a dead process held or waited for");
+            life::forget(&self.place.keepers, dead);
+        }
+        self.deaths.watch(done.ahead);
+    }
+
+    /// Does `act` without changing anything.
+    fn read<T>(
+        &mut self,
+        act: impl FnOnce(&Transaction<'_>, Now) -> rusqlite::Result<T>,
+    ) -> Result<T, StoreError> {
+        give_up_after(self.limit);
+        self.place.check()?;
+        let now = self.now();
+        let explain = |error| explain(&self.place.file, error).not_applied();
+        let transaction = self.connection.transaction().map_err(explain)?;
+        act(&transaction, now).map_err(explain)
+    }
+
+    /// Frees what `keeper` has if its process has ended.
+    pub(crate) fn bury(&mut self, keeper: KeeperId) -> Result<(), StoreError> {
+        if life::pulse(&self.place.keepers, keeper) != Pulse::Dead {
+            return Ok(());
+        }
+        if !self.read(|transaction, _| has_rows(transaction, keeper))? {
+            life::forget(&self.place.keepers, keeper);
+            return Ok(());
+        }
+        self.write(&Ticket::new(), |work| work.bury(keeper))?;
+        Ok(())
+    }
+
+    /// Who holds and who waits. What the dead had is freed before it is shown.
+    pub(crate) fn inspect(
+        &mut self,
+        ticket: &Ticket,
+        name: &Name,
+    ) -> Result<Option<ResourceView>, StoreError> {
+        ticket.begin();
+        let load = |transaction: &Transaction<'_>, now: Now| {
+            let loaded = Loaded::load(transaction, name)?;
+            Ok(loaded.and_then(|loaded| loaded.resource.view(name, now)))
+        };
+        let view = self.read(load)?;
+        if self.bury_any_of(view.iter())? { self.read(load) } else { Ok(view) }
+    }
+
+    /// A part of all names that are held or waited for.
+    pub(crate) fn list(&mut self, ticket: &Ticket, query: &ListQuery) -> Result<Page, StoreError> {
+        ticket.begin();
+        let page = self.read(|transaction, now| page_of(transaction, now, query))?;
+        if self.bury_any_of(page.resources.iter())? {
+            return self.read(|transaction, now| page_of(transaction, now, query));
+        }
+        Ok(page)
+    }
+
+    fn bury_any_of<'a>(&mut self, views: impl Iterator<Item = &'a ResourceView>) -> Result<bool, StoreError> {
+        let mut keepers: Vec<KeeperId> = Vec::new();
+        for view in views {
+            keepers.extend(view.holders.iter().filter(|holder| !holder.detached).map(|h| h.contender.keeper));
+            keepers.extend(view.waiters.iter().map(|waiter| waiter.contender.keeper));
+        }
+        keepers.sort_unstable();
+        keepers.dedup();
+        keepers.retain(|keeper| life::pulse(&self.place.keepers, *keeper) == Pulse::Dead);
+        for keeper in &keepers {
+            self.bury(*keeper)?;
+        }
+        Ok(!keepers.is_empty())
+    }
+}
+
+impl Drop for Database {
+    /// The keeper has left everything, or will never ask for it again.
+    fn drop(&mut self) {
+        let own = self.own;
+        let clean = self.read(|transaction, _| Ok(!has_rows(transaction, own)?)).unwrap_or(false)
+            || self.write(&Ticket::new(), |work| work.bury(own)).is_ok();
+        // With rows left, the file without its lock says that they are a dead keeper's.
+        if clean {
+            life::forget(&self.place.keepers, own);
+        }
+    }
+}
+
+fn now(clock: &Clock) -> Now {
+    Now { lease: StoreTime(clock.now().0 / 1000), wall: clock.wall_micros() }
+}
+
+/// The id of this boot of the machine: another one means that nothing from before still runs.
+fn boot_id() -> Result<String, StoreError> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let id = fs::read_to_string(path).map_err(|error| file_trouble("read", Path::new(path), error))?;
+    Ok(id.trim().to_owned())
+}
+
+fn connect(file: &Path, limit: Duration) -> Result<Connection, StoreError> {
+    give_up_after(limit);
+    let open = || {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let mut connection = Connection::open_with_flags(file, flags)?;
+        connection.busy_handler(Some(wait_for_others))?;
+        // Where SQLite goes over to the log it does not wait for others.
+        while let Err(error) = connection.pragma_update_and_check(None, "journal_mode", "WAL", is_wal) {
+            let busy = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy);
+            if !busy || !wait_for_others(10) {
+                return Err(error);
+            }
+        }
+        // What was answered is on disk: see the crate's documentation.
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.set_prepared_statement_cache_capacity(64);
+        Ok(connection)
+    };
+    open().map_err(|error| explain(file, error).not_applied())
+}
+
+fn is_wal(row: &rusqlite::Row<'_>) -> rusqlite::Result<()> {
+    if row.get_ref(0)?.as_str()? == "wal" { Ok(()) } else { Err(rusqlite::Error::InvalidQuery) }
+}
+
+thread_local! {
+    /// When the current request stops waiting for others. SQLite's handler has no state of its own.
+    static GIVE_UP: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+fn give_up_after(limit: Duration) {
+    GIVE_UP.set(Instant::now().checked_add(limit));
+}
+
+/// Waits a little while others have the file; false when that has taken too long. SQLite's own
+/// handler sleeps up to 100 ms at a time, where a transaction takes less than one.
+fn wait_for_others(tries: i32) -> bool {
+    if GIVE_UP.get().is_some_and(|limit| Instant::now() >= limit) {
+        return false;
+    }
+    let micros = match tries {
+        0..20 => 100,
+        20..200 => 500,
+        200..1000 => 2000,
+        _ => 10_000,
+    };
+    thread::sleep(Duration::from_micros(micros));
+    true
+}
+
+fn page_of(transaction: &Transaction<'_>, now: Now, query: &ListQuery) -> rusqlite::Result<Page> {
+    let after = query.after.as_ref().map_or("", |name| name.as_str());
+    let mut find = transaction
+        .prepare_cached("SELECT DISTINCT name FROM entry WHERE name >= ?1 AND name > ?2 ORDER BY name")?;
+    let names = find.query_map([query.prefix.as_str(), after], |row| row.get(0))?;
+    let mut resources = Vec::new();
+    let limit = query.limit.max(1);
+    for name in names {
+        let name = valid_names(std::iter::once(name))?.remove(0);
+        if !name.as_str().starts_with(&query.prefix) {
+            break;
+        }
+        let view = Loaded::load(transaction, &name)?.and_then(|loaded| loaded.resource.view(&name, now));
+        let Some(view) = view else { continue };
+        if resources.len() == limit {
+            let next = resources.last().map(|last: &ResourceView| last.name.clone());
+            return Ok(Page { resources, next });
+        }
+        resources.push(view);
+    }
+    Ok(Page { resources, next: None })
+}

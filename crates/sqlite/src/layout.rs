@@ -1,0 +1,269 @@
+//! The tables, their version, and the boot that their times belong to.
+
+use std::path::Path;
+
+use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+
+use crate::trouble::explain;
+
+/// Marks the file as ours ("LKKR"), so that no other program's database is ever touched.
+const APPLICATION: i32 = 0x4c4b_4b52;
+
+/// Step by step from nothing to the layout of this version: the number of steps done is the
+/// version of a file. Steps are only ever added; each works on what the one before left.
+const STEPS: &[&str] = &[LAYOUT_1];
+
+/// Times are in microseconds: `since` since 1970, the others on the boot-time clock. Numbers of
+/// units are 0 for "all". A keeper is 32 hexadecimal digits, `seq` its number for the contender.
+const LAYOUT_1: &str = "
+-- One row. `mark` is the last grant number given: it never falls, whatever is removed.
+CREATE TABLE store (
+    only_one INTEGER PRIMARY KEY CHECK (only_one = 1),
+    id TEXT NOT NULL,
+    layout INTEGER NOT NULL,
+    boot TEXT NOT NULL,
+    mark INTEGER NOT NULL
+) STRICT;
+
+-- Holders (queued = 0, turn = grant number) and waiters (queued = 1, turn = place in line). One
+-- table, so that a hand-over touches one page. `began`: granted, or last asked.
+CREATE TABLE entry (
+    name TEXT NOT NULL,
+    queued INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    keeper TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    capacity INTEGER NOT NULL,
+    units INTEGER NOT NULL,
+    lease INTEGER NOT NULL,
+    began INTEGER NOT NULL,
+    since INTEGER NOT NULL,
+    expires INTEGER,
+    confirmed INTEGER,
+    evicted INTEGER,
+    retired INTEGER,
+    detached INTEGER,
+    stamp INTEGER,
+    kind TEXT NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    program TEXT NOT NULL,
+    label TEXT,
+    value TEXT,
+    PRIMARY KEY (name, queued, turn)
+) STRICT, WITHOUT ROWID;
+
+-- Contenders that left while a copy of their claim may still come.
+CREATE TABLE grave (
+    keeper TEXT NOT NULL, seq INTEGER NOT NULL, until INTEGER NOT NULL, PRIMARY KEY (keeper, seq)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE latch (
+    name TEXT PRIMARY KEY,
+    remaining INTEGER NOT NULL, initial INTEGER NOT NULL, opened INTEGER NOT NULL, born INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Latch operations that were done, with their answers, while they may be asked for again.
+CREATE TABLE counted (
+    keeper TEXT NOT NULL, seq INTEGER NOT NULL, until INTEGER NOT NULL,
+    answer INTEGER NOT NULL,
+    remaining INTEGER NOT NULL, initial INTEGER NOT NULL, opened INTEGER NOT NULL, born INTEGER NOT NULL,
+    PRIMARY KEY (keeper, seq)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE fence (name TEXT PRIMARY KEY, highest INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+
+-- Keepers that want to hear of changes.
+CREATE TABLE watcher (
+    topic TEXT NOT NULL, name TEXT NOT NULL, keeper TEXT NOT NULL, PRIMARY KEY (topic, name, keeper)
+) STRICT, WITHOUT ROWID;
+";
+
+/// What a boot leaves of the boot before: marks, latches and fences, but nothing that has a time.
+const FREE_EVERYTHING: &str =
+    "DELETE FROM entry; DELETE FROM grave; DELETE FROM counted; DELETE FROM watcher;";
+
+/// Brings the file to this program's layout and to this boot; gives the store's own id.
+pub(crate) fn settle(connection: &mut Connection, file: &Path, boot: &str) -> Result<String, StoreError> {
+    settle_with(connection, file, boot, STEPS)
+}
+
+fn settle_with(
+    connection: &mut Connection,
+    file: &Path,
+    boot: &str,
+    steps: &[&str],
+) -> Result<String, StoreError> {
+    let explain = |error| explain(file, error);
+    let transaction =
+        connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(explain)?;
+    let done = version(&transaction, file)?;
+    if done > steps.len() {
+        return Err(newer(file, done));
+    }
+    let newest = i64::try_from(steps.len()).unwrap_or(i64::MAX);
+    for step in &steps[done..] {
+        transaction.execute_batch(step).map_err(explain)?;
+    }
+    if done == 0 {
+        let id = format!("sqlite-{}", KeeperId::random());
+        transaction.pragma_update(None, "application_id", APPLICATION).map_err(explain)?;
+        transaction
+            .execute("INSERT INTO store VALUES (1, ?, ?, ?, 0)", params![id, newest, boot])
+            .map_err(explain)?;
+    } else if done < steps.len() {
+        transaction.execute("UPDATE store SET layout = ?", [newest]).map_err(explain)?;
+    }
+    let (id, boot_of_file): (String, String) = transaction
+        .query_row("SELECT id, boot FROM store", [], |row| Ok((row.get(0)?, row.get(1)?)))
+        .map_err(explain)?;
+    if boot_of_file != boot {
+        transaction.execute_batch(FREE_EVERYTHING).map_err(explain)?;
+        transaction.execute("UPDATE store SET boot = ?", [boot]).map_err(explain)?;
+    }
+    transaction.commit().map_err(explain)?;
+    Ok(id)
+}
+
+/// The layout of the file: 0 if it is empty.
+fn version(transaction: &Transaction<'_>, file: &Path) -> Result<usize, StoreError> {
+    let explain = |error| explain(file, error);
+    let application: i32 =
+        transaction.pragma_query_value(None, "application_id", |row| row.get(0)).map_err(explain)?;
+    if application == APPLICATION {
+        return transaction.query_row("SELECT layout FROM store", [], layout_in).map_err(explain);
+    }
+    let foreign: Option<String> = transaction
+        .query_row("SELECT name FROM sqlite_schema LIMIT 1", [], |row| row.get(0))
+        .optional()
+        .map_err(explain)?;
+    if application != 0 || foreign.is_some() {
+        return Err(StoreError::new(
+            StoreErrorKind::Config,
+            format!("{} is the database of another program; name a file of its own", file.display()),
+        ));
+    }
+    Ok(0)
+}
+
+/// The layout in the first column.
+fn layout_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<usize> {
+    row.get::<_, u32>(0).map(|layout| layout as usize)
+}
+
+/// The file was made or migrated by a newer version of this program.
+fn newer(file: &Path, layout: usize) -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Corrupt,
+        format!(
+            "{} has layout {layout}, and this version of Lockkeeper knows layouts up to {}; update it here",
+            file.display(),
+            STEPS.len()
+        ),
+    )
+}
+
+/// The last grant number, if the file still has this program's layout and this boot.
+pub(crate) fn read_mark(transaction: &Transaction<'_>, file: &Path, boot: &str) -> Result<u64, StoreError> {
+    let explain = |error| explain(file, error);
+    let mut read = transaction.prepare_cached("SELECT layout, boot = ?, mark FROM store").map_err(explain)?;
+    let (layout, same_boot, mark): (usize, bool, i64) =
+        read.query_row([boot], |row| Ok((layout_in(row)?, row.get(1)?, row.get(2)?))).map_err(explain)?;
+    if layout != STEPS.len() {
+        return Err(newer(file, layout));
+    }
+    if !same_boot {
+        return Err(StoreError::new(
+            StoreErrorKind::Corrupt,
+            format!(
+                "{} was taken over by another boot of this machine; restart this process",
+                file.display()
+            ),
+        ));
+    }
+    Ok(mark.unsigned_abs())
+}
+
+/// Stores the last grant number.
+pub(crate) fn write_mark(transaction: &Transaction<'_>, mark: u64) -> rusqlite::Result<()> {
+    transaction.prepare_cached("UPDATE store SET mark = ?")?.execute([mark.cast_signed()])?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(connection: &Connection, table: &str) -> i64 {
+        connection
+            .query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0))
+            .expect("the table is there")
+    }
+
+    fn memory() -> Connection {
+        Connection::open_in_memory().expect("opened")
+    }
+
+    const FILE: &str = "locks.db";
+
+    #[test]
+    fn an_older_layout_is_migrated_and_keeps_its_data() {
+        let mut connection = memory();
+        let id = settle(&mut connection, Path::new(FILE), "boot").expect("made");
+        connection.execute("INSERT INTO fence VALUES ('stock', 7)", []).expect("written");
+        let steps = &[LAYOUT_1, "ALTER TABLE fence ADD COLUMN note TEXT"];
+        let after = settle_with(&mut connection, Path::new(FILE), "boot", steps).expect("migrated");
+        assert_eq!(after, id, "it is still the same store");
+        let (highest, note): (i64, Option<String>) = connection
+            .query_row("SELECT highest, note FROM fence", [], |row| Ok((row.get(0)?, row.get(1)?)))
+            .expect("the new column is there");
+        assert_eq!((highest, note), (7, None));
+        settle_with(&mut connection, Path::new(FILE), "boot", steps).expect("nothing is left to do");
+    }
+
+    #[test]
+    fn a_newer_layout_is_refused_also_while_in_use() {
+        let mut connection = memory();
+        settle_with(&mut connection, Path::new(FILE), "boot", &[LAYOUT_1, "SELECT 1"]).expect("made");
+        let error = settle(&mut connection, Path::new(FILE), "boot").expect_err("it is newer");
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+        assert!(error.to_string().contains("layout 2"), "{error}");
+        let transaction = connection.transaction().expect("begun");
+        assert!(read_mark(&transaction, Path::new(FILE), "boot").is_err());
+    }
+
+    #[test]
+    fn another_program_s_database_is_left_alone() {
+        let mut connection = memory();
+        connection.execute_batch("CREATE TABLE theirs (x)").expect("made");
+        let error = settle(&mut connection, Path::new(FILE), "boot").expect_err("it is theirs");
+        assert_eq!(error.kind(), StoreErrorKind::Config);
+        assert_eq!(count(&connection, "sqlite_schema"), 1, "nothing was added");
+    }
+
+    #[test]
+    fn a_restart_frees_all_and_keeps_marks_latches_and_fences() {
+        let mut connection = memory();
+        settle(&mut connection, Path::new(FILE), "first").expect("made");
+        connection
+            .execute_batch(
+                "UPDATE store SET mark = 42;
+                 INSERT INTO grave VALUES ('k', 1, 99);
+                 INSERT INTO watcher VALUES ('latch', 'n', 'k');
+                 INSERT INTO latch VALUES ('n', 1, 2, 0, 3);
+                 INSERT INTO fence VALUES ('n', 7);
+                 INSERT INTO entry (name, queued, turn, keeper, seq, capacity, units, lease, began, since, kind,
+                     host, pid, program) VALUES ('n', 1, 1, 'k', 1, 0, 0, 1, 1, 1, 'mutex', 'h', 1, 'p');",
+            )
+            .expect("filled");
+        settle(&mut connection, Path::new(FILE), "first").expect("the same boot");
+        assert_eq!(count(&connection, "entry"), 1, "another process is nothing to be freed by");
+        settle(&mut connection, Path::new(FILE), "second").expect("another boot");
+        assert_eq!(["entry", "grave", "watcher"].map(|table| count(&connection, table)), [0; 3]);
+        assert_eq!(["latch", "fence"].map(|table| count(&connection, table)), [1; 2]);
+        let transaction = connection.transaction().expect("begun");
+        assert_eq!(read_mark(&transaction, Path::new(FILE), "second").expect("read"), 42);
+        assert!(read_mark(&transaction, Path::new(FILE), "first").is_err());
+    }
+}

@@ -1,0 +1,128 @@
+//! The SQLite store: the processes of one host share locks through one file, with no server.
+//!
+//! `sqlite:PATH` is all it takes. The file is made when it is not there (readable by its owner
+//! only), and beside it the folder `PATH-keepers`, which holds two small files per keeper: one
+//! that shows whether it lives, and a socket that it is woken through.
+//!
+//! # How it works
+//!
+//! Every group of claims and leaves is one `BEGIN IMMEDIATE` transaction: the resources named in
+//! it are loaded, [the model's own step](lockkeeper_core::model) is done, and the difference is
+//! stored. So the file behaves as the model does, whoever writes.
+//!
+//! * **Leases** run on the boot-time clock, which all processes of a host share and nobody can
+//!   set. The file remembers the boot it belongs to: a restart of the machine ends every lease,
+//!   detached ones too, because nobody who held one is left.
+//! * **The dead** are passed at once. Each keeper has an OS lock on a file of its own, which ends
+//!   with the process however it ends. Whoever finds somebody in the way looks at that file: free
+//!   means dead. A missing file proves nothing, and then the lease decides.
+//! * **Wakes** go from process to process by datagram socket. They are hints: lost ones cost time
+//!   until the next poll, the database is the truth.
+//! * **Durability.** `synchronous=FULL`: what was answered is on disk. With less, a disk that is
+//!   pulled or a power cut could take back a grant that somebody acts on, and its number might be
+//!   given again. Groups make it bearable: all that the tasks of a process ask for at one time
+//!   costs a single sync.
+//!
+//! # Limits
+//!
+//! * One host: network file systems are refused, since neither SQLite's locks nor the boot-time
+//!   clock reach across hosts.
+//! * Linux only. Elsewhere connecting fails with [`StoreErrorKind::Unsupported`].
+//! * One writer at a time is SQLite's rule. A process stopped in the middle of its transaction
+//!   stops the others until it goes on or is ended; they report
+//!   [`StoreErrorKind::Conflict`] and go on asking.
+//! * A child that was forked without `exec` shares its parent's life file, so the parent counts
+//!   as alive until that child has ended too. `exec` closes it.
+
+use lockkeeper_core::{StoreError, StoreErrorKind, store::Connector};
+
+#[cfg(target_os = "linux")]
+mod counts;
+#[cfg(target_os = "linux")]
+mod database;
+#[cfg(target_os = "linux")]
+mod deaths;
+#[cfg(target_os = "linux")]
+mod layout;
+#[cfg(target_os = "linux")]
+mod life;
+#[cfg(target_os = "linux")]
+mod place;
+#[cfg(target_os = "linux")]
+mod rows;
+#[cfg(target_os = "linux")]
+mod step;
+#[cfg(target_os = "linux")]
+mod store;
+#[cfg(target_os = "linux")]
+mod trouble;
+#[cfg(target_os = "linux")]
+mod wakes;
+#[cfg(target_os = "linux")]
+mod writer;
+
+#[cfg(target_os = "linux")]
+pub use store::CAPABILITY;
+
+/// Connects to the file that `url` names, which is made if it is not there: `sqlite:PATH`, where a
+/// relative path starts at the current folder.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let folder = tempfile::tempdir()?;
+/// # let url = format!("sqlite:{}/locks.db", folder.path().display());
+/// let keeper = lockkeeper_core::Keeper::builder(lockkeeper_sqlite::connector(&url)?).connect().await?;
+/// let guard = keeper.mutex("stock/42").lock().await?;
+/// guard.release().await?;
+/// keeper.close().await;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`StoreErrorKind::Config`] if `url` names no file.
+pub fn connector(url: &str) -> Result<Connector, StoreError> {
+    let config = |message: &str| Err(StoreError::new(StoreErrorKind::Config, message));
+    let path = url.strip_prefix("sqlite:").unwrap_or(url);
+    // `sqlite:///var/lib/locks.db` is how many programs write it.
+    let path = path.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(path);
+    if path.contains('?') {
+        return config("sqlite: has no options; remove everything from the question mark on");
+    }
+    if path.is_empty() || path.ends_with('/') {
+        return config("the URL names no file; write sqlite:PATH, such as sqlite:/var/lib/app/locks.db");
+    }
+    if path.starts_with(":memory:") {
+        return config("sqlite: is a file; for locks within this process use memory:");
+    }
+    if path.contains('\0') {
+        return config("the path holds a zero byte; remove it");
+    }
+    connect_to(url, path)
+}
+
+#[cfg(target_os = "linux")]
+fn connect_to(url: &str, path: &str) -> Result<Connector, StoreError> {
+    Ok(store::connector(url.into(), path.into()))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn connect_to(_url: &str, _path: &str) -> Result<Connector, StoreError> {
+    let message = "the sqlite: store needs Linux: elsewhere processes share no clock that counts sleep";
+    Err(StoreError::new(StoreErrorKind::Unsupported, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_that_name_no_file_are_refused() {
+        for url in ["sqlite:", "sqlite:/var/lib/", "sqlite::memory:", "sqlite:a?b=c", "sqlite:a\0b"] {
+            let error = connector(url).expect_err(url);
+            assert_eq!(error.kind(), StoreErrorKind::Config, "{url}");
+        }
+        for url in ["sqlite:locks.db", "sqlite:/var/lib/locks.db", "sqlite:///var/lib/locks.db"] {
+            assert!(connector(url).is_ok(), "{url}");
+        }
+    }
+}

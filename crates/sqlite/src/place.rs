@@ -1,0 +1,268 @@
+//! The file's place on disk: makes it, refuses where it cannot work, and notices when it is no
+//! longer the same file.
+
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
+use rustix::{
+    fs::{AtFlags, CWD, RenameFlags, StatxFlags},
+    io::Errno,
+};
+
+use crate::trouble::file_trouble;
+
+/// The database file and what lies beside it.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The file's real path, without links.
+    pub(crate) file: PathBuf,
+    /// The folder of the keepers' own files.
+    pub(crate) keepers: PathBuf,
+    /// The permissions of the file, which those beside it get too.
+    mode: u32,
+    /// The file, its log and its index, as they must stay while they are in use.
+    same: Option<[Identity; 3]>,
+}
+
+/// Which file a path meant.
+type Identity = (u64, u64);
+
+impl Place {
+    /// Makes the file and its folders if they are not there, and checks that locks can work here.
+    pub(crate) fn prepare(path: &Path) -> Result<Self, StoreError> {
+        let path = std::path::absolute(path).map_err(|error| file_trouble("find", path, error))?;
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        make_folder(folder, 0o700)?;
+        refuse_network(folder)?;
+        if fs::symlink_metadata(&path).is_err() {
+            make_file(&path)?;
+        }
+        let file = fs::canonicalize(&path).map_err(|error| file_trouble("find", &path, error))?;
+        // A link may have led to another file system.
+        let folder = file.parent().unwrap_or(Path::new("/"));
+        refuse_network(folder)?;
+        let facts = fs::metadata(&file).map_err(|error| file_trouble("look at", &file, error))?;
+        if !facts.is_file() {
+            return Err(config(&file, "is not a file; name one"));
+        }
+        refuse_mounted_alone(&file, folder)?;
+        let mode = facts.mode() & 0o666;
+        let keepers = beside(&file, "-keepers");
+        // Who may use the file may use the folder beside it.
+        let folder_mode = mode | ((mode & 0o444) >> 2);
+        make_folder(&keepers, folder_mode)?;
+        Ok(Self { file, keepers, mode, same: None })
+    }
+
+    /// Gives a file of ours the permissions of the database, whatever the umask is.
+    pub(crate) fn share(&self, path: &Path) -> io::Result<()> {
+        fs::set_permissions(path, fs::Permissions::from_mode(self.mode))
+    }
+
+    /// Remembers which files are in use. Called while they are open, so SQLite keeps them there.
+    pub(crate) fn remember(&mut self) -> Result<(), StoreError> {
+        self.same = Some(self.identities()?);
+        Ok(())
+    }
+
+    /// Whether the paths still mean the files that are in use. If not, others may be using other
+    /// ones by now, and locks in these mean nothing to them.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        let Some(same) = &self.same else { return Ok(()) };
+        if self.identities()? == *same {
+            return Ok(());
+        }
+        Err(self.replaced())
+    }
+
+    fn identities(&self) -> Result<[Identity; 3], StoreError> {
+        let mut found = [(0, 0); 3];
+        for (identity, suffix) in found.iter_mut().zip(["", "-wal", "-shm"]) {
+            let path = beside(&self.file, suffix);
+            let facts = rustix::fs::stat(&path).map_err(|error| match error {
+                Errno::NOENT | Errno::NOTDIR => self.replaced(),
+                error => file_trouble("look at", &path, error.into()),
+            })?;
+            if suffix.is_empty() && facts.st_nlink > 1 {
+                return Err(config(
+                    &self.file,
+                    "has more than one name (a hard link), and SQLite would mix up their logs; keep one name",
+                ));
+            }
+            *identity = (facts.st_dev, facts.st_ino);
+        }
+        Ok(found)
+    }
+
+    fn replaced(&self) -> StoreError {
+        StoreError::new(
+            StoreErrorKind::Corrupt,
+            format!(
+                "{} (or its -wal or -shm file) was deleted or replaced while in use, so others may see other \
+                 locks; put it back or restart every process that uses it",
+                self.file.display()
+            ),
+        )
+    }
+}
+
+/// The file with `suffix` added to its name, as SQLite names those beside it.
+fn beside(file: &Path, suffix: &str) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn config(file: &Path, what: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Config, format!("{} {what}", file.display()))
+}
+
+/// Makes a folder that only those may enter who may use the file; one that is there stays as it is.
+fn make_folder(folder: &Path, mode: u32) -> Result<(), StoreError> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(|error| file_trouble("make the folder", folder, error))?;
+    if mode != 0o700 {
+        let shared = fs::set_permissions(folder, fs::Permissions::from_mode(mode));
+        shared.map_err(|error| file_trouble("share the folder", folder, error))?;
+    }
+    Ok(())
+}
+
+/// Makes an empty file for its owner only. It is made under another name: closing a file that is
+/// in use in this process would end SQLite's locks on it.
+fn make_file(path: &Path) -> Result<(), StoreError> {
+    let new = beside(path, &format!("-new-{}", KeeperId::random()));
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new);
+    made.map_err(|error| file_trouble("make", path, error))?;
+    let moved = match rustix::fs::renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE) {
+        // File systems that cannot rename so can link so.
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            let linked = fs::hard_link(&new, path);
+            fs::remove_file(&new).and(linked)
+        }
+        Err(error) => fs::remove_file(&new).and(Err(error.into())),
+        Ok(()) => Ok(()),
+    };
+    match moved {
+        // Somebody else was faster, with the same file in mind.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        moved => moved.map_err(|error| file_trouble("make", path, error)),
+    }
+}
+
+/// File systems whose files other hosts may have open too, by the number that `statfs` gives.
+const NETWORK: &[(u32, &str)] = &[
+    (0x0000_6969, "NFS"),
+    (0x0000_517b, "SMB"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB2"),
+    (0x5346_414f, "AFS"),
+    (0x00c3_6400, "Ceph"),
+    (0x0102_1997, "9P"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636f, "OCFS2"),
+    (0x0bd0_0bd0, "Lustre"),
+    (0x4750_4653, "GPFS"),
+    (0x1983_0326, "BeeGFS"),
+    (0x2003_0528, "PVFS2"),
+    (0x7375_7245, "Coda"),
+    (0x0000_564c, "NCP"),
+    (0x786f_4256, "a VirtualBox shared folder"),
+    (0x6573_5546, "FUSE, which may be remote"),
+];
+
+fn refuse_network(folder: &Path) -> Result<(), StoreError> {
+    let facts = rustix::fs::statfs(folder).map_err(|error| file_trouble("look at", folder, error.into()))?;
+    match network_name(facts.f_type as u32) {
+        None => Ok(()),
+        Some(name) => Err(config(
+            folder,
+            &format!(
+                "is on {name}: there SQLite's locks do not hold between hosts, and hosts share no clock; put \
+                 the file on a local disk, or use a store with a server"
+            ),
+        )),
+    }
+}
+
+fn network_name(kind: u32) -> Option<&'static str> {
+    NETWORK.iter().find(|(number, _)| *number == kind).map(|(_, name)| *name)
+}
+
+/// A file that is mounted by itself (as into a container) has its log elsewhere than outside.
+fn refuse_mounted_alone(file: &Path, folder: &Path) -> Result<(), StoreError> {
+    let mount_of = |path: &Path| {
+        let facts = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
+        (facts.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(facts.stx_mnt_id)
+    };
+    match (mount_of(file), mount_of(folder)) {
+        (Some(file_mount), Some(folder_mount)) if file_mount != folder_mount => Err(config(
+            file,
+            "is mounted as a single file, so that SQLite's log beside it is not shared; mount its folder",
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode_of(path: &Path) -> u32 {
+        fs::metadata(path).expect("it is there").mode() & 0o777
+    }
+
+    #[test]
+    fn what_it_makes_is_for_the_owner_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("new/deep/locks.db");
+        let place = Place::prepare(&file).expect("it is made");
+        assert_eq!(mode_of(&folder.path().join("new")), 0o700);
+        assert_eq!(mode_of(&folder.path().join("new/deep")), 0o700);
+        assert_eq!(mode_of(&file), 0o600);
+        assert_eq!(mode_of(&place.keepers), 0o700);
+    }
+
+    #[test]
+    fn who_may_use_the_file_may_use_the_folder_beside_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("locks.db");
+        fs::write(&file, "").expect("written");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o660)).expect("shared");
+        let place = Place::prepare(&file).expect("prepared");
+        assert_eq!(mode_of(&place.keepers), 0o770);
+        assert_eq!(mode_of(&file), 0o660, "what was there stays as it was");
+    }
+
+    #[test]
+    fn links_lead_to_one_place() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let direct = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
+        std::os::unix::fs::symlink(&direct.file, folder.path().join("other.db")).expect("linked");
+        let linked = Place::prepare(&folder.path().join("other.db")).expect("prepared");
+        assert_eq!((direct.file, direct.keepers), (linked.file, linked.keepers));
+    }
+
+    #[test]
+    fn network_file_systems_are_known() {
+        assert_eq!(network_name(0x6969), Some("NFS"));
+        assert_eq!(network_name(0xff53_4d42), Some("CIFS"));
+        assert_eq!(network_name(0xef53), None, "ext4 is local");
+        assert_eq!(network_name(0x0102_1994), None, "tmpfs is local");
+    }
+
+    #[test]
+    fn a_folder_is_no_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = Place::prepare(folder.path()).expect_err("it is a folder");
+        assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
+    }
+}

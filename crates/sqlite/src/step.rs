@@ -1,0 +1,325 @@
+//! The work inside one transaction: resources are loaded, stepped by the model, and stored.
+//!
+//! Here too the dead are passed: whoever is in the way, or about to be granted something, is
+//! looked at, and if its process has ended, everything it had is freed in the same transaction.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
+
+use lockkeeper_core::{
+    Capacity, KeeperId, Name,
+    model::{Effects, Mark, Now, Resource, WAIT_LEASE},
+    store::{
+        Answer, Claim, Evict, Evicted, GrantNotice, Leave, Left, Renew, Renewed, Request, StoreTime, Topic,
+        Verdict, Wake,
+    },
+};
+use rusqlite::{OptionalExtension, Transaction, params};
+
+use crate::{
+    layout,
+    life::{self, Pulse, keeper_from},
+    rows::Loaded,
+};
+
+type Result<T> = rusqlite::Result<T>;
+
+/// One transaction's work.
+pub(crate) struct Work<'a> {
+    transaction: &'a Transaction<'a>,
+    keepers: &'a Path,
+    own: KeeperId,
+    pub(crate) now: Now,
+    pub(crate) mark: Mark,
+    stored_mark: Mark,
+    loaded: BTreeMap<Name, Option<Loaded>>,
+    pulses: HashMap<KeeperId, Pulse>,
+    pub(crate) done: Done,
+}
+
+/// What is to be done once the transaction is on disk.
+#[derive(Debug, Default)]
+pub(crate) struct Done {
+    /// Whom to tell what.
+    pub(crate) wakes: Vec<(KeeperId, Wake)>,
+    /// Whose files can be cleared away.
+    pub(crate) dead: Vec<KeeperId>,
+    /// Whose death would let somebody of this keeper pass, with the ids of their processes.
+    pub(crate) ahead: HashMap<KeeperId, u32>,
+}
+
+impl<'a> Work<'a> {
+    pub(crate) fn new(
+        transaction: &'a Transaction<'a>,
+        keepers: &'a Path,
+        own: KeeperId,
+        now: Now,
+        mark: Mark,
+    ) -> Self {
+        Self {
+            transaction,
+            keepers,
+            own,
+            now,
+            mark,
+            stored_mark: mark,
+            loaded: BTreeMap::new(),
+            pulses: HashMap::new(),
+            done: Done::default(),
+        }
+    }
+
+    pub(crate) fn transaction(&self) -> &'a Transaction<'a> {
+        self.transaction
+    }
+
+    /// Stores all that became different, and gives what is left to do.
+    pub(crate) fn finish(mut self) -> Result<Done> {
+        for (name, loaded) in &self.loaded {
+            let Some(loaded) = loaded else { continue };
+            loaded.store(self.transaction, name)?;
+            if loaded.changed {
+                tell_watchers(self.transaction, &Topic::Changes(name.clone()), &mut self.done.wakes)?;
+            }
+        }
+        if self.mark != self.stored_mark {
+            layout::write_mark(self.transaction, self.mark.0)?;
+        }
+        Ok(self.done)
+    }
+
+    fn load(&mut self, name: &Name) -> Result<&mut Option<Loaded>> {
+        if !self.loaded.contains_key(name) {
+            let loaded = Loaded::load(self.transaction, name)?;
+            self.loaded.insert(name.clone(), loaded);
+        }
+        Ok(self.loaded.entry(name.clone()).or_default())
+    }
+
+    /// Does a step on a resource that somebody holds or waits for, and passes the dead that it
+    /// would have granted to.
+    fn step<T>(
+        &mut self,
+        name: &Name,
+        act: impl FnOnce(&mut Resource, Now, &mut Mark, &mut Effects) -> T,
+    ) -> Result<Option<T>> {
+        let (now, mut mark) = (self.now, self.mark);
+        let mut effects = Effects::default();
+        let Some(loaded) = self.load(name)? else { return Ok(None) };
+        let answer = act(&mut loaded.resource, now, &mut mark, &mut effects);
+        loaded.changed |= effects.changed;
+        self.mark = mark;
+        self.grants_made(name, effects.grants)?;
+        Ok(Some(answer))
+    }
+
+    fn grants_made(&mut self, name: &Name, grants: Vec<GrantNotice>) -> Result<()> {
+        for grant in grants {
+            let keeper = grant.contender.keeper;
+            if self.is_dead(keeper) {
+                self.bury(keeper)?;
+            } else {
+                self.done.wakes.push((keeper, Wake::Granted(name.clone(), grant)));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_dead(&mut self, keeper: KeeperId) -> bool {
+        if keeper == self.own {
+            return false;
+        }
+        *self.pulses.entry(keeper).or_insert_with(|| life::pulse(self.keepers, keeper)) == Pulse::Dead
+    }
+
+    /// Frees everything that a dead keeper had, except what it had detached.
+    pub(crate) fn bury(&mut self, dead: KeeperId) -> Result<()> {
+        if self.done.dead.contains(&dead) {
+            return Ok(());
+        }
+        self.done.dead.push(dead);
+        for name in self.names_of(dead)? {
+            self.step(&name, |resource, now, mark, effects| resource.bury_keeper(now, mark, dead, effects))?;
+        }
+        let keeper = dead.to_string();
+        self.transaction.prepare_cached("DELETE FROM watcher WHERE keeper = ?")?.execute([&keeper])?;
+        self.transaction.prepare_cached("DELETE FROM grave WHERE keeper = ?")?.execute([&keeper])?;
+        Ok(())
+    }
+
+    /// What a keeper holds or waits for. Deaths are rare, so this is a scan and no index to keep.
+    fn names_of(&self, keeper: KeeperId) -> Result<Vec<Name>> {
+        let mut find = self.transaction.prepare_cached("SELECT DISTINCT name FROM entry WHERE keeper = ?")?;
+        let names = find.query_map([keeper.to_string()], |row| row.get(0))?;
+        valid_names(names)
+    }
+
+    /// Buries those of the keepers in the way of `units` who are dead.
+    fn clear_the_way(&mut self, claim: &Claim) -> Result<()> {
+        let Some(loaded) = self.load(&claim.name)? else { return Ok(()) };
+        let resource = &loaded.resource;
+        let free = resource.queue.is_empty()
+            && resource.capacity == claim.capacity
+            && resource.capacity.fits(resource.holders.iter().map(|holder| holder.units), claim.units);
+        if free {
+            return Ok(());
+        }
+        let mut in_the_way: Vec<KeeperId> =
+            resource.holders.iter().map(|holder| holder.contender.keeper).collect();
+        in_the_way.sort_unstable();
+        in_the_way.dedup();
+        for keeper in in_the_way {
+            if self.is_dead(keeper) {
+                self.bury(keeper)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Remembers whose death would let this waiter pass: as later ones stand behind it, nobody
+    /// else can ever hold before it.
+    fn note_ahead(&mut self, claim: &Claim) {
+        let Some(Some(loaded)) = self.loaded.get(&claim.name) else { return };
+        let holders = loaded.resource.holders.iter().map(|holder| (holder.contender, &holder.card));
+        let waiters = loaded.resource.queue.iter().map(|waiter| (waiter.contender, &waiter.card));
+        let ahead = holders.chain(waiters.take_while(|(contender, _)| *contender != claim.contender));
+        for (contender, card) in ahead.filter(|(contender, _)| contender.keeper != self.own) {
+            self.done.ahead.insert(contender.keeper, card.facts.pid);
+        }
+    }
+
+    /// The transition of one entry of a group.
+    pub(crate) fn apply(&mut self, request: &Request) -> Result<Answer> {
+        Ok(match request {
+            Request::Claim(claim) => Answer::Claim(self.claim(claim)?),
+            Request::Leave(leave) => Answer::Leave(self.leave(leave)?),
+        })
+    }
+
+    fn claim(&mut self, claim: &Claim) -> Result<Verdict> {
+        if claim.not_after < self.now.lease || self.is_buried(claim)? {
+            return Ok(Verdict::Stale);
+        }
+        self.clear_the_way(claim)?;
+        let free = |capacity: Capacity| Loaded::free(capacity);
+        self.load(&claim.name)?.get_or_insert_with(|| free(claim.capacity));
+        let verdict = self
+            .step(&claim.name, |resource, now, mark, effects| resource.claim(now, mark, claim, effects))?
+            .unwrap_or(Verdict::Stale);
+        if claim.queue && matches!(verdict, Verdict::Busy { .. }) {
+            self.note_ahead(claim);
+        }
+        Ok(verdict)
+    }
+
+    fn is_buried(&self, claim: &Claim) -> Result<bool> {
+        let mut find = self
+            .transaction
+            .prepare_cached("SELECT 1 FROM grave WHERE keeper = ? AND seq = ? AND until >= ?")?;
+        find.exists(params![
+            claim.contender.keeper.to_string(),
+            claim.contender.seq.cast_signed(),
+            self.now.lease.0.cast_signed()
+        ])
+    }
+
+    fn leave(&mut self, leave: &Leave) -> Result<Left> {
+        if let Some(until) = leave.bury_until.filter(|until| *until >= self.now.lease) {
+            // A doubled leave with an earlier time must not lift the mark.
+            let mut mark = self.transaction.prepare_cached(
+                "INSERT INTO grave VALUES (?, ?, ?)
+                 ON CONFLICT (keeper, seq) DO UPDATE SET until = max(until, excluded.until)",
+            )?;
+            mark.execute(params![
+                leave.contender.keeper.to_string(),
+                leave.contender.seq.cast_signed(),
+                until.0.cast_signed()
+            ])?;
+        }
+        let left =
+            self.step(&leave.name, |resource, now, mark, effects| resource.leave(now, mark, leave, effects))?;
+        Ok(left.unwrap_or(Left::NotThere))
+    }
+
+    /// The transition of one renewal.
+    pub(crate) fn renew(&mut self, renew: &Renew) -> Result<Renewed> {
+        let renewed =
+            self.step(&renew.name, |resource, now, mark, effects| resource.renew(now, mark, renew, effects))?;
+        Ok(renewed.unwrap_or(Renewed::Gone))
+    }
+
+    /// The transition of an eviction.
+    pub(crate) fn evict(&mut self, order: &Evict) -> Result<Evicted> {
+        let evicted =
+            self.step(&order.name, |resource, now, mark, effects| resource.evict(now, mark, order, effects))?;
+        Ok(evicted.unwrap_or(Evicted::NotHeld))
+    }
+
+    /// Settles what has ended and that nobody asks for any more, so that names no longer used
+    /// leave nothing behind.
+    pub(crate) fn sweep(&mut self) -> Result<()> {
+        let StoreTime(now) = self.now.lease;
+        let asked_before = now.saturating_sub(u64::try_from(WAIT_LEASE.as_micros()).unwrap_or(u64::MAX));
+        let mut find = self.transaction.prepare_cached(
+            "SELECT DISTINCT name FROM entry
+             WHERE (NOT queued AND expires <= ?) OR (queued AND began <= ?) LIMIT 1000",
+        )?;
+        let names = find.query_map([now.cast_signed(), asked_before.cast_signed()], |row| row.get(0))?;
+        for name in valid_names(names)? {
+            self.step(&name, Resource::settle)?;
+        }
+        for table in ["grave", "counted"] {
+            self.transaction
+                .prepare_cached(&format!("DELETE FROM {table} WHERE until < ?"))?
+                .execute([now.cast_signed()])?;
+        }
+        Ok(())
+    }
+}
+
+/// The keepers that want to hear of `topic` are told.
+pub(crate) fn tell_watchers(
+    transaction: &Transaction<'_>,
+    topic: &Topic,
+    wakes: &mut Vec<(KeeperId, Wake)>,
+) -> Result<()> {
+    let Some((word, name)) = topic_words(topic) else { return Ok(()) };
+    let mut find = transaction.prepare_cached("SELECT keeper FROM watcher WHERE topic = ? AND name = ?")?;
+    let mut rows = find.query([word, name.as_str()])?;
+    while let Some(row) = rows.next()? {
+        if let Some(keeper) = keeper_from(row.get_ref(0)?.as_str()?) {
+            wakes.push((keeper, Wake::Changed(topic.clone())));
+        }
+    }
+    Ok(())
+}
+
+/// How a topic is written. Grants reach their keepers without being asked for.
+pub(crate) fn topic_words(topic: &Topic) -> Option<(&'static str, &Name)> {
+    match topic {
+        Topic::Grants(_) => None,
+        Topic::Changes(name) => Some(("holders", name)),
+        Topic::Latch(name) => Some(("latch", name)),
+    }
+}
+
+/// Names from the file.
+pub(crate) fn valid_names(names: impl Iterator<Item = Result<String>>) -> Result<Vec<Name>> {
+    let valid = |name: String| {
+        Name::new(name).map_err(|why| {
+            rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, why.into())
+        })
+    };
+    names.map(|name| name.and_then(valid)).collect()
+}
+
+/// Whether anything in the file belongs to `keeper`.
+pub(crate) fn has_rows(transaction: &Transaction<'_>, keeper: KeeperId) -> Result<bool> {
+    let mut find = transaction.prepare_cached(
+        "SELECT 1 FROM entry WHERE keeper = ?1 AND NOT ifnull(detached, 0)
+         UNION ALL SELECT 1 FROM watcher WHERE keeper = ?1 LIMIT 1",
+    )?;
+    Ok(find.query_row([keeper.to_string()], |_| Ok(())).optional()?.is_some())
+}

@@ -1,0 +1,76 @@
+//! What can go wrong with a file, as typed errors that say what to do.
+
+use std::{io, path::Path};
+
+use lockkeeper_core::{StoreError, StoreErrorKind};
+use rusqlite::ErrorCode;
+
+/// What SQLite reported, for people. Not applied, except where a commit's end is not known.
+pub(crate) fn explain(file: &Path, error: rusqlite::Error) -> StoreError {
+    let file = file.display();
+    let (kind, message) = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => (StoreErrorKind::Conflict, busy(&file)),
+        Some(ErrorCode::DiskFull) => {
+            (StoreErrorKind::Conflict, format!("the disk of {file} is full; free some space"))
+        }
+        Some(
+            ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied,
+        ) => (
+            StoreErrorKind::Denied,
+            format!("{file} cannot be written; give this user write access to the file and its folder"),
+        ),
+        Some(ErrorCode::CannotOpen) => (
+            StoreErrorKind::Denied,
+            format!(
+                "{file} or the files SQLite keeps beside it cannot be opened; check that this user may read \
+                 and write the folder and what is in it, and that not too many files are open"
+            ),
+        ),
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            (StoreErrorKind::Corrupt, damaged(&file))
+        }
+        Some(ErrorCode::SystemIoFailure) => (
+            StoreErrorKind::Unreachable,
+            format!("{file} cannot be read or written; check that its disk is there and healthy"),
+        ),
+        // The file is well-formed, but a row is not what this program writes.
+        None => (StoreErrorKind::Corrupt, damaged(&file)),
+        Some(_) => (StoreErrorKind::Unreachable, format!("SQLite failed on {file}; the source says how")),
+    };
+    StoreError::new(kind, message).with_source(error)
+}
+
+fn damaged(file: &dyn std::fmt::Display) -> String {
+    format!(
+        "{file} is damaged or not an SQLite file; stop all that use it, move it away together with its -wal \
+         and -shm files, and start again with a new one"
+    )
+}
+
+/// Somebody else has had the write lock for too long.
+pub(crate) fn busy(file: &dyn std::fmt::Display) -> String {
+    format!(
+        "another process has kept {file} locked for too long; look for one that is stopped or stuck, or for \
+         another program that writes to it (fuser -v {file}), and continue or end it"
+    )
+}
+
+/// An operation on a file or folder of ours that failed.
+pub(crate) fn file_trouble(doing: &str, path: &Path, error: io::Error) -> StoreError {
+    let path = path.display();
+    let (kind, remedy) = match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            (StoreErrorKind::Denied, "give this user write access to the folder, or choose another one")
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            (StoreErrorKind::Conflict, "the disk is full; free some space")
+        }
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            (StoreErrorKind::Config, "check the path: its folder is not there")
+        }
+        _ => (StoreErrorKind::Unreachable, "check that the disk is there and healthy"),
+    };
+    StoreError::new(kind, format!("could not {doing} {path} ({error}); {remedy}"))
+        .not_applied()
+        .with_source(error)
+}

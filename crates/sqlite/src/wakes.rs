@@ -1,0 +1,217 @@
+//! Wakes between processes: one datagram socket per keeper, in the folder of the keepers.
+//!
+//! A wake is a hint. A socket that is missing, stale or full costs time until the next poll, so
+//! nothing here reports an error, and nothing here ever blocks.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::net::UnixDatagram,
+    },
+    path::PathBuf,
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    KeeperId, Name,
+    store::{GrantNotice, Topic, Wake, WakeSink},
+};
+use rustix::fs::{Mode, OFlags};
+
+use crate::{life::wake_name, place::Place, step::topic_words};
+
+/// The first line of every datagram. Another version's are not understood and so only cost time.
+const HEADER: &str = "lockkeeper 1\n";
+
+/// Datagrams are split before they get larger: well below what a socket takes by default.
+const LARGEST: usize = 32 * 1024;
+
+/// The way to the sockets of all keepers.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    own: KeeperId,
+    sink: WakeSink,
+    folder: Folder,
+    socket: UnixDatagram,
+}
+
+/// The folder of the keepers, kept open: a socket's address has room for 107 bytes, which a path
+/// through this descriptor never exceeds.
+#[derive(Debug)]
+struct Folder(OwnedFd);
+
+impl Folder {
+    fn open(place: &Place) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(&place.keepers, flags, Mode::empty())?))
+    }
+
+    fn address(&self, keeper: KeeperId) -> PathBuf {
+        format!("/proc/self/fd/{}/{}", self.0.as_raw_fd(), wake_name(keeper)).into()
+    }
+}
+
+impl Channel {
+    /// Opens the way out, and the socket that others reach `own` through.
+    pub(crate) fn open(place: &Place, own: KeeperId, sink: WakeSink) -> io::Result<(Self, UnixDatagram)> {
+        let folder = Folder::open(place)?;
+        let inbox = UnixDatagram::bind(folder.address(own))?;
+        inbox.set_nonblocking(true)?;
+        place.share(&place.keepers.join(wake_name(own)))?;
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        Ok((Self { own, sink, folder, socket }, inbox))
+    }
+
+    /// Tells everybody what concerns them, one datagram each as far as it goes.
+    pub(crate) fn tell(&self, wakes: Vec<(KeeperId, Wake)>) {
+        let mut letters = BTreeMap::<KeeperId, String>::new();
+        for (keeper, wake) in wakes {
+            if keeper == self.own {
+                self.sink.wake(wake);
+                continue;
+            }
+            let letter = letters.entry(keeper).or_insert_with(|| HEADER.to_owned());
+            write_wake(letter, &wake);
+            if letter.len() > LARGEST {
+                self.send(keeper, letter);
+                HEADER.clone_into(letter);
+            }
+        }
+        for (keeper, letter) in letters {
+            if letter.len() > HEADER.len() {
+                self.send(keeper, &letter);
+            }
+        }
+    }
+
+    fn send(&self, keeper: KeeperId, letter: &str) {
+        if let Err(error) = self.socket.send_to(letter.as_bytes(), self.folder.address(keeper)) {
+            tracing::debug!(%keeper, %error, "a wake was not delivered; the next poll makes up for it");
+        }
+    }
+}
+
+/// Delivers what arrives until the socket fails.
+pub(crate) async fn listen(inbox: UnixDatagram, sink: WakeSink) {
+    let Ok(inbox) = tokio::net::UnixDatagram::from_std(inbox) else { return };
+    let mut buffer = vec![0; LARGEST * 2];
+    loop {
+        match inbox.recv(&mut buffer).await {
+            Ok(length) => {
+                let letter = std::str::from_utf8(&buffer[..length]).ok().and_then(|l| l.strip_prefix(HEADER));
+                letter
+                    .into_iter()
+                    .flat_map(str::lines)
+                    .filter_map(read_wake)
+                    .for_each(|wake| sink.wake(wake));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "wakes are no longer heard; polls make up for it");
+                return;
+            }
+        }
+    }
+}
+
+/// One line per wake. Names have no control characters, so tabs and line ends are free.
+fn write_wake(letter: &mut String, wake: &Wake) {
+    let written = match wake {
+        Wake::Granted(name, grant) => writeln!(
+            letter,
+            "granted\t{name}\t{}\t{}\t{}\t{}\t{}\t{}",
+            grant.contender,
+            grant.number,
+            grant.floor,
+            grant.stamp,
+            grant.waited.as_micros(),
+            grant.lease.as_micros()
+        ),
+        Wake::Changed(topic) => match topic_words(topic) {
+            Some((word, name)) => writeln!(letter, "{word}\t{name}"),
+            None => Ok(()),
+        },
+        Wake::Resync => Ok(()),
+    };
+    written.expect("writing to a string cannot fail");
+}
+
+fn read_wake(line: &str) -> Option<Wake> {
+    let mut words = line.split('\t');
+    let word = words.next()?;
+    let name = Name::new(words.next()?).ok()?;
+    match word {
+        "holders" => Some(Wake::Changed(Topic::Changes(name))),
+        "latch" => Some(Wake::Changed(Topic::Latch(name))),
+        "granted" => {
+            let contender = words.next()?.parse().ok()?;
+            let mut number = || words.next()?.parse::<u64>().ok();
+            let grant = GrantNotice {
+                contender,
+                number: number()?,
+                floor: number()?,
+                stamp: number()?,
+                waited: Duration::from_micros(number()?),
+                lease: Duration::from_micros(number()?),
+            };
+            Some(Wake::Granted(name, grant))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::ContenderId;
+
+    use super::*;
+
+    #[test]
+    fn wakes_survive_text() {
+        let grant = GrantNotice {
+            contender: ContenderId { keeper: KeeperId::random(), seq: 7 },
+            number: 1 << 52,
+            floor: 3,
+            stamp: u64::MAX,
+            waited: Duration::from_micros(12),
+            lease: Duration::from_secs(3),
+        };
+        let name = Name::new("stock/42 \"é\"").expect("valid");
+        let mut letter = String::new();
+        write_wake(&mut letter, &Wake::Granted(name.clone(), grant));
+        write_wake(&mut letter, &Wake::Changed(Topic::Changes(name.clone())));
+        write_wake(&mut letter, &Wake::Changed(Topic::Latch(name.clone())));
+        let read: Vec<Wake> = letter.lines().filter_map(read_wake).collect();
+        let [Wake::Granted(first, read_grant), Wake::Changed(second), Wake::Changed(third)] = &read[..]
+        else {
+            panic!("{read:?}")
+        };
+        assert_eq!((first, read_grant), (&name, &grant));
+        assert_eq!((second, third), (&Topic::Changes(name.clone()), &Topic::Latch(name)));
+        for nonsense in ["", "granted", "granted\tx\ty", "other\tx"] {
+            assert!(read_wake(nonsense).is_none(), "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn sockets_work_however_long_the_path_is_and_a_missing_one_is_no_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let deep = folder.path().join("long".repeat(50)).join("locks.db");
+        let place = Place::prepare(&deep).expect("prepared");
+        let quiet = || WakeSink::new(|_| {});
+        let (ours, theirs) = (KeeperId::random(), KeeperId::random());
+        let (channel, _) = Channel::open(&place, ours, quiet()).expect("opened");
+        let (_, inbox) = Channel::open(&place, theirs, quiet()).expect("opened");
+        let changed = || Wake::Changed(Topic::Latch(Name::new("x").expect("valid")));
+        channel.tell(vec![(theirs, changed()), (KeeperId::random(), changed())]);
+        let mut buffer = [0; 100];
+        let length = inbox.recv(&mut buffer).expect("it is there");
+        assert_eq!(&buffer[..length], b"lockkeeper 1\nlatch\tx\n");
+        for _ in 0..100_000 {
+            channel.tell(vec![(theirs, changed())]);
+        }
+    }
+}
