@@ -11,7 +11,7 @@ pub(super) const EACH: usize = 4;
 /// Resources of a run: the first two have no limit but "all", the last has permits.
 pub(super) const RESOURCES: usize = 3;
 /// Latches of a run, and operations on them that may be repeated.
-pub(super) const LATCHES: usize = 2;
+pub(super) const LATCHES: usize = 1;
 pub(super) const OPERATIONS: usize = 6;
 
 /// How a run goes with time.
@@ -145,12 +145,12 @@ fn step(dice: &mut Dice, pace: Pace) -> Step {
         at if at < 940 => Step::Count {
             latch: pick(dice, LATCHES),
             operation: pick(dice, OPERATIONS),
-            again: dice.chance(400),
-            action: match dice.below(8) {
-                0 | 1 => LatchAction::Create(dice.below(4)),
-                2..=4 => LatchAction::Down(dice.below(3)),
-                5 => LatchAction::Reset,
-                6 => LatchAction::Delete,
+            again: dice.chance(300),
+            action: match dice.below(10) {
+                0..=2 => LatchAction::Create(dice.below(12)),
+                3..=6 => LatchAction::Down(dice.below(4)),
+                7 => LatchAction::Reset,
+                8 => LatchAction::Delete,
                 _ => LatchAction::Read,
             },
             late: dice.chance(100),
