@@ -1,5 +1,7 @@
 //! Which store a URL means. A new store adds one row here.
 
+use std::{env, ffi::OsString, path::PathBuf};
+
 use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector};
 
 /// The schemes of this build, for messages.
@@ -8,6 +10,29 @@ const SCHEMES: &[&str] = &[
     #[cfg(feature = "sqlite")]
     "sqlite:",
 ];
+
+/// The URL of the store that a program without other orders uses: a SQLite file of this user,
+/// `$XDG_STATE_HOME/lockkeeper/locks.db`, where `XDG_STATE_HOME` is `$HOME/.local/state` by
+/// default. Without `HOME`, the user database says where home is.
+///
+/// # Errors
+/// [`StoreErrorKind::Config`] if nobody says where home is.
+pub fn default_store() -> Result<String, StoreError> {
+    default_file(env::var_os("XDG_STATE_HOME"), env::home_dir())
+        .map_err(|why| StoreError::new(StoreErrorKind::Config, why))
+}
+
+fn default_file(state: Option<OsString>, home: Option<PathBuf>) -> Result<String, &'static str> {
+    // Variables with relative paths mean nothing, says the XDG specification.
+    let absolute = |path: PathBuf| path.is_absolute().then_some(path);
+    let state = state.map(PathBuf::from).and_then(absolute);
+    let state = state.or_else(|| Some(home.and_then(absolute)?.join(".local/state")));
+    let state =
+        state.ok_or("there is no home folder for the default store; set HOME, or name a store by its URL")?;
+    let file = state.join("lockkeeper").join("locks.db").into_os_string().into_string();
+    file.map(|file| format!("sqlite:{file}"))
+        .map_err(|_| "the path of the home folder is not UTF-8; name a store by its URL")
+}
 
 /// The connector for `url`.
 ///
@@ -41,5 +66,24 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
             let scheme = if plain { scheme } else { "that" };
             Err(config(format!("no store of this build has {scheme}: URLs; it has {}", SCHEMES.join(" "))))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_store_is_where_state_belongs() {
+        let file = |state: Option<&str>, home: Option<&str>| {
+            default_file(state.map(OsString::from), home.map(PathBuf::from)).ok()
+        };
+        let of_home = Some("sqlite:/home/a/.local/state/lockkeeper/locks.db".to_owned());
+        assert_eq!(file(Some("/state"), None).as_deref(), Some("sqlite:/state/lockkeeper/locks.db"));
+        assert_eq!(file(None, Some("/home/a")), of_home);
+        assert_eq!(file(Some(""), Some("/home/a")), of_home);
+        assert_eq!(file(Some("relative"), Some("/home/a")), of_home);
+        assert_eq!(file(None, Some("")), None);
+        assert_eq!(file(None, None), None);
     }
 }

@@ -9,14 +9,16 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Capability, ContenderId, Name,
+    ContenderId, Name,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Claim, Connector, Context, Count, CountAction, Counted,
-        Evict, Evicted, Grant, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store,
+        Admit, Admitted, Answer, Answers, Claim, Connector, Context, Count, CountAction, Counted, Evict,
+        Evicted, Grant, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store,
         StoreTime, Topic, Verdict, Wake, WakeSink, Watch,
     },
 };
 use tokio::time::{Instant, sleep};
+
+use crate::wrapper::same_store;
 
 /// What is wrong with a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -210,21 +212,7 @@ fn granted_anyway(claim: &Claim) -> Verdict {
 
 #[deny(clippy::missing_trait_methods)]
 impl Store for BrokenStore {
-    fn capability(&self) -> &Capability {
-        self.inner.capability()
-    }
-
-    fn url(&self) -> &Arc<str> {
-        self.inner.url()
-    }
-
-    fn id(&self) -> &str {
-        self.inner.id()
-    }
-
-    fn server_of(&self, name: &Name) -> usize {
-        self.inner.server_of(name)
-    }
+    same_store!();
 
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
         Box::pin(async move {
@@ -323,9 +311,5 @@ impl Store for BrokenStore {
             return Box::pin(std::future::ready(Ok(Admitted::Yes)));
         }
         self.inner.fence(admit)
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
     }
 }

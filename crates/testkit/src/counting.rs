@@ -6,12 +6,14 @@ use std::sync::{
 };
 
 use lockkeeper_core::{
-    Capability, Name,
+    Name,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Evict, Evicted,
-        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        Admit, Admitted, Answer, Answers, Connector, Context, Count, Counted, Evict, Evicted, ListQuery,
+        Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
 };
+
+use crate::wrapper::same_store;
 
 /// How many requests were sent so far. Clones count together.
 #[derive(Clone, Debug, Default)]
@@ -60,21 +62,7 @@ impl CountingStore {
 
 #[deny(clippy::missing_trait_methods)]
 impl Store for CountingStore {
-    fn capability(&self) -> &Capability {
-        self.inner.capability()
-    }
-
-    fn url(&self) -> &Arc<str> {
-        self.inner.url()
-    }
-
-    fn id(&self) -> &str {
-        self.inner.id()
-    }
-
-    fn server_of(&self, name: &Name) -> usize {
-        self.inner.server_of(name)
-    }
+    same_store!();
 
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
         self.ask().apply(group)
@@ -107,9 +95,5 @@ impl Store for CountingStore {
 
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
         self.ask().fence(admit)
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
     }
 }

@@ -14,15 +14,15 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Capability, Name, StoreError,
+    Name, StoreError,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Evict, Evicted,
-        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, WakeSink, Watch,
+        Admit, Admitted, Answer, Answers, Connector, Context, Count, Counted, Evict, Evicted, ListQuery,
+        Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, WakeSink, Watch,
     },
 };
 use tokio::{sync::oneshot, time::sleep};
 
-use crate::dice::Dice;
+use crate::{dice::Dice, wrapper::same_store};
 
 /// How bad a line is: chances in a thousand, times in milliseconds.
 #[derive(Clone, Copy, Debug)]
@@ -264,21 +264,7 @@ impl FaultyStore {
 
 #[deny(clippy::missing_trait_methods)]
 impl Store for FaultyStore {
-    fn capability(&self) -> &Capability {
-        self.inner.capability()
-    }
-
-    fn url(&self) -> &Arc<str> {
-        self.inner.url()
-    }
-
-    fn id(&self) -> &str {
-        self.inner.id()
-    }
-
-    fn server_of(&self, name: &Name) -> usize {
-        self.inner.server_of(name)
-    }
+    same_store!();
 
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
         self.send(group.to_vec(), |store, group| store.apply(group))
@@ -310,9 +296,5 @@ impl Store for FaultyStore {
 
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
         self.send(admit.clone(), |store, admit| store.fence(admit))
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
     }
 }

@@ -10,3 +10,5 @@ pub mod history;
 pub mod processes;
 pub mod refinement;
 pub mod simulation;
+
+mod wrapper;

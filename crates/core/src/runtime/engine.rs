@@ -2,7 +2,11 @@
 //!
 //! Everything that can be told by a store arrives here: verdicts, failures, wakes. The files
 //! beside this one keep the parts: who waits and holds (`ledger`), what goes out together
-//! (`group`), what stays in the process (`lane`), what renews (`watchdog`).
+//! (`group`), what stays in the process (`lane`), what renews (`watchdog`). Below it: the caller's side
+//! (`acquire`) and giving back (`leaving`).
+
+mod acquire;
+mod leaving;
 
 use std::{
     sync::{
@@ -12,48 +16,34 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    sync::{Notify, oneshot},
-};
+use tokio::{runtime::Handle, sync::Notify};
+
+pub(crate) use acquire::Patience;
 
 use super::{
     clock::{BootTime, Clock},
     deadline,
-    group::{Flight, Group, Job, LeaveJob},
+    group::{Group, Job},
     hold::{Hold, Origin},
-    keeping::{Alive, Tenure},
-    lane::{Entered, Lanes, Turn},
+    lane::Lanes,
     ledger::{Addressee, Ledger},
     seat::{Outcome, Seat},
     store_clock::StoreClock,
-    terms::Terms,
     thread::Stop,
     watches::Watches,
 };
 use crate::{
-    error::{AcquireError, At, InvalidInput, Lost, StoreError, StoreErrorKind},
+    error::{At, StoreError, StoreErrorKind},
     id::{ContenderId, Ids},
     keeper::Stats,
     name::Name,
-    store::{Card, Claim, Facts, GrantNotice, Leave, Left, Reply, Store, StoreTime, Topic, Verdict, Wake},
+    store::{Facts, GrantNotice, Leave, Reply, Store, Topic, Verdict, Wake},
     telemetry,
 };
 
 /// How often a waiter asks again when no wake comes, at the least: a third of the first lease of a
 /// pushed grant, so a lost message costs time but never the place in line.
 const POLL: Duration = Duration::from_secs(1);
-
-/// How long a keeper that was dropped without `close` goes on giving back.
-const LAST_ERRANDS: Duration = Duration::from_secs(10);
-
-/// How long an acquisition is ready to wait.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience {
-    Try,
-    Until(BootTime),
-    Forever,
-}
 
 /// What a keeper is made with.
 pub(crate) struct Settings {
@@ -395,323 +385,6 @@ fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, lease: Duration) -> B
         BootTime((now.after(poll / 4).0 / period + 1) * period)
     };
     if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(poll)) } else { beat(2 * poll) }
-}
-
-/// Leaving.
-impl Engine {
-    /// Gives a hold back to the store; the caller lets the flight fly.
-    pub(crate) fn give_back(
-        self: &Arc<Self>,
-        hold: &Hold,
-        reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
-    ) -> Option<Flight> {
-        // Closing the keeper ends a hold that was held until then: its `min_hold` still counts.
-        let held = hold.finish() || hold.lost() == Some(Lost::Closed);
-        telemetry::released(hold, || self.clock().now().since(hold.granted));
-        self.ledger.strike_hold(hold.slot);
-        self.leave(
-            Leave {
-                name: hold.name.clone(),
-                contender: hold.contender,
-                bury_until: hold.bury_until,
-                hold_at_least: if held { hold.terms.min_hold } else { Duration::ZERO },
-            },
-            reply,
-            hold.lease_ends(),
-        )
-    }
-
-    /// Stops keeping a hold that lives on elsewhere.
-    pub(crate) fn let_go(&self, hold: &Hold) {
-        hold.finish();
-        self.ledger.strike_hold(hold.slot);
-    }
-
-    fn leave(
-        self: &Arc<Self>,
-        leave: Leave,
-        reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
-        until: BootTime,
-    ) -> Option<Flight> {
-        self.leaving.fetch_add(1, Ordering::AcqRel);
-        let group = self.group(&leave.name);
-        group.submit(self, [Job::Leave(LeaveJob { leave, reply, until, tries: 0 })])
-    }
-
-    /// Leaves in the background, trying until the lease would have ended anyway.
-    pub(crate) fn leave_soon(self: &Arc<Self>, leave: Leave) {
-        let until = self.clock().now().after(Duration::from_secs(60));
-        if let Some(flight) = self.leave(leave, None, until) {
-            flight.in_background();
-        }
-    }
-
-    /// The answer to a leave. Who waits for it hears of a failure at once; the leave itself goes
-    /// on being tried.
-    pub(crate) fn left(self: &Arc<Self>, mut job: LeaveJob, result: Result<Left, StoreError>) {
-        let now = self.clock().now();
-        let again = matches!(&result, Err(error) if error.is_passing()) && now < job.until;
-        if let Some(reply) = job.reply.take() {
-            // The releasing task may be gone; the leave was done all the same.
-            drop(reply.send(result));
-        }
-        if !again {
-            if self.leaving.fetch_sub(1, Ordering::AcqRel) == 1 {
-                self.all_left.notify_waiters();
-            }
-            return;
-        }
-        job.tries += 1;
-        let pause = Duration::from_millis(50) * 2u32.pow(job.tries.min(5) - 1);
-        let (engine, group) = (self.clone(), self.group(&job.leave.name));
-        self.background.spawn(async move {
-            engine.clock().sleep_until(now.after(pause)).await;
-            if let Some(flight) = group.submit(&engine, [Job::Leave(job)]) {
-                flight.await;
-            }
-        });
-    }
-
-    /// Waits until nothing is left to give back.
-    async fn drained(&self) {
-        loop {
-            let all_left = self.all_left.notified();
-            tokio::pin!(all_left);
-            all_left.as_mut().enable();
-            if self.leaving.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            all_left.await;
-        }
-    }
-
-    /// Gives everything back, and ends when that is done.
-    pub(crate) async fn close(self: &Arc<Self>) {
-        self.closed.store(true, Ordering::Release);
-        let everything = self.ledger.close();
-        for seat in everything.seats {
-            drop(seat.tell(Outcome::Closed));
-            if seat.is_known() {
-                self.leave_soon(leave_of(&seat));
-            }
-        }
-        for hold in everything.holds {
-            hold.lose(Lost::Closed);
-            if let Some(flight) = self.give_back(&hold, None) {
-                flight.in_background();
-            }
-        }
-        self.watches.all_changed();
-        self.drained().await;
-        self.watches.clear();
-        self.store.close().await;
-        self.stop.stop();
-    }
-
-    /// Nobody has the keeper any more: finish giving back, then end.
-    pub(crate) fn wind_down(self: &Arc<Self>) {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let engine = self.clone();
-        self.background.spawn(async move {
-            // Past this limit the leases end by themselves.
-            engine.clock().within(LAST_ERRANDS, engine.drained()).await;
-            engine.watches.clear();
-            engine.store.close().await;
-            engine.stop.stop();
-        });
-    }
-}
-
-fn leave_of(seat: &Seat) -> Leave {
-    Leave {
-        name: seat.claim().name.clone(),
-        contender: seat.claim().contender,
-        bury_until: seat.bury_until(),
-        hold_at_least: Duration::ZERO,
-    }
-}
-
-/// An acquisition under way. Dropped at any point, it leaves nothing behind (invariant I5).
-struct Asking<'a> {
-    alive: &'a Arc<Alive>,
-    seat: Arc<Seat>,
-    /// Whether the store certainly knows nothing of the contender any more.
-    settled: bool,
-}
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        let engine = self.alive.engine();
-        engine.ledger.strike_seat(self.seat.slot());
-        let (outcome, known) = self.seat.cancel();
-        if let Some(Outcome::Granted(hold)) = outcome {
-            drop(Tenure::new(self.alive, hold, 0));
-        } else if known && !self.settled {
-            engine.leave_soon(leave_of(&self.seat));
-        }
-    }
-}
-
-/// Acquiring.
-impl Alive {
-    /// Acquires `name` on `terms`. `None`: it is busy and the caller does not wait.
-    ///
-    /// Cancel safe: dropped at any await, it leaves the line and gives back what it was granted.
-    pub(crate) async fn acquire(
-        self: &Arc<Self>,
-        name: &Name,
-        terms: &Arc<Terms>,
-        patience: Patience,
-        operation: &'static str,
-    ) -> Result<Option<Tenure>, AcquireError> {
-        let engine = self.engine();
-        let started = engine.clock().now();
-        let at = || At::resource(engine.store.url(), name, operation);
-        let capability = engine.store.capability();
-        terms
-            .check(capability.min_lease, capability.max_lease)
-            .and_then(|()| {
-                if terms.detachable && !capability.detachable {
-                    return Err(InvalidInput::new("this store has no leases that outlive their process"));
-                }
-                Ok(())
-            })
-            .map_err(|why| AcquireError::Invalid { at: at(), why })?;
-        let result = if terms.shares_a_lane() && !matches!(patience, Patience::Try) {
-            self.acquire_in_lane(name, terms, patience, &at, started).await
-        } else {
-            let tenure = self.acquire_at_store(name, terms, patience, &at, started).await;
-            if let Ok(Some(tenure)) = &tenure
-                && terms.hands_on()
-            {
-                engine.lanes.opened(self, tenure.hold(), false);
-            }
-            tenure
-        };
-        telemetry::acquired(terms.kind, &result, || engine.clock().now().since(started));
-        result
-    }
-
-    async fn acquire_in_lane(
-        self: &Arc<Self>,
-        name: &Name,
-        terms: &Arc<Terms>,
-        patience: Patience,
-        at: &(impl Fn() -> At + Sync),
-        started: BootTime,
-    ) -> Result<Option<Tenure>, AcquireError> {
-        let engine = self.engine();
-        let front = match engine.lanes.enter(self, name, terms, started) {
-            Entered::Front(front) => Some(front),
-            Entered::Place(mut place) => match engine.limited(patience, place.turn()).await {
-                Some(Some(Turn::HandedOn(tenure))) => return Ok(Some(tenure)),
-                Some(Some(Turn::Front(front))) => Some(*front),
-                Some(None) => None,
-                None => return Err(engine.timed_out(at(), started, None)),
-            },
-        };
-        let tenure = self.acquire_at_store(name, terms, patience, at, started).await?;
-        if let (Some(front), Some(tenure)) = (front, &tenure) {
-            front.granted(tenure.hold());
-        }
-        Ok(tenure)
-    }
-
-    async fn acquire_at_store(
-        self: &Arc<Self>,
-        name: &Name,
-        terms: &Arc<Terms>,
-        patience: Patience,
-        at: &(impl Fn() -> At + Sync),
-        started: BootTime,
-    ) -> Result<Option<Tenure>, AcquireError> {
-        let engine = self.engine();
-        let queue = !matches!(patience, Patience::Try);
-        loop {
-            let seat = Seat::new(engine.claim(name, terms, queue), terms.clone());
-            if !engine.ledger.wait(&seat, BootTime::NEVER) {
-                return Err(AcquireError::Closed { at: at() });
-            }
-            let mut asking = Asking { alive: self, seat, settled: false };
-            let seat = asking.seat.clone();
-            let outcome = engine
-                .limited(patience, async {
-                    let group = engine.group(name);
-                    if let Some(flight) = group.submit(engine, [Job::Claim(seat.clone())]) {
-                        flight.await;
-                    }
-                    seat.outcome().await
-                })
-                .await;
-            return match outcome {
-                None => Err(engine.timed_out(at(), started, seat.ahead())),
-                Some(Outcome::Granted(hold)) => {
-                    asking.settled = true;
-                    Ok(Some(Tenure::new(self, hold, 0)))
-                }
-                Some(Outcome::TooLate) if queue => continue,
-                Some(Outcome::TooLate) => Err(StoreError::new(
-                    StoreErrorKind::Unreachable,
-                    "the grant arrived after its lease; use a longer lease or a nearer store",
-                )
-                .at(at())
-                .into()),
-                Some(Outcome::Busy) => {
-                    asking.settled = seat.bury_until().is_none();
-                    Ok(None)
-                }
-                Some(Outcome::Mismatch(in_use)) => {
-                    asking.settled = seat.bury_until().is_none();
-                    Err(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use })
-                }
-                Some(Outcome::Failed(error)) => Err(error.at(at()).into()),
-                Some(Outcome::Closed) => Err(AcquireError::Closed { at: at() }),
-            };
-        }
-    }
-}
-
-impl Engine {
-    fn claim(&self, name: &Name, terms: &Terms, queue: bool) -> Claim {
-        Claim {
-            name: name.clone(),
-            contender: self.ids.next(),
-            units: terms.units,
-            capacity: terms.capacity,
-            lease: terms.claim_lease(),
-            queue,
-            detachable: terms.detachable || !terms.min_hold.is_zero(),
-            not_after: StoreTime(0),
-            stamp: 0,
-            again: false,
-            card: Card {
-                kind: terms.kind,
-                facts: self.settings.facts.clone(),
-                label: terms.label.clone(),
-                value: terms.value.clone(),
-            },
-        }
-    }
-
-    /// Runs `work` for as long as the caller is ready to wait.
-    pub(crate) async fn limited<T>(&self, patience: Patience, work: impl Future<Output = T>) -> Option<T> {
-        match patience {
-            Patience::Until(limit) => {
-                tokio::select! {
-                    biased;
-                    done = work => Some(done),
-                    () = self.clock().sleep_until(limit) => None,
-                }
-            }
-            Patience::Try | Patience::Forever => Some(work.await),
-        }
-    }
-
-    fn timed_out(&self, at: At, started: BootTime, ahead: Option<u32>) -> AcquireError {
-        AcquireError::TimedOut { at, waited: self.clock().now().since(started), ahead }
-    }
 }
 
 #[cfg(test)]

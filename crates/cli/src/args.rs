@@ -1,0 +1,320 @@
+//! What can be typed: subcommands, options and their help. Nothing here does anything.
+
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use lockkeeper::Token;
+
+use crate::span;
+
+const EXIT_CODES: &str = "\
+Exit codes: CMD's own, or 128 + signal; 75 held by others or timed out (-E changes it, --skip-ok makes it 0); \
+79 lost while running; 64 wrong usage or store URL; 69 store out of reach; 70 internal error; \
+126 CMD cannot be executed; 127 CMD not found; 128 + signal when interrupted while waiting.";
+
+/// Distributed locks at a shell, on the stores people already run.
+#[derive(Parser, Debug)]
+#[command(name = "lockkeeper", version, about, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(subcommand_required = true, arg_required_else_help = false, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    #[command(subcommand)]
+    pub(crate) action: Action,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StoreArgs {
+    /// The store's URL, such as sqlite:PATH. Others can see it in the list of processes: give one
+    /// with a password by --store-file or LOCKKEEPER_STORE. Default: LOCKKEEPER_STORE, else a
+    /// SQLite file of this user
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "store_file")]
+    pub(crate) store: Option<String>,
+    /// A file whose first line is the store's URL
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) store_file: Option<PathBuf>,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Action {
+    /// Hold NAME while CMD runs
+    #[command(after_help = EXIT_CODES)]
+    Run(RunArgs),
+    /// Take NAME and print a lease, to be renewed and released by later commands
+    Acquire(AcquireArgs),
+    /// Extend a lease that `acquire` printed
+    Renew(RenewArgs),
+    /// Give a lease back that `acquire` printed
+    Release(ReleaseArgs),
+    /// Run CMD while leading the election NAME, or watch who leads
+    #[command(after_help = EXIT_CODES)]
+    Elect(ElectArgs),
+    /// Count down to an event that many wait for
+    Latch(LatchArgs),
+    /// All names that are held or waited for
+    List(ListArgs),
+    /// Who holds NAME and who waits for it
+    Show(ShowArgs),
+    /// The list, live in the terminal; q ends it
+    Watch(WatchArgs),
+    /// Take NAME back from its holders
+    Evict(EvictArgs),
+    /// Print a completion script for a shell
+    #[command(hide = true)]
+    Completions { shell: Shell },
+    /// Print the manual page
+    #[command(hide = true)]
+    Man,
+}
+
+/// How to wait, and what to say.
+#[derive(Args, Debug)]
+pub(crate) struct WaitArgs {
+    /// Do not wait: give up at once if it is held
+    #[arg(short = 'n', long, conflicts_with = "wait")]
+    pub(crate) nonblock: bool,
+    /// Wait at most so long, such as 500ms, 30s, 5m or 1h30m; a bare number is seconds
+    #[arg(short = 'w', long, value_name = "TIME", value_parser = span::parse)]
+    pub(crate) wait: Option<Duration>,
+    /// Exit with CODE instead of 75 when it is held or the wait is over
+    #[arg(short = 'E', long, value_name = "CODE")]
+    pub(crate) conflict_exit_code: Option<u8>,
+    /// Exit with 0 when it is held or the wait is over: somebody else does the work
+    #[arg(long, conflicts_with = "conflict_exit_code")]
+    pub(crate) skip_ok: bool,
+    /// Length of the lease: how long it stays taken after a crash
+    #[arg(long, value_name = "TIME", value_parser = span::parse, default_value = "30s")]
+    pub(crate) lease: Duration,
+    /// Words for people, shown with the holder
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// Say nothing but errors
+    #[arg(short = 'q', long)]
+    pub(crate) quiet: bool,
+    /// Say what happens
+    #[arg(short = 'v', long, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
+}
+
+/// How much of it to take.
+#[derive(Args, Debug)]
+pub(crate) struct ShareArgs {
+    /// Hold it together with others that ask for it shared
+    #[arg(short = 's', long, conflicts_with = "permits")]
+    pub(crate) shared: bool,
+    /// K of N permits, such as 1/4; everybody must give the same N
+    #[arg(long, value_name = "K/N", value_parser = permits)]
+    pub(crate) permits: Option<(u32, u32)>,
+    /// Exact order of arrival
+    #[arg(long)]
+    pub(crate) fifo: bool,
+}
+
+/// How long to hold it.
+#[derive(Args, Debug)]
+pub(crate) struct HoldArgs {
+    /// End CMD after so long
+    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    pub(crate) max_hold: Option<Duration>,
+    /// Keep it at least so long, also when CMD ends earlier
+    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    pub(crate) min_hold: Option<Duration>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// What to hold
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+    #[command(flatten)]
+    pub(crate) share: ShareArgs,
+    #[command(flatten)]
+    pub(crate) hold: HoldArgs,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct AcquireArgs {
+    /// What to take
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+    #[command(flatten)]
+    pub(crate) share: ShareArgs,
+    /// Print an object with name, token, lease and expires_in_ms
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RenewArgs {
+    /// The line that `acquire` printed, or - to read it from stdin
+    pub(crate) lease: String,
+    /// Make it last at least so long from now, and never less than it was taken for
+    #[arg(long = "lease", value_name = "TIME", value_parser = span::parse)]
+    pub(crate) length: Option<Duration>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ReleaseArgs {
+    /// The line that `acquire` printed, or - to read it from stdin
+    pub(crate) lease: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ElectArgs {
+    /// The election
+    pub(crate) name: String,
+    /// What the leader publishes, such as its address
+    #[arg(long, value_name = "TEXT", conflicts_with = "observe")]
+    pub(crate) value: Option<String>,
+    /// Do not stand for it: print one JSON line now and at each change of the leader
+    #[arg(long, conflicts_with_all = ["command", "nonblock", "wait", "max_hold", "min_hold"])]
+    pub(crate) observe: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+    #[command(flatten)]
+    pub(crate) hold: HoldArgs,
+    /// The program and its arguments
+    #[arg(last = true, required_unless_present = "observe", value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LatchArgs {
+    /// The latch
+    pub(crate) name: String,
+    #[command(subcommand)]
+    pub(crate) action: LatchAction,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum LatchAction {
+    /// Make it, with COUNT to go
+    Create { count: u64 },
+    /// Count down; prints what is left
+    Down {
+        #[arg(default_value_t = 1)]
+        count: u64,
+    },
+    /// Wait until it has counted to zero
+    Wait {
+        /// Wait at most so long
+        #[arg(short = 'w', long, value_name = "TIME", value_parser = span::parse)]
+        wait: Option<Duration>,
+    },
+    /// Print what is left of what it was made with
+    Show,
+    /// Back to what it was made with
+    Reset,
+    /// Remove it
+    Delete,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    /// Only names that start so
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    /// Print one array of objects
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ShowArgs {
+    /// What to look at
+    pub(crate) name: String,
+    /// Print one object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct WatchArgs {
+    /// Only names that start so
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct EvictArgs {
+    /// What to take back
+    pub(crate) name: String,
+    /// Only from the holder with this token; without it from every holder shown
+    #[arg(long)]
+    pub(crate) token: Option<Token>,
+    /// Why, for the record
+    #[arg(long, value_name = "TEXT", required = true)]
+    pub(crate) reason: String,
+    /// Let the next one in at once, although the holder may still work: safe only with fencing
+    #[arg(long)]
+    pub(crate) now: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+fn permits(text: &str) -> Result<(u32, u32), String> {
+    let parsed = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    match parsed {
+        Some((k, n)) if 1 <= k && k <= n => Ok((k, n)),
+        _ => Err("give K/N with 1 <= K <= N, such as 1/4".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split(' '))
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_stand_before_or_after_the_name() {
+        for line in [
+            "lockkeeper run -n --lease 5s x -- echo -n -- hi",
+            "lockkeeper run x -n --lease 5s -- echo -n -- hi",
+            "lockkeeper --store memory: run -n x --lease 5 -- echo -n -- hi",
+        ] {
+            let Ok(Cli { action: Action::Run(run), .. }) = parse(line) else { panic!("{line}") };
+            assert!(run.wait.nonblock && run.name == "x", "{line}");
+            assert_eq!(run.wait.lease, Duration::from_secs(5));
+            assert_eq!(run.command, ["echo", "-n", "--", "hi"]);
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for line in [
+            "lockkeeper",
+            "lockkeeper run x",
+            "lockkeeper run x echo",
+            "lockkeeper run x --",
+            "lockkeeper run x -n -w 3 -- y",
+            "lockkeeper run x -s --permits 1/2 -- y",
+            "lockkeeper run x --permits 3/2 -- y",
+            "lockkeeper run x --permits 0/2 -- y",
+            "lockkeeper run x -E 256 -- y",
+            "lockkeeper run x -q -v -- y",
+            "lockkeeper elect x",
+            "lockkeeper elect x --observe -- y",
+            "lockkeeper evict x",
+            "lockkeeper --store memory: --store-file f list",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! `evict`: takes a name back from its holders, after asking.
+
+use std::io::{BufRead, IsTerminal, Write};
+
+use lockkeeper::store::HolderView;
+
+use crate::{
+    args::EvictArgs,
+    exit::Failure,
+    span,
+    store::Connection,
+    text::{self, plain},
+    view,
+};
+
+/// `lockkeeper evict`.
+pub(crate) async fn evict(connection: &Connection, args: &EvictArgs) -> Result<u8, Failure> {
+    let found = connection.keeper.inspect(&args.name).await?;
+    let mut holders = found.map(|view| view.holders).unwrap_or_default();
+    if let Some(token) = args.token {
+        // A hand-on inside a process has a later step of the same grant.
+        holders.retain(|holder| holder.token.number() == token.number());
+    }
+    let name = plain(&args.name);
+    if holders.is_empty() {
+        let who =
+            args.token.map_or_else(|| "nobody".to_owned(), |token| format!("no holder with token {token}"));
+        return text::print(&format!("{who} holds {name}; nothing to evict\n")).map(|()| 0);
+    }
+    if !args.yes && !confirmed(&name, &holders, args.now)? {
+        return text::print("nothing evicted\n").map(|()| 0);
+    }
+    let mut lines = String::new();
+    for holder in holders {
+        let done = connection.keeper.evict(&args.name, holder.contender, holder.token, args.now).await?;
+        let what = match (done, args.now) {
+            (true, true) => "evicted at once",
+            (true, false) => "evicted; it passes when the holder leaves or its lease ends",
+            (false, _) => "had left before",
+        };
+        lines += &format!("{name}: {} {what}; reason: {}\n", describe(&holder), plain(&args.reason));
+    }
+    text::print(&lines).map(|()| 0)
+}
+
+fn describe(holder: &HolderView) -> String {
+    format!("{} token {}", view::process(&holder.card), holder.token)
+}
+
+/// Shows the holders and asks.
+fn confirmed(name: &str, holders: &[HolderView], now: bool) -> Result<bool, Failure> {
+    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
+        return Err(Failure::usage(format!(
+            "{name} is held and nobody can be asked without a terminal; add --yes"
+        )));
+    }
+    let mut question = format!("{name} is held by\n");
+    for holder in holders {
+        question += &format!("  {} for {}\n", describe(holder), span::show(text::ago(holder.since)));
+    }
+    question += if now {
+        "They are not asked and may still work: safe only with fencing. Evict? [y/N] "
+    } else {
+        "Evict? [y/N] "
+    };
+    let failed = |error: std::io::Error| Failure::internal("cannot ask", error);
+    let mut err = std::io::stderr().lock();
+    err.write_all(question.as_bytes()).and_then(|()| err.flush()).map_err(failed)?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer).map_err(failed)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}

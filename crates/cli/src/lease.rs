@@ -1,0 +1,77 @@
+//! `acquire`, `renew` and `release`: a lock that outlives the commands that work on it.
+
+use std::io::Read;
+
+use lockkeeper::Keeper;
+use serde_json::json;
+
+use crate::{
+    args::{AcquireArgs, ReleaseArgs, RenewArgs},
+    exit::Failure,
+    signals::Signals,
+    store::Connection,
+    take::{Term, Wanted, What},
+    text,
+};
+
+/// `lockkeeper acquire`.
+pub(crate) async fn acquire(connection: &Connection, args: &AcquireArgs) -> Result<u8, Failure> {
+    let mut signals = Signals::listen()?;
+    let what = What::of(&args.share);
+    let wanted = Wanted { name: &args.name, what, term: Term::Detached, wait: &args.wait };
+    let held = wanted.take(connection, &mut signals).await?;
+    // Before the lease is made to last longer once more: it is at least this.
+    let (token, remaining) = (held.token(), held.remaining());
+    let lease = held.into_lease().await?;
+    let line = if args.json {
+        text::json(&json!({
+            "name": args.name,
+            "token": token.to_string(),
+            "lease": lease.to_string(),
+            "expires_in_ms": u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX),
+        }))
+    } else {
+        lease.to_string()
+    };
+    let printed = text::print(&format!("{line}\n"));
+    if printed.is_err() {
+        // Nobody has the lease, so nobody could give it back.
+        give_back(&connection.keeper, &lease.to_string()).await?;
+    }
+    printed.map(|()| 0)
+}
+
+/// `lockkeeper renew`.
+pub(crate) async fn renew(connection: &Connection, args: &RenewArgs) -> Result<u8, Failure> {
+    let lease = given(&args.lease)?;
+    // Adopting renews it for as long as it was taken for.
+    let guard = connection.keeper.adopt(&lease).await?;
+    if let Some(length) = args.length {
+        guard.extend(length).await?;
+    }
+    guard.into_lease().await?;
+    Ok(0)
+}
+
+/// `lockkeeper release`.
+pub(crate) async fn release(connection: &Connection, args: &ReleaseArgs) -> Result<u8, Failure> {
+    let lease = given(&args.lease)?;
+    give_back(&connection.keeper, &lease).await?;
+    Ok(0)
+}
+
+async fn give_back(keeper: &Keeper, lease: &str) -> Result<(), Failure> {
+    Ok(keeper.adopt(lease).await?.release().await?)
+}
+
+/// The lease as it was given, or from stdin.
+fn given(lease: &str) -> Result<String, Failure> {
+    if lease != "-" {
+        return Ok(lease.to_owned());
+    }
+    let mut text = String::new();
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|error| Failure::usage(format!("cannot read the lease from stdin: {error}; pipe it in")))?;
+    Ok(text)
+}

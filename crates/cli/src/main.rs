@@ -1,0 +1,125 @@
+//! The command `lockkeeper`: see `lockkeeper --help` and `docs/cli.md`.
+//!
+//! This file finds out which part of the program is wanted and turns its end into an exit code.
+
+#[cfg(not(unix))]
+compile_error!("the command needs process groups and signals; on this system use the library");
+
+mod args;
+mod command;
+mod evict;
+mod exit;
+mod group;
+mod guardian;
+mod latch;
+mod lease;
+mod observe;
+mod run;
+mod signals;
+mod span;
+mod store;
+mod take;
+mod terminal;
+mod text;
+mod view;
+mod waiting;
+mod watch;
+
+use std::{
+    ffi::OsString,
+    process::{ExitCode, Termination},
+};
+
+use clap::{CommandFactory, Parser, error::ErrorKind};
+
+use crate::{
+    args::{Action, Cli},
+    exit::Failure,
+};
+
+fn main() -> ExitCode {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    // The two roles that this program plays for itself come before its options are read.
+    let result = match args.first().and_then(|role| role.to_str()) {
+        Some(command::ROLE) => Ok(command::main(&args[1..])),
+        Some(guardian::ROLE) => {
+            let args: Vec<String> = args[1..].iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+            guardian::main(&args).map(|()| 0)
+        }
+        _ => parse().and_then(|cli| cli.map_or(Ok(0), |cli| act(&cli))),
+    };
+    let code = result.unwrap_or_else(|failure| {
+        if let Some(message) = failure.message {
+            text::say(&message);
+        }
+        failure.code
+    });
+    ExitCode::from(code).report()
+}
+
+/// What was asked for; `None` if only help was, which has been printed.
+fn parse() -> Result<Option<Cli>, Failure> {
+    let error = match Cli::try_parse() {
+        Ok(cli) => return Ok(Some(cli)),
+        Err(error) => error,
+    };
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        return text::print(&error.render().to_string()).map(|()| None);
+    }
+    // One line: what is wrong, and where to look. The rest of it repeats the help.
+    let rendered = error.render().to_string();
+    let what: Vec<&str> = rendered.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let what = what.join(" ");
+    let what = what.strip_prefix("error: ").unwrap_or(&what);
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let what = store::without_passwords(what, words);
+    Err(Failure::usage(format!("{what}; see lockkeeper --help")))
+}
+
+fn act(cli: &Cli) -> Result<u8, Failure> {
+    match &cli.action {
+        Action::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "lockkeeper", &mut script);
+            return text::print(&String::from_utf8_lossy(&script)).map(|()| 0);
+        }
+        Action::Man => return manual().map(|()| 0),
+        _ => {}
+    }
+    // One thread: a stop signal then stops this process before the call that sent it returns.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::internal("cannot start", error))?;
+    runtime.block_on(async {
+        let connection = store::connect(&cli.store).await?;
+        let store = &connection;
+        let result = match &cli.action {
+            Action::Run(args) => run::run(store, args).await,
+            Action::Acquire(args) => lease::acquire(store, args).await,
+            Action::Renew(args) => lease::renew(store, args).await,
+            Action::Release(args) => lease::release(store, args).await,
+            Action::Elect(args) if args.observe => observe::observe(store, args).await,
+            Action::Elect(args) => run::elect(store, args).await,
+            Action::Latch(args) => latch::latch(store, args).await,
+            Action::List(args) => view::list(store, args).await,
+            Action::Show(args) => view::show(store, args).await,
+            Action::Watch(args) => watch::watch(store, args).await,
+            Action::Evict(args) => evict::evict(store, args).await,
+            Action::Completions { .. } | Action::Man => Ok(0),
+        };
+        connection.close().await;
+        result
+    })
+}
+
+/// The page of the program, followed by those of its subcommands.
+fn manual() -> Result<(), Failure> {
+    let mut page = Vec::new();
+    let mut program = Cli::command();
+    program.build();
+    let failed = |error: std::io::Error| Failure::internal("cannot write the manual", error);
+    clap_mangen::Man::new(program.clone()).render(&mut page).map_err(failed)?;
+    for part in program.get_subcommands().filter(|part| !part.is_hide_set()) {
+        clap_mangen::Man::new(part.clone()).render(&mut page).map_err(failed)?;
+    }
+    text::print(&String::from_utf8_lossy(&page))
+}

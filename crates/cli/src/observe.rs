@@ -1,0 +1,47 @@
+//! `elect --observe`: one line of JSON now and at each change of the leader.
+
+use lockkeeper::Leader;
+use serde_json::{Value, json};
+
+use crate::{args::ElectArgs, exit::Failure, signals::Signals, store::Connection, text};
+
+/// `lockkeeper elect --observe`, until a signal or the end of its reader.
+pub(crate) async fn observe(connection: &Connection, args: &ElectArgs) -> Result<u8, Failure> {
+    let mut signals = Signals::listen()?;
+    let mut changes = connection.keeper.election(&args.name).observe();
+    let mut first = true;
+    let reader_gone = text::reader_gone();
+    tokio::pin!(reader_gone);
+    loop {
+        let change = tokio::select! {
+            biased;
+            signal = signals.next() => {
+                return Err(Failure::interrupted(signal));
+            }
+            () = &mut reader_gone => return Ok(0),
+            change = changes.next() => change,
+        };
+        match change {
+            Some(Ok(leader)) => text::print(&format!("{}\n", text::json(&line(&args.name, leader))))?,
+            // It goes on by itself when the store is back; only a wrong start ends it.
+            Some(Err(error)) if first || !error.is_passing() => return Err(error.into()),
+            Some(Err(error)) => text::say(&format!("{error}; trying again")),
+            None => return Ok(0),
+        }
+        first = false;
+    }
+}
+
+fn line(name: &str, leader: Option<Leader>) -> Value {
+    let leader = leader.map(|leader| {
+        json!({
+            "value": leader.value,
+            "token": leader.token.to_string(),
+            "host": leader.facts.host,
+            "pid": leader.facts.pid,
+            "program": leader.facts.program,
+            "since": text::moment(leader.since),
+        })
+    });
+    json!({ "name": name, "leader": leader })
+}

@@ -1,0 +1,291 @@
+//! `run`, and `elect` with a command: a lock held while CMD runs, and CMD ended before the lease.
+
+use std::{ffi::OsString, time::Duration};
+
+use lockkeeper::{Keeper, LeaseError, Lost, ReleaseError};
+use lockkeeper_core::runtime::clock::{BootTime, Clock};
+use nix::sys::signal::Signal;
+
+use crate::{
+    args::{ElectArgs, RunArgs},
+    command::{self, Change, Facts, Job},
+    exit::{Failure, INTERNAL, LOST},
+    group::{self, Notice},
+    guardian::{Guardian, News},
+    signals::Signals,
+    store::Connection,
+    take::{Held, Term, Wanted, What},
+    terminal::Terminal,
+    text,
+};
+
+/// How often to look whether the rest of CMD's group has ended after CMD: no system tells.
+const LOOK: Duration = Duration::from_millis(50);
+/// A guardian that dies this often is not started again.
+const GUARDIANS: u32 = 10;
+
+/// `lockkeeper run`.
+pub(crate) async fn run(connection: &Connection, args: &RunArgs) -> Result<u8, Failure> {
+    let what = What::of(&args.share);
+    let term = Term::of(&args.hold)?;
+    hold(connection, Wanted { name: &args.name, what, term, wait: &args.wait }, &args.command).await
+}
+
+/// `lockkeeper elect NAME -- CMD`.
+pub(crate) async fn elect(connection: &Connection, args: &ElectArgs) -> Result<u8, Failure> {
+    let what = What::Leadership { value: args.value.clone().unwrap_or_default() };
+    let term = Term::of(&args.hold)?;
+    hold(connection, Wanted { name: &args.name, what, term, wait: &args.wait }, &args.command).await
+}
+
+async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsString]) -> Result<u8, Failure> {
+    let mut signals = Signals::listen()?;
+    let notice = Notice::of_lease(wanted.wait.lease);
+    let (mut most, mut least) = (None, Duration::ZERO);
+    if let Term::Renewed { max_hold, min_hold } = &mut wanted.term {
+        most = *max_hold;
+        // CMD is told to end at the limit; the lease lasts until it has ended.
+        *max_hold = max_hold.map(|most| most + notice.grace + notice.reserve * 2);
+        // A mutex is kept by the store; for the others this process stays.
+        least = if matches!(wanted.what, What::Exclusive { .. }) { Duration::ZERO } else { *min_hold };
+    }
+    let clock = Clock::boot();
+    let held = wanted.take(connection, &mut signals).await?;
+    let start = clock.now();
+    confirm(&*held, wanted.wait.lease, most.map(|most| most + notice.grace + notice.reserve)).await?;
+    let mut shift = Shift {
+        wanted: &wanted,
+        keeper: &connection.keeper,
+        notice,
+        clock: clock.clone(),
+        deadline: clock.now().after(held.remaining()),
+        look_at: BootTime::default(),
+        max_hold_at: most.map_or(BootTime::NEVER, |most| start.after(most)),
+        guardians: 0,
+        lost: None,
+    };
+    let ended = shift.work(&*held, command, &mut signals).await;
+    if shift.lost.is_none() && ended.is_ok() {
+        tokio::select! {
+            () = clock.sleep_until(start.after(least)) => {}
+            _ = held.lost() => {}
+            _ = signals.next() => {}
+        }
+    }
+    let released = held.release().await;
+    let lost = shift.lost;
+    conclude(&wanted, ended, released, lost)
+}
+
+/// A lock that came by another's release has a short first lease. CMD starts with a full one.
+async fn confirm(held: &dyn Held, lease: Duration, most: Option<Duration>) -> Result<(), Failure> {
+    if held.remaining() > lease / 4 * 3 {
+        return Ok(());
+    }
+    match held.extend(most.map_or(lease, |most| most.min(lease))).await {
+        // Past max_hold by a moment: it lasts that long anyway.
+        Ok(()) | Err(LeaseError::Invalid { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What to exit with and say.
+fn conclude(
+    wanted: &Wanted<'_>,
+    ended: Result<Change, Failure>,
+    released: Result<(), ReleaseError>,
+    lost: Option<Lost>,
+) -> Result<u8, Failure> {
+    let code = ended?.code().unwrap_or(INTERNAL);
+    let lost = match (lost, &released) {
+        (None, Err(ReleaseError::NotHeld { why, .. })) => Some(*why),
+        (lost, _) => lost,
+    };
+    let name = wanted.name;
+    if let Some(lost) = lost {
+        let remedy = match lost {
+            Lost::MaxHold => "raise --max-hold or make CMD faster",
+            Lost::Evicted => "ask the operator, then start it anew",
+            _ => "check the store and this machine, then start it anew",
+        };
+        return Err(Failure::new(LOST, format!("lost {name:?} while CMD ran: {lost}; {remedy}")));
+    }
+    if let Err(error) = released {
+        text::say(&format!("{error}; {name:?} stays taken until its lease ends"));
+    } else if wanted.wait.verbose {
+        text::say(&format!("released {name:?}"));
+    }
+    Ok(code)
+}
+
+/// CMD's time with the lock.
+struct Shift<'a> {
+    wanted: &'a Wanted<'a>,
+    keeper: &'a Keeper,
+    notice: Notice,
+    clock: Clock,
+    /// Until when it is certainly held, as last heard.
+    deadline: BootTime,
+    /// When to ask again.
+    look_at: BootTime,
+    max_hold_at: BootTime,
+    guardians: u32,
+    lost: Option<Lost>,
+}
+
+impl Shift<'_> {
+    /// Runs CMD to its end, or ends it. Afterwards nothing of its group is alive.
+    async fn work(
+        &mut self,
+        held: &dyn Held,
+        command: &[OsString],
+        signals: &mut Signals,
+    ) -> Result<Change, Failure> {
+        let facts = Facts { name: self.wanted.name, token: held.token(), floor: held.floor() };
+        let mut job = Job::start(command, &facts).map_err(|error| command::not_started(&error))?;
+        let mut terminal = Terminal::find();
+        let ended = match self.guard(&job).await {
+            Ok(mut guardian) => {
+                let ended = self.watch(held, &mut job, &mut guardian, &mut terminal, signals).await;
+                guardian.dismiss();
+                ended
+            }
+            Err(failure) => {
+                self.end(&job).await;
+                Err(failure)
+            }
+        };
+        terminal.take_back(job.group());
+        if !matches!(ended, Ok(Change::Exited(_))) || self.lost.is_some() {
+            terminal.restore_modes();
+        }
+        job.collect();
+        ended
+    }
+
+    async fn guard(&mut self, job: &Job) -> Result<Guardian, Failure> {
+        self.guardians += 1;
+        if self.guardians > GUARDIANS {
+            return Err(Failure::new(
+                INTERNAL,
+                "the guardian of CMD was killed again and again; do not kill it",
+            ));
+        }
+        let guardian =
+            Guardian::start(self.notice, self.keeper.life_line(), job.group(), self.deadline).await;
+        guardian.map_err(|error| command::not_started(&error))
+    }
+
+    async fn end(&self, job: &Job) {
+        group::end(job.group(), self.kill_at()).await;
+    }
+
+    fn kill_at(&self) -> BootTime {
+        self.notice.kill_at(self.clock.now(), self.deadline)
+    }
+
+    /// From the start of CMD until nothing of its group is alive.
+    async fn watch(
+        &mut self,
+        held: &dyn Held,
+        job: &mut Job,
+        guardian: &mut Guardian,
+        terminal: &mut Terminal,
+        signals: &mut Signals,
+    ) -> Result<Change, Failure> {
+        if let Err(ended) = job.ready().await {
+            return Ok(ended);
+        }
+        terminal.lend(job.group());
+        job.go_on();
+        let mut lost = held.lost();
+        let mut ended = None;
+        loop {
+            tokio::select! {
+                biased;
+                why = &mut lost => self.lost = Some(why),
+                news = guardian.news() => match news {
+                    News::Ending => {
+                        self.lost = Some(Lost::Expired);
+                        group::force(job.group(), self.kill_at()).await;
+                        return Ok(job.change().await);
+                    }
+                    News::Died => match self.guard(job).await {
+                        Ok(another) => std::mem::replace(guardian, another).dismiss(),
+                        Err(failure) => {
+                            self.end(job).await;
+                            return Err(failure);
+                        }
+                    },
+                },
+                change = job.change(), if ended.is_none() => match change {
+                    Change::Stopped(signal) => self.stopped(signal, job, terminal),
+                    end => ended = Some(end),
+                },
+                () = self.clock.sleep_until(self.max_hold_at) => self.lost = Some(Lost::MaxHold),
+                () = self.clock.sleep_until(self.look_at) => self.look(held, guardian).await,
+                signal = signals.next() => group::send(job.group(), signal),
+                () = tokio::time::sleep(LOOK), if ended.is_some() => {}
+            }
+            if self.lost.is_some() {
+                self.end(job).await;
+                return Ok(job.change().await);
+            }
+            if let Some(ended) = ended
+                && !group::is_alive(job.group())
+            {
+                // After a stop, the end of CMD may be seen before the guardian's words.
+                if guardian.was_it_you().await {
+                    self.lost = Some(Lost::Expired);
+                }
+                return Ok(ended);
+            }
+        }
+    }
+
+    /// Asks how long it is held. Early enough for the guardian to hear of it in good time, and
+    /// more often when renewals fail to come.
+    async fn look(&mut self, held: &dyn Held, guardian: &mut Guardian) {
+        let lease = self.wanted.wait.lease;
+        // The time first, so that the sum is never too late.
+        let now = self.clock.now();
+        let deadline = now.after(held.remaining());
+        if deadline > self.deadline.after(Duration::from_millis(1)) {
+            self.deadline = deadline;
+            // A dead guardian is seen by its silence.
+            drop(guardian.extend(deadline).await);
+        }
+        let term_at = self.notice.term_at(self.deadline);
+        if now >= term_at {
+            self.lost = Some(Lost::Expired);
+        }
+        self.look_at = self.deadline.before(lease / 2).max(now.after(lease / 20).min(term_at));
+    }
+
+    /// CMD stopped. If it only wanted the terminal, it gets it; otherwise the whole job stops, as
+    /// its shell expects. The lease goes on, and the guardian ends CMD if it is not continued in
+    /// time.
+    fn stopped(&self, signal: Signal, job: &Job, terminal: &mut Terminal) {
+        let by_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
+        if !by_terminal || !terminal.is_there() {
+            // Somebody stopped CMD alone: the lock is kept for it.
+            return;
+        }
+        let group = job.group();
+        let asks = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
+        if asks && terminal.lend_on_demand(group) {
+            job.go_on();
+            return;
+        }
+        terminal.take_back(group);
+        if !self.wanted.wait.quiet {
+            let left = crate::span::show(self.notice.term_at(self.deadline).since(self.clock.now()));
+            text::say(&format!(
+                "stopped; if not continued within {left}, CMD is ended, because its lease ends"
+            ));
+        }
+        Terminal::stop_job();
+        terminal.lend(group);
+        job.go_on();
+    }
+}

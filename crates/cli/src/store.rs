@@ -1,0 +1,97 @@
+//! Which store is meant, and the connection to it. URLs may hold passwords, so none is shown.
+
+use std::{fs, time::Duration};
+
+use lockkeeper::{Keeper, KeeperId};
+
+use crate::{args::StoreArgs, exit::Failure, text};
+
+/// The variable that names the store.
+const VARIABLE: &str = "LOCKKEEPER_STORE";
+
+/// How long the last requests may take before the program ends without their answers.
+const LAST_REQUESTS: Duration = Duration::from_secs(3);
+
+/// A keeper, and the id by which its own entries are known in listings.
+pub(crate) struct Connection {
+    pub(crate) keeper: Keeper,
+    pub(crate) id: KeeperId,
+}
+
+/// Connects to the store that options, environment or default name.
+pub(crate) async fn connect(args: &StoreArgs) -> Result<Connection, Failure> {
+    let id = KeeperId::random();
+    let keeper = lockkeeper::builder(&url(args)?)?.id(id).program("lockkeeper").connect().await?;
+    Ok(Connection { keeper, id })
+}
+
+impl Connection {
+    /// Gives everything back, every place in a line too. What a store out of reach does not hear
+    /// ends with its lease.
+    pub(crate) async fn close(&self) {
+        drop(tokio::time::timeout(LAST_REQUESTS, self.keeper.close()).await);
+    }
+}
+
+fn url(args: &StoreArgs) -> Result<String, Failure> {
+    if let Some(url) = &args.store {
+        if has_password(url) {
+            text::say(
+                "others can see the password in the list of processes; use --store-file or LOCKKEEPER_STORE",
+            );
+        }
+        return Ok(url.clone());
+    }
+    if let Some(file) = &args.store_file {
+        let content = fs::read_to_string(file).map_err(|error| {
+            Failure::usage(format!("cannot read the store file {}: {error}; check its path", file.display()))
+        })?;
+        return match content.lines().next().map(str::trim) {
+            Some(url) if !url.is_empty() => Ok(url.to_owned()),
+            _ => Err(Failure::usage(format!(
+                "the store file {} is empty; write the store's URL on its first line",
+                file.display()
+            ))),
+        };
+    }
+    match std::env::var(VARIABLE) {
+        Ok(url) if !url.is_empty() => Ok(url),
+        Err(std::env::VarError::NotUnicode(_)) => {
+            Err(Failure::usage(format!("{VARIABLE} is not UTF-8; set it to the store's URL")))
+        }
+        _ => Ok(lockkeeper::url::default_store()?),
+    }
+}
+
+fn has_password(url: &str) -> bool {
+    password_range(url).is_some()
+}
+
+/// Where the user and password of a URL stand, if it has a password.
+fn password_range(url: &str) -> Option<std::ops::Range<usize>> {
+    let start = url.find("://")? + 3;
+    let end = start + url[start..].rfind('@')?;
+    url[start..end].contains(':').then_some(start..end)
+}
+
+/// `text` without the passwords of the URLs among `words`: parts of a command line, as given.
+pub(crate) fn without_passwords(text: &str, words: impl IntoIterator<Item = String>) -> String {
+    words.into_iter().fold(text.to_owned(), |text, word| match password_range(&word) {
+        Some(range) => text.replace(&word[range], "***"),
+        None => text,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_found_and_hidden() {
+        assert!(has_password("redis://user:secret@host/"));
+        assert!(!has_password("redis://host:6379/") && !has_password("sqlite:/a:b@c"));
+        let url = "--store=redis://u:se@cret@host".to_owned();
+        let shown = without_passwords("unexpected '--store=redis://u:se@cret@host'", [url]);
+        assert_eq!(shown, "unexpected '--store=redis://***@host'");
+    }
+}

@@ -1,0 +1,202 @@
+//! Taking a lock as the options say: what kind, how long to wait, and what to do when it is busy.
+
+use std::{future::Future, pin::Pin, time::Duration};
+
+use lockkeeper::{AcquireError, Guard, Keeper, Lease, LeaseError, Lost, ReleaseError, Token};
+
+use crate::{
+    args::{HoldArgs, ShareArgs, WaitArgs},
+    exit::{BUSY, Failure},
+    signals::Signals,
+    span,
+    store::Connection,
+    text,
+    waiting::Waiting,
+};
+
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// A guard, whatever it guards.
+pub(crate) trait Held {
+    fn token(&self) -> Token;
+    fn floor(&self) -> Token;
+    fn remaining(&self) -> Duration;
+    fn lost(&self) -> Boxed<Lost>;
+    fn extend(&self, length: Duration) -> Pin<Box<dyn Future<Output = Result<(), LeaseError>> + '_>>;
+    fn release(self: Box<Self>) -> Boxed<Result<(), ReleaseError>>;
+    fn into_lease(self: Box<Self>) -> Boxed<Result<Lease, LeaseError>>;
+}
+
+impl<M: 'static> Held for Guard<M> {
+    fn token(&self) -> Token {
+        self.token()
+    }
+
+    fn floor(&self) -> Token {
+        self.floor()
+    }
+
+    fn remaining(&self) -> Duration {
+        self.remaining()
+    }
+
+    fn lost(&self) -> Boxed<Lost> {
+        Box::pin(self.lost())
+    }
+
+    fn extend(&self, length: Duration) -> Pin<Box<dyn Future<Output = Result<(), LeaseError>> + '_>> {
+        Box::pin(self.extend(length))
+    }
+
+    fn release(self: Box<Self>) -> Boxed<Result<(), ReleaseError>> {
+        Box::pin((*self).release())
+    }
+
+    fn into_lease(self: Box<Self>) -> Boxed<Result<Lease, LeaseError>> {
+        Box::pin((*self).into_lease())
+    }
+}
+
+/// What is asked for.
+#[derive(Debug)]
+pub(crate) enum What {
+    Exclusive { fifo: bool },
+    Shared,
+    Permits { some: u32, of: u32 },
+    Leadership { value: String },
+}
+
+impl What {
+    pub(crate) fn of(args: &ShareArgs) -> Self {
+        match args.permits {
+            // Permits and shared holds are always served in order of arrival.
+            Some((some, of)) => Self::Permits { some, of },
+            None if args.shared => Self::Shared,
+            None => Self::Exclusive { fifo: args.fifo },
+        }
+    }
+}
+
+/// How long it may be held.
+#[derive(Debug)]
+pub(crate) enum Term {
+    /// Renewed for as long as this process lives.
+    Renewed { max_hold: Option<Duration>, min_hold: Duration },
+    /// To outlive this process.
+    Detached,
+}
+
+impl Term {
+    pub(crate) fn of(args: &HoldArgs) -> Result<Self, Failure> {
+        let min_hold = args.min_hold.unwrap_or_default();
+        if let Some(most) = args.max_hold
+            && (most.is_zero() || most < min_hold)
+        {
+            return Err(Failure::usage("--max-hold is zero or below --min-hold; raise it"));
+        }
+        Ok(Self::Renewed { max_hold: args.max_hold, min_hold })
+    }
+}
+
+/// One acquisition.
+pub(crate) struct Wanted<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) what: What,
+    pub(crate) term: Term,
+    pub(crate) wait: &'a WaitArgs,
+}
+
+/// The same calls on handles of different types: settings first, then one of three ways to wait.
+macro_rules! ask {
+    ($self:ident, $handle:expr, $try:ident, $within:ident, $forever:ident $(, $arg:expr)*) => {{
+        let mut handle = $handle.lease($self.wait.lease);
+        if let Some(label) = &$self.wait.label {
+            handle = handle.label(label);
+        }
+        match $self.term {
+            Term::Renewed { max_hold: Some(most), .. } => handle = handle.max_hold(most),
+            Term::Renewed { .. } => {}
+            Term::Detached => handle = handle.detachable(),
+        }
+        match $self.patience() {
+            Some(Duration::ZERO) => handle.$try($($arg),*).await?.map(boxed),
+            Some(limit) => Some(boxed(handle.$within($($arg,)* limit).await?)),
+            None => Some(boxed(handle.$forever($($arg),*).await?)),
+        }
+    }};
+}
+
+fn boxed<M: 'static>(guard: Guard<M>) -> Box<dyn Held> {
+    Box::new(guard)
+}
+
+impl Wanted<'_> {
+    /// How long to wait; `None` is for ever.
+    fn patience(&self) -> Option<Duration> {
+        if self.wait.nonblock { Some(Duration::ZERO) } else { self.wait.wait }
+    }
+
+    /// Asks the store; `None` if it is busy.
+    async fn ask(&self, keeper: &Keeper) -> Result<Option<Box<dyn Held>>, AcquireError> {
+        let name = self.name;
+        Ok(match &self.what {
+            What::Exclusive { fifo } => {
+                let mut mutex = keeper.mutex(name);
+                if *fifo {
+                    mutex = mutex.fifo();
+                }
+                if let Term::Renewed { min_hold, .. } = self.term {
+                    mutex = mutex.min_hold(min_hold);
+                }
+                ask!(self, mutex, try_lock, lock_within, lock)
+            }
+            What::Shared => ask!(self, keeper.rw_lock(name), try_read, read_within, read),
+            What::Permits { some, of } => {
+                let permits = keeper.semaphore(name, *of);
+                ask!(self, permits, try_acquire_many, acquire_many_within, acquire_many, *some)
+            }
+            What::Leadership { value } => {
+                ask!(self, keeper.election(name), try_campaign, campaign_within, campaign, value)
+            }
+        })
+    }
+
+    /// Takes it, telling a person at a terminal what it waits for. A signal ends the wait; the
+    /// line is left when the connection is closed.
+    pub(crate) async fn take(
+        &self,
+        connection: &Connection,
+        signals: &mut Signals,
+    ) -> Result<Box<dyn Held>, Failure> {
+        let clock = std::time::Instant::now();
+        let waiting = Waiting::new(self.name, self.wait.quiet);
+        let taken = tokio::select! {
+            biased;
+            signal = signals.next() => Err(signal),
+            taken = self.ask(&connection.keeper) => Ok(taken),
+            never = waiting.show(connection) => match never {},
+        };
+        drop(waiting);
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(signal) => return Err(Failure::interrupted(signal)),
+        };
+        match taken {
+            Ok(Some(held)) => {
+                if self.wait.verbose {
+                    let waited = span::show(clock.elapsed());
+                    text::say(&format!("holds {:?} after {waited}, token {}", self.name, held.token()));
+                }
+                Ok(held)
+            }
+            Ok(None) => Err(self.busy(format!("{:?} is held by others; wait for it with -w", self.name))),
+            Err(error @ AcquireError::TimedOut { .. }) => Err(self.busy(error.to_string())),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn busy(&self, message: String) -> Failure {
+        let code = if self.wait.skip_ok { 0 } else { self.wait.conflict_exit_code.unwrap_or(BUSY) };
+        if self.wait.quiet { Failure::silent(code) } else { Failure::new(code, message) }
+    }
+}

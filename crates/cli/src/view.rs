@@ -1,0 +1,193 @@
+//! `list` and `show`: who holds and who waits, for people and for programs.
+
+use lockkeeper::{
+    Capacity, Keeper, Name, Units,
+    store::{Card, ResourceView},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    args::{ListArgs, ShowArgs},
+    exit::Failure,
+    span,
+    store::Connection,
+    text::{self, ago, plain},
+};
+
+/// So many names are asked for at once.
+const PAGE: usize = 500;
+
+/// `lockkeeper list`.
+pub(crate) async fn list(connection: &Connection, args: &ListArgs) -> Result<u8, Failure> {
+    let views = all(&connection.keeper, &args.prefix).await?;
+    let text = if args.json {
+        format!("{}\n", text::json(&views.iter().map(object).collect()))
+    } else {
+        text::table(&rows(&views))
+    };
+    text::print(&text).map(|()| 0)
+}
+
+/// `lockkeeper show`.
+pub(crate) async fn show(connection: &Connection, args: &ShowArgs) -> Result<u8, Failure> {
+    let view = connection.keeper.inspect(&args.name).await?;
+    let text = match (view, args.json) {
+        (Some(view), true) => format!("{}\n", text::json(&object(&view))),
+        (Some(view), false) => details(&view),
+        (None, true) => {
+            let free = json!({
+                "name": args.name, "kind": null, "capacity": null, "holders": [], "waiters": [],
+            });
+            format!("{}\n", text::json(&free))
+        }
+        (None, false) => format!("{} is free\n", plain(&args.name)),
+    };
+    text::print(&text).map(|()| 0)
+}
+
+/// Everything that is held or waited for and starts with `prefix`.
+pub(crate) async fn all(keeper: &Keeper, prefix: &str) -> Result<Vec<ResourceView>, Failure> {
+    let mut views = Vec::new();
+    let mut after: Option<Name> = None;
+    loop {
+        let page = keeper.list(prefix, after.as_ref(), PAGE).await?;
+        views.extend(page.resources);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(views),
+        }
+    }
+}
+
+/// Head and body of the table, one line per holder, or one for a name that is only waited for.
+pub(crate) fn rows(views: &[ResourceView]) -> Vec<Vec<String>> {
+    let head = ["NAME", "KIND", "HELD BY", "LABEL", "FOR", "LEFT", "TOKEN", "UNITS", "WAITING"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for view in views {
+        let kind = card(view).map_or("", |card| card.kind.word());
+        for holder in &view.holders {
+            let share = format!("{}/{}", holder.units, view.capacity);
+            rows.push(vec![
+                plain(view.name.as_str()),
+                kind.to_owned(),
+                process(&holder.card),
+                label(&holder.card),
+                span::show(ago(holder.since)),
+                span::show(holder.remaining),
+                holder.token.to_string(),
+                share,
+                view.waiters.len().to_string(),
+            ]);
+        }
+        if view.holders.is_empty() {
+            let blank = String::new;
+            let waiting = view.waiters.len().to_string();
+            let mut row = vec![plain(view.name.as_str()), kind.to_owned(), "nobody".to_owned()];
+            row.extend([blank(), blank(), blank(), blank(), blank(), waiting]);
+            rows.push(row);
+        }
+    }
+    rows
+}
+
+/// One name in full.
+fn details(view: &ResourceView) -> String {
+    let kind = card(view).map_or("", |card| card.kind.word());
+    let mut text = format!("{}: {kind}, capacity {}\n", plain(view.name.as_str()), view.capacity);
+    let mut rows = Vec::new();
+    for holder in &view.holders {
+        let mut left = format!("{} left", span::show(holder.remaining));
+        if holder.evicted {
+            left += ", evicted";
+        }
+        if holder.detached {
+            left += ", detached";
+        }
+        rows.push(vec![
+            "  holds".into(),
+            process(&holder.card),
+            format!("for {}", span::show(ago(holder.since))),
+            left,
+            format!("token {}", holder.token),
+            format!("units {}", holder.units),
+            label(&holder.card),
+        ]);
+    }
+    for (place, waiter) in view.waiters.iter().enumerate() {
+        rows.push(vec![
+            "  waits".into(),
+            process(&waiter.card),
+            format!("for {}", span::show(ago(waiter.since))),
+            format!("place {}", place + 1),
+            String::new(),
+            format!("units {}", waiter.units),
+            label(&waiter.card),
+        ]);
+    }
+    text += &text::table(&rows);
+    text
+}
+
+/// Program, process id and host.
+pub(crate) fn process(card: &Card) -> String {
+    plain(&format!("{}[{}]@{}", card.facts.program, card.facts.pid, card.facts.host))
+}
+
+fn label(card: &Card) -> String {
+    plain(card.label.as_deref().unwrap_or_default())
+}
+
+/// The first one that is there speaks for all: they agree on the capacity, and so nearly always
+/// on the kind.
+fn card(view: &ResourceView) -> Option<&Card> {
+    view.holders.first().map(|holder| &holder.card).or(view.waiters.first().map(|waiter| &waiter.card))
+}
+
+/// One name as JSON.
+fn object(view: &ResourceView) -> Value {
+    let capacity = match view.capacity {
+        Capacity::All => Value::from("all"),
+        Capacity::Count(count) => Value::from(count.get()),
+    };
+    let units = |units| match units {
+        Units::All => Value::from("all"),
+        Units::Count(count) => Value::from(count.get()),
+    };
+    let holders: Vec<Value> = view
+        .holders
+        .iter()
+        .map(|holder| {
+            json!({
+                "token": holder.token.to_string(),
+                "host": holder.card.facts.host,
+                "pid": holder.card.facts.pid,
+                "program": holder.card.facts.program,
+                "label": holder.card.label.as_deref(),
+                "since": text::moment(holder.since),
+                "remaining_ms": u64::try_from(holder.remaining.as_millis()).unwrap_or(u64::MAX),
+                "units": units(holder.units),
+            })
+        })
+        .collect();
+    let waiters: Vec<Value> = view
+        .waiters
+        .iter()
+        .map(|waiter| {
+            json!({
+                "host": waiter.card.facts.host,
+                "pid": waiter.card.facts.pid,
+                "program": waiter.card.facts.program,
+                "label": waiter.card.label.as_deref(),
+                "since": text::moment(waiter.since),
+                "units": units(waiter.units),
+            })
+        })
+        .collect();
+    json!({
+        "name": view.name.as_str(),
+        "kind": card(view).map(|card| card.kind.word()),
+        "capacity": capacity,
+        "holders": holders,
+        "waiters": waiters,
+    })
+}

@@ -1,0 +1,91 @@
+//! Where the store comes from, and starts from places with little around: cron, services.
+
+use std::process::Stdio;
+
+use crate::world::{Done, Running, World, eventually};
+
+#[test]
+fn the_default_store_is_a_file_of_the_user() {
+    let world = World::new();
+    let run = |name: &str, value: &std::path::Path| -> Done {
+        let mut command = world.lockkeeper(&["run", "x", "--", "true"]);
+        command.env_remove("LOCKKEEPER_STORE").env(name, value).output().expect("starts").into()
+    };
+    assert_eq!(run("XDG_STATE_HOME", &world.path("state")).code, Some(0));
+    assert!(world.path("state/lockkeeper/locks.db").exists());
+    assert_eq!(run("HOME", &world.path("home")).code, Some(0));
+    assert!(world.path("home/.local/state/lockkeeper/locks.db").exists());
+    let nowhere = run("HOME", std::path::Path::new("not/absolute"));
+    assert_eq!(nowhere.code, Some(64), "{nowhere:?}");
+    assert!(nowhere.err.contains("HOME"), "{nowhere:?}");
+}
+
+#[test]
+fn cron_has_no_home_and_no_terminal() {
+    let world = World::new();
+    let mut command = world.command("setsid");
+    command
+        .args([
+            "--wait",
+            env!("CARGO_BIN_EXE_lockkeeper"),
+            "run",
+            "nightly",
+            "-n",
+            "--",
+            "/bin/sh",
+            "-c",
+            "echo $LOCKKEEPER_NAME",
+        ])
+        .env_clear()
+        .env("LOCKKEEPER_STORE", format!("sqlite:{}", world.path("locks.db").display()))
+        .stdin(Stdio::null());
+    let done: Done = command.output().expect("setsid runs").into();
+    assert_eq!((done.code, done.out.as_str(), done.err.as_str()), (Some(0), "nightly\n", ""));
+}
+
+#[test]
+fn the_store_can_stand_in_a_file() {
+    let world = World::new();
+    let url = format!("sqlite:{}\n", world.path("other.db").display());
+    std::fs::write(world.path("url"), url).expect("written");
+    let done = world.run(&["--store-file", "url", "run", "x", "--", "true"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(world.path("other.db").exists() && !world.path("locks.db").exists());
+    std::fs::write(world.path("url"), "\n").expect("written");
+    assert_eq!(world.run(&["run", "x", "--store-file", "url", "--", "true"]).code, Some(64));
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let world = World::new();
+    let url = "nostore://user:hidden-word@host/";
+    std::fs::write(world.path("url"), url).expect("written");
+    let by_variable: Done =
+        world.lockkeeper(&["list"]).env("LOCKKEEPER_STORE", url).output().expect("starts").into();
+    for done in [
+        by_variable,
+        world.run(&["--store-file", "url", "list"]),
+        world.run(&["--store", url, "list"]),
+        world.run(&[url]),
+        world.run(&["list", "--nonsense", url]),
+        world.run(&[&format!("--stroe={url}"), "list"]),
+    ] {
+        assert_eq!(done.code, Some(64), "{done:?}");
+        assert!(!done.err.contains("hidden-word"), "{done:?}");
+    }
+}
+
+#[test]
+fn no_process_of_ours_shows_the_store_in_its_command_line() {
+    let world = World::new();
+    let url = format!("sqlite:{}", world.path("hidden-word.db").display());
+    let mut command = world.lockkeeper(&["run", "x", "--", "sh", "-c", "echo > ready; sleep 30"]);
+    command.env("LOCKKEEPER_STORE", url);
+    let run = Running::spawn(command);
+    drop(world.line("ready"));
+    let guardians =
+        eventually("the guardian", || Some(run.children("__guard")).filter(|pids| !pids.is_empty()));
+    assert_eq!(guardians.len(), 1);
+    let list = std::process::Command::new("ps").args(["-eo", "args="]).output().expect("ps runs");
+    assert!(!String::from_utf8_lossy(&list.stdout).contains("hidden-word"));
+}

@@ -1,0 +1,13 @@
+//! The command driven as a person or a script would: real processes on real SQLite files.
+
+mod codes;
+mod crowd;
+mod documentation;
+mod endings;
+mod environment;
+mod leases;
+mod operators;
+mod pty;
+mod signals;
+mod terminal;
+mod world;

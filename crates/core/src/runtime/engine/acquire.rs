@@ -1,0 +1,209 @@
+//! An acquisition from the caller's side: in a lane or straight at the store, for as long as the
+//! caller is ready to wait.
+
+use std::sync::Arc;
+
+use super::{Engine, leaving::leave_of};
+use crate::{
+    error::{AcquireError, At, InvalidInput, StoreError, StoreErrorKind},
+    name::Name,
+    runtime::{
+        clock::BootTime,
+        group::Job,
+        keeping::{Alive, Tenure},
+        lane::{Entered, Turn},
+        seat::{Outcome, Seat},
+        terms::Terms,
+    },
+    store::{Card, Claim, StoreTime},
+    telemetry,
+};
+
+/// How long an acquisition is ready to wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience {
+    Try,
+    Until(BootTime),
+    Forever,
+}
+
+/// An acquisition under way. Dropped at any point, it leaves nothing behind (invariant I5).
+struct Asking<'a> {
+    alive: &'a Arc<Alive>,
+    seat: Arc<Seat>,
+    /// Whether the store certainly knows nothing of the contender any more.
+    settled: bool,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let engine = self.alive.engine();
+        engine.ledger.strike_seat(self.seat.slot());
+        let (outcome, known) = self.seat.cancel();
+        if let Some(Outcome::Granted(hold)) = outcome {
+            drop(Tenure::new(self.alive, hold, 0));
+        } else if known && !self.settled {
+            engine.leave_soon(leave_of(&self.seat));
+        }
+    }
+}
+
+/// Acquiring.
+impl Alive {
+    /// Acquires `name` on `terms`. `None`: it is busy and the caller does not wait.
+    ///
+    /// Cancel safe: dropped at any await, it leaves the line and gives back what it was granted.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        name: &Name,
+        terms: &Arc<Terms>,
+        patience: Patience,
+        operation: &'static str,
+    ) -> Result<Option<Tenure>, AcquireError> {
+        let engine = self.engine();
+        let started = engine.clock().now();
+        let at = || At::resource(engine.store.url(), name, operation);
+        let capability = engine.store.capability();
+        terms
+            .check(capability.min_lease, capability.max_lease)
+            .and_then(|()| {
+                if terms.detachable && !capability.detachable {
+                    return Err(InvalidInput::new("this store has no leases that outlive their process"));
+                }
+                Ok(())
+            })
+            .map_err(|why| AcquireError::Invalid { at: at(), why })?;
+        let result = if terms.shares_a_lane() && !matches!(patience, Patience::Try) {
+            self.acquire_in_lane(name, terms, patience, &at, started).await
+        } else {
+            let tenure = self.acquire_at_store(name, terms, patience, &at, started).await;
+            if let Ok(Some(tenure)) = &tenure
+                && terms.hands_on()
+            {
+                engine.lanes.opened(self, tenure.hold(), false);
+            }
+            tenure
+        };
+        telemetry::acquired(terms.kind, &result, || engine.clock().now().since(started));
+        result
+    }
+
+    async fn acquire_in_lane(
+        self: &Arc<Self>,
+        name: &Name,
+        terms: &Arc<Terms>,
+        patience: Patience,
+        at: &(impl Fn() -> At + Sync),
+        started: BootTime,
+    ) -> Result<Option<Tenure>, AcquireError> {
+        let engine = self.engine();
+        let front = match engine.lanes.enter(self, name, terms, started) {
+            Entered::Front(front) => Some(front),
+            Entered::Place(mut place) => match engine.limited(patience, place.turn()).await {
+                Some(Some(Turn::HandedOn(tenure))) => return Ok(Some(tenure)),
+                Some(Some(Turn::Front(front))) => Some(*front),
+                Some(None) => None,
+                None => return Err(engine.timed_out(at(), started, None)),
+            },
+        };
+        let tenure = self.acquire_at_store(name, terms, patience, at, started).await?;
+        if let (Some(front), Some(tenure)) = (front, &tenure) {
+            front.granted(tenure.hold());
+        }
+        Ok(tenure)
+    }
+
+    async fn acquire_at_store(
+        self: &Arc<Self>,
+        name: &Name,
+        terms: &Arc<Terms>,
+        patience: Patience,
+        at: &(impl Fn() -> At + Sync),
+        started: BootTime,
+    ) -> Result<Option<Tenure>, AcquireError> {
+        let engine = self.engine();
+        let queue = !matches!(patience, Patience::Try);
+        loop {
+            let seat = Seat::new(engine.claim(name, terms, queue), terms.clone());
+            if !engine.ledger.wait(&seat, BootTime::NEVER) {
+                return Err(AcquireError::Closed { at: at() });
+            }
+            let mut asking = Asking { alive: self, seat, settled: false };
+            let seat = asking.seat.clone();
+            let outcome = engine
+                .limited(patience, async {
+                    let group = engine.group(name);
+                    if let Some(flight) = group.submit(engine, [Job::Claim(seat.clone())]) {
+                        flight.await;
+                    }
+                    seat.outcome().await
+                })
+                .await;
+            return match outcome {
+                None => Err(engine.timed_out(at(), started, seat.ahead())),
+                Some(Outcome::Granted(hold)) => {
+                    asking.settled = true;
+                    Ok(Some(Tenure::new(self, hold, 0)))
+                }
+                Some(Outcome::TooLate) if queue => continue,
+                Some(Outcome::TooLate) => Err(StoreError::new(
+                    StoreErrorKind::Unreachable,
+                    "the grant arrived after its lease; use a longer lease or a nearer store",
+                )
+                .at(at())
+                .into()),
+                Some(Outcome::Busy) => {
+                    asking.settled = seat.bury_until().is_none();
+                    Ok(None)
+                }
+                Some(Outcome::Mismatch(in_use)) => {
+                    asking.settled = seat.bury_until().is_none();
+                    Err(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use })
+                }
+                Some(Outcome::Failed(error)) => Err(error.at(at()).into()),
+                Some(Outcome::Closed) => Err(AcquireError::Closed { at: at() }),
+            };
+        }
+    }
+}
+
+impl Engine {
+    fn claim(&self, name: &Name, terms: &Terms, queue: bool) -> Claim {
+        Claim {
+            name: name.clone(),
+            contender: self.ids.next(),
+            units: terms.units,
+            capacity: terms.capacity,
+            lease: terms.claim_lease(),
+            queue,
+            detachable: terms.detachable || !terms.min_hold.is_zero(),
+            not_after: StoreTime(0),
+            stamp: 0,
+            again: false,
+            card: Card {
+                kind: terms.kind,
+                facts: self.settings.facts.clone(),
+                label: terms.label.clone(),
+                value: terms.value.clone(),
+            },
+        }
+    }
+
+    /// Runs `work` for as long as the caller is ready to wait.
+    pub(crate) async fn limited<T>(&self, patience: Patience, work: impl Future<Output = T>) -> Option<T> {
+        match patience {
+            Patience::Until(limit) => {
+                tokio::select! {
+                    biased;
+                    done = work => Some(done),
+                    () = self.clock().sleep_until(limit) => None,
+                }
+            }
+            Patience::Try | Patience::Forever => Some(work.await),
+        }
+    }
+
+    fn timed_out(&self, at: At, started: BootTime, ahead: Option<u32>) -> AcquireError {
+        AcquireError::TimedOut { at, waited: self.clock().now().since(started), ahead }
+    }
+}

@@ -1,0 +1,160 @@
+//! How holds and places are given back: by a release, by a dropped future or guard, by closing the
+//! keeper. A leave goes on being tried until its lease would have ended anyway.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::Engine;
+use crate::{
+    error::{Lost, StoreError},
+    runtime::{
+        clock::BootTime,
+        group::{Flight, Job, LeaveJob},
+        hold::Hold,
+        seat::{Outcome, Seat},
+    },
+    store::{Leave, Left},
+    telemetry,
+};
+
+/// How long a keeper that was dropped without `close` goes on giving back.
+const LAST_ERRANDS: Duration = Duration::from_secs(10);
+
+impl Engine {
+    /// Gives a hold back to the store; the caller lets the flight fly.
+    pub(crate) fn give_back(
+        self: &Arc<Self>,
+        hold: &Hold,
+        reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
+    ) -> Option<Flight> {
+        // Closing the keeper ends a hold that was held until then: its `min_hold` still counts.
+        let held = hold.finish() || hold.lost() == Some(Lost::Closed);
+        telemetry::released(hold, || self.clock().now().since(hold.granted));
+        self.ledger.strike_hold(hold.slot);
+        self.leave(
+            Leave {
+                name: hold.name.clone(),
+                contender: hold.contender,
+                bury_until: hold.bury_until,
+                hold_at_least: if held { hold.terms.min_hold } else { Duration::ZERO },
+            },
+            reply,
+            hold.lease_ends(),
+        )
+    }
+
+    /// Stops keeping a hold that lives on elsewhere.
+    pub(crate) fn let_go(&self, hold: &Hold) {
+        hold.finish();
+        self.ledger.strike_hold(hold.slot);
+    }
+
+    fn leave(
+        self: &Arc<Self>,
+        leave: Leave,
+        reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
+        until: BootTime,
+    ) -> Option<Flight> {
+        self.leaving.fetch_add(1, Ordering::AcqRel);
+        let group = self.group(&leave.name);
+        group.submit(self, [Job::Leave(LeaveJob { leave, reply, until, tries: 0 })])
+    }
+
+    /// Leaves in the background, trying until the lease would have ended anyway.
+    pub(crate) fn leave_soon(self: &Arc<Self>, leave: Leave) {
+        let until = self.clock().now().after(Duration::from_secs(60));
+        if let Some(flight) = self.leave(leave, None, until) {
+            flight.in_background();
+        }
+    }
+
+    /// The answer to a leave. Who waits for it hears of a failure at once; the leave itself goes
+    /// on being tried.
+    pub(crate) fn left(self: &Arc<Self>, mut job: LeaveJob, result: Result<Left, StoreError>) {
+        let now = self.clock().now();
+        let again = matches!(&result, Err(error) if error.is_passing()) && now < job.until;
+        if let Some(reply) = job.reply.take() {
+            // The releasing task may be gone; the leave was done all the same.
+            drop(reply.send(result));
+        }
+        if !again {
+            if self.leaving.fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.all_left.notify_waiters();
+            }
+            return;
+        }
+        job.tries += 1;
+        let pause = Duration::from_millis(50) * 2u32.pow(job.tries.min(5) - 1);
+        let (engine, group) = (self.clone(), self.group(&job.leave.name));
+        self.background.spawn(async move {
+            engine.clock().sleep_until(now.after(pause)).await;
+            if let Some(flight) = group.submit(&engine, [Job::Leave(job)]) {
+                flight.await;
+            }
+        });
+    }
+
+    /// Waits until nothing is left to give back.
+    async fn drained(&self) {
+        loop {
+            let all_left = self.all_left.notified();
+            tokio::pin!(all_left);
+            all_left.as_mut().enable();
+            if self.leaving.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            all_left.await;
+        }
+    }
+
+    /// Gives everything back, and ends when that is done.
+    pub(crate) async fn close(self: &Arc<Self>) {
+        self.closed.store(true, Ordering::Release);
+        let everything = self.ledger.close();
+        for seat in everything.seats {
+            drop(seat.tell(Outcome::Closed));
+            if seat.is_known() {
+                self.leave_soon(leave_of(&seat));
+            }
+        }
+        for hold in everything.holds {
+            hold.lose(Lost::Closed);
+            if let Some(flight) = self.give_back(&hold, None) {
+                flight.in_background();
+            }
+        }
+        self.watches.all_changed();
+        self.drained().await;
+        self.watches.clear();
+        self.store.close().await;
+        self.stop.stop();
+    }
+
+    /// Nobody has the keeper any more: finish giving back, then end.
+    pub(crate) fn wind_down(self: &Arc<Self>) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let engine = self.clone();
+        self.background.spawn(async move {
+            // Past this limit the leases end by themselves.
+            engine.clock().within(LAST_ERRANDS, engine.drained()).await;
+            engine.watches.clear();
+            engine.store.close().await;
+            engine.stop.stop();
+        });
+    }
+}
+
+pub(super) fn leave_of(seat: &Seat) -> Leave {
+    Leave {
+        name: seat.claim().name.clone(),
+        contender: seat.claim().contender,
+        bury_until: seat.bury_until(),
+        hold_at_least: Duration::ZERO,
+    }
+}

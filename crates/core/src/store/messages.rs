@@ -1,0 +1,423 @@
+//! What goes to a store and what comes back: plain values, the same for every store.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use crate::{
+    error::StoreError,
+    id::ContenderId,
+    name::Name,
+    share::{Capacity, Units},
+    token::{GrantNumber, Token},
+};
+
+/// A moment on the store's own clock, in microseconds. Only differences mean anything.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct StoreTime(pub u64);
+
+impl StoreTime {
+    /// The moment `length` later.
+    pub fn after(self, length: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(length.as_micros()).unwrap_or(u64::MAX)))
+    }
+
+    /// How long after `earlier` this is; zero if it is not.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// Which primitive a claim came from. For people only; it decides nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Kind {
+    /// [`Mutex`](crate::Mutex).
+    Mutex,
+    /// [`RwLock`](crate::RwLock).
+    RwLock,
+    /// [`Semaphore`](crate::Semaphore).
+    Semaphore,
+    /// [`Election`](crate::Election).
+    Election,
+}
+
+impl Kind {
+    /// The kind's word in views, logs and metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Mutex => "mutex",
+            Self::RwLock => "rw_lock",
+            Self::Semaphore => "semaphore",
+            Self::Election => "election",
+        }
+    }
+
+    /// The kind with this word.
+    pub fn from_word(word: &str) -> Option<Self> {
+        [Self::Mutex, Self::RwLock, Self::Semaphore, Self::Election].into_iter().find(|k| k.word() == word)
+    }
+}
+
+/// Facts about a process that holds or waits, the same for all its claims.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Facts {
+    /// Host name.
+    pub host: String,
+    /// Process id on that host.
+    pub pid: u32,
+    /// Program name.
+    pub program: String,
+}
+
+/// What a claim shows to people: facts of its process, kind, label and published value.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Card {
+    /// The primitive.
+    pub kind: Kind,
+    /// The process.
+    pub facts: Arc<Facts>,
+    /// The caller's own words, if any.
+    pub label: Option<Arc<str>>,
+    /// A leader's published value.
+    pub value: Option<Arc<str>>,
+}
+
+/// Enter the queue of a resource, or ask again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Claim {
+    /// The resource.
+    pub name: Name,
+    /// Who asks.
+    pub contender: ContenderId,
+    /// How much is asked for.
+    pub units: Units,
+    /// How much the asker thinks there is.
+    pub capacity: Capacity,
+    /// How long a grant lasts from the moment it is made.
+    pub lease: Duration,
+    /// Whether to wait in line when it is not free.
+    pub queue: bool,
+    /// Whether the lease may later outlive this keeper (rule 11 of the design).
+    pub detachable: bool,
+    /// Later than this, on the store's clock, the claim must do nothing.
+    pub not_after: StoreTime,
+    /// The asker's own send stamp, kept with the entry and echoed in a [`GrantNotice`].
+    pub stamp: u64,
+    /// Whether an earlier copy was sent: a group has at most one claim per resource that was not.
+    pub again: bool,
+    /// What to show to people.
+    pub card: Card,
+}
+
+/// Give a hold or a place in the queue back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Leave {
+    /// The resource.
+    pub name: Name,
+    /// Whose.
+    pub contender: ContenderId,
+    /// Until when late copies of this contender's claim may still arrive; until then a mark
+    /// keeps them from having any effect.
+    pub bury_until: Option<StoreTime>,
+    /// A hold younger than this is kept, without its owner, until it is this old.
+    pub hold_at_least: Duration,
+}
+
+/// One entry of a group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// See [`Claim`].
+    Claim(Claim),
+    /// See [`Leave`].
+    Leave(Leave),
+}
+
+impl Request {
+    /// The resource it is about.
+    pub fn name(&self) -> &Name {
+        match self {
+            Self::Claim(claim) => &claim.name,
+            Self::Leave(leave) => &leave.name,
+        }
+    }
+}
+
+/// What was granted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grant {
+    /// The grant's number.
+    pub number: GrantNumber,
+    /// The smallest number still holding when this was granted: its own if exclusive.
+    pub floor: GrantNumber,
+    /// What is left of the lease at the moment of the answer.
+    pub remaining: Duration,
+}
+
+/// The answer to a claim.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// The contender holds it.
+    Granted(Grant),
+    /// Somebody else does.
+    Busy {
+        /// How many stand in line before this contender.
+        ahead: u32,
+        /// When asking again may tell something new even without a wake: at the earliest end of
+        /// a lease.
+        retry_in: Duration,
+    },
+    /// The claim came too late, or its contender has left: nothing was changed.
+    Stale,
+    /// Others hold or wait with another capacity.
+    Mismatch {
+        /// Theirs.
+        in_use: Capacity,
+    },
+    /// This store cannot serve this claim.
+    Refused(StoreError),
+}
+
+/// The answer to a leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// It was held, and is not any more (or only for the rest of `hold_at_least`).
+    Released,
+    /// It was waiting, and is not any more.
+    LeftQueue,
+    /// It was neither.
+    NotThere,
+}
+
+/// The answer to one entry of a group.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// To a [`Claim`].
+    Claim(Verdict),
+    /// To a [`Leave`].
+    Leave(Left),
+}
+
+/// Answers in the order of the requests, and the store's clock at that time.
+#[derive(Clone, Debug)]
+pub struct Answers<T> {
+    /// The store's clock when it answered.
+    pub now: StoreTime,
+    /// One answer per request.
+    pub each: Vec<T>,
+}
+
+/// Extend a lease.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Renew {
+    /// The resource.
+    pub name: Name,
+    /// Whose.
+    pub contender: ContenderId,
+    /// The lease lasts at least this long from now. Zero only confirms a grant that was pushed,
+    /// which extends its first short lease to the full one.
+    pub lease: Duration,
+    /// Hold only so much from now on (downgrade); more than is held is ignored.
+    pub lower_to: Option<Units>,
+    /// From now on only the lease ends it, not the death of the process.
+    pub detach: bool,
+}
+
+/// The answer to a renewal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Renewed {
+    /// Still held, for at least this long from the moment of the answer.
+    Held {
+        /// What is left of the lease.
+        remaining: Duration,
+    },
+    /// Not held any more.
+    Gone,
+    /// Held, but an operator wants it back: the lease was not extended.
+    Evicted,
+}
+
+/// A grant that a releaser made for a waiter, pushed to the waiter's keeper.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GrantNotice {
+    /// Who was granted.
+    pub contender: ContenderId,
+    /// The grant's number.
+    pub number: GrantNumber,
+    /// The smallest number still holding at that moment.
+    pub floor: GrantNumber,
+    /// The stamp of the claim copy that the entry kept.
+    pub stamp: u64,
+    /// From that claim copy to the grant, by the store's clock, at least zero.
+    pub waited: Duration,
+    /// The first lease, from the moment of the grant.
+    pub lease: Duration,
+}
+
+/// One holder, as shown to people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HolderView {
+    /// Who.
+    pub contender: ContenderId,
+    /// The grant's token (its first step).
+    pub token: Token,
+    /// How much it holds.
+    pub units: Units,
+    /// What it shows.
+    pub card: Card,
+    /// When it was granted, on the store's wall clock.
+    pub since: SystemTime,
+    /// What is left of its lease.
+    pub remaining: Duration,
+    /// Whether an operator asked for it back.
+    pub evicted: bool,
+    /// Whether only its lease ends it: detached, or released before its `min_hold`.
+    pub detached: bool,
+}
+
+/// One waiter, as shown to people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WaiterView {
+    /// Who.
+    pub contender: ContenderId,
+    /// How much it asks for.
+    pub units: Units,
+    /// What it shows.
+    pub card: Card,
+    /// When it came, on the store's wall clock.
+    pub since: SystemTime,
+}
+
+/// A resource that is held or waited for, as shown to people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ResourceView {
+    /// Its name.
+    pub name: Name,
+    /// Its capacity.
+    pub capacity: Capacity,
+    /// Who holds it, by token.
+    pub holders: Vec<HolderView>,
+    /// Who waits, in line.
+    pub waiters: Vec<WaiterView>,
+}
+
+/// Which resources to list.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ListQuery {
+    /// Only names that start so.
+    pub prefix: String,
+    /// Only names after this one: the `next` of the page before.
+    pub after: Option<Name>,
+    /// At most so many; the store may give fewer.
+    pub limit: usize,
+}
+
+/// A part of a listing, in order of name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Page {
+    /// The resources.
+    pub resources: Vec<ResourceView>,
+    /// Where the next page starts, if there is more.
+    pub next: Option<Name>,
+}
+
+/// An operator's order to take a lock back. Naming contender and number, a repeated order never
+/// hits the next holder.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Evict {
+    /// The resource.
+    pub name: Name,
+    /// The holder.
+    pub contender: ContenderId,
+    /// Its grant's number.
+    pub number: GrantNumber,
+    /// Pass it on at once instead of refusing renewals. Safe only with fencing.
+    pub now: bool,
+}
+
+/// The answer to an eviction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Evicted {
+    /// The order stands.
+    Done,
+    /// That contender does not hold it with that number.
+    NotHeld,
+}
+
+/// An operation on a latch's counter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Count {
+    /// The latch.
+    pub name: Name,
+    /// The operation's own id: however often it arrives, it counts once.
+    pub op: ContenderId,
+    /// Later than this, on the store's clock, the operation must do nothing.
+    pub not_after: StoreTime,
+    /// What to do.
+    pub action: CountAction,
+}
+
+/// What to do with a counter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CountAction {
+    /// Make it, with so many to go.
+    Create(u64),
+    /// Count down by so many; never below zero.
+    Down(u64),
+    /// Back to what it was created with.
+    Reset,
+    /// Remove it.
+    Delete,
+    /// Only look.
+    Read,
+}
+
+/// A counter's state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CountState {
+    /// What is left to count.
+    pub remaining: u64,
+    /// What it was created with.
+    pub initial: u64,
+    /// How often it reached zero: a waiter that slept through a reset still sees it.
+    pub opened: u64,
+    /// Which creation this is: another value means deleted and made anew.
+    pub born: GrantNumber,
+}
+
+/// The answer to a counter operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counted {
+    /// Done; this is the state now (for a delete, the state before).
+    State(CountState),
+    /// There is none.
+    Missing,
+    /// There is one already.
+    Exists(CountState),
+    /// The operation came too late and did nothing.
+    Stale,
+}
+
+/// Show a token to the fence of a resource.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Admit {
+    /// The fence.
+    pub name: Name,
+    /// The token shown.
+    pub token: Token,
+    /// The smallest token that held when it was granted; the token itself if exclusive.
+    pub floor: Token,
+}
+
+/// The answer of a fence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admitted {
+    /// Not stale.
+    Yes,
+    /// A later floor has been seen.
+    Stale {
+        /// The highest floor seen.
+        highest: Token,
+    },
+}

@@ -1,0 +1,32 @@
+//! For wrapper stores, which change what is asked and answered but not who the store is.
+
+/// The methods of [`Store`](lockkeeper_core::store::Store) that ask nothing: those of `self.inner`.
+macro_rules! same_store {
+    () => {
+        fn capability(&self) -> &lockkeeper_core::Capability {
+            self.inner.capability()
+        }
+
+        fn url(&self) -> &std::sync::Arc<str> {
+            self.inner.url()
+        }
+
+        fn id(&self) -> &str {
+            self.inner.id()
+        }
+
+        fn server_of(&self, name: &lockkeeper_core::Name) -> usize {
+            self.inner.server_of(name)
+        }
+
+        #[cfg(unix)]
+        fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+            self.inner.life_line()
+        }
+
+        fn close(&self) -> lockkeeper_core::store::BoxFuture<'_, ()> {
+            self.inner.close()
+        }
+    };
+}
+pub(crate) use same_store;
