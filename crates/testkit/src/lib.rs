@@ -8,6 +8,7 @@ pub mod faulty;
 pub mod history;
 #[cfg(target_os = "linux")]
 pub mod processes;
+pub mod refinement;
 pub mod simulation;
 
 mod wrapper;
