@@ -21,7 +21,7 @@
 //! |---|---|---|
 //! | `memory:` | in this process, a new one for each keeper | |
 //! | `memory:NAME` | in this process, shared by name | |
-//! | `sqlite:PATH` | in a file, shared by the processes of this host | `sqlite` (default) |
+//! | `sqlite:PATH` | in a file, shared by the processes of this host | `sqlite` |
 //!
 //! # Primitives
 //!
@@ -86,3 +86,8 @@ pub async fn connect(url: &str) -> Result<Keeper, StoreError> {
 pub fn builder(url: &str) -> Result<KeeperBuilder, StoreError> {
     Ok(Keeper::builder(url::connector(url)?))
 }
+
+/// The README's code is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
