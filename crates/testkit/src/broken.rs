@@ -62,6 +62,20 @@ pub enum Bug {
     CountedTwice,
     /// A fence remembers nothing.
     FenceForgets,
+    /// A latch operation that arrives again counts again.
+    CountedAgain,
+    /// An eviction is answered but not done.
+    EvictionForgotten,
+    /// A listing has no second page.
+    OnePageOnly,
+    /// A downgrade is answered but not done.
+    NeverLowered,
+    /// A minimum hold ends with its release.
+    MinHoldForgotten,
+    /// Notices do not echo the stamp of the claim.
+    StampForgotten,
+    /// A renewal tells the lease that was asked for, instead of what is left.
+    FullLeaseTold,
 }
 
 impl Bug {
@@ -77,6 +91,25 @@ impl Bug {
         Self::LostWakeWithoutPoll,
         Self::RenewalRevives,
         Self::GrantedTwice,
+    ];
+
+    /// The others, which the behaviour suite or refinement must reveal.
+    pub const OTHERS: [Self; 15] = [
+        Self::LeaveForgotten,
+        Self::MismatchGranted,
+        Self::NeverDetached,
+        Self::EvictedByName,
+        Self::ValueForgotten,
+        Self::ListedAnyhow,
+        Self::CountedTwice,
+        Self::FenceForgets,
+        Self::CountedAgain,
+        Self::EvictionForgotten,
+        Self::OnePageOnly,
+        Self::NeverLowered,
+        Self::MinHoldForgotten,
+        Self::StampForgotten,
+        Self::FullLeaseTold,
     ];
 }
 
@@ -142,6 +175,8 @@ impl BrokenStore {
                 self.memory().undead.remove(contender);
             }
             (Bug::LeaveForgotten, Request::Leave(leave)) => leave.contender.seq += 1 << 40,
+            (Bug::MinHoldForgotten, Request::Leave(leave)) => leave.hold_at_least = Duration::ZERO,
+            (Bug::StampForgotten, Request::Claim(claim)) => claim.stamp = 0,
             _ => {}
         }
         request
@@ -241,8 +276,9 @@ impl Store for BrokenStore {
         Box::pin(async move {
             let asked = Instant::now();
             let mut spoiled = leases.to_vec();
-            for renew in spoiled.iter_mut().filter(|_| self.bug == Bug::NeverDetached) {
-                renew.detach = false;
+            for renew in &mut spoiled {
+                renew.detach &= self.bug != Bug::NeverDetached;
+                renew.lower_to = renew.lower_to.filter(|_| self.bug != Bug::NeverLowered);
             }
             let mut answers = self.inner.renew(&spoiled).await?;
             for (renew, answer) in leases.iter().zip(&mut answers.each) {
@@ -251,6 +287,7 @@ impl Store for BrokenStore {
                         *answer = Renewed::Held { remaining: renew.lease }
                     }
                     (Bug::DeadlineAfterReply, Renewed::Held { remaining }) => *remaining += asked.elapsed(),
+                    (Bug::FullLeaseTold, Renewed::Held { remaining }) => *remaining = renew.lease,
                     _ => {}
                 }
             }
@@ -276,8 +313,10 @@ impl Store for BrokenStore {
     fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
         Box::pin(async move {
             let mut page = self.inner.list(query).await?;
-            if self.bug == Bug::ListedAnyhow {
-                page.resources.reverse();
+            match self.bug {
+                Bug::ListedAnyhow => page.resources.reverse(),
+                Bug::OnePageOnly => page.next = None,
+                _ => {}
             }
             Ok(page)
         })
@@ -286,6 +325,9 @@ impl Store for BrokenStore {
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
         Box::pin(async move {
             let mut order = order.clone();
+            if self.bug == Bug::EvictionForgotten {
+                return Ok(Evicted::Done);
+            }
             if self.bug == Bug::EvictedByName
                 && let Some(view) = self.inner.inspect(&order.name).await?
                 && let Some(holder) = view.holders.first()
@@ -301,6 +343,11 @@ impl Store for BrokenStore {
             let mut count = count.clone();
             if let (Bug::CountedTwice, CountAction::Down(by)) = (self.bug, &mut count.action) {
                 *by *= 2;
+            }
+            if self.bug == Bug::CountedAgain {
+                let mut memory = self.memory();
+                memory.copies += 1;
+                count.op.seq += (1 << 40) * memory.copies;
             }
             self.inner.count(&count).await
         })
