@@ -276,6 +276,11 @@ impl Store for BrokenStore {
         self.inner.fence(admit)
     }
 
+    #[cfg(unix)]
+    fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+        self.inner.life_line()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.inner.close()
     }

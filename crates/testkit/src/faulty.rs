@@ -273,6 +273,11 @@ impl Store for FaultyStore {
         self.send(admit.clone(), |store, admit| store.fence(admit))
     }
 
+    #[cfg(unix)]
+    fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+        self.inner.life_line()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.inner.close()
     }

@@ -137,7 +137,11 @@ fn a_killed_holder_is_passed_within_a_second() {
             "kill {kill}: nobody holds it"
         );
         slowest = slowest.max(killed.elapsed());
-        assert!(killed.elapsed() < Duration::from_secs(1), "kill {kill}: passed after {:?}", killed.elapsed());
+        assert!(
+            killed.elapsed() < Duration::from_secs(1),
+            "kill {kill}: passed after {:?}",
+            killed.elapsed()
+        );
         crew.hire().expect("replaced");
     }
     println!("the slowest was passed after {slowest:?}");

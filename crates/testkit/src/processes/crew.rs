@@ -149,7 +149,8 @@ impl Crew {
 
     /// How many workers wait to be served.
     pub fn waiting(&self) -> usize {
-        let waits = |hand: &&Hand| hand.killed.is_none() && hand.open.values().any(|open| open.held.is_none());
+        let waits =
+            |hand: &&Hand| hand.killed.is_none() && hand.open.values().any(|open| open.held.is_none());
         self.hands.iter().filter(waits).count()
     }
 
@@ -269,7 +270,10 @@ impl Crew {
         let history = std::mem::take(&mut self.history);
         let resources = 0..self.task.resources;
         let rules = Rules {
-            capacity: resources.filter(|resource| resource % 4 == 3).map(|resource| (resource, PERMITS)).collect(),
+            capacity: resources
+                .filter(|resource| resource % 4 == 3)
+                .map(|resource| (resource, PERMITS))
+                .collect(),
             pauses: std::mem::take(&mut self.pauses),
             crashes: self.crashes,
             bound: Some((self.task.lease * 4).as_nanos() as u64),

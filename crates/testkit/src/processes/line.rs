@@ -66,9 +66,13 @@ impl fmt::Display for Line {
         match *self {
             Self::Ready => f.write_str("ready"),
             Self::Ask { task, resource, at } => write!(f, "ask {task} {resource} {at}"),
-            Self::Held { task, token, floor, units, at } => write!(f, "held {task} {token} {floor} {units} {at}"),
+            Self::Held { task, token, floor, units, at } => {
+                write!(f, "held {task} {token} {floor} {units} {at}")
+            }
             Self::Wrote { task, place, accepted } => write!(f, "wrote {task} {place} {}", u8::from(accepted)),
-            Self::End { task, lost, at, deadline } => write!(f, "end {task} {} {at} {deadline}", u8::from(lost)),
+            Self::End { task, lost, at, deadline } => {
+                write!(f, "end {task} {} {at} {deadline}", u8::from(lost))
+            }
             Self::GaveUp { task, at } => write!(f, "gave-up {task} {at}"),
         }
     }

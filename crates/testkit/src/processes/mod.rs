@@ -67,7 +67,8 @@ impl Task {
     /// If they say none.
     pub fn from_words(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let words: Vec<String> = words.into_iter().collect();
-        let [url, folder, prefix, resources, tasks, lease, hold_for_ever, bad_line, bug, seed] = &words[..] else {
+        let [url, folder, prefix, resources, tasks, lease, hold_for_ever, bad_line, bug, seed] = &words[..]
+        else {
             return Err(format!("expected ten words, got {words:?}"));
         };
         let number = |word: &String| word.parse::<u64>().map_err(|error| format!("{word}: {error}"));

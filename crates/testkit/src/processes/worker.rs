@@ -146,8 +146,7 @@ impl Visitor {
     ) -> io::Result<()> {
         let task = self.number;
         tell(Line::Ask { task, resource, at: now() });
-        let patience =
-            if self.dice.chance(50) { self.dice.up_to(50) } else { Duration::from_secs(3600) };
+        let patience = if self.dice.chance(50) { self.dice.up_to(50) } else { Duration::from_secs(3600) };
         match tokio::time::timeout(patience, acquire).await {
             Ok(Ok(guard)) => self.section(resource, units, guard).await,
             Ok(Err(_)) => {
