@@ -29,8 +29,9 @@ pub(super) const BRIEFLY: Duration = Duration::from_millis(300);
 pub(super) const ROUNDING: Duration = Duration::from_millis(5);
 
 /// How long a release in the background may take before it counts as left behind. Shorter than
-/// the default lease, which must not be what ends a hold that was forgotten.
-const LEFTOVERS: Duration = Duration::from_secs(15);
+/// the default lease and than what a place in line lasts by itself: neither must be what ends
+/// something that was forgotten.
+const PROMPTLY: Duration = Duration::from_secs(10);
 
 /// Waits for what must come.
 pub(super) async fn soon<T>(what: impl Future<Output = T>) -> Result<T, Elapsed> {
@@ -166,6 +167,11 @@ impl Stage {
         self.house.watcher.election(name).leader().await
     }
 
+    /// How long holds and places may take to end: more where a session must end first.
+    fn promptly(&self) -> Duration {
+        PROMPTLY + 2 * self.can().min_lease
+    }
+
     /// Waits until so many hold `name` and so many wait for it.
     #[track_caller]
     pub(super) fn until(
@@ -176,7 +182,7 @@ impl Stage {
     ) -> impl Future<Output = Result<(), Failure>> + Send {
         let late = Failure::new(format!("never {holders} holders and {waiters} waiters of {name}"));
         async move {
-            let ends = Instant::now() + PATIENCE;
+            let ends = Instant::now() + self.promptly();
             loop {
                 let view = self.view(name).await?;
                 let now = view.map_or((0, 0), |view| (view.holders.len(), view.waiters.len()));
@@ -210,7 +216,7 @@ impl Stage {
 
     /// Nothing that this test used is held, waited for or counted any more.
     pub(super) async fn nothing_is_left(&self) -> Outcome {
-        let ends = Instant::now() + LEFTOVERS;
+        let ends = Instant::now() + self.promptly();
         loop {
             let left = self.leftovers().await?;
             if left.is_empty() {

@@ -14,6 +14,7 @@ tests! {
     giving_up_at_any_moment_of_a_grant_leaves_nothing,
     giving_up_in_a_crowd_of_one_process_leaves_nothing,
     a_waiter_keeps_what_it_was_granted,
+    a_waiter_gets_a_whole_fixed_lease,
     a_dead_holder_is_passed,
     a_dead_waiter_is_passed,
     a_dead_process_in_line_costs_one_lease,
@@ -98,6 +99,20 @@ async fn a_waiter_keeps_what_it_was_granted(stage: &Stage) -> Outcome {
     let lost = timeout(FIRST_LEASE * 3 / 2, guard.lost()).await;
     assert!(lost.is_err() && guard.is_held(), "lost although it is in use: {lost:?}");
     assert!(a.mutex(&name).try_lock().await?.is_none(), "given away although it is in use");
+    Ok(guard.release().await?)
+}
+
+/// Nobody renews a fixed lease, but the first, short one is still made whole.
+async fn a_waiter_gets_a_whole_fixed_lease(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let guard = a.mutex(&name).lock().await?;
+    let theirs = b.mutex(&name).expires_after(FIRST_LEASE * 3);
+    let waiter = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
+    guard.release().await?;
+    let guard = soon(waiter).await???;
+    let lost = timeout(FIRST_LEASE * 3 / 2, guard.lost()).await;
+    assert!(lost.is_err() && guard.is_held(), "lost before its lease was over: {lost:?}");
+    assert!(a.mutex(&name).try_lock().await?.is_none(), "given away before its lease was over");
     Ok(guard.release().await?)
 }
 
