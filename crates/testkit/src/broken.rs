@@ -29,7 +29,8 @@ pub enum Bug {
     TokenReset,
     /// What is left of a lease is told as if it were counted from when the reply arrives.
     DeadlineAfterReply,
-    /// A repeated claim tells the longest lease ever told, instead of what is left.
+    /// Every answer to a claim tells the longest that was ever left, which is the whole lease, instead
+    /// of what is left now.
     DeadlineByMaximum,
     /// A repeated claim enters the line once more.
     DoubleEntry,
@@ -106,7 +107,6 @@ struct BrokenStore {
 /// What the bugs remember.
 #[derive(Debug, Default)]
 struct Memory {
-    longest: HashMap<ContenderId, Duration>,
     copies: u64,
     undead: HashMap<ContenderId, Claim>,
 }
@@ -123,9 +123,8 @@ impl BrokenStore {
             (Bug::ReleaseByName, Request::Leave(leave)) => {
                 let view = self.inner.inspect(&leave.name).await.ok().flatten();
                 let waits = |view: &ResourceView| view.waiters.iter().any(|w| w.contender == leave.contender);
-                if let Some(view) = view.filter(|view| !waits(view))
-                    && let Some(holder) = view.holders.first()
-                {
+                let view = view.filter(|view| !waits(view));
+                if let Some(holder) = view.as_ref().and_then(|view| view.holders.first()) {
                     leave.contender = holder.contender;
                 }
             }
@@ -184,10 +183,7 @@ impl BrokenStore {
                 Verdict::Granted(grant)
             }
             (Bug::DeadlineByMaximum, Verdict::Granted(mut grant)) => {
-                let mut memory = self.memory();
-                let longest = memory.longest.entry(claim.contender).or_default();
-                *longest = grant.remaining.max(*longest);
-                grant.remaining = *longest;
+                grant.remaining = claim.lease;
                 Verdict::Granted(grant)
             }
             (Bug::LostWakeWithoutPoll, Verdict::Granted(_)) if claim.again => {

@@ -34,6 +34,7 @@ use super::{
 use crate::{
     error::{AcquireError, At, InvalidInput, Lost, StoreError, StoreErrorKind},
     id::{ContenderId, Ids},
+    keeper::Stats,
     name::Name,
     store::{Card, Claim, Facts, GrantNotice, Leave, Left, Reply, Store, StoreTime, Topic, Verdict, Wake},
     telemetry,
@@ -145,6 +146,17 @@ impl Engine {
         self.settings.outage_limit
     }
 
+    pub(crate) fn stats(&self) -> Stats {
+        let (waiting, held) = self.ledger.counts();
+        Stats {
+            held,
+            waiting,
+            leaving: self.leaving.load(Ordering::Acquire),
+            lanes: self.lanes.count(),
+            subscriptions: self.watches.count(),
+        }
+    }
+
     pub(crate) fn group_limit(&self) -> usize {
         self.store.capability().group_limit.max(1)
     }
@@ -226,7 +238,7 @@ impl Engine {
             Verdict::Busy { .. } if !seat.claim().queue => self.conclude(seat, Outcome::Busy),
             Verdict::Busy { ahead, retry_in } => {
                 telemetry::queued(ahead);
-                if seat.ahead().is_none() && self.watches.grants_need_one() {
+                if self.watches.grants_need_one() && !seat.has_wakes() {
                     self.watch_grants(seat);
                 }
                 seat.placed(ahead);
@@ -334,8 +346,11 @@ impl Engine {
         self.background.spawn(async move {
             let topic = Topic::Grants(seat.claim().name.clone());
             // A failure costs only time: the seat asks again at its next poll.
-            if let Ok(true) = engine.watches.subscribe_to_grants(&engine, topic).await {
-                engine.ledger.ask_at(seat.slot(), engine.clock().now());
+            if let Ok(interest) = engine.watches.subscribe(&engine, &topic).await {
+                if interest.new && engine.watches.grants_need_one() {
+                    engine.ledger.ask_at(seat.slot(), engine.clock().now());
+                }
+                seat.is_woken_by(interest);
             }
         });
     }
@@ -371,12 +386,13 @@ pub(crate) fn by_server<T>(
 
 /// When to ask again without a wake. The next in line asks when a lease ends; the others poll
 /// half as often, and all within the lease that a grant would have until it is heard of. Polls
-/// fall on one beat, so they travel as one request.
+/// fall on one beat, so they travel as one request; a beat that is very near is left out, since
+/// this claim has only just been answered.
 fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, lease: Duration) -> BootTime {
     let poll = POLL.min(lease / 3).max(Duration::from_millis(1));
     let beat = |period: Duration| {
         let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
-        BootTime((now.0 / period + 1) * period)
+        BootTime((now.after(poll / 4).0 / period + 1) * period)
     };
     if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(poll)) } else { beat(2 * poll) }
 }
@@ -391,7 +407,7 @@ impl Engine {
     ) -> Option<Flight> {
         // Closing the keeper ends a hold that was held until then: its `min_hold` still counts.
         let held = hold.finish() || hold.lost() == Some(Lost::Closed);
-        telemetry::released(hold, self.clock().now().since(hold.granted));
+        telemetry::released(hold, || self.clock().now().since(hold.granted));
         self.ledger.strike_hold(hold.slot);
         self.leave(
             Leave {
@@ -574,7 +590,7 @@ impl Alive {
             }
             tenure
         };
-        telemetry::acquired(terms.kind, &result, engine.clock().now().since(started));
+        telemetry::acquired(terms.kind, &result, || engine.clock().now().since(started));
         result
     }
 
@@ -587,11 +603,11 @@ impl Alive {
         started: BootTime,
     ) -> Result<Option<Tenure>, AcquireError> {
         let engine = self.engine();
-        let front = match engine.lanes.enter(self, name, terms) {
+        let front = match engine.lanes.enter(self, name, terms, started) {
             Entered::Front(front) => Some(front),
             Entered::Place(mut place) => match engine.limited(patience, place.turn()).await {
                 Some(Some(Turn::HandedOn(tenure))) => return Ok(Some(tenure)),
-                Some(Some(Turn::Front(front))) => Some(front),
+                Some(Some(Turn::Front(front))) => Some(*front),
                 Some(None) => None,
                 None => return Err(engine.timed_out(at(), started, None)),
             },
@@ -713,5 +729,19 @@ mod tests {
                 assert!(asks > now && asks.since(now) < lease.min(FIRST_LEASE), "{ahead} ahead, {lease:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_claim_just_answered_is_not_asked_again_at_once() {
+        let lease = Duration::from_secs(30);
+        for millis in 0..4000 {
+            let now = BootTime(0).after(Duration::from_millis(millis));
+            for (ahead, period) in [(0, POLL), (1, 2 * POLL)] {
+                let wait = next_ask(now, ahead, lease, lease).since(now);
+                assert!(wait >= POLL / 4 && wait <= period + POLL / 4, "{wait:?} at {millis} ms");
+            }
+        }
+        let soon = Duration::from_millis(5);
+        assert_eq!(next_ask(BootTime(0), 0, soon, lease), BootTime(0).after(soon + Duration::from_millis(1)));
     }
 }

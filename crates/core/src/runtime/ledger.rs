@@ -118,6 +118,12 @@ impl Ledger {
         }
     }
 
+    /// How many wait, how many hold.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let inner = self.lock();
+        (inner.waiting.len(), inner.held.len())
+    }
+
     /// Strikes a seat out.
     pub(crate) fn strike_seat(&self, slot: u64) {
         let mut inner = self.lock();
@@ -163,31 +169,41 @@ impl Ledger {
         self.tell_if(earlier);
     }
 
-    /// Takes out of the schedule what is due at `now`, and with it what is due within `together`;
-    /// each must be scheduled anew or struck out. Nothing due means nothing taken: what is merely
-    /// near would otherwise be done again and again until its time comes.
+    /// Takes out of the schedule what is due at `now`, and with it the holds that are due within
+    /// `together`; each must be scheduled anew or struck out. Nothing due means nothing taken, and
+    /// seats are never taken early: what is merely near would be done again and again until its
+    /// time comes.
     pub(crate) fn take_due(&self, now: BootTime, together: Duration) -> DueNow {
         let mut inner = self.lock();
+        // The beat is awake and looks at the schedule again before it sleeps: nobody need tell it.
+        inner.looks_at = BootTime::default();
         let mut due = DueNow::default();
         if inner.schedule.first().is_none_or(|(at, _)| *at > now) {
             return due;
         }
-        let until = now.after(together);
-        while let Some((at, slot)) = inner.schedule.first().copied().filter(|(at, _)| *at <= until) {
-            inner.schedule.remove(&(at, slot));
-            if let Some(entry) = inner.waiting.get_mut(&slot) {
-                entry.due = BootTime::NEVER;
-                due.seats.push(entry.what.clone());
-            } else if let Some(entry) = inner.held.get_mut(&slot) {
+        let soon: Vec<_> = inner.schedule.range(..=(now.after(together), u64::MAX)).copied().collect();
+        for (at, slot) in soon {
+            if let Some(entry) = inner.held.get_mut(&slot) {
                 entry.due = BootTime::NEVER;
                 due.holds.push(entry.what.clone());
+            } else if at > now {
+                continue;
+            } else if let Some(entry) = inner.waiting.get_mut(&slot) {
+                entry.due = BootTime::NEVER;
+                due.seats.push(entry.what.clone());
             }
+            inner.schedule.remove(&(at, slot));
         }
         due
     }
 
-    /// Sleeps until something is due.
-    pub(crate) async fn until_due(&self, clock: &Clock) {
+    /// Has the beat look around now.
+    pub(crate) fn nudge(&self) {
+        self.earlier.notify_one();
+    }
+
+    /// Sleeps until something is due, but not past `latest`.
+    pub(crate) async fn until_due(&self, clock: &Clock, latest: BootTime) {
         let now = clock.now();
         let looks_at = {
             let mut inner = self.lock();
@@ -195,7 +211,7 @@ impl Ledger {
             let touched = std::mem::take(&mut inner.touched);
             let idle = !touched && inner.waiting.is_empty() && inner.held.is_empty();
             let look = if idle { BootTime::NEVER } else { now.after(IDLE_LOOK) };
-            inner.looks_at = first.min(look);
+            inner.looks_at = first.min(look).min(latest);
             inner.looks_at
         };
         tokio::select! {
