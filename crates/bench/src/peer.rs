@@ -1,7 +1,7 @@
 //! Who is measured: anything that can acquire and release a named lock.
 //!
 //! A new peer is a [`Peer`] and its [`Lock`]; what does not run as tasks of this process (a
-//! program of its own, say) is a [`Contestant`](crate::rounds::Contestant) instead.
+//! program of its own, say) is a [`Contestant`] instead.
 
 use std::{
     collections::HashMap,
