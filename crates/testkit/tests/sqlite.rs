@@ -15,6 +15,7 @@ use lockkeeper_testkit::{
     dice::Dice,
     history::{self, Report, Verdict},
     processes::{Crew, FencedCounter, Task, Trouble},
+    refinement::{self, Pace, Subject, Tally},
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -219,4 +220,26 @@ async fn tokens_never_fall_after_a_power_cut() {
         assert!(token > told, "cut {cut}: {token} after {told}");
         keeper.close().await;
     }
+}
+
+/// Layer 3: SQLite and the model go through the same random steps. The store's clock is set
+/// forward instead of waiting, so a lease of hours passes at once.
+#[tokio::test]
+async fn it_is_the_model() {
+    let seeds = number("LOCKKEEPER_REFINEMENTS", 30) as u64;
+    let mut sum = Tally::default();
+    for seed in 0..seeds {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (clock, url) = (VirtualClock::new(), url(folder.path()));
+        let forward = clock.clone();
+        let subject = Subject::in_virtual_time(&clock, move || lockkeeper::url::connector(&url))
+            .tolerance(Duration::from_millis(100))
+            .passes(Pace::Virtual, move |length| {
+                forward.suspend(length);
+                Box::pin(std::future::ready(()))
+            });
+        sum += refinement::check(&subject, seed, 200).await.unwrap_or_else(|failure| panic!("{failure}"));
+    }
+    println!("{seeds} seeds: {sum:?}");
+    assert!(sum.granted.min(sum.busy).min(sum.notices).min(sum.gone) >= seeds, "too little: {sum:?}");
 }
