@@ -1,1 +1,154 @@
-fn main() {}
+//! The load harness: speed and memory of Lockkeeper as ratios to a limit or to a peer that is
+//! measured in the same run. `docs/benchmarks.md` says what is measured and why.
+//!
+//! It prints one table and a line for each goal. It ends with 0 if every goal is met, with 1 if
+//! one is missed, with 2 if one stayed inconclusive or the harness could not run.
+
+mod bench;
+mod held;
+mod judge;
+mod measure;
+mod peer;
+mod rates;
+mod rounds;
+mod table;
+mod waiting;
+
+use std::{error::Error, process::ExitCode, time::Duration};
+
+use bench::{Bench, Pace, Workload};
+use measure::Meter;
+use table::Row;
+
+/// Why something could not be measured.
+type Failure = Box<dyn Error + Send + Sync>;
+
+const USAGE: &str =
+    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w4 held ...] [--quick | --rounds N --seconds S]
+  STORE_URL  the store to measure (default memory:)
+  w1         one task, one name
+  w2         64 tasks, 64 names
+  w3         16 tasks, one name
+  w4         64 tasks wait for a held name, then drain
+  held       100,000 locks held: memory and the watchdog's CPU
+  --quick    only see that everything runs: a few seconds, nothing is judged
+  --rounds   rounds per peer (default 15); fewer are measured but not judged
+  --seconds  length of a round (default 2); shorter ones are measured but not judged";
+
+/// What was asked for.
+#[derive(PartialEq, Eq, Debug)]
+struct Order {
+    url: String,
+    workloads: Vec<Workload>,
+    pace: Pace,
+    judged: bool,
+}
+
+impl Order {
+    fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let mut order = Self { url: "memory:".into(), workloads: Vec::new(), pace: Pace::FULL, judged: true };
+        let mut words = words.into_iter();
+        while let Some(word) = words.next() {
+            let mut number = || words.next().and_then(|text| text.parse::<f64>().ok()).filter(|n| *n > 0.0);
+            match word.as_str() {
+                "--rounds" => {
+                    let rounds = number().filter(|n| n.fract() == 0.0);
+                    order.pace.rounds = rounds.ok_or("--rounds needs a whole number above zero")? as usize;
+                }
+                "--seconds" => {
+                    let seconds = number().and_then(|n| Duration::try_from_secs_f64(n).ok());
+                    order.pace.length = seconds.ok_or("--seconds needs a number above zero")?;
+                }
+                "--quick" => (order.pace, order.judged) = (Pace::QUICK, false),
+                url if url.contains(':') => order.url = url.to_owned(),
+                word => {
+                    let known = Workload::ALL.into_iter().find(|workload| workload.word() == word);
+                    order.workloads.push(known.ok_or_else(|| format!("there is no workload {word:?}"))?);
+                }
+            }
+        }
+        if order.workloads.is_empty() {
+            order.workloads = Workload::ALL.to_vec();
+        }
+        Ok(order)
+    }
+}
+
+/// All rows, and the store's URL without secrets.
+async fn measure(order: &Order) -> Result<(Vec<Row>, String), Failure> {
+    let bench = Bench::connect(&order.url, order.pace).await?;
+    let mut rows = Vec::new();
+    for workload in &order.workloads {
+        rows.extend(bench.run(*workload).await?);
+    }
+    bench.keeper.close().await;
+    let url = bench.keeper.url().to_owned();
+    if !order.judged {
+        rows = rows.into_iter().map(Row::unjudged).collect();
+    }
+    Ok((rows, url))
+}
+
+fn run(order: &Order) -> Result<Vec<Row>, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let meter = Meter::start()?;
+    let (rows, url) = runtime.block_on(measure(order))?;
+    println!("{}", table::markdown(&rows));
+    println!(
+        "Store `{url}`, {} rounds of {:?}, 2 worker threads; {}.",
+        order.pace.rounds,
+        order.pace.length,
+        meter.surroundings()?
+    );
+    println!("\n{}", table::verdicts(&rows));
+    Ok(rows)
+}
+
+fn main() -> ExitCode {
+    let order = match Order::parse(std::env::args().skip(1)) {
+        Ok(order) => order,
+        Err(why) => {
+            eprintln!("{why}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&order) {
+        Ok(rows) => ExitCode::from(judge::exit_code(rows.iter().filter_map(Row::verdict))),
+        Err(error) => {
+            eprintln!("could not measure: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Order, String> {
+        Order::parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn nothing_means_everything_on_memory() {
+        let order = parse("").expect("a good line");
+        assert_eq!((order.url.as_str(), order.workloads.len()), ("memory:", Workload::ALL.len()));
+        assert_eq!((order.pace, order.judged), (Pace::FULL, true));
+    }
+
+    #[test]
+    fn words_come_in_any_order() {
+        let order = parse("w3 --seconds 0.5 memory:bench held --rounds 3").expect("a good line");
+        assert_eq!(order.url, "memory:bench");
+        assert_eq!(order.workloads, [Workload::W3, Workload::Held]);
+        assert_eq!((order.pace.rounds, order.pace.length), (3, Duration::from_millis(500)));
+        assert!(order.judged);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in ["w9", "--rounds", "--rounds 0", "--rounds 1.5", "--seconds -1", "--seconds x"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

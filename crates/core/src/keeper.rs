@@ -49,6 +49,22 @@ pub struct Keeper {
     alive: Arc<Alive>,
 }
 
+/// What a keeper has in hand at this moment: all zero when everything was given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Grants held at the store.
+    pub held: usize,
+    /// Places in the store's lines.
+    pub waiting: usize,
+    /// Grants and places being given back.
+    pub leaving: usize,
+    /// Names for which tasks of this process stand in line behind one another.
+    pub lanes: usize,
+    /// Subscriptions at the store; one that nobody uses ends after a few seconds.
+    pub subscriptions: usize,
+}
+
 /// Settings of a keeper to be.
 pub struct KeeperBuilder {
     connector: Connector,
@@ -331,6 +347,20 @@ impl Keeper {
 
 /// For operators.
 impl Keeper {
+    /// What this keeper has in hand at this moment.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+    /// let keeper = lockkeeper_core::testing::keeper().await;
+    /// let guard = keeper.mutex("stock/42").lock().await?;
+    /// assert_eq!(keeper.stats().held, 1);
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    pub fn stats(&self) -> Stats {
+        self.alive.engine().stats()
+    }
+
     /// Who holds `name` and who waits for it; `None` if nobody.
     ///
     /// # Errors

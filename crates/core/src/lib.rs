@@ -27,7 +27,7 @@ pub use error::{
     StoreError, StoreErrorKind,
 };
 pub use id::{ContenderId, KeeperId};
-pub use keeper::{Keeper, KeeperBuilder};
+pub use keeper::{Keeper, KeeperBuilder, Stats};
 pub use lock::{
     All, AllGuard, Election, Exclusive, Fence, Guard, Latch, LatchState, Leader, Leadership, Leads, Lease,
     Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard, RwLock, Segmented, Semaphore, StoredFence,

@@ -34,6 +34,8 @@ pub const LOST: &str = "lockkeeper_lost_total";
 /// Tokens that a fence rejected.
 pub const FENCE_REJECTED: &str = "lockkeeper_fence_rejected_total";
 
+// Times are passed as functions: without listeners nobody reads the clock for them. Without the
+// feature the values are checked but never computed.
 #[cfg(feature = "metrics")]
 macro_rules! count {
     ($name:expr, $by:expr $(, $label:expr => $value:expr)*) => {
@@ -42,7 +44,7 @@ macro_rules! count {
 }
 #[cfg(not(feature = "metrics"))]
 macro_rules! count {
-    ($name:expr, $by:expr $(, $label:expr => $value:expr)*) => {{ let _ = ($name, $by $(, $value)*); }};
+    ($name:expr, $by:expr $(, $label:expr => $value:expr)*) => {{ let _ = || ($name, $by $(, $value)*); }};
 }
 #[cfg(feature = "metrics")]
 macro_rules! record {
@@ -52,10 +54,14 @@ macro_rules! record {
 }
 #[cfg(not(feature = "metrics"))]
 macro_rules! record {
-    ($name:expr, $value:expr $(, $label:expr => $text:expr)*) => {{ let _ = ($name, $value $(, $text)*); }};
+    ($name:expr, $value:expr $(, $label:expr => $text:expr)*) => {{ let _ = || ($name, $value $(, $text)*); }};
 }
 
-pub(crate) fn acquired(kind: Kind, result: &Result<Option<Tenure>, AcquireError>, waited: Duration) {
+pub(crate) fn acquired(
+    kind: Kind,
+    result: &Result<Option<Tenure>, AcquireError>,
+    waited: impl Fn() -> Duration,
+) {
     let outcome = match result {
         Ok(Some(_)) => "granted",
         Ok(None) => "busy",
@@ -64,12 +70,12 @@ pub(crate) fn acquired(kind: Kind, result: &Result<Option<Tenure>, AcquireError>
         Err(_) => "refused",
     };
     count!(ACQUIRED, 1, "kind" => kind.word(), "outcome" => outcome);
-    record!(WAIT, waited.as_secs_f64(), "kind" => kind.word());
+    record!(WAIT, waited().as_secs_f64(), "kind" => kind.word());
     match result {
         Ok(Some(tenure)) => tracing::trace!(
             name = tenure.hold().name.as_str(),
             token = %tenure.hold().token(tenure.step()),
-            waited_ms = waited.as_millis(),
+            waited_ms = waited().as_millis(),
             "acquired"
         ),
         Ok(None) => {}
@@ -77,9 +83,9 @@ pub(crate) fn acquired(kind: Kind, result: &Result<Option<Tenure>, AcquireError>
     }
 }
 
-pub(crate) fn released(hold: &Hold, held: Duration) {
-    record!(HOLD, held.as_secs_f64(), "kind" => hold.terms.kind.word());
-    tracing::trace!(name = hold.name.as_str(), held_ms = held.as_millis(), "released");
+pub(crate) fn released(hold: &Hold, held: impl Fn() -> Duration) {
+    record!(HOLD, held().as_secs_f64(), "kind" => hold.terms.kind.word());
+    tracing::trace!(name = hold.name.as_str(), held_ms = held().as_millis(), "released");
 }
 
 pub(crate) fn handed_on() {

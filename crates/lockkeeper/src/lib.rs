@@ -34,8 +34,8 @@ pub use lockkeeper_core::{
     AcquireError, All, AllGuard, At, Capability, Capacity, ContenderId, Election, Error, Exclusive, Fence,
     FenceError, Guard, InvalidInput, Keeper, KeeperBuilder, KeeperId, Latch, LatchError, LatchState, Leader,
     Leadership, Leads, Lease, LeaseError, Lost, Mutex, Name, Observer, Owner, Permit, Permits, Read,
-    ReadGuard, ReleaseError, RwLock, Segmented, Semaphore, StoreError, StoreErrorKind, StoredFence, Survives,
-    Token, Units, Write, WriteGuard, all, memory, store, telemetry, testing,
+    ReadGuard, ReleaseError, RwLock, Segmented, Semaphore, Stats, StoreError, StoreErrorKind, StoredFence,
+    Survives, Token, Units, Write, WriteGuard, all, memory, store, telemetry, testing,
 };
 
 pub mod url;

@@ -58,7 +58,7 @@ impl Work<'_> {
     fn counted_before(&self, count: &Count) -> Result<Option<Counted>> {
         let mut find = self.transaction().prepare_cached(
             "SELECT answer, remaining, initial, opened, born FROM counted
-             WHERE keeper = ? AND seq = ? AND until > ?",
+             WHERE keeper = ? AND seq = ? AND until >= ?",
         )?;
         let key =
             params![count.op.keeper.to_string(), count.op.seq.cast_signed(), self.now.lease.0.cast_signed()];

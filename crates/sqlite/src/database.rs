@@ -320,3 +320,20 @@ fn page_of(transaction: &Transaction<'_>, now: Now, query: &ListQuery) -> rusqli
     }
     Ok(Page { resources, next: None })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With less, a power cut could take back a grant that was answered.
+    #[test]
+    fn what_is_answered_is_synced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
+        let connection = connect(&place.file, Duration::from_secs(1)).expect("connected");
+        let setting = |name| connection.pragma_query_value(None, name, |row| row.get::<_, String>(0));
+        assert_eq!(setting("journal_mode").expect("read"), "wal");
+        let synchronous = connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0));
+        assert_eq!(synchronous.expect("read"), 2, "FULL");
+    }
+}

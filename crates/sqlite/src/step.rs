@@ -217,7 +217,7 @@ impl<'a> Work<'a> {
     fn is_buried(&self, claim: &Claim) -> Result<bool> {
         let mut find = self
             .transaction
-            .prepare_cached("SELECT 1 FROM grave WHERE keeper = ? AND seq = ? AND until > ?")?;
+            .prepare_cached("SELECT 1 FROM grave WHERE keeper = ? AND seq = ? AND until >= ?")?;
         find.exists(params![
             claim.contender.keeper.to_string(),
             claim.contender.seq.cast_signed(),
@@ -226,7 +226,7 @@ impl<'a> Work<'a> {
     }
 
     fn leave(&mut self, leave: &Leave) -> Result<Left> {
-        if let Some(until) = leave.bury_until.filter(|until| *until > self.now.lease) {
+        if let Some(until) = leave.bury_until.filter(|until| *until >= self.now.lease) {
             // A doubled leave with an earlier time must not lift the mark.
             let mut mark = self.transaction.prepare_cached(
                 "INSERT INTO grave VALUES (?, ?, ?)
@@ -272,7 +272,7 @@ impl<'a> Work<'a> {
         }
         for table in ["grave", "counted"] {
             self.transaction
-                .prepare_cached(&format!("DELETE FROM {table} WHERE until <= ?"))?
+                .prepare_cached(&format!("DELETE FROM {table} WHERE until < ?"))?
                 .execute([now.cast_signed()])?;
         }
         Ok(())

@@ -11,9 +11,9 @@ use std::{
 use lockkeeper_core::{
     Capability, ContenderId, Name,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Claim, Connector, Context, Count, Counted, Evict,
-        Evicted, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime,
-        Topic, Verdict, Wake, WakeSink, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Claim, Connector, Context, Count, CountAction, Counted,
+        Evict, Evicted, Grant, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store,
+        StoreTime, Topic, Verdict, Wake, WakeSink, Watch,
     },
 };
 use tokio::time::{Instant, sleep};
@@ -29,7 +29,8 @@ pub enum Bug {
     TokenReset,
     /// What is left of a lease is told as if it were counted from when the reply arrives.
     DeadlineAfterReply,
-    /// A repeated claim tells the longest lease ever told, instead of what is left.
+    /// Every answer to a claim tells the longest that was ever left, which is the whole lease, instead
+    /// of what is left now.
     DeadlineByMaximum,
     /// A repeated claim enters the line once more.
     DoubleEntry,
@@ -43,10 +44,26 @@ pub enum Bug {
     RenewalRevives,
     /// A second holder is let in now and then.
     GrantedTwice,
+    /// A leave is answered but not done.
+    LeaveForgotten,
+    /// Another capacity is taken for a grant.
+    MismatchGranted,
+    /// A lease stays bound to its process.
+    NeverDetached,
+    /// An eviction hits whoever holds the name.
+    EvictedByName,
+    /// Views show no published value.
+    ValueForgotten,
+    /// Listings have no order.
+    ListedAnyhow,
+    /// A count counts twice.
+    CountedTwice,
+    /// A fence remembers nothing.
+    FenceForgets,
 }
 
 impl Bug {
-    /// All that must be caught.
+    /// All that break the promises about a single lock: the simulation must reveal them.
     pub const ALL: [Self; 10] = [
         Self::ReleaseByName,
         Self::TokenReset,
@@ -90,7 +107,6 @@ struct BrokenStore {
 /// What the bugs remember.
 #[derive(Debug, Default)]
 struct Memory {
-    longest: HashMap<ContenderId, Duration>,
     copies: u64,
     undead: HashMap<ContenderId, Claim>,
 }
@@ -107,10 +123,9 @@ impl BrokenStore {
             (Bug::ReleaseByName, Request::Leave(leave)) => {
                 let view = self.inner.inspect(&leave.name).await.ok().flatten();
                 let waits = |view: &ResourceView| view.waiters.iter().any(|w| w.contender == leave.contender);
-                if let Some(view) = view.filter(|view| !waits(view)) {
-                    if let Some(holder) = view.holders.first() {
-                        leave.contender = holder.contender;
-                    }
+                let view = view.filter(|view| !waits(view));
+                if let Some(holder) = view.as_ref().and_then(|view| view.holders.first()) {
+                    leave.contender = holder.contender;
                 }
             }
             (Bug::DoubleEntry, Request::Claim(claim)) if claim.again => {
@@ -124,6 +139,7 @@ impl BrokenStore {
             (Bug::ExpiredWaiterKept, Request::Leave(Leave { contender, .. })) => {
                 self.memory().undead.remove(contender);
             }
+            (Bug::LeaveForgotten, Request::Leave(leave)) => leave.contender.seq += 1 << 40,
             _ => {}
         }
         request
@@ -167,22 +183,14 @@ impl BrokenStore {
                 Verdict::Granted(grant)
             }
             (Bug::DeadlineByMaximum, Verdict::Granted(mut grant)) => {
-                let mut memory = self.memory();
-                let longest = memory.longest.entry(claim.contender).or_default();
-                *longest = grant.remaining.max(*longest);
-                grant.remaining = *longest;
+                grant.remaining = claim.lease;
                 Verdict::Granted(grant)
             }
             (Bug::LostWakeWithoutPoll, Verdict::Granted(_)) if claim.again => {
                 Verdict::Busy { ahead: 0, retry_in: Duration::from_secs(1) }
             }
-            (Bug::GrantedTwice, Verdict::Busy { .. }) if self.sometimes() => {
-                Verdict::Granted(lockkeeper_core::store::Grant {
-                    number: claim.stamp / 1000,
-                    floor: claim.stamp / 1000,
-                    remaining: claim.lease,
-                })
-            }
+            (Bug::GrantedTwice, Verdict::Busy { .. }) if self.sometimes() => granted_anyway(claim),
+            (Bug::MismatchGranted, Verdict::Mismatch { .. }) => granted_anyway(claim),
             (_, verdict) => verdict,
         }
     }
@@ -190,8 +198,14 @@ impl BrokenStore {
     fn sometimes(&self) -> bool {
         let mut memory = self.memory();
         memory.copies += 1;
-        memory.copies % 5 == 0
+        memory.copies.is_multiple_of(5)
     }
+}
+
+/// A grant that the store knows nothing of.
+fn granted_anyway(claim: &Claim) -> Verdict {
+    let number = claim.stamp / 1000;
+    Verdict::Granted(Grant { number, floor: number, remaining: claim.lease })
 }
 
 #[deny(clippy::missing_trait_methods)]
@@ -238,7 +252,11 @@ impl Store for BrokenStore {
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
         Box::pin(async move {
             let asked = Instant::now();
-            let mut answers = self.inner.renew(leases).await?;
+            let mut spoiled = leases.to_vec();
+            for renew in spoiled.iter_mut().filter(|_| self.bug == Bug::NeverDetached) {
+                renew.detach = false;
+            }
+            let mut answers = self.inner.renew(&spoiled).await?;
             for (renew, answer) in leases.iter().zip(&mut answers.each) {
                 match (self.bug, &mut *answer) {
                     (Bug::RenewalRevives, Renewed::Gone) => {
@@ -257,23 +275,59 @@ impl Store for BrokenStore {
     }
 
     fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {
-        self.inner.inspect(name)
+        Box::pin(async move {
+            let mut view = self.inner.inspect(name).await?;
+            let holders = view.iter_mut().flat_map(|view| &mut view.holders);
+            for holder in holders.filter(|_| self.bug == Bug::ValueForgotten) {
+                holder.card.value = None;
+            }
+            Ok(view)
+        })
     }
 
     fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
-        self.inner.list(query)
+        Box::pin(async move {
+            let mut page = self.inner.list(query).await?;
+            if self.bug == Bug::ListedAnyhow {
+                page.resources.reverse();
+            }
+            Ok(page)
+        })
     }
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
-        self.inner.evict(order)
+        Box::pin(async move {
+            let mut order = order.clone();
+            if self.bug == Bug::EvictedByName
+                && let Some(view) = self.inner.inspect(&order.name).await?
+                && let Some(holder) = view.holders.first()
+            {
+                (order.contender, order.number) = (holder.contender, holder.token.number());
+            }
+            self.inner.evict(&order).await
+        })
     }
 
     fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
-        self.inner.count(count)
+        Box::pin(async move {
+            let mut count = count.clone();
+            if let (Bug::CountedTwice, CountAction::Down(by)) = (self.bug, &mut count.action) {
+                *by *= 2;
+            }
+            self.inner.count(&count).await
+        })
     }
 
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
+        if self.bug == Bug::FenceForgets {
+            return Box::pin(std::future::ready(Ok(Admitted::Yes)));
+        }
         self.inner.fence(admit)
+    }
+
+    #[cfg(unix)]
+    fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+        self.inner.life_line()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

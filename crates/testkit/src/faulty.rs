@@ -4,6 +4,7 @@
 //! time. A delayed request arrives even if its sender has given up on it, as on a real network.
 
 use std::{
+    collections::VecDeque,
     future::pending,
     sync::{
         Arc, Mutex, PoisonError,
@@ -19,7 +20,7 @@ use lockkeeper_core::{
         ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, WakeSink, Watch,
     },
 };
-use tokio::{sync::oneshot, time::sleep};
+use tokio::{runtime::Handle, sync::oneshot, time::sleep};
 
 use crate::dice::Dice;
 
@@ -79,6 +80,8 @@ impl Faults {
 #[derive(Debug)]
 pub struct Line {
     dice: Mutex<Dice>,
+    /// What becomes of the next requests, before chance decides again.
+    script: Mutex<VecDeque<Fate>>,
     faults: Mutex<Faults>,
     cut: AtomicBool,
 }
@@ -86,7 +89,22 @@ pub struct Line {
 impl Line {
     /// A line with these faults.
     pub fn new(dice: Dice, faults: Faults) -> Arc<Self> {
-        Arc::new(Self { dice: Mutex::new(dice), faults: Mutex::new(faults), cut: AtomicBool::new(false) })
+        Arc::new(Self {
+            dice: Mutex::new(dice),
+            script: Mutex::default(),
+            faults: Mutex::new(faults),
+            cut: AtomicBool::new(false),
+        })
+    }
+
+    /// A good line, for a script.
+    pub fn good() -> Arc<Self> {
+        Self::new(Dice::new(0), Faults { usual: 0, ..Faults::NONE })
+    }
+
+    /// Decides what becomes of the next request that has no fate yet.
+    pub fn next(&self, fate: Fate) {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner).push_back(fate);
     }
 
     /// Other faults from now on.
@@ -109,6 +127,9 @@ impl Line {
     }
 
     fn fate(&self) -> Fate {
+        if let Some(fate) = self.script.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
+            return fate;
+        }
         self.roll(|dice, faults| {
             let delay = |dice: &mut Dice| {
                 let most = if dice.chance(faults.slow) { faults.late } else { faults.usual };
@@ -125,7 +146,7 @@ impl Line {
     }
 
     /// Puts a wake on the line.
-    fn wake(self: &Arc<Self>, sink: &WakeSink, wake: Wake) {
+    fn wake(self: &Arc<Self>, sink: &WakeSink, wake: &Wake, background: &Handle) {
         let (lost, copies, delays) = self.roll(|dice, faults| {
             let odd = dice.chance(faults.odd_wake);
             let most = if odd { faults.late.min(4000) } else { faults.usual };
@@ -136,7 +157,8 @@ impl Line {
         }
         for delay in delays.into_iter().take(copies) {
             let (line, sink, wake) = (self.clone(), sink.clone(), wake.clone());
-            tokio::spawn(async move {
+            // Wakes come from any thread, also from one without a runtime.
+            background.spawn(async move {
                 sleep(delay).await;
                 if !line.is_cut() {
                     sink.wake(wake);
@@ -147,19 +169,38 @@ impl Line {
 }
 
 /// What happens to one request.
-struct Fate {
-    before: Duration,
-    arrives: bool,
-    again: Option<Duration>,
-    after: Duration,
-    answers: bool,
+#[derive(Clone, Copy, Debug)]
+pub struct Fate {
+    /// How long it is under way to the store.
+    pub before: Duration,
+    /// Whether it gets there.
+    pub arrives: bool,
+    /// Whether it gets there twice, and how much later.
+    pub again: Option<Duration>,
+    /// How long the reply is under way.
+    pub after: Duration,
+    /// Whether the reply gets back.
+    pub answers: bool,
+}
+
+impl Fate {
+    /// Done and answered at once.
+    pub const GOOD: Self =
+        Self { before: Duration::ZERO, arrives: true, again: None, after: Duration::ZERO, answers: true };
+    /// Done, but the reply is lost.
+    pub const LOST_REPLY: Self = Self { answers: false, ..Self::GOOD };
+
+    /// Arrives only after `delay`.
+    pub const fn late(delay: Duration) -> Self {
+        Self { before: delay, ..Self::GOOD }
+    }
 }
 
 /// The store that `connector` connects to, behind `line`.
 pub fn faulty(connector: Connector, line: Arc<Line>) -> Connector {
     Connector::new(move |mut context: Context| async move {
-        let (sink, bad) = (context.wakes.clone(), line.clone());
-        context.wakes = WakeSink::new(move |wake| bad.wake(&sink, wake));
+        let (sink, bad, background) = (context.wakes.clone(), line.clone(), context.background.clone());
+        context.wakes = WakeSink::new(move |wake| bad.wake(&sink, &wake, &background));
         let inner = connector.connect(context).await?;
         Ok(Arc::new(FaultyStore { inner, line }) as Arc<dyn Store>)
     })
@@ -270,6 +311,11 @@ impl Store for FaultyStore {
 
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
         self.send(admit.clone(), |store, admit| store.fence(admit))
+    }
+
+    #[cfg(unix)]
+    fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+        self.inner.life_line()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -1,7 +1,12 @@
 //! What proves a Lockkeeper store.
 
+pub mod behaviour;
 pub mod broken;
+pub mod counting;
 pub mod dice;
 pub mod faulty;
 pub mod history;
+#[cfg(target_os = "linux")]
+pub mod processes;
+pub mod refinement;
 pub mod simulation;

@@ -332,7 +332,11 @@ impl Worker {
         let granted = world.now();
         let (token, floor) = (guard.token(), guard.floor());
         let mut lost = Box::pin(guard.lost());
-        let longest = if self.dice.chance(100) { 20_000 } else { 1_500 };
+        let longest = match self.dice.below(100) {
+            0..3 => 150_000,
+            3..13 => 20_000,
+            _ => 1_500,
+        };
         let until = granted + self.dice.up_to(longest).as_nanos() as u64;
         let end = loop {
             if !guard.is_held() {

@@ -40,8 +40,8 @@ fn the_same_seed_gives_the_same_run() {
 #[test]
 fn every_planted_bug_is_caught() {
     for bug in Bug::ALL {
-        let caught = (0..300).find(|seed| !simulation::run(*seed, bug).is_good());
+        let caught = (0..1000).find(|seed| !simulation::run(*seed, bug).is_good());
         println!("{bug:?} caught by seed {caught:?}");
-        assert!(caught.is_some(), "{bug:?} went unseen in 300 worlds");
+        assert!(caught.is_some(), "{bug:?} went unseen in 1000 worlds");
     }
 }

@@ -207,12 +207,19 @@ impl<M> Guard<M> {
     /// [`ReleaseError::NotHeld`] if it was lost before: somebody else may have been in the
     /// critical section.
     pub async fn release(self) -> Result<(), ReleaseError> {
-        let not_held = self.tenure.check().err();
-        let at = self.tenure.at("release");
-        match Arc::try_unwrap(self.tenure) {
-            Ok(tenure) => tenure.release().await,
-            Err(_shared) => not_held.map_or(Ok(()), |why| Err(ReleaseError::NotHeld { at, why })),
-        }
+        let tenure = match Arc::try_unwrap(self.tenure) {
+            Ok(tenure) => tenure,
+            Err(shared) => {
+                let at = || shared.at("release");
+                let held = shared.check().map(drop).map_err(|why| ReleaseError::NotHeld { at: at(), why });
+                // The others may have ended since: then this was the last one after all.
+                match Arc::into_inner(shared) {
+                    Some(tenure) => tenure,
+                    None => return held,
+                }
+            }
+        };
+        tenure.release().await
     }
 
     /// Turns the guard into a text that another process can [adopt](crate::Keeper::adopt) or

@@ -21,11 +21,11 @@ impl<T: Copy> Graves<T> {
     /// Leaves a mark. Marks whose time has passed are cleared now and then, so their number
     /// stays within twice those that matter.
     pub fn mark(&mut self, id: ContenderId, until: StoreTime, what: T, now: StoreTime) {
-        if until <= now {
+        if until < now {
             return;
         }
         if self.marks.len() >= self.sweep_at {
-            self.marks.retain(|_, (until, _)| *until > now);
+            self.marks.retain(|_, (until, _)| *until >= now);
             self.sweep_at = (self.marks.len() * 2).max(64);
         }
         // A doubled leave with an earlier time must not lift the mark.
@@ -33,8 +33,9 @@ impl<T: Copy> Graves<T> {
         *mark = (mark.0.max(until), what);
     }
 
-    /// The mark of `id`, if its time has not passed.
+    /// The mark of `id`, if its time has not passed. It lasts through its last moment, as a claim
+    /// does through its `not_after`: a copy that arrives right then must find it.
     pub fn find(&self, id: ContenderId, now: StoreTime) -> Option<T> {
-        self.marks.get(&id).filter(|(until, _)| *until > now).map(|(_, what)| *what)
+        self.marks.get(&id).filter(|(until, _)| *until >= now).map(|(_, what)| *what)
     }
 }

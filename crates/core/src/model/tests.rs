@@ -492,3 +492,36 @@ fn i6_the_mark_grows_by_one_when_the_clock_stands() {
     assert_eq!(mark.next(at(500)), 1002);
     assert_eq!(mark.next(at(2000)), 2000);
 }
+
+/// A copy that arrives at the very last moment at which it may take effect still finds the mark.
+#[test]
+fn i9_a_mark_lasts_as_long_as_the_copy_it_is_against() {
+    let mut model = Model::default();
+    let until = StoreTime(2_000_000);
+    let leave = Leave {
+        name: name(),
+        contender: contender(0),
+        bury_until: Some(until),
+        hold_at_least: Duration::ZERO,
+    };
+    let copy = Claim {
+        name: name(),
+        contender: contender(0),
+        units: Units::All,
+        capacity: Capacity::All,
+        lease: SECOND,
+        queue: true,
+        detachable: false,
+        not_after: until,
+        stamp: 0,
+        again: true,
+        card: card(),
+    };
+    // Left before the copy's last moment, or in it.
+    for left_at in [StoreTime(1_000_000), until] {
+        let at = |lease| Now { lease, wall: 1 };
+        model.apply(at(left_at), &Request::Leave(leave.clone()), &mut Effects::default());
+        let answer = model.apply(at(until), &Request::Claim(copy.clone()), &mut Effects::default());
+        assert!(matches!(answer, Answer::Claim(Verdict::Stale)), "{answer:?}");
+    }
+}

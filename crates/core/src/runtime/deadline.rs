@@ -14,6 +14,10 @@ pub fn margin(span: Duration) -> Duration {
     span / 100 + Duration::from_millis(2)
 }
 
+/// How much a store's times may be off by rounding: less than the fixed part of the margin, so
+/// that a deadline stays on the early side all the same.
+const ROUNDING: Duration = Duration::from_millis(1);
+
 /// Until when the owner of an answer may act: `sent` is when *that very request* was sent,
 /// `remaining` what the store said was left when it answered (invariant I3).
 pub fn from_answer(sent: BootTime, remaining: Duration) -> BootTime {
@@ -23,14 +27,14 @@ pub fn from_answer(sent: BootTime, remaining: Duration) -> BootTime {
 /// Until when the owner of a pushed grant may act, or `None` if the notice is only a hint.
 ///
 /// `waited` is measured by the store between the claim copy with this stamp and the grant. If
-/// that lies after the moment of receipt, the store's clock has jumped or the store has changed
-/// hands, and the sum means nothing (invariant I4).
+/// that lies clearly after the moment of receipt, the store's clock has jumped or the store has
+/// changed hands, and the sum means nothing (invariant I4).
 pub fn from_notice(notice: &GrantNotice, received: BootTime) -> Option<BootTime> {
     let granted = BootTime(notice.stamp).after(notice.waited);
     let deadline = granted.after(notice.lease).before(margin(notice.waited + notice.lease));
     // Little left: by the time its owner runs, the grant could be over.
     let enough = deadline.since(received) > notice.lease / 4;
-    (granted <= received && enough).then_some(deadline)
+    (granted <= received.after(ROUNDING) && enough).then_some(deadline)
 }
 
 #[cfg(test)]
@@ -66,6 +70,17 @@ mod tests {
     #[test]
     fn i4_a_notice_from_the_future_is_only_a_hint() {
         assert_eq!(from_notice(&notice(START, 70 * SECOND, 3 * SECOND), START.after(10 * SECOND)), None);
+    }
+
+    /// A store in this process grants within less than the microsecond that it counts in, so the
+    /// wait it tells may be longer than the one there was.
+    #[test]
+    fn i4_a_rounded_wait_is_trusted() {
+        let received = START.after(Duration::from_nanos(700));
+        let deadline = from_notice(&notice(START, Duration::from_micros(1), 3 * SECOND), received);
+        assert!(deadline.expect("trusted") < START.after(3 * SECOND), "the store ends it at 3 s");
+        let jumped = notice(START, Duration::from_millis(2), 3 * SECOND);
+        assert_eq!(from_notice(&jumped, received), None, "more than rounding");
     }
 
     /// Timeline A2d: two hours of waiting drift further apart than a margin of the lease covers.

@@ -34,13 +34,14 @@ use super::{
 use crate::{
     error::{AcquireError, At, InvalidInput, Lost, StoreError, StoreErrorKind},
     id::{ContenderId, Ids},
+    keeper::Stats,
     name::Name,
     store::{Card, Claim, Facts, GrantNotice, Leave, Left, Reply, Store, StoreTime, Topic, Verdict, Wake},
     telemetry,
 };
 
-/// How often a waiter asks again when no wake comes: shorter than the first lease of a pushed
-/// grant, so a lost message costs time but never the place in line.
+/// How often a waiter asks again when no wake comes, at the least: a third of the first lease of a
+/// pushed grant, so a lost message costs time but never the place in line.
 const POLL: Duration = Duration::from_secs(1);
 
 /// How long a keeper that was dropped without `close` goes on giving back.
@@ -145,6 +146,17 @@ impl Engine {
         self.settings.outage_limit
     }
 
+    pub(crate) fn stats(&self) -> Stats {
+        let (waiting, held) = self.ledger.counts();
+        Stats {
+            held,
+            waiting,
+            leaving: self.leaving.load(Ordering::Acquire),
+            lanes: self.lanes.count(),
+            subscriptions: self.watches.count(),
+        }
+    }
+
     pub(crate) fn group_limit(&self) -> usize {
         self.store.capability().group_limit.max(1)
     }
@@ -226,11 +238,11 @@ impl Engine {
             Verdict::Busy { .. } if !seat.claim().queue => self.conclude(seat, Outcome::Busy),
             Verdict::Busy { ahead, retry_in } => {
                 telemetry::queued(ahead);
-                if seat.ahead().is_none() && self.watches.grants_need_one() {
+                if self.watches.grants_need_one() && !seat.has_wakes() {
                     self.watch_grants(seat);
                 }
                 seat.placed(ahead);
-                self.ledger.ask_at(seat.slot(), next_ask(now, ahead, retry_in));
+                self.ledger.ask_at(seat.slot(), next_ask(now, ahead, retry_in, seat.claim().lease));
             }
             Verdict::Stale if seat.too_late(now) <= 5 => self.ledger.ask_at(seat.slot(), now),
             Verdict::Stale => {
@@ -334,8 +346,11 @@ impl Engine {
         self.background.spawn(async move {
             let topic = Topic::Grants(seat.claim().name.clone());
             // A failure costs only time: the seat asks again at its next poll.
-            if let Ok(true) = engine.watches.subscribe_to_grants(&engine, topic).await {
-                engine.ledger.ask_at(seat.slot(), engine.clock().now());
+            if let Ok(interest) = engine.watches.subscribe(&engine, &topic).await {
+                if interest.new && engine.watches.grants_need_one() {
+                    engine.ledger.ask_at(seat.slot(), engine.clock().now());
+                }
+                seat.is_woken_by(interest);
             }
         });
     }
@@ -370,13 +385,16 @@ pub(crate) fn by_server<T>(
 }
 
 /// When to ask again without a wake. The next in line asks when a lease ends; the others poll
-/// half as often. All polls fall on one beat, so they travel as one request.
-fn next_ask(now: BootTime, ahead: u32, retry_in: Duration) -> BootTime {
+/// half as often, and all within the lease that a grant would have until it is heard of. Polls
+/// fall on one beat, so they travel as one request; a beat that is very near is left out, since
+/// this claim has only just been answered.
+fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, lease: Duration) -> BootTime {
+    let poll = POLL.min(lease / 3).max(Duration::from_millis(1));
     let beat = |period: Duration| {
         let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
-        BootTime((now.0 / period + 1) * period)
+        BootTime((now.after(poll / 4).0 / period + 1) * period)
     };
-    if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(POLL)) } else { beat(2 * POLL) }
+    if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(poll)) } else { beat(2 * poll) }
 }
 
 /// Leaving.
@@ -387,8 +405,9 @@ impl Engine {
         hold: &Hold,
         reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
     ) -> Option<Flight> {
-        let held = hold.finish();
-        telemetry::released(hold, self.clock().now().since(hold.granted));
+        // Closing the keeper ends a hold that was held until then: its `min_hold` still counts.
+        let held = hold.finish() || hold.lost() == Some(Lost::Closed);
+        telemetry::released(hold, || self.clock().now().since(hold.granted));
         self.ledger.strike_hold(hold.slot);
         self.leave(
             Leave {
@@ -571,7 +590,7 @@ impl Alive {
             }
             tenure
         };
-        telemetry::acquired(terms.kind, &result, engine.clock().now().since(started));
+        telemetry::acquired(terms.kind, &result, || engine.clock().now().since(started));
         result
     }
 
@@ -584,11 +603,11 @@ impl Alive {
         started: BootTime,
     ) -> Result<Option<Tenure>, AcquireError> {
         let engine = self.engine();
-        let front = match engine.lanes.enter(self, name, terms) {
+        let front = match engine.lanes.enter(self, name, terms, started) {
             Entered::Front(front) => Some(front),
             Entered::Place(mut place) => match engine.limited(patience, place.turn()).await {
                 Some(Some(Turn::HandedOn(tenure))) => return Ok(Some(tenure)),
-                Some(Some(Turn::Front(front))) => Some(front),
+                Some(Some(Turn::Front(front))) => Some(*front),
                 Some(None) => None,
                 None => return Err(engine.timed_out(at(), started, None)),
             },
@@ -692,5 +711,37 @@ impl Engine {
 
     fn timed_out(&self, at: At, started: BootTime, ahead: Option<u32>) -> AcquireError {
         AcquireError::TimedOut { at, waited: self.clock().now().since(started), ahead }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::FIRST_LEASE;
+
+    #[test]
+    fn i8_a_waiter_asks_again_within_the_first_lease_of_its_grant() {
+        for millis in [10, 100, 700, 1500, 3000, 30_000] {
+            let lease = Duration::from_millis(millis);
+            for (ahead, offset) in [(0, 0), (0, 999), (1, 1), (7, 1999)] {
+                let now = BootTime(1_000_000_000_000).after(Duration::from_millis(offset));
+                let asks = next_ask(now, ahead, Duration::from_secs(3600), lease);
+                assert!(asks > now && asks.since(now) < lease.min(FIRST_LEASE), "{ahead} ahead, {lease:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_claim_just_answered_is_not_asked_again_at_once() {
+        let lease = Duration::from_secs(30);
+        for millis in 0..4000 {
+            let now = BootTime(0).after(Duration::from_millis(millis));
+            for (ahead, period) in [(0, POLL), (1, 2 * POLL)] {
+                let wait = next_ask(now, ahead, lease, lease).since(now);
+                assert!(wait >= POLL / 4 && wait <= period + POLL / 4, "{wait:?} at {millis} ms");
+            }
+        }
+        let soon = Duration::from_millis(5);
+        assert_eq!(next_ask(BootTime(0), 0, soon, lease), BootTime(0).after(soon + Duration::from_millis(1)));
     }
 }

@@ -247,13 +247,15 @@ impl Hold {
         Due::Renew(self.renewal_lease(now))
     }
 
-    /// The lease to ask for: the full one, but not past `max_hold`; zero only confirms.
+    /// The lease to ask for: the full one, but no more than `max_hold` needs; zero only confirms.
     fn renewal_lease(&self, now: BootTime) -> Duration {
-        if self.terms.renewed {
-            self.terms.lease.min(BootTime(self.limit.load(Ordering::Acquire)).since(now))
-        } else {
-            Duration::ZERO
+        if !self.terms.renewed {
+            return Duration::ZERO;
         }
+        // A deadline stays a margin short of its lease: with that on top this renewal reaches the
+        // limit and is the last, and it is the limit that ends the hold.
+        let rest = BootTime(self.limit.load(Ordering::Acquire)).since(now);
+        self.terms.lease.min(rest + deadline::margin(rest) * 2)
     }
 
     /// A renewal sent at `sent` was answered with `remaining`; it arrived at `now`.
@@ -287,5 +289,46 @@ impl Hold {
         };
         let at = if to_come || !confirmed { from.after(remaining / 3) } else { BootTime::NEVER };
         self.renew_at.store(at.0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{id::KeeperId, share::Capacity, store::Kind};
+
+    const START: BootTime = BootTime(1_000_000_000_000);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn one_renewal_reaches_max_hold_and_max_hold_ends_it() {
+        let terms = Terms {
+            lease: 10 * SECOND,
+            max_hold: Some(12 * SECOND),
+            ..Terms::new(Kind::Mutex, Units::All, Capacity::All)
+        };
+        let hold = Hold::new(Origin {
+            name: Name::new("stock").expect("a good name"),
+            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
+            slot: 1,
+            number: 1,
+            floor: 1,
+            terms: Arc::new(terms),
+            bury_until: None,
+            from: START,
+            lease: 10 * SECOND,
+            deadline: deadline::from_answer(START, 10 * SECOND),
+            confirmed: true,
+            step: 0,
+        });
+        let now = START.after(10 * SECOND / 3);
+        let Due::Renew(lease) = hold.plan(now, Duration::ZERO) else {
+            panic!("a third of its lease is over")
+        };
+        assert!(lease < 10 * SECOND, "no more than it needs: {lease:?}");
+        hold.answered(now, lease, now);
+        assert_eq!(hold.due(), START.after(12 * SECOND), "nothing more to renew, only an end");
+        assert!(matches!(hold.plan(hold.due(), Duration::ZERO), Due::Over));
+        assert_eq!(hold.lost(), Some(Lost::MaxHold));
     }
 }

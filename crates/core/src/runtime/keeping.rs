@@ -4,10 +4,11 @@ use std::{fmt, sync::Arc};
 
 use tokio::sync::oneshot;
 
-use super::{clock::BootTime, engine::Engine, hold::Hold};
+use super::{clock::BootTime, engine::Engine, group::Flight, hold::Hold, lane::Turn};
 use crate::{
     error::{At, Lost, ReleaseError, StoreError, StoreErrorKind},
     store::Left,
+    telemetry,
 };
 
 /// The engine, for as long as somebody outside has it. When the last one goes, what is still to
@@ -37,7 +38,9 @@ impl fmt::Debug for Alive {
 }
 
 /// One step of a hold, owned by exactly one guard or its re-entries. Dropped, it is given back.
-pub(crate) struct Tenure(Option<Owned>);
+///
+/// Boxed, because it moves through many hands on its way from one task to the next.
+pub(crate) struct Tenure(Option<Box<Owned>>);
 
 struct Owned {
     alive: Arc<Alive>,
@@ -47,7 +50,7 @@ struct Owned {
 
 impl Tenure {
     pub(crate) fn new(alive: &Arc<Alive>, hold: Arc<Hold>, step: u32) -> Self {
-        Self(Some(Owned { alive: alive.clone(), hold, step }))
+        Self(Some(Box::new(Owned { alive: alive.clone(), hold, step })))
     }
 
     fn owned(&self) -> &Owned {
@@ -66,17 +69,18 @@ impl Tenure {
         self.owned().step
     }
 
-    /// Until when it may be acted on, or why not.
-    pub(crate) fn check(&self) -> Result<BootTime, Lost> {
-        let owned = self.owned();
-        owned.hold.check(owned.step, owned.alive.engine().clock().now())
+    fn now(&self) -> BootTime {
+        self.alive().engine().clock().now()
     }
 
-    /// Becomes the next step, for the task it is handed on to.
-    pub(crate) fn step_on(&mut self, now: BootTime) {
-        if let Some(owned) = &mut self.0 {
-            owned.step = owned.hold.hand_on(owned.step, now);
-        }
+    /// Until when it may be acted on, or why not.
+    pub(crate) fn check(&self) -> Result<BootTime, Lost> {
+        self.check_at(self.now())
+    }
+
+    fn check_at(&self, now: BootTime) -> Result<BootTime, Lost> {
+        let owned = self.owned();
+        owned.hold.check(owned.step, now)
     }
 
     /// Where, for messages.
@@ -94,10 +98,12 @@ impl Tenure {
 
     /// Gives it back and says how that went.
     pub(crate) async fn release(self) -> Result<(), ReleaseError> {
-        let at = self.at("release");
-        let lost = self.check().err();
+        let now = self.now();
+        let lost = self.check_at(now).err();
+        let Err(tenure) = self.hand_on(now, lost) else { return Ok(()) };
+        let at = tenure.at("release");
         let (sender, answer) = oneshot::channel();
-        let Some(flight) = self.give_back(Some(sender)) else { return Ok(()) };
+        let flight = tenure.give_back(Some(sender));
         if let Some(why) = lost {
             // Whatever the store says now, somebody else may have been in between.
             return Err(ReleaseError::NotHeld { at, why });
@@ -113,34 +119,51 @@ impl Tenure {
         }
     }
 
-    /// Hands it on or sends the leave. `None`: handed on.
-    fn give_back(
-        self,
-        reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
-    ) -> Option<Option<super::group::Flight>> {
-        let mut tenure = self;
-        let now = tenure.alive().engine().clock().now();
-        let hands_on = tenure.hold().terms.hands_on();
-        if hands_on && tenure.check().is_ok() {
-            match tenure.alive().clone().engine().lanes().hand_on(tenure, now) {
-                Ok(()) => return None,
-                Err(back) => tenure = back,
+    /// Hands it on to the next task of this process that waits for it, unless it is lost; comes
+    /// back if there is none. Decided before anything is sent to the store, so there is no leave
+    /// that could overtake it.
+    fn hand_on(mut self, now: BootTime, lost: Option<Lost>) -> Result<(), Self> {
+        if lost.is_some() || !self.hold().terms.hands_on() {
+            return Err(self);
+        }
+        loop {
+            let Some(owned) = &mut self.0 else { return Err(self) };
+            let Some(next) = owned.alive.engine().lanes().next_of(&owned.hold, owned.step, now) else {
+                return Err(self);
+            };
+            owned.step = owned.hold.hand_on(owned.step, now);
+            match next.send(Turn::HandedOn(self)) {
+                Ok(()) => {
+                    telemetry::handed_on();
+                    return Ok(());
+                }
+                // Its task gave up at this very moment: the step is used up, the lock is not.
+                Err(Turn::HandedOn(back)) => self = back,
+                Err(Turn::Front(_)) => unreachable!("a tenure was sent"),
             }
         }
-        let Owned { alive, hold, .. } = tenure.0.take()?;
+    }
+
+    /// Sends the leave.
+    fn give_back(mut self, reply: Option<oneshot::Sender<Result<Left, StoreError>>>) -> Option<Flight> {
+        let Owned { alive, hold, .. } = *self.0.take()?;
         let flight = alive.engine().give_back(&hold, reply);
-        if hands_on {
+        if hold.terms.hands_on() {
             // After the leave is on its way, so that the lane's next claim comes behind it.
             alive.engine().lanes().close(&alive, &hold.name, hold.slot);
         }
-        Some(flight)
+        flight
     }
 }
 
 impl Drop for Tenure {
     fn drop(&mut self) {
-        if let Some(owned) = self.0.take()
-            && let Some(Some(flight)) = Tenure(Some(owned)).give_back(None)
+        let Some(owned) = self.0.take() else { return };
+        let tenure = Self(Some(owned));
+        let now = tenure.now();
+        let lost = tenure.check_at(now).err();
+        if let Err(tenure) = tenure.hand_on(now, lost)
+            && let Some(flight) = tenure.give_back(None)
         {
             flight.in_background();
         }

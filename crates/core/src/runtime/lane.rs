@@ -19,7 +19,7 @@ use super::{
     keeping::{Alive, Tenure},
     terms::Terms,
 };
-use crate::{name::Name, telemetry, token::Token};
+use crate::{name::Name, token::Token};
 
 /// How long after its grant a lock may be handed on inside the process: other processes wait
 /// at most this much longer than their turn.
@@ -54,8 +54,8 @@ struct Waiting {
 pub(crate) enum Turn {
     /// The lock itself.
     HandedOn(Tenure),
-    /// The right to claim at the store.
-    Front(Front),
+    /// The right to claim at the store. Boxed, since the other is what usually comes.
+    Front(Box<Front>),
 }
 
 /// The right to claim at the store for a lane; given up when dropped.
@@ -66,18 +66,18 @@ pub(crate) struct Front {
 }
 
 /// A place in a lane; given up when dropped.
-pub(crate) struct LanePlace {
-    alive: Arc<Alive>,
-    name: Name,
+pub(crate) struct LanePlace<'a> {
+    alive: &'a Alive,
+    name: &'a Name,
     ticket: u64,
     turn: oneshot::Receiver<Turn>,
     served: bool,
 }
 
 /// How a task enters a lane.
-pub(crate) enum Entered {
+pub(crate) enum Entered<'a> {
     Front(Front),
-    Place(LanePlace),
+    Place(LanePlace<'a>),
 }
 
 impl Lanes {
@@ -86,10 +86,18 @@ impl Lanes {
     }
 
     /// Enters the lane of `name`.
-    pub(crate) fn enter(&self, alive: &Arc<Alive>, name: &Name, terms: &Arc<Terms>) -> Entered {
-        let now = alive.engine().clock().now();
+    pub(crate) fn enter<'a>(
+        &self,
+        alive: &'a Arc<Alive>,
+        name: &'a Name,
+        terms: &Arc<Terms>,
+        now: BootTime,
+    ) -> Entered<'a> {
         let mut lanes = self.lock();
-        let lane = lanes.entry(name.clone()).or_default();
+        let Some(lane) = lanes.get_mut(name) else {
+            lanes.insert(name.clone(), Lane { front: true, ..Lane::default() });
+            return Entered::Front(Front::new(alive, name));
+        };
         let open = lane.open.as_ref().is_some_and(|open| now < open.until);
         if !lane.front && !open && lane.queue.is_empty() {
             lane.front = true;
@@ -99,7 +107,7 @@ impl Lanes {
         let (sender, turn) = oneshot::channel();
         lane.queue.push_back(Waiting { ticket, terms: terms.clone(), turn: sender });
         lane.see_that_it_closes(alive, name);
-        Entered::Place(LanePlace { alive: alive.clone(), name: name.clone(), ticket, turn, served: false })
+        Entered::Place(LanePlace { alive, name, ticket, turn, served: false })
     }
 
     /// A grant was made: it may be handed on for a while. The lane's front, if it was the one
@@ -119,40 +127,27 @@ impl Lanes {
         lane.see_that_it_closes(alive, &hold.name);
     }
 
-    /// Hands the grant on to the first waiting task, if it may be; gives it back if not. Decided
-    /// before anything is sent to the store, so there is no leave that could overtake it.
-    pub(crate) fn hand_on(&self, tenure: Tenure, now: BootTime) -> Result<(), Tenure> {
-        let hold = tenure.hold().clone();
+    /// Whom step `step` of the grant may be handed on to: the first waiting task, if the grant is
+    /// still open and that task asked for the same. It has left the lane.
+    pub(crate) fn next_of(&self, hold: &Hold, step: u32, now: BootTime) -> Option<oneshot::Sender<Turn>> {
+        if step + 1 >= Token::STEPS {
+            return None;
+        }
         let mut lanes = self.lock();
-        let Some(lane) = lanes.get_mut(&hold.name) else { return Err(tenure) };
-        let open = lane.open.as_ref().is_some_and(|open| open.slot == hold.slot && now < open.until);
-        let mut tenure = tenure;
-        if !open || tenure.step() + 1 >= Token::STEPS {
-            return Err(tenure);
+        let lane = lanes.get_mut(&hold.name)?;
+        if !lane.open.as_ref().is_some_and(|open| open.slot == hold.slot && now < open.until) {
+            return None;
         }
-        while let Some(next) = lane.queue.pop_front() {
-            if *next.terms != *hold.terms {
-                lane.queue.push_front(next);
-                break;
+        loop {
+            let next = lane.queue.front()?;
+            if !Arc::ptr_eq(&next.terms, &hold.terms) && next.terms != hold.terms {
+                return None;
             }
-            if next.turn.is_closed() {
-                continue;
-            }
-            tenure.step_on(now);
-            match next.turn.send(Turn::HandedOn(tenure)) {
-                Ok(()) => {
-                    telemetry::handed_on();
-                    return Ok(());
-                }
-                // Its task gave up at this very moment: the step is used up, the lock is not.
-                Err(Turn::HandedOn(back)) => tenure = back,
-                Err(Turn::Front(_)) => unreachable!("a tenure was sent"),
-            }
-            if tenure.step() + 1 >= Token::STEPS {
-                break;
+            let next = lane.queue.pop_front()?;
+            if !next.turn.is_closed() {
+                return Some(next.turn);
             }
         }
-        Err(tenure)
     }
 
     /// The grant `slot` is handed on no more: the next task of the lane may go to the store.
@@ -182,7 +177,7 @@ impl Lanes {
         let mut returned = Vec::new();
         while let Some(next) = lane.queue.pop_front() {
             lane.front = true;
-            match next.turn.send(Turn::Front(Front::new(alive, name))) {
+            match next.turn.send(Turn::Front(Box::new(Front::new(alive, name)))) {
                 Ok(()) => break,
                 Err(turn) => {
                     lane.front = false;
@@ -199,6 +194,11 @@ impl Lanes {
                 front.claiming = false;
             }
         }
+    }
+
+    /// In how many lanes somebody holds or waits.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
     }
 
     fn leave(&self, name: &Name, ticket: u64) {
@@ -251,7 +251,7 @@ impl Drop for Front {
     }
 }
 
-impl LanePlace {
+impl LanePlace<'_> {
     /// Waits for this task's turn.
     pub(crate) async fn turn(&mut self) -> Option<Turn> {
         // A lane never drops a waiting task's sender; should it all the same, the task goes on
@@ -262,10 +262,10 @@ impl LanePlace {
     }
 }
 
-impl Drop for LanePlace {
+impl Drop for LanePlace<'_> {
     fn drop(&mut self) {
         if !self.served {
-            self.alive.engine().lanes().leave(&self.name, self.ticket);
+            self.alive.engine().lanes().leave(self.name, self.ticket);
         }
     }
 }

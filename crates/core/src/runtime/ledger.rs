@@ -118,6 +118,12 @@ impl Ledger {
         }
     }
 
+    /// How many wait, how many hold.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let inner = self.lock();
+        (inner.waiting.len(), inner.held.len())
+    }
+
     /// Strikes a seat out.
     pub(crate) fn strike_seat(&self, slot: u64) {
         let mut inner = self.lock();
@@ -163,25 +169,41 @@ impl Ledger {
         self.tell_if(earlier);
     }
 
-    /// Takes out of the schedule what is due at `now`; each must be scheduled anew or struck out.
-    pub(crate) fn take_due(&self, now: BootTime) -> DueNow {
+    /// Takes out of the schedule what is due at `now`, and with it the holds that are due within
+    /// `together`; each must be scheduled anew or struck out. Nothing due means nothing taken, and
+    /// seats are never taken early: what is merely near would be done again and again until its
+    /// time comes.
+    pub(crate) fn take_due(&self, now: BootTime, together: Duration) -> DueNow {
         let mut inner = self.lock();
+        // The beat is awake and looks at the schedule again before it sleeps: nobody need tell it.
+        inner.looks_at = BootTime::default();
         let mut due = DueNow::default();
-        while let Some((at, slot)) = inner.schedule.first().copied().filter(|(at, _)| *at <= now) {
-            inner.schedule.remove(&(at, slot));
-            if let Some(entry) = inner.waiting.get_mut(&slot) {
-                entry.due = BootTime::NEVER;
-                due.seats.push(entry.what.clone());
-            } else if let Some(entry) = inner.held.get_mut(&slot) {
+        if inner.schedule.first().is_none_or(|(at, _)| *at > now) {
+            return due;
+        }
+        let soon: Vec<_> = inner.schedule.range(..=(now.after(together), u64::MAX)).copied().collect();
+        for (at, slot) in soon {
+            if let Some(entry) = inner.held.get_mut(&slot) {
                 entry.due = BootTime::NEVER;
                 due.holds.push(entry.what.clone());
+            } else if at > now {
+                continue;
+            } else if let Some(entry) = inner.waiting.get_mut(&slot) {
+                entry.due = BootTime::NEVER;
+                due.seats.push(entry.what.clone());
             }
+            inner.schedule.remove(&(at, slot));
         }
         due
     }
 
-    /// Sleeps until something is due.
-    pub(crate) async fn until_due(&self, clock: &Clock) {
+    /// Has the beat look around now.
+    pub(crate) fn nudge(&self) {
+        self.earlier.notify_one();
+    }
+
+    /// Sleeps until something is due, but not past `latest`.
+    pub(crate) async fn until_due(&self, clock: &Clock, latest: BootTime) {
         let now = clock.now();
         let looks_at = {
             let mut inner = self.lock();
@@ -189,7 +211,7 @@ impl Ledger {
             let touched = std::mem::take(&mut inner.touched);
             let idle = !touched && inner.waiting.is_empty() && inner.held.is_empty();
             let look = if idle { BootTime::NEVER } else { now.after(IDLE_LOOK) };
-            inner.looks_at = first.min(look);
+            inner.looks_at = first.min(look).min(latest);
             inner.looks_at
         };
         tokio::select! {
@@ -243,5 +265,53 @@ impl Inner {
             self.schedule.insert((due, slot));
         }
         due < self.looks_at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        id::{ContenderId, KeeperId},
+        runtime::{hold::Origin, terms::Terms},
+        share::{Capacity, Units},
+        store::Kind,
+    };
+
+    const START: BootTime = BootTime(1_000_000_000_000);
+
+    /// A hold granted at `START` whose lease is long enough never to matter but for `lease / 3`.
+    fn hold(slot: u64, lease: Duration) -> Arc<Hold> {
+        Arc::new(Hold::new(Origin {
+            name: Name::new("stock").expect("a good name"),
+            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: slot },
+            slot,
+            number: slot,
+            floor: slot,
+            terms: Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All)),
+            bury_until: None,
+            from: START,
+            lease,
+            deadline: START.after(lease),
+            confirmed: true,
+            step: 0,
+        }))
+    }
+
+    /// Renewals of a lease of 100 ms are due every 33 ms, which is less than what is done
+    /// together: they must wait for their time all the same.
+    #[test]
+    fn what_is_near_is_taken_only_with_what_is_due() {
+        let together = Duration::from_millis(50);
+        let ledger = Ledger::default();
+        assert!(ledger.adopt(&hold(1, Duration::from_millis(99))), "due 33 ms after the start");
+        assert!(ledger.adopt(&hold(2, Duration::from_millis(150))), "due 50 ms after the start");
+        assert!(ledger.adopt(&hold(3, Duration::from_secs(3))), "due 1 s after the start");
+        let taken =
+            |millis| ledger.take_due(START.after(Duration::from_millis(millis)), together).holds.len();
+        assert_eq!(taken(32), 0, "nothing is due");
+        assert_eq!(taken(33), 2, "one is due and another near");
+        assert_eq!(taken(990), 0, "nothing is due");
+        assert_eq!(taken(1000), 1);
     }
 }

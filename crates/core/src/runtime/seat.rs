@@ -1,13 +1,13 @@
 //! A place in line: an acquisition from its first claim to its outcome.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use tokio::sync::Notify;
 
-use super::{clock::BootTime, hold::Hold, terms::Terms};
+use super::{clock::BootTime, hold::Hold, terms::Terms, watches::Interest};
 use crate::{
     error::StoreError,
     share::Capacity,
@@ -35,6 +35,8 @@ pub(crate) struct Seat {
     pub(crate) terms: Arc<Terms>,
     state: Mutex<State>,
     told: Notify,
+    /// Keeps the subscription that grants come by for as long as the seat waits.
+    woken_by: OnceLock<Interest>,
 }
 
 #[derive(Debug, Default)]
@@ -60,7 +62,13 @@ struct Trouble {
 
 impl Seat {
     pub(crate) fn new(template: Claim, terms: Arc<Terms>) -> Arc<Self> {
-        Arc::new(Self { template, terms, state: Mutex::default(), told: Notify::new() })
+        Arc::new(Self {
+            template,
+            terms,
+            state: Mutex::default(),
+            told: Notify::new(),
+            woken_by: OnceLock::new(),
+        })
     }
 
     pub(crate) fn claim(&self) -> &Claim {
@@ -85,6 +93,16 @@ impl Seat {
         state.sent += 1;
         state.in_flight = Some(not_after);
         Some(Claim { stamp: stamp.0, not_after, again, ..self.template.clone() })
+    }
+
+    /// Grants come by this subscription.
+    pub(crate) fn is_woken_by(&self, interest: Interest) {
+        // A second one for the same seat keeps nothing alive that the first does not.
+        drop(self.woken_by.set(interest));
+    }
+
+    pub(crate) fn has_wakes(&self) -> bool {
+        self.woken_by.get().is_some()
     }
 
     /// Whether a copy has been sent before, so that the store may know it.

@@ -14,25 +14,26 @@ use crate::{
     telemetry,
 };
 
-/// Renewals due within this time go out together.
+/// Renewals due within this time of one that is due go out with it.
 const TOGETHER: Duration = Duration::from_millis(50);
 
 /// The beat, until the keeper ends.
 pub(crate) async fn beat(engine: Arc<Engine>) {
     loop {
-        engine.look_around();
+        let latest = engine.look_around();
         tokio::select! {
             biased;
             () = engine.stop().stopped() => return,
-            () = engine.ledger().until_due(engine.clock()) => {}
+            () = engine.ledger().until_due(engine.clock(), latest) => {}
         }
     }
 }
 
 impl Engine {
-    fn look_around(self: &Arc<Self>) {
+    /// Does what is due; returns when to look again at the latest.
+    fn look_around(self: &Arc<Self>) -> BootTime {
         let now = self.clock().now();
-        let due = self.ledger().take_due(now.after(TOGETHER));
+        let due = self.ledger().take_due(now, TOGETHER);
         if !due.seats.is_empty() {
             self.ask_again(due.seats);
         }
@@ -55,7 +56,7 @@ impl Engine {
                 self.background().spawn(async move { engine.renew(batch).await });
             }
         }
-        self.watches().sweep(now);
+        self.watches().sweep(now)
     }
 
     /// Renews one batch as one request.

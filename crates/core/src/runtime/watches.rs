@@ -19,7 +19,7 @@ use crate::{
 
 /// How long a subscription nobody uses is kept: a contended lock would otherwise subscribe anew
 /// at each wait.
-const LINGER: Duration = Duration::from_secs(10);
+const LINGER: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(crate) struct Watches {
@@ -33,15 +33,19 @@ struct Subscribed {
     idle_since: Option<BootTime>,
 }
 
+#[derive(Debug)]
 struct Shared {
     watch: OnceCell<Option<Watch>>,
     version: watch::Sender<u64>,
 }
 
-/// Somebody's interest in a topic: tells when to look again.
+/// Somebody's interest in a topic: keeps the subscription, and tells when to look again.
+#[derive(Debug)]
 pub(crate) struct Interest {
     _shared: Arc<Shared>,
     changes: watch::Receiver<u64>,
+    /// Whether the store was asked for it just now, so that something may have been missed before.
+    pub(crate) new: bool,
 }
 
 impl Interest {
@@ -71,36 +75,24 @@ impl Watches {
         subscribed.shared.clone()
     }
 
-    /// Sees to it that grants of a resource reach this keeper; true if that took a new
-    /// subscription, so that something may have been missed.
-    pub(crate) async fn subscribe_to_grants(
-        &self,
-        engine: &Engine,
-        topic: Topic,
-    ) -> Result<bool, StoreError> {
-        let shared = self.shared(&topic);
+    /// Subscribes to changes of a topic.
+    pub(crate) async fn subscribe(&self, engine: &Engine, topic: &Topic) -> Result<Interest, StoreError> {
+        let shared = self.shared(topic);
+        let changes = shared.version.subscribe();
         let mut new = false;
         let watch = shared
             .watch
             .get_or_try_init(|| {
                 new = true;
-                engine.ask_store("watch", engine.store().watch(&topic))
+                // The beat, which sweeps, sleeps for ever while there is nothing to do.
+                engine.ledger().nudge();
+                engine.ask_store("watch", engine.store().watch(topic))
             })
             .await?;
-        if watch.is_none() {
+        if watch.is_none() && matches!(topic, Topic::Grants(_)) {
             self.grants_come_by_themselves.store(true, Ordering::Relaxed);
-            self.lock().remove(&topic);
-            return Ok(false);
         }
-        Ok(new)
-    }
-
-    /// Subscribes to changes of a topic.
-    pub(crate) async fn subscribe(&self, engine: &Engine, topic: &Topic) -> Result<Interest, StoreError> {
-        let shared = self.shared(topic);
-        let changes = shared.version.subscribe();
-        shared.watch.get_or_try_init(|| engine.ask_store("watch", engine.store().watch(topic))).await?;
-        Ok(Interest { _shared: shared, changes })
+        Ok(Interest { _shared: shared, changes, new })
     }
 
     pub(crate) fn changed(&self, topic: &Topic) {
@@ -115,10 +107,16 @@ impl Watches {
         }
     }
 
-    /// Ends subscriptions that nobody has used for a while.
-    pub(crate) fn sweep(&self, now: BootTime) {
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Ends subscriptions that nobody has used for a while; returns when to look again.
+    pub(crate) fn sweep(&self, now: BootTime) -> BootTime {
         let mut ended = Vec::new();
-        self.lock().retain(|_, subscribed| {
+        let mut topics = self.lock();
+        topics.retain(|_, subscribed| {
             let idle = Arc::strong_count(&subscribed.shared) == 1;
             let since = *subscribed.idle_since.get_or_insert(now);
             if !idle {
@@ -130,8 +128,11 @@ impl Watches {
             }
             keep
         });
+        let look_again = if topics.is_empty() { BootTime::NEVER } else { now.after(LINGER / 2) };
+        drop(topics);
         // Dropped here, outside of the lock: ending a subscription may call into the store.
         drop(ended);
+        look_again
     }
 
     /// Ends all subscriptions.

@@ -1,0 +1,149 @@
+//! What a run measures: the store, the pace, the workloads.
+
+use std::time::Duration;
+
+use lockkeeper::Keeper;
+use lockkeeper_testkit::counting::Requests;
+
+use crate::{
+    Failure, held,
+    judge::Verdict,
+    peer::{self, KeeperPeer},
+    rates,
+    rounds::Contestant,
+    table::Row,
+    waiting,
+};
+
+/// How often a workload is repeated until its rates are conclusive.
+const TRIES: usize = 3;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Workload {
+    W1,
+    W2,
+    W3,
+    W4,
+    Held,
+}
+
+impl Workload {
+    pub(crate) const ALL: [Self; 5] = [Self::W1, Self::W2, Self::W3, Self::W4, Self::Held];
+
+    /// What it is called, in the table and on the command line.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::W1 => "w1",
+            Self::W2 => "w2",
+            Self::W3 => "w3",
+            Self::W4 => "w4",
+            Self::Held => "held",
+        }
+    }
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Pace {
+    /// Rounds of each contestant.
+    pub(crate) rounds: usize,
+    /// The length of a round.
+    pub(crate) length: Duration,
+    /// Rounds of W4, each of which takes long and whose figures are counts or nearly so.
+    pub(crate) waits: usize,
+    /// How long W4's tasks wait: several of the polls that a waiter makes when no wake comes.
+    pub(crate) wait: Duration,
+    /// How many locks are held.
+    pub(crate) locks: usize,
+    /// The lease of each; renewed at a third of it, and watched for the whole of it.
+    pub(crate) lease: Duration,
+}
+
+impl Pace {
+    /// What goals are judged by.
+    pub(crate) const FULL: Self = Self {
+        rounds: 15,
+        length: Duration::from_secs(2),
+        waits: 5,
+        wait: Duration::from_secs(5),
+        locks: 100_000,
+        lease: Duration::from_secs(30),
+    };
+
+    /// Enough to see that everything runs.
+    pub(crate) const QUICK: Self = Self {
+        rounds: 2,
+        length: Duration::from_millis(50),
+        waits: 1,
+        wait: Duration::from_millis(100),
+        locks: 1000,
+        lease: Duration::from_millis(500),
+    };
+
+    /// Whether rates of this pace may be judged.
+    pub(crate) fn is_enough(&self) -> bool {
+        self.rounds >= Self::FULL.rounds && self.length >= Self::FULL.length
+    }
+}
+
+/// A store to measure and how.
+pub(crate) struct Bench {
+    pub(crate) keeper: Keeper,
+    pub(crate) requests: Requests,
+    pub(crate) pace: Pace,
+    usual: KeeperPeer,
+    fifo: KeeperPeer,
+    peers: Vec<Box<dyn Contestant>>,
+}
+
+impl Bench {
+    pub(crate) async fn connect(url: &str, pace: Pace) -> Result<Self, Failure> {
+        let requests = Requests::default();
+        let connector = requests.of(lockkeeper::url::connector(url)?);
+        let keeper = Keeper::builder(connector).connect().await?;
+        Ok(Self {
+            usual: KeeperPeer::usual(&keeper, &requests),
+            fifo: KeeperPeer::fifo(&keeper, &requests),
+            peers: peer::peers_of(&keeper),
+            keeper,
+            requests,
+            pace,
+        })
+    }
+
+    pub(crate) fn usual(&self) -> &dyn Contestant {
+        &self.usual
+    }
+
+    pub(crate) fn fifo(&self) -> &dyn Contestant {
+        &self.fifo
+    }
+
+    /// Whom Lockkeeper is compared with.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = &dyn Contestant> {
+        self.peers.iter().map(AsRef::as_ref)
+    }
+
+    /// Measures a workload, again if its rates were inconclusive.
+    pub(crate) async fn run(&self, workload: Workload) -> Result<Vec<Row>, Failure> {
+        let mut rows = Vec::new();
+        for attempt in 1..=TRIES {
+            eprintln!("{} ({attempt})", workload.word());
+            rows = self.measure(workload).await?;
+            if rows.iter().all(|row| row.verdict() != Some(Verdict::Inconclusive)) {
+                break;
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn measure(&self, workload: Workload) -> Result<Vec<Row>, Failure> {
+        match workload {
+            Workload::W1 => rates::w1(self).await,
+            Workload::W2 => rates::w2(self).await,
+            Workload::W3 => rates::w3(self).await,
+            Workload::W4 => waiting::w4(self).await,
+            Workload::Held => held::held(self).await,
+        }
+    }
+}

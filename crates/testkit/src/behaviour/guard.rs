@@ -1,0 +1,203 @@
+//! Guards: what they say, and that they say it in time.
+
+use std::{
+    future::pending,
+    time::{Duration, Instant},
+};
+
+use lockkeeper::{LeaseError, Lost, ReleaseError};
+use tokio::{
+    sync::oneshot,
+    time::{sleep, timeout},
+};
+
+use super::{
+    Outcome, Stage,
+    stage::{PATIENCE, soon},
+    tests,
+};
+
+tests! {
+    a_guard_says_what_it_holds,
+    remaining_grows_with_renewals,
+    lost_outlives_the_guard,
+    run_ends_with_its_work,
+    run_drops_its_work_when_the_lock_is_lost,
+    run_does_not_start_on_a_lost_guard,
+    a_fixed_lease_can_be_extended if |can| can.lease_per_claim,
+    extending_too_much_is_refused,
+    a_lost_guard_cannot_be_extended,
+    a_late_release_frees_nobody_else,
+    a_renewal_revives_nothing,
+    dropping_releases,
+    dropping_outside_of_a_runtime_releases,
+    a_panic_releases,
+    a_dropped_release_still_releases,
+}
+
+async fn a_guard_says_what_it_holds(stage: &Stage) -> Outcome {
+    let (keeper, name, lease) = (stage.keeper().await?, stage.name("stock"), stage.renewed());
+    let guard = keeper.mutex(&name).lease(lease).lock().await?;
+    assert_eq!(guard.name().as_str(), name);
+    assert_eq!(guard.floor(), guard.token(), "exclusive");
+    assert!(guard.is_held() && guard.holds() == 1);
+    assert!(guard.remaining() < lease && !guard.remaining().is_zero(), "{:?}", guard.remaining());
+    assert_eq!(stage.view(&name).await?.expect("it is held").holders[0].token, guard.token());
+    assert!(format!("{guard:?}").contains(&name));
+    Ok(guard.release().await?)
+}
+
+async fn remaining_grows_with_renewals(stage: &Stage) -> Outcome {
+    let mutex = stage.keeper().await?.mutex(&stage.name("stock")).lease(stage.renewed());
+    let guard = mutex.lock().await?;
+    let (mut last, ends) = (guard.remaining(), Instant::now() + PATIENCE);
+    loop {
+        sleep(Duration::from_millis(5)).await;
+        let now = guard.remaining();
+        if now > last {
+            return Ok(guard.release().await?);
+        }
+        assert!(Instant::now() < ends && guard.is_held(), "never renewed");
+        last = now;
+    }
+}
+
+async fn lost_outlives_the_guard(stage: &Stage) -> Outcome {
+    let guard = stage.keeper().await?.mutex(&stage.name("stock")).lock().await?;
+    let lost = tokio::spawn(guard.lost());
+    guard.release().await?;
+    assert_eq!(soon(lost).await??, Lost::Released);
+    Ok(())
+}
+
+async fn run_ends_with_its_work(stage: &Stage) -> Outcome {
+    let guard = stage.keeper().await?.mutex(&stage.name("stock")).lock().await?;
+    assert_eq!(guard.run(async { 42 }).await, Ok(42));
+    assert!(guard.is_held(), "the guard stays as it is");
+    Ok(guard.release().await?)
+}
+
+async fn run_drops_its_work_when_the_lock_is_lost(stage: &Stage) -> Outcome {
+    let mutex = stage.keeper().await?.mutex(&stage.name("stock")).expires_after(stage.short());
+    let guard = mutex.lock().await?;
+    let (alive, dropped) = oneshot::channel::<()>();
+    let work = async move {
+        pending::<()>().await;
+        drop(alive);
+    };
+    assert_eq!(soon(guard.run(work)).await?, Err(Lost::Expired));
+    assert!(soon(dropped).await?.is_err(), "the work was dropped unfinished");
+    Ok(())
+}
+
+async fn run_does_not_start_on_a_lost_guard(stage: &Stage) -> Outcome {
+    let mutex = stage.keeper().await?.mutex(&stage.name("stock")).expires_after(stage.short());
+    let guard = mutex.lock().await?;
+    assert_eq!(soon(guard.lost()).await?, Lost::Expired);
+    let work = async { panic!("work was begun without the lock") };
+    assert_eq!(guard.run(work).await, Err::<(), _>(Lost::Expired));
+    Ok(())
+}
+
+async fn a_fixed_lease_can_be_extended(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let guard = a.mutex(&name).expires_after(stage.renewed()).lock().await?;
+    let longer = 4 * stage.renewed();
+    guard.extend(longer).await?;
+    assert!(guard.remaining() > longer / 2, "{:?}", guard.remaining());
+    guard.extend(stage.short()).await?;
+    assert!(guard.remaining() > longer / 2, "a lease is never shortened: {:?}", guard.remaining());
+    let lost = timeout(stage.renewed() * 3 / 2, guard.lost()).await;
+    assert!(lost.is_err() && guard.is_held(), "lost with its first lease: {lost:?}");
+    assert!(b.mutex(&name).try_lock().await?.is_none(), "given away with its first lease");
+    Ok(guard.release().await?)
+}
+
+async fn extending_too_much_is_refused(stage: &Stage) -> Outcome {
+    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+    let most = Duration::from_secs(60);
+    let guard = keeper.mutex(&name).max_hold(most).lock().await?;
+    let past_the_store = stage.can().max_lease + Duration::from_secs(1);
+    for length in [Duration::ZERO, past_the_store, Duration::MAX, most + Duration::from_secs(1)] {
+        let error = guard.extend(length).await.expect_err("that can never work");
+        assert!(matches!(&error, LeaseError::Invalid { .. }), "{length:?}: {error}");
+        assert!(error.to_string().contains(&name) && error.to_string().contains("extend"), "{error}");
+    }
+    assert!(guard.remaining() <= Duration::from_secs(30), "nothing was changed");
+    Ok(guard.release().await?)
+}
+
+async fn a_lost_guard_cannot_be_extended(stage: &Stage) -> Outcome {
+    let mutex = stage.keeper().await?.mutex(&stage.name("stock")).expires_after(stage.short());
+    let guard = mutex.lock().await?;
+    assert_eq!(soon(guard.lost()).await?, Lost::Expired);
+    let error = guard.extend(stage.renewed()).await.expect_err("it is lost");
+    assert!(matches!(error, LeaseError::NotHeld { why: Lost::Expired, .. }), "{error}");
+    assert!(!guard.is_held(), "once lost, always lost");
+    Ok(())
+}
+
+async fn a_late_release_frees_nobody_else(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let lost = a.mutex(&name).expires_after(stage.short()).lock().await?;
+    let guard = soon(b.mutex(&name).lock()).await??;
+    let error = lost.release().await.expect_err("it was lost");
+    assert!(matches!(&error, ReleaseError::NotHeld { why: Lost::Expired, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains(&name) && text.contains("release") && text.contains(a.url()), "{text}");
+    // Its leave travels in the background: one of the same keeper comes behind it.
+    drop(a.mutex(&stage.name("behind")).lock().await?);
+    let view = stage.view(&name).await?.expect("it is held");
+    assert_eq!(view.holders[0].token, guard.token(), "the late release freed somebody else's lock");
+    guard.extend(stage.renewed()).await?;
+    Ok(guard.release().await?)
+}
+
+async fn a_renewal_revives_nothing(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let guard = a.mutex(&name).lock().await?;
+    let holder = stage.view(&name).await?.expect("it is held").holders.remove(0);
+    assert!(b.evict(&name, holder.contender, holder.token, true).await?);
+    let error = guard.extend(stage.renewed()).await.expect_err("the store gave it away");
+    assert!(matches!(error, LeaseError::NotHeld { .. }), "{error}");
+    assert!(!guard.is_held());
+    stage.until(&name, 0, 0).await
+}
+
+async fn dropping_releases(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let guard = a.mutex(&name).lock().await?;
+    let theirs = b.mutex(&name);
+    let waiter = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
+    drop(guard);
+    Ok(soon(waiter).await???.release().await?)
+}
+
+async fn dropping_outside_of_a_runtime_releases(stage: &Stage) -> Outcome {
+    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+    let guard = keeper.mutex(&name).lock().await?;
+    std::thread::spawn(move || drop(guard)).join().expect("dropping a guard never panics");
+    stage.until(&name, 0, 0).await
+}
+
+async fn a_panic_releases(stage: &Stage) -> Outcome {
+    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+    let guard = keeper.mutex(&name).lock().await?;
+    // Without the panic hook's message, which would look like a failure of the suite.
+    let work = tokio::spawn(async move {
+        let _guard = guard;
+        std::panic::resume_unwind(Box::new("in the critical section"))
+    });
+    let ended: Result<(), _> = soon(work).await?;
+    assert!(ended.is_err_and(|error| error.is_panic()));
+    Ok(soon(keeper.mutex(&name).lock()).await??.release().await?)
+}
+
+async fn a_dropped_release_still_releases(stage: &Stage) -> Outcome {
+    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+    for moment in 0..20 {
+        let guard = soon(keeper.mutex(&name).lock()).await??;
+        drop(timeout(Duration::from_micros(20 * moment), guard.release()).await);
+    }
+    stage.until(&name, 0, 0).await
+}

@@ -1,0 +1,164 @@
+//! The behaviour suite: what every store must do, seen through the public API only.
+//!
+//! One list of tests for all stores. A test that a store cannot do, by its
+//! [`Capability`], is not in that store's list. Stores are real and so is time: tests wait for
+//! events and state, never for "long enough", and hold short leases.
+//!
+//! A test is an `async fn(&Stage)`: the [`Stage`] gives it keepers, each another process as far as
+//! the store can tell, and names that no other test uses, so all tests run at the same time on one
+//! shared server. When a test is done, the stage sees to it that nothing is left of it.
+
+mod blocking;
+mod closing;
+mod detached;
+mod election;
+mod errors;
+mod fence;
+mod guard;
+mod latch;
+mod mutex;
+mod operators;
+mod reentrancy;
+mod rw_lock;
+mod semaphore;
+mod several;
+mod stage;
+mod waiting;
+
+use std::{any::Any, fmt, panic::Location, sync::Arc, time::Duration};
+
+use libtest_mimic::{Failed, Trial};
+use lockkeeper::{
+    Capability, StoreError,
+    store::{BoxFuture, Connector},
+};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::timeout,
+};
+
+pub use stage::Stage;
+
+use stage::House;
+
+/// How long one test may take: a hang is a failure, not a hang.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How a test ends.
+type Outcome = Result<(), Failure>;
+
+/// Why a test failed, and where: any error becomes one by `?`.
+struct Failure(String);
+
+impl Failure {
+    #[track_caller]
+    fn new(what: impl fmt::Display) -> Self {
+        let at = Location::caller();
+        Self(format!("{}:{}: {what}", at.file(), at.line()))
+    }
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    #[track_caller]
+    fn from(error: E) -> Self {
+        Self::new(error)
+    }
+}
+
+/// One test, and which stores can do it.
+struct Test {
+    name: &'static str,
+    needs: fn(&Capability) -> bool,
+    run: for<'a> fn(&'a Stage) -> BoxFuture<'a, Outcome>,
+}
+
+/// The tests of one subject: their names, each with what it needs of a store if not every store
+/// has that.
+macro_rules! tests {
+    (@needs) => { |_| true };
+    (@needs $needs:expr) => { $needs };
+    ($($test:ident $(if $needs:expr)?),+ $(,)?) => {
+        pub(super) fn tests() -> Vec<$crate::behaviour::Test> {
+            vec![$($crate::behaviour::Test {
+                name: stringify!($test),
+                needs: tests!(@needs $($needs)?),
+                run: |stage| Box::pin($test(stage)),
+            }),+]
+        }
+    };
+}
+use tests;
+
+/// The suite for the store that `connect` leads to: every test that this store can do.
+///
+/// # Errors
+/// [`StoreError`] if the store could not be asked what it can do.
+pub fn trials(connect: impl Fn() -> Connector + Send + Sync + 'static) -> Result<Vec<Trial>, StoreError> {
+    let subjects = [
+        ("mutex", mutex::tests()),
+        ("reentrancy", reentrancy::tests()),
+        ("rw_lock", rw_lock::tests()),
+        ("semaphore", semaphore::tests()),
+        ("latch", latch::tests()),
+        ("election", election::tests()),
+        ("several", several::tests()),
+        ("guard", guard::tests()),
+        ("detached", detached::tests()),
+        ("fence", fence::tests()),
+        ("waiting", waiting::tests()),
+        ("operators", operators::tests()),
+        ("errors", errors::tests()),
+        ("closing", closing::tests()),
+        ("blocking", blocking::tests()),
+    ];
+    let house = Arc::new(House::open(runtime(), connect)?);
+    let mut trials = Vec::new();
+    for (subject, tests) in subjects {
+        for test in tests.into_iter().filter(|test| (test.needs)(house.can())) {
+            let (name, house) = (format!("{subject}::{}", test.name), house.clone());
+            trials.push(Trial::test(name.clone(), move || run(&test, Stage::new(house, &name))));
+        }
+    }
+    Ok(trials)
+}
+
+/// More than one worker, so that what a test spawns really runs at the same time.
+fn runtime() -> Runtime {
+    let built = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    built.expect("the operating system gives threads")
+}
+
+fn run(test: &Test, stage: Stage) -> Result<(), Failed> {
+    let runtime = runtime();
+    let (body, stage) = (test.run, Arc::new(stage));
+    // A task of its own, so that a panic is an outcome and every future of a test must be `Send`.
+    let task = runtime.spawn({
+        let stage = stage.clone();
+        async move {
+            body(&stage).await?;
+            stage.nothing_is_left().await
+        }
+    });
+    let outcome = runtime.block_on(timeout_in_runtime(task));
+    if !matches!(outcome, Ok(Ok(Ok(())))) {
+        runtime.block_on(stage.clean_up());
+    }
+    // A thread that still blocks in a failed test must not block the others.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(Ok(Ok(()))) => Ok(()),
+        Ok(Ok(Err(Failure(what)))) => Err(what.into()),
+        Ok(Err(ended)) => Err(panic_text(ended.into_panic().as_ref()).into()),
+        Err(_) => Err(format!("not done after {LIMIT:?}").into()),
+    }
+}
+
+/// `timeout` needs the runtime when it is called, not only when it is polled.
+async fn timeout_in_runtime<T>(task: impl Future<Output = T>) -> Result<T, tokio::time::error::Elapsed> {
+    timeout(LIMIT, task).await
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("the test panicked").to_owned()
+}

@@ -1,0 +1,323 @@
+//! Mutex: one holder at a time, for as long as was agreed, in the order of arrival.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use lockkeeper::{AcquireError, Lost, Name, ReleaseError, Token};
+use tokio::{
+    task::{JoinSet, yield_now},
+    time::timeout,
+};
+
+use super::{
+    Outcome, Stage,
+    stage::{BRIEFLY, ROUNDING, soon},
+    tests,
+};
+
+tests! {
+    one_holder_at_a_time,
+    a_mutex_excludes_also_its_own_task,
+    a_waiter_gets_it_when_it_is_released,
+    lock_within_gives_up_in_time,
+    lock_within_gets_what_comes_free_in_time,
+    it_stays_held_past_its_lease,
+    a_fixed_lease_ends,
+    max_hold_ends_a_renewed_lease,
+    min_hold_outlasts_the_release if |can| can.detachable,
+    the_longest_lease_is_allowed,
+    fifo_is_the_order_of_arrival,
+    fifo_holds_for_short_leases_too,
+    processes_are_served_in_turn,
+    no_update_is_lost,
+    tokens_grow_with_every_grant,
+    tokens_grow_when_handed_on_in_a_process,
+    names_differ_by_every_byte,
+}
+
+async fn one_holder_at_a_time(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let guard = a.mutex(&name).lock().await?;
+    assert!(b.mutex(&name).try_lock().await?.is_none(), "another process has it");
+    guard.release().await?;
+    let guard = b.mutex(&name).try_lock().await?.expect("it is free");
+    assert!(a.mutex(&name).try_lock().await?.is_none(), "another process has it");
+    Ok(guard.release().await?)
+}
+
+async fn a_mutex_excludes_also_its_own_task(stage: &Stage) -> Outcome {
+    let mutex = stage.keeper().await?.mutex(&stage.name("stock"));
+    let guard = mutex.lock().await?;
+    assert!(mutex.try_lock().await?.is_none(), "re-entering takes a guard or an owner");
+    Ok(guard.release().await?)
+}
+
+async fn a_waiter_gets_it_when_it_is_released(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let first = a.mutex(&name).lock().await?;
+    let theirs = b.mutex(&name);
+    let waiter = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
+    let token = first.token();
+    first.release().await?;
+    let second = soon(waiter).await???;
+    assert!(second.token() > token);
+    Ok(second.release().await?)
+}
+
+async fn lock_within_gives_up_in_time(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let guard = a.mutex(&name).lock().await?;
+    let theirs = b.mutex(&name);
+    let first = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
+    let asked = Instant::now();
+    let error = stage.keeper().await?.mutex(&name).lock_within(2 * BRIEFLY).await.expect_err("it is held");
+    let AcquireError::TimedOut { waited, ahead, .. } = &error else { return Err(error.into()) };
+    assert!(*waited >= 2 * BRIEFLY && asked.elapsed() >= *waited, "{error}");
+    assert_eq!(*ahead, Some(1), "{error}");
+    assert!(error.to_string().contains(&name) && error.to_string().contains("wait longer"), "{error}");
+    stage.until(&name, 1, 1).await?;
+    guard.release().await?;
+    Ok(soon(first).await???.release().await?)
+}
+
+async fn lock_within_gets_what_comes_free_in_time(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let guard = a.mutex(&name).lock().await?;
+    let theirs = b.mutex(&name);
+    let limit = Duration::from_secs(30);
+    let waiter = stage.line_up(&name, 1, async move { theirs.lock_within(limit).await }).await?;
+    guard.release().await?;
+    Ok(soon(waiter).await???.release().await?)
+}
+
+async fn it_stays_held_past_its_lease(stage: &Stage) -> Outcome {
+    let ((a, b), name, lease) = (stage.two().await?, stage.name("stock"), stage.renewed());
+    let guard = a.mutex(&name).lease(lease).lock().await?;
+    let lost = timeout(2 * lease, guard.lost()).await;
+    assert!(lost.is_err() && guard.is_held(), "lost although the keeper renews it: {lost:?}");
+    assert!(b.mutex(&name).try_lock().await?.is_none(), "given away although it is renewed");
+    Ok(guard.release().await?)
+}
+
+async fn a_fixed_lease_ends(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let asked = Instant::now();
+    let guard = a.mutex(&name).expires_after(stage.short()).lock().await?;
+    let next = soon(b.mutex(&name).lock()).await??;
+    assert!(asked.elapsed() + ROUNDING >= stage.short(), "given away before its lease was over");
+    assert!(!guard.is_held() && guard.remaining().is_zero(), "two believe that they hold it");
+    assert_eq!(soon(guard.lost()).await?, Lost::Expired);
+    assert!(next.token() > guard.token());
+    let error = guard.release().await.expect_err("it was lost");
+    assert!(matches!(error, ReleaseError::NotHeld { why: Lost::Expired, .. }), "{error}");
+    assert!(next.is_held());
+    Ok(next.release().await?)
+}
+
+async fn max_hold_ends_a_renewed_lease(stage: &Stage) -> Outcome {
+    let ((a, b), name, lease) = (stage.two().await?, stage.name("stock"), stage.renewed());
+    let asked = Instant::now();
+    let guard = a.mutex(&name).lease(lease).max_hold(lease * 3 / 2).lock().await?;
+    assert_eq!(soon(guard.lost()).await?, Lost::MaxHold);
+    assert!(asked.elapsed() >= lease, "it was renewed until then");
+    let error = guard.release().await.expect_err("it was lost");
+    assert!(matches!(error, ReleaseError::NotHeld { why: Lost::MaxHold, .. }), "{error}");
+    Ok(soon(b.mutex(&name).lock()).await??.release().await?)
+}
+
+async fn min_hold_outlasts_the_release(stage: &Stage) -> Outcome {
+    let ((a, b), name, least) = (stage.two().await?, stage.name("report"), stage.renewed());
+    let asked = Instant::now();
+    a.mutex(&name).min_hold(least).lock().await?.release().await?;
+    let view = stage.view(&name).await?.expect("it is kept");
+    assert!(view.holders[0].detached, "{view:?}");
+    let next = soon(b.mutex(&name).lock()).await??;
+    assert!(asked.elapsed() + ROUNDING >= least, "kept only {:?}", asked.elapsed());
+    Ok(next.release().await?)
+}
+
+async fn the_longest_lease_is_allowed(stage: &Stage) -> Outcome {
+    let (keeper, name, longest) = (stage.keeper().await?, stage.name("stock"), stage.can().max_lease);
+    let guard = keeper.mutex(&name).lease(longest).lock().await?;
+    assert!(guard.remaining() > longest / 2 && guard.remaining() <= longest, "{:?}", guard.remaining());
+    Ok(guard.release().await?)
+}
+
+/// Lines up contenders of two processes behind a holder and sees in which order they get in.
+async fn arrival_order(stage: &Stage, lease: Duration) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let first = a.mutex(&name).lease(lease).fifo().lock().await?;
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiters = JoinSet::new();
+    let contenders = stage.times(6, 3) as usize;
+    for place in 0..contenders {
+        let keeper = if place % 3 == 0 { &b } else { &a };
+        let (mutex, order) = (keeper.mutex(&name).lease(lease).fifo(), order.clone());
+        waiters.spawn(async move {
+            let guard = mutex.lock().await?;
+            order.lock().unwrap_or_else(PoisonError::into_inner).push(place);
+            Ok::<_, lockkeeper::Error>(guard.release().await?)
+        });
+        stage.until(&name, 1, place + 1).await?;
+    }
+    first.release().await?;
+    while let Some(done) = soon(waiters.join_next()).await? {
+        done??;
+    }
+    let order = order.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    assert_eq!(order, Vec::from_iter(0..contenders));
+    Ok(())
+}
+
+async fn fifo_is_the_order_of_arrival(stage: &Stage) -> Outcome {
+    arrival_order(stage, Duration::from_secs(30)).await
+}
+
+/// A waiter whose whole lease is shorter than the usual time between two looks must still hear of
+/// its grant before that lease is over.
+async fn fifo_holds_for_short_leases_too(stage: &Stage) -> Outcome {
+    arrival_order(stage, stage.renewed()).await
+}
+
+async fn processes_are_served_in_turn(stage: &Stage) -> Outcome {
+    let name = stage.name("stock");
+    let first = stage.keeper().await?.mutex(&name).lock().await?;
+    let mut waiters = Vec::new();
+    for place in 1..=stage.times(5, 3) as usize {
+        let mutex = stage.keeper().await?.mutex(&name);
+        waiters.push(stage.line_up(&name, place, async move { mutex.lock().await }).await?);
+    }
+    let mut held = first;
+    for waiter in waiters {
+        let token = held.token();
+        held.release().await?;
+        held = soon(waiter).await???;
+        assert!(held.token() > token);
+    }
+    Ok(held.release().await?)
+}
+
+async fn no_update_is_lost(stage: &Stage) -> Outcome {
+    let name = stage.name("counter");
+    let (keepers, tasks, rounds) = (stage.times(4, 2), stage.times(5, 2), stage.times(10, 3));
+    let counter = Arc::new(AtomicU64::new(0));
+    let mut work = JoinSet::new();
+    for _ in 0..keepers {
+        let keeper = stage.keeper().await?;
+        for _ in 0..tasks {
+            let (mutex, counter) = (keeper.mutex(&name), counter.clone());
+            work.spawn(async move {
+                for _ in 0..rounds {
+                    let guard = mutex.lock().await?;
+                    let seen = counter.load(Ordering::Relaxed);
+                    yield_now().await;
+                    counter.store(seen + 1, Ordering::Relaxed);
+                    guard.release().await?;
+                }
+                Ok::<_, lockkeeper::Error>(())
+            });
+        }
+    }
+    while let Some(done) = work.join_next().await {
+        done??;
+    }
+    assert_eq!(counter.load(Ordering::Relaxed), u64::from(keepers * tasks * rounds));
+    Ok(())
+}
+
+async fn tokens_grow_with_every_grant(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let mut last: Option<Token> = None;
+    for round in 0..12 {
+        let keeper = if round % 3 == 0 { &a } else { &b };
+        // Released, dropped and expired: the number grows after each.
+        let guard = match round % 4 {
+            0 => keeper.mutex(&name).expires_after(stage.short()).lock().await?,
+            _ => soon(keeper.mutex(&name).lock()).await??,
+        };
+        assert!(Some(guard.token()) > last, "{} is not after {last:?}", guard.token());
+        assert_eq!(guard.token().to_string().parse::<Token>()?, guard.token());
+        last = Some(guard.token());
+        match round % 4 {
+            0 => assert_eq!(soon(guard.lost()).await?, Lost::Expired),
+            1 => drop(guard),
+            _ => guard.release().await?,
+        }
+    }
+    Ok(())
+}
+
+async fn tokens_grow_when_handed_on_in_a_process(stage: &Stage) -> Outcome {
+    let mutex = stage.keeper().await?.mutex(&stage.name("stock"));
+    let tokens = Arc::new(Mutex::new(Vec::new()));
+    let mut work = JoinSet::new();
+    for _ in 0..stage.times(40, 8) {
+        let (mutex, tokens) = (mutex.clone(), tokens.clone());
+        work.spawn(async move {
+            let guard = mutex.lock().await?;
+            tokens.lock().unwrap_or_else(PoisonError::into_inner).push(guard.token());
+            Ok::<_, lockkeeper::Error>(guard.release().await?)
+        });
+    }
+    while let Some(done) = work.join_next().await {
+        done??;
+    }
+    let tokens = tokens.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    assert!(tokens.is_sorted_by(|a, b| a < b), "in order of holding: {tokens:?}");
+    Ok(())
+}
+
+async fn names_differ_by_every_byte(stage: &Stage) -> Outcome {
+    let keeper = stage.keeper().await?;
+    let longest = "x".repeat(Name::MAX_BYTES - stage.prefix().len());
+    let awkward = [
+        "stock",
+        "Stock",
+        "stock ",
+        " stock",
+        "stock/",
+        "/stock",
+        "stock/.",
+        "stock/..",
+        "stock#1",
+        "stock%2F",
+        "stock_1",
+        "stock%",
+        "stock*",
+        "stock?",
+        "stock[0]",
+        "{stock}",
+        "'stock'",
+        "\"stock\"",
+        "`stock`",
+        "stock\\",
+        "$1",
+        "a;--",
+        "stöck",
+        "sto\u{308}ck",
+        "STÖCK",
+        "ß",
+        "ss",
+        "🔒",
+        &longest,
+    ];
+    let mut guards = Vec::new();
+    for name in awkward {
+        let guard = keeper.mutex(&stage.name(name)).try_lock().await?;
+        guards.push(guard.unwrap_or_else(|| panic!("{name:?} is taken for another name")));
+    }
+    let tokens: BTreeSet<Token> = guards.iter().map(|guard| guard.token()).collect();
+    assert_eq!(tokens.len(), awkward.len(), "each has a token of its own");
+    for (name, guard) in awkward.into_iter().zip(guards) {
+        let view = stage.view(&stage.name(name)).await?.expect("it is held");
+        assert_eq!(view.holders[0].token, guard.token(), "{name:?}");
+        guard.release().await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! Re-entrancy: by guard or by explicit owner, counted in the process, never by thread or task.
+
+use lockkeeper::{Guard, Lost};
+
+use super::{Outcome, Stage, stage::soon, tests};
+
+tests! {
+    a_guard_is_entered_ten_levels_deep,
+    an_owner_enters_ten_levels_deep,
+    an_owner_enters_from_two_tasks_at_once,
+    owners_exclude_each_other,
+    an_owner_excludes_plain_locking,
+    an_owner_reads_inside_its_own_write,
+    a_lost_guard_cannot_be_entered,
+    an_owner_that_lost_it_acquires_anew,
+}
+
+/// How deep the tests go.
+const LEVELS: usize = 10;
+
+/// Gives the guards back one by one, half of them by dropping: it is free after the last.
+async fn free_after_the_last(stage: &Stage, name: &str, mut guards: Vec<Guard>) -> Outcome {
+    let other = stage.keeper().await?.mutex(name);
+    while let Some(guard) = guards.pop() {
+        assert!(other.try_lock().await?.is_none(), "free with {} guards left", guards.len() + 1);
+        assert_eq!(guard.holds(), guards.len() + 1);
+        if guards.len() % 2 == 0 { guard.release().await? } else { drop(guard) }
+    }
+    Ok(other.try_lock().await?.expect("free at count zero").release().await?)
+}
+
+async fn a_guard_is_entered_ten_levels_deep(stage: &Stage) -> Outcome {
+    let name = stage.name("stock");
+    let mut guards = vec![stage.keeper().await?.mutex(&name).lock().await?];
+    for level in 0..LEVELS {
+        let deeper = guards[level].reenter()?;
+        assert_eq!(deeper.token(), guards[0].token());
+        guards.push(deeper);
+    }
+    assert_eq!(stage.view(&name).await?.expect("it is held").holders.len(), 1, "counted in the process");
+    free_after_the_last(stage, &name, guards).await
+}
+
+async fn an_owner_enters_ten_levels_deep(stage: &Stage) -> Outcome {
+    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+    let owner = keeper.owner();
+    let mut guards = Vec::new();
+    for _ in 0..LEVELS {
+        guards.push(soon(keeper.mutex(&name).lock_as(&owner)).await??);
+        assert_eq!(guards.last().map(Guard::token), guards.first().map(Guard::token));
+    }
+    free_after_the_last(stage, &name, guards).await
+}
+
+async fn an_owner_enters_from_two_tasks_at_once(stage: &Stage) -> Outcome {
+    let keeper = stage.keeper().await?;
+    let (mutex, owner) = (keeper.mutex(&stage.name("stock")), keeper.owner());
+    let (one, two) = soon(async { tokio::join!(mutex.lock_as(&owner), mutex.lock_as(&owner)) }).await?;
+    let (one, two) = (one?, two?);
+    assert_eq!(one.token(), two.token());
+    one.release().await?;
+    assert!(two.is_held() && mutex.try_lock().await?.is_none());
+    Ok(two.release().await?)
+}
+
+async fn owners_exclude_each_other(stage: &Stage) -> Outcome {
+    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+    let (mutex, ours, theirs) = (keeper.mutex(&name).fifo(), keeper.owner(), keeper.owner());
+    let guard = mutex.lock_as(&ours).await?;
+    let again = mutex.clone();
+    let waiter = stage.line_up(&name, 1, async move { again.lock_as(&theirs).await }).await?;
+    let token = guard.token();
+    guard.release().await?;
+    let guard = soon(waiter).await???;
+    assert!(guard.token() > token);
+    Ok(guard.release().await?)
+}
+
+async fn an_owner_excludes_plain_locking(stage: &Stage) -> Outcome {
+    let keeper = stage.keeper().await?;
+    let mutex = keeper.mutex(&stage.name("stock"));
+    let guard = mutex.lock_as(&keeper.owner()).await?;
+    assert!(mutex.try_lock().await?.is_none(), "the same task, but not the owner");
+    Ok(guard.release().await?)
+}
+
+async fn an_owner_reads_inside_its_own_write(stage: &Stage) -> Outcome {
+    let keeper = stage.keeper().await?;
+    let (lock, owner) = (keeper.rw_lock(&stage.name("catalog")), keeper.owner());
+    let write = lock.write_as(&owner).await?;
+    let read = soon(lock.read_as(&owner)).await??;
+    let deeper = soon(lock.write_as(&owner)).await??;
+    assert!(write.token() == read.token() && read.token() == deeper.token());
+    write.release().await?;
+    deeper.release().await?;
+    assert!(lock.try_read().await?.is_none(), "still written, by the count");
+    Ok(read.release().await?)
+}
+
+async fn a_lost_guard_cannot_be_entered(stage: &Stage) -> Outcome {
+    let mutex = stage.keeper().await?.mutex(&stage.name("stock")).expires_after(stage.short());
+    let guard = mutex.lock().await?;
+    let deeper = guard.reenter()?;
+    assert_eq!(soon(guard.lost()).await?, Lost::Expired);
+    assert_eq!(guard.reenter().err(), Some(Lost::Expired));
+    assert_eq!(deeper.reenter().err(), Some(Lost::Expired));
+    assert!(guard.release().await.is_err() && deeper.release().await.is_err(), "both must hear of it");
+    Ok(())
+}
+
+async fn an_owner_that_lost_it_acquires_anew(stage: &Stage) -> Outcome {
+    let keeper = stage.keeper().await?;
+    let (mutex, owner) = (keeper.mutex(&stage.name("stock")), keeper.owner());
+    let lost = mutex.clone().expires_after(stage.short()).lock_as(&owner).await?;
+    assert_eq!(soon(lost.lost()).await?, Lost::Expired);
+    let anew = soon(mutex.lock_as(&owner)).await??;
+    assert!(anew.token() > lost.token());
+    assert!(lost.release().await.is_err());
+    assert!(anew.is_held(), "the end of the lost guard is not the end of this one");
+    Ok(anew.release().await?)
+}

@@ -1,0 +1,209 @@
+//! Refinement: the same random steps go to a real store, through the trait `Store`, and to the pure
+//! model; all answers and then all views must mean the same. It is how scripts and SQL are held to the
+//! one state machine that they rewrite.
+//!
+//! Every answer with a time in it is judged exactly: the model makes its step at the store's own time
+//! of the answer. Where an answer has no time (evictions, views), the store's clock is asked before and
+//! after. Moments at which something ends are kept away from by the tolerance, so nothing depends on
+//! how fast a store is.
+
+mod both;
+mod compare;
+mod plan;
+
+use std::{fmt, ops::AddAssign, time::Duration};
+
+use lockkeeper_core::{
+    StoreError,
+    runtime::clock::Clock,
+    store::{BoxFuture, Connector},
+    testing::VirtualClock,
+};
+
+use crate::dice::Dice;
+use both::Both;
+pub use plan::Pace;
+use plan::Step;
+
+/// Every store of one run connects to the same place.
+type Connect = Box<dyn Fn() -> Result<Connector, StoreError> + Send + Sync>;
+type Pass = Box<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// A store to be compared with the model.
+pub struct Subject {
+    connect: Connect,
+    clock: Clock,
+    pass: Pass,
+    pace: Pace,
+    tolerance: Duration,
+}
+
+impl Subject {
+    /// A store in virtual time, which `connect` connects to again and again. Call it in a runtime whose
+    /// time is paused; `clock` is the one that the store's leases run on.
+    pub fn in_virtual_time(
+        clock: &VirtualClock,
+        connect: impl Fn() -> Result<Connector, StoreError> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            connect: Box::new(connect),
+            clock: clock.clock(),
+            pass: Box::new(|length| Box::pin(tokio::time::sleep(length))),
+            pace: Pace::Virtual,
+            tolerance: Duration::ZERO,
+        }
+    }
+
+    /// A store in real time, which `connect` connects to again and again.
+    pub fn in_real_time(connect: impl Fn() -> Result<Connector, StoreError> + Send + Sync + 'static) -> Self {
+        Self {
+            connect: Box::new(connect),
+            clock: Clock::boot(),
+            pass: Box::new(|length| Box::pin(tokio::time::sleep(length))),
+            pace: Pace::Real,
+            tolerance: Duration::from_millis(20),
+        }
+    }
+
+    /// How far the store's times may be off, for stores that count in other units.
+    pub fn tolerance(mut self, tolerance: Duration) -> Self {
+        self.tolerance = tolerance;
+        self
+    }
+
+    /// How the store's time passes, for stores whose clock can be set, and how often it is to.
+    pub fn passes(
+        mut self,
+        pace: Pace,
+        pass: impl Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) -> Self {
+        self.pace = pace;
+        self.pass = Box::new(pass);
+        self
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subject").field("pace", &self.pace).field("tolerance", &self.tolerance).finish()
+    }
+}
+
+/// How often each kind of answer was compared: a run without some kinds of them proves little.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[expect(missing_docs, reason = "each field is named after the answer that it counts")]
+pub struct Tally {
+    pub granted: u64,
+    pub busy: u64,
+    pub stale: u64,
+    pub mismatch: u64,
+    pub left: u64,
+    pub held: u64,
+    pub gone: u64,
+    pub refused_renewals: u64,
+    pub evicted: u64,
+    pub counted: u64,
+    pub fenced: u64,
+    pub notices: u64,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.granted += other.granted;
+        self.busy += other.busy;
+        self.stale += other.stale;
+        self.mismatch += other.mismatch;
+        self.left += other.left;
+        self.held += other.held;
+        self.gone += other.gone;
+        self.refused_renewals += other.refused_renewals;
+        self.evicted += other.evicted;
+        self.counted += other.counted;
+        self.fenced += other.fenced;
+        self.notices += other.notices;
+    }
+}
+
+/// Where a store and the model went apart.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    seed: u64,
+    what: String,
+    steps: Vec<Step>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "seed {}: the store and the model go apart after {} steps:",
+            self.seed,
+            self.steps.len()
+        )?;
+        for step in &self.steps {
+            writeln!(f, "  {step:?}")?;
+        }
+        write!(f, "{}", self.what)
+    }
+}
+
+/// How often a failing run is tried with fewer steps.
+const SHORTENINGS: usize = 300;
+
+/// Compares the store with the model over `count` random steps.
+///
+/// # Errors
+/// The seed and as few steps as were found to tell the two apart.
+pub async fn check(subject: &Subject, seed: u64, count: usize) -> Result<Tally, Box<Failure>> {
+    let steps = plan::draw(&mut Dice::new(seed), count, subject.pace);
+    match run(subject, seed, &steps).await {
+        Ok(tally) => Ok(tally),
+        Err(Apart { at, what }) => {
+            let (what, steps) = shorten(subject, seed, what, steps[..=at.min(count - 1)].to_vec()).await;
+            Err(Box::new(Failure { seed, what, steps }))
+        }
+    }
+}
+
+/// Leaves out steps for as long as the run still fails.
+async fn shorten(subject: &Subject, seed: u64, what: String, steps: Vec<Step>) -> (String, Vec<Step>) {
+    let (mut what, mut steps, mut tries) = (what, steps, 0);
+    let mut chunk = steps.len() / 2;
+    while chunk > 0 && tries < SHORTENINGS {
+        let mut from = 0;
+        while from < steps.len() && tries < SHORTENINGS {
+            let mut fewer = steps.clone();
+            fewer.drain(from..(from + chunk).min(steps.len()));
+            tries += 1;
+            match run(subject, seed, &fewer).await {
+                Err(apart) if !fewer.is_empty() => {
+                    what = apart.what;
+                    fewer.truncate(apart.at + 1);
+                    steps = fewer;
+                }
+                _ => from += chunk,
+            }
+        }
+        chunk /= 2;
+    }
+    (what, steps)
+}
+
+/// The step at which the two went apart, and how.
+struct Apart {
+    at: usize,
+    what: String,
+}
+
+async fn run(subject: &Subject, seed: u64, steps: &[Step]) -> Result<Tally, Apart> {
+    let mut both = Both::connect(subject, seed).await.map_err(|what| Apart { at: 0, what })?;
+    let mut apart = None;
+    for (at, step) in steps.iter().enumerate() {
+        if let Err(what) = both.step(step).await {
+            apart = Some(Apart { at, what });
+            break;
+        }
+    }
+    both.clean_up().await;
+    apart.map_or(Ok(both.tally()), Err)
+}

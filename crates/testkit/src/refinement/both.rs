@@ -1,0 +1,560 @@
+//! A store and the model side by side: turns the steps of a plan into requests, gives them to both and
+//! compares what comes back.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    Capacity, ContenderId, KeeperId, Name, StoreError, Token, Units,
+    model::{Effects, Model, Now, WAIT_LEASE},
+    store::{
+        Admit, Admitted, Answer, Card, Claim, Context, Count, CountAction, Evict, Evicted, Facts,
+        GrantNotice, Kind, Leave, Left, ListQuery, Renew, Renewed, Request, ResourceView, Store, StoreTime,
+        Topic, Verdict, Wake, WakeSink, Watch,
+    },
+};
+
+use super::{
+    Subject, Tally,
+    compare::{Numbers, Same, renewals},
+    plan::{EACH, Entry, KEEPERS, LATCHES, LatchAction, Pace, RESOURCES, Renewal, Step},
+};
+
+/// One who asks: an id that is used for one acquisition.
+struct Person {
+    claim: Claim,
+    copies: u32,
+    /// The latest time at which a copy may take effect.
+    not_after: StoreTime,
+}
+
+/// A store and the model, going through the same steps.
+pub(super) struct Both<'a> {
+    subject: &'a Subject,
+    keepers: Vec<(KeeperId, Arc<dyn Store>)>,
+    watches: Vec<Watch>,
+    heard: Arc<Mutex<Vec<(Name, GrantNotice)>>>,
+    model: Model,
+    /// Notices that the model wants sent.
+    made: Vec<(Name, GrantNotice)>,
+    names: Vec<Name>,
+    latches: Vec<Name>,
+    fence: Name,
+    /// The fence's first token: it keeps what earlier runs have shown to it.
+    fence_base: u64,
+    people: HashMap<usize, Person>,
+    /// Those who left, and until when their copies are harmless.
+    left: HashMap<ContenderId, Option<StoreTime>>,
+    sent: VecDeque<(usize, Vec<Request>)>,
+    operations: HashMap<usize, Count>,
+    numbers: Numbers,
+    next_id: u64,
+    /// Moments from which on something is different, beside those in the model's resources.
+    moments: BTreeSet<StoreTime>,
+    tolerance: Duration,
+    tally: Tally,
+}
+
+/// The permits of the last resource.
+const PERMITS: u32 = 3;
+/// How long a step keeps away from a moment at which something ends, beside the tolerance: longer than
+/// a request usually takes.
+const BERTH: Duration = Duration::from_millis(100);
+/// How many groups may arrive once more.
+const REMEMBERED: usize = 12;
+
+fn said(error: &StoreError) -> String {
+    format!("the store failed: {error}")
+}
+
+fn at(lease: StoreTime) -> Now {
+    // The wall clock stands still: the model's numbers are 1, 2, 3 and so on.
+    Now { lease, wall: 0 }
+}
+
+impl<'a> Both<'a> {
+    /// Connects some keepers to the store, under names and ids that no other run has.
+    pub(super) async fn connect(subject: &'a Subject, seed: u64) -> Result<Self, String> {
+        let unique = KeeperId::random();
+        let name = |text: String| Name::new(text).expect("short and plain");
+        let mut both = Self {
+            subject,
+            keepers: Vec::new(),
+            watches: Vec::new(),
+            heard: Arc::default(),
+            model: Model::default(),
+            made: Vec::new(),
+            names: (0..RESOURCES).map(|nth| name(format!("refinement/{unique}/{nth}"))).collect(),
+            latches: (0..LATCHES).map(|nth| name(format!("refinement/{unique}/latch-{nth}"))).collect(),
+            // A fence cannot be removed, so there is one for each seed and not for each run.
+            fence: name(format!("refinement/fence-{seed}")),
+            fence_base: 1,
+            people: HashMap::new(),
+            left: HashMap::new(),
+            sent: VecDeque::new(),
+            operations: HashMap::new(),
+            numbers: Numbers::default(),
+            next_id: 0,
+            moments: BTreeSet::new(),
+            tolerance: subject.tolerance,
+            tally: Tally::default(),
+        };
+        for _ in 0..KEEPERS {
+            both.connect_keeper().await.map_err(|error| said(&error))?;
+        }
+        both.learn_fence().await?;
+        Ok(both)
+    }
+
+    async fn connect_keeper(&mut self) -> Result<(), StoreError> {
+        let (keeper, heard) = (KeeperId::random(), self.heard.clone());
+        let context = Context {
+            keeper,
+            wakes: WakeSink::new(move |wake| {
+                if let Wake::Granted(name, notice) = wake {
+                    heard.lock().unwrap_or_else(PoisonError::into_inner).push((name, notice));
+                }
+            }),
+            background: tokio::runtime::Handle::current(),
+            clock: self.subject.clock.clone(),
+            request_limit: Duration::from_secs(10),
+        };
+        let store = (self.subject.connect)()?.connect(context).await?;
+        for name in &self.names {
+            self.watches.extend(store.watch(&Topic::Grants(name.clone())).await?);
+        }
+        self.keepers.push((keeper, store));
+        Ok(())
+    }
+
+    /// What was shown to the fence by earlier runs of this seed.
+    async fn learn_fence(&mut self) -> Result<(), String> {
+        let least = Token::new(1, 0);
+        let admit = Admit { name: self.fence.clone(), token: least, floor: least };
+        let highest = match self.store().fence(&admit).await.map_err(|error| said(&error))? {
+            Admitted::Yes => least,
+            Admitted::Stale { highest } => highest,
+        };
+        self.fence_base = highest.number();
+        self.model.fence(&Admit { token: highest, floor: highest, ..admit });
+        Ok(())
+    }
+
+    fn store(&self) -> &Arc<dyn Store> {
+        &self.keepers[0].1
+    }
+
+    /// What was compared.
+    pub(super) fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    /// The store's time.
+    async fn now(&self) -> Result<StoreTime, String> {
+        self.store().apply(&[]).await.map(|answers| answers.now).map_err(|error| said(&error))
+    }
+
+    /// The first moment after `now` at which something ends by itself.
+    fn next_end(&self, now: StoreTime) -> Option<StoreTime> {
+        self.ends().filter(|end| *end > now).min()
+    }
+
+    fn ends(&self) -> impl Iterator<Item = StoreTime> {
+        let resources = self.names.iter().filter_map(|name| self.model.resource(name));
+        let ends = resources.flat_map(|resource| {
+            let holders = resource.holders.iter().map(|holder| holder.expires);
+            holders.chain(resource.queue.iter().map(|waiter| waiter.asked.after(WAIT_LEASE)))
+        });
+        ends.chain(self.moments.iter().copied())
+    }
+
+    /// Waits until nothing is about to end or has just ended, by a clock that is not exact.
+    async fn keep_clear(&mut self) -> Result<(), String> {
+        if self.tolerance.is_zero() {
+            return Ok(());
+        }
+        loop {
+            let now = self.now().await?;
+            let until = now.after(self.tolerance + BERTH);
+            let near = self.ends().filter(|end| end.after(self.tolerance) >= now && *end <= until).max();
+            let Some(end) = near else { return Ok(()) };
+            (self.subject.pass)(end.since(now) + self.tolerance + Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Makes one step in both, and compares answers, notices and views.
+    pub(super) async fn step(&mut self, step: &Step) -> Result<(), String> {
+        self.keep_clear().await?;
+        match step {
+            Step::Group { keeper, entries } => {
+                let now = self.now().await?;
+                let group = self.group(*keeper, entries, now);
+                self.sent.push_front((*keeper, group.clone()));
+                self.sent.truncate(REMEMBERED);
+                self.apply(*keeper, &group).await?;
+            }
+            Step::Repeat { ago } => {
+                let Some((keeper, group)) = self.sent.get(*ago).cloned() else { return Ok(()) };
+                let group: Vec<_> =
+                    group.into_iter().filter(|request| self.may_come_again(request)).collect();
+                self.apply(keeper, &group).await?;
+            }
+            Step::Renew { keeper, renewals } => self.renew(*keeper, renewals).await?,
+            Step::Evict { who, now, wrong } => self.evict(*who, *now, *wrong).await?,
+            Step::Count { latch, operation, again, action, late } => {
+                self.count(*latch, *operation, *again, *action, *late).await?;
+            }
+            Step::Fence { number, below } => self.fence(*number, *below).await?,
+            Step::List { limit } => self.list(*limit).await?,
+            Step::Pass(length) => (self.subject.pass)(*length).await,
+            Step::PassUntilNextEnd => {
+                let now = self.now().await?;
+                // What ends long after the run is not waited for.
+                let most = Duration::from_secs(if self.subject.pace == Pace::Real { 4 } else { 60 });
+                if let Some(end) = self.next_end(now).filter(|end| end.since(now) <= most) {
+                    (self.subject.pass)(end.since(now)).await;
+                }
+            }
+        }
+        self.keep_clear().await?;
+        self.compare_notices()?;
+        self.compare_views().await
+    }
+
+    /// A group as a keeper would send it: in order of name, leaves first, each contender once, and one
+    /// new claim per resource.
+    fn group(&mut self, keeper: usize, entries: &[Entry], now: StoreTime) -> Vec<Request> {
+        let mut group: Vec<Request> = Vec::new();
+        let mut new: HashSet<Name> = HashSet::new();
+        let mut seen: HashSet<usize> = HashSet::new();
+        for entry in entries {
+            let (Entry::Claim { who, .. } | Entry::Leave { who, .. }) = entry;
+            if !seen.insert(*who) {
+                continue;
+            }
+            match entry {
+                Entry::Leave { who, bury, hold_at_least } => {
+                    group.extend(self.leave(*who, *bury, *hold_at_least).map(Request::Leave));
+                }
+                Entry::Claim { life, .. } => {
+                    let claim = self.claim(keeper, entry, later(now, *life));
+                    if claim.again || new.insert(claim.name.clone()) {
+                        group.push(Request::Claim(claim));
+                    } else {
+                        self.people.remove(who);
+                    }
+                }
+            }
+        }
+        group.sort_by(|a, b| {
+            let is_claim = |request: &Request| matches!(request, Request::Claim(_));
+            (a.name(), is_claim(a)).cmp(&(b.name(), is_claim(b)))
+        });
+        group
+    }
+
+    /// The next copy of somebody's claim: the first of a new one if there is none.
+    fn claim(&mut self, keeper: usize, entry: &Entry, not_after: StoreTime) -> Claim {
+        let Entry::Claim { who, resource, units, lease, queue, mismatch, detachable, .. } = entry else {
+            unreachable!("only claims come here");
+        };
+        let capability = self.keepers[keeper].1.capability();
+        let lease = if capability.lease_per_claim { *lease } else { capability.max_lease };
+        let lease = lease.clamp(capability.min_lease, capability.max_lease);
+        let detachable = *detachable && capability.detachable;
+        self.next_id += 1;
+        let id = ContenderId { keeper: self.keepers[keeper].0, seq: self.next_id };
+        let person = self.people.entry(*who).or_insert_with(|| {
+            let permits = (*resource == RESOURCES - 1) != *mismatch;
+            let count = |count| Units::count(count).expect("not zero");
+            Claim {
+                name: self.names[*resource].clone(),
+                contender: id,
+                units: if permits || *units > 1 { count((*units).max(1)) } else { Units::All },
+                capacity: if permits { Capacity::count(PERMITS).expect("not zero") } else { Capacity::All },
+                lease,
+                queue: *queue,
+                detachable,
+                not_after,
+                stamp: 0,
+                again: false,
+                card: card(*who),
+            }
+            .into()
+        });
+        let claim =
+            Claim { not_after, stamp: self.next_id, again: person.copies > 0, ..person.claim.clone() };
+        person.copies += 1;
+        person.not_after = person.not_after.max(not_after);
+        self.moments.insert(not_after);
+        claim
+    }
+
+    fn leave(&mut self, who: usize, bury: bool, hold_at_least: Duration) -> Option<Leave> {
+        let person = self.people.remove(&who)?;
+        let bury_until = bury.then_some(person.not_after);
+        self.left.insert(person.claim.contender, bury_until);
+        let hold_at_least = if person.claim.detachable { hold_at_least } else { Duration::ZERO };
+        Some(Leave { name: person.claim.name, contender: person.claim.contender, bury_until, hold_at_least })
+    }
+
+    /// Late copies of those who left are under way only if the leave said so.
+    fn may_come_again(&self, request: &Request) -> bool {
+        let Request::Claim(claim) = request else { return true };
+        match self.left.get(&claim.contender) {
+            Some(bury_until) => bury_until.is_some_and(|until| until >= claim.not_after),
+            None => true,
+        }
+    }
+
+    async fn apply(&mut self, keeper: usize, group: &[Request]) -> Same {
+        let answers = self.keepers[keeper].1.apply(group).await.map_err(|error| said(&error))?;
+        if answers.each.len() != group.len() {
+            return Err(format!("{} requests, {} answers", group.len(), answers.each.len()));
+        }
+        for (request, answer) in group.iter().zip(&answers.each) {
+            let mut effects = Effects::default();
+            let expected = self.model.apply(at(answers.now), request, &mut effects);
+            self.note(request.name(), effects);
+            let tolerance = self.tolerance;
+            let same = self.numbers.answers(request.name(), &expected, answer, tolerance);
+            same.map_err(|what| format!("{what}\nto {request:?}\nat {:?}", answers.now))?;
+            match answer {
+                Answer::Claim(Verdict::Granted(_)) => self.tally.granted += 1,
+                Answer::Claim(Verdict::Busy { .. }) => self.tally.busy += 1,
+                Answer::Claim(Verdict::Stale) => self.tally.stale += 1,
+                Answer::Claim(Verdict::Mismatch { .. }) => self.tally.mismatch += 1,
+                Answer::Leave(Left::Released | Left::LeftQueue) => self.tally.left += 1,
+                Answer::Claim(Verdict::Refused(_)) | Answer::Leave(Left::NotThere) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, name: &Name, effects: Effects) {
+        self.made.extend(effects.grants.into_iter().map(|grant| (name.clone(), grant)));
+    }
+
+    async fn renew(&mut self, keeper: usize, entries: &[Renewal]) -> Same {
+        let mut seen = HashSet::new();
+        let entries = entries.iter().filter(|entry| seen.insert(entry.who));
+        let leases: Vec<Renew> = entries
+            .filter_map(|entry| {
+                let claim = &self.people.get(&entry.who)?.claim;
+                Some(Renew {
+                    name: claim.name.clone(),
+                    contender: claim.contender,
+                    lease: if entry.lease.is_zero() { entry.lease } else { claim.lease.max(entry.lease) },
+                    lower_to: entry.lower.then_some(Units::ONE),
+                    detach: entry.detach && claim.detachable,
+                })
+            })
+            .collect();
+        let answers = self.keepers[keeper].1.renew(&leases).await.map_err(|error| said(&error))?;
+        if answers.each.len() != leases.len() {
+            return Err(format!("{} renewals, {} answers", leases.len(), answers.each.len()));
+        }
+        for (renew, answer) in leases.iter().zip(&answers.each) {
+            let mut effects = Effects::default();
+            let expected = self.model.renew(at(answers.now), renew, &mut effects);
+            self.note(&renew.name, effects);
+            renewals(&expected, answer, self.tolerance)
+                .map_err(|what| format!("{what}\nto {renew:?}\nat {:?}", answers.now))?;
+            match answer {
+                Renewed::Held { .. } => self.tally.held += 1,
+                Renewed::Gone => self.tally.gone += 1,
+                Renewed::Evicted => self.tally.refused_renewals += 1,
+            }
+        }
+        Ok(())
+    }
+
+    async fn evict(&mut self, who: usize, now: bool, wrong: bool) -> Same {
+        let Some(person) = self.people.get(&who) else { return Ok(()) };
+        let (name, contender) = (person.claim.name.clone(), person.claim.contender);
+        let holders = self.model.resource(&name).into_iter().flat_map(|resource| &resource.holders);
+        let number = holders.into_iter().find(|h| h.contender == contender).map_or(1, |h| h.number);
+        // Who does not hold has no number; any will do.
+        let in_store = self.numbers.of_store(&name, number).unwrap_or(1);
+        let wrong = u64::from(wrong);
+        let order = Evict { name: name.clone(), contender, number: in_store + wrong, now };
+        let before = self.now().await?;
+        let answer = self.store().evict(&order).await.map_err(|error| said(&error))?;
+        let took = self.now().await?.since(before);
+        let mut effects = Effects::default();
+        let in_model = Evict { number: number + wrong, ..order.clone() };
+        let expected = self.model.evict(at(before), &in_model, &mut effects);
+        if !effects.grants.is_empty() {
+            // The answer has no time, so nobody knows when exactly these leases begin.
+            self.tolerance += took;
+        }
+        self.note(&name, effects);
+        self.tally.evicted += u64::from(answer == Evicted::Done);
+        if expected == answer {
+            return Ok(());
+        }
+        Err(format!("eviction: expected {expected:?}, got {answer:?}\nto {order:?}\nat {before:?}"))
+    }
+
+    async fn count(
+        &mut self,
+        latch: usize,
+        operation: usize,
+        again: bool,
+        action: LatchAction,
+        late: bool,
+    ) -> Same {
+        let now = self.now().await?;
+        let known = self.operations.get(&operation).filter(|_| again).cloned();
+        let count = known.unwrap_or_else(|| {
+            self.next_id += 1;
+            Count {
+                name: self.latches[latch].clone(),
+                op: ContenderId { keeper: self.keepers[0].0, seq: self.next_id },
+                not_after: later(now, if late { -1 } else { 5_000 }),
+                action: match action {
+                    LatchAction::Create(count) => CountAction::Create(count),
+                    LatchAction::Down(by) => CountAction::Down(by),
+                    LatchAction::Reset => CountAction::Reset,
+                    LatchAction::Delete => CountAction::Delete,
+                    LatchAction::Read => CountAction::Read,
+                },
+            }
+        });
+        self.moments.insert(count.not_after);
+        self.operations.insert(operation, count.clone());
+        let answers = self.store().count(&count).await.map_err(|error| said(&error))?;
+        let expected = self.model.count(at(answers.now), &count);
+        self.tally.counted += 1;
+        let [answer] = &answers.each[..] else {
+            return Err(format!("one operation, {} answers", answers.each.len()));
+        };
+        let same = self.numbers.counts(&count.name, &expected, answer);
+        same.map_err(|what| format!("{what}\nto {count:?}\nat {:?}", answers.now))
+    }
+
+    async fn fence(&mut self, number: u64, below: u64) -> Same {
+        let number = self.fence_base + number;
+        let admit = Admit {
+            name: self.fence.clone(),
+            token: Token::new(number, 0),
+            floor: Token::new(number.saturating_sub(below).max(1), 0),
+        };
+        let answer = self.store().fence(&admit).await.map_err(|error| said(&error))?;
+        let expected = self.model.fence(&admit);
+        self.tally.fenced += 1;
+        if expected == answer {
+            return Ok(());
+        }
+        Err(format!("fence: expected {expected:?}, got {answer:?}\nto {admit:?}"))
+    }
+
+    /// Walks through the pages of the listing.
+    async fn list(&mut self, limit: usize) -> Same {
+        let prefix = self.names[0].as_str().trim_end_matches('0').to_owned();
+        let mut query = ListQuery { prefix: prefix.clone(), after: None, limit };
+        let before = self.now().await?;
+        let mut listed = Vec::new();
+        loop {
+            let page = self.store().list(&query).await.map_err(|error| said(&error))?;
+            if page.resources.len() > limit {
+                return Err(format!("a page of {} when {limit} were asked for", page.resources.len()));
+            }
+            listed.extend(page.resources);
+            let Some(next) = page.next else { break };
+            if query.after.as_ref().is_some_and(|after| next <= *after) {
+                return Err(format!("the page after {:?} says that {next} is next", query.after));
+            }
+            query.after = Some(next);
+        }
+        let took = self.now().await?.since(before);
+        let all = ListQuery { prefix, after: None, limit: usize::MAX };
+        let expected = self.model.list(at(before), &all).resources;
+        let names = |views: &[ResourceView]| views.iter().map(|view| view.name.clone()).collect::<Vec<_>>();
+        if names(&expected) != names(&listed) {
+            return Err(format!("listing: expected {:?}, got {:?}", names(&expected), names(&listed)));
+        }
+        for (expected, view) in expected.iter().zip(&listed) {
+            self.numbers.views(&expected.name, Some(expected), Some(view), self.tolerance + took)?;
+        }
+        Ok(())
+    }
+
+    /// A notice may be lost, late or doubled, but never tells of a grant that was not made.
+    fn compare_notices(&mut self) -> Same {
+        let heard = std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner));
+        for (name, notice) in heard {
+            // A contender that lost its place and came again may have been granted several times.
+            let mut made =
+                self.made.iter().filter(|(of, made)| *of == name && made.contender == notice.contender);
+            let stamps: Vec<_> =
+                made.by_ref().map(|(_, made)| *made).filter(|made| made.stamp == notice.stamp).collect();
+            let mut differences = Vec::new();
+            let told = stamps.iter().any(|made| {
+                let same = self.numbers.notice(&name, made, &notice, self.tolerance);
+                same.map_err(|what| differences.push(what)).is_ok()
+            });
+            if !told {
+                return Err(format!("a notice of no grant: {notice:?}: {differences:?}"));
+            }
+            self.tally.notices += 1;
+        }
+        Ok(())
+    }
+
+    async fn compare_views(&mut self) -> Same {
+        for name in self.names.clone() {
+            let before = self.now().await?;
+            let view = self.store().inspect(&name).await.map_err(|error| said(&error))?;
+            let took = self.now().await?.since(before);
+            let expected = self.model.inspect(at(before), &name);
+            let same = self.numbers.views(&name, expected.as_ref(), view.as_ref(), self.tolerance + took);
+            same.map_err(|what| format!("{what}\nin the view of {name} at {before:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Takes everything away again, as far as that is possible.
+    pub(super) async fn clean_up(&mut self) {
+        for (who, person) in self.people.drain() {
+            let Claim { name, contender, .. } = person.claim;
+            let leave = Leave { name, contender, bury_until: None, hold_at_least: Duration::ZERO };
+            drop(self.keepers[who / EACH].1.apply(&[Request::Leave(leave)]).await);
+        }
+        let now = self.now().await.unwrap_or_default();
+        for name in self.latches.clone() {
+            self.next_id += 1;
+            let op = ContenderId { keeper: self.keepers[0].0, seq: self.next_id };
+            let count = Count { name, op, not_after: later(now, 5_000), action: CountAction::Delete };
+            drop(self.store().count(&count).await);
+        }
+        self.watches.clear();
+        for (_, store) in &self.keepers {
+            store.close().await;
+        }
+    }
+}
+
+impl From<Claim> for Person {
+    fn from(claim: Claim) -> Self {
+        Self { claim, copies: 0, not_after: StoreTime(0) }
+    }
+}
+
+fn later(now: StoreTime, millis: i64) -> StoreTime {
+    StoreTime(now.0.saturating_add_signed(millis * 1000))
+}
+
+/// What `who` shows to people.
+fn card(who: usize) -> Card {
+    let facts = Facts { host: format!("host \"{who}\""), pid: who as u32, program: "refinement".into() };
+    Card {
+        kind: [Kind::Mutex, Kind::RwLock, Kind::Semaphore, Kind::Election][who % 4],
+        facts: Arc::new(facts),
+        label: who.is_multiple_of(3).then(|| "a label, with ü and 'quotes'".into()),
+        value: who.is_multiple_of(5).then(|| "10.0.0.7:80".into()),
+    }
+}

@@ -1,0 +1,174 @@
+//! When the answers of a store and of the model mean the same: times up to a tolerance, grant numbers
+//! by their order. A store counts as it likes, as long as its numbers grow.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt::Debug,
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    GrantNumber, Name, Token,
+    store::{Answer, CountState, Counted, GrantNotice, HolderView, Renewed, ResourceView, Verdict},
+};
+
+/// Nothing, or what differs.
+pub(super) type Same = Result<(), String>;
+
+fn differ(what: &str, model: impl Debug, store: impl Debug) -> Same {
+    Err(format!("{what}: expected {model:?}\n{:>1$} got {store:?}", "", what.len() + 4))
+}
+
+fn same<T: PartialEq + Debug>(what: &str, model: &T, store: &T) -> Same {
+    if model == store { Ok(()) } else { differ(what, model, store) }
+}
+
+fn near(what: &str, model: Duration, store: Duration, tolerance: Duration) -> Same {
+    if model.abs_diff(store) <= tolerance { Ok(()) } else { differ(what, model, store) }
+}
+
+/// Which number of the store is which of the model.
+#[derive(Default)]
+pub(super) struct Numbers {
+    grants: HashMap<Name, BTreeMap<GrantNumber, GrantNumber>>,
+    births: HashMap<Name, BTreeMap<GrantNumber, GrantNumber>>,
+}
+
+impl Numbers {
+    /// The store's number for a grant of the model, if it has been seen.
+    pub(super) fn of_store(&self, name: &Name, model: GrantNumber) -> Option<GrantNumber> {
+        self.grants.get(name)?.get(&model).copied()
+    }
+
+    fn grant(&mut self, name: &Name, what: &str, model: GrantNumber, store: GrantNumber) -> Same {
+        let known = self.grants.entry(name.clone()).or_default();
+        if let Some(before) = known.get(&model) {
+            return same(what, before, &store);
+        }
+        let below = known.range(..model).next_back().map(|(_, number)| *number);
+        let above = known.range(model..).next().map(|(_, number)| *number);
+        if below.is_some_and(|below| store <= below) || above.is_some_and(|above| store >= above) {
+            return Err(format!("{what} {store} is not in the order of the grants of {name}: {known:?}"));
+        }
+        known.insert(model, store);
+        Ok(())
+    }
+
+    /// Another creation of a latch has another number; more is not promised.
+    fn birth(&mut self, name: &Name, model: GrantNumber, store: GrantNumber) -> Same {
+        let known = self.births.entry(name.clone()).or_default();
+        if let Some(before) = known.get(&model) {
+            return same("born", before, &store);
+        }
+        if known.values().any(|number| *number == store) {
+            return Err(format!("born: {store} is the number of an earlier creation"));
+        }
+        known.insert(model, store);
+        Ok(())
+    }
+
+    pub(super) fn answers(
+        &mut self,
+        name: &Name,
+        model: &Answer,
+        store: &Answer,
+        tolerance: Duration,
+    ) -> Same {
+        match (model, store) {
+            (Answer::Leave(model), Answer::Leave(store)) => same("leave", model, store),
+            (Answer::Claim(model), Answer::Claim(store)) => self.verdicts(name, model, store, tolerance),
+            _ => differ("answer", model, store),
+        }
+    }
+
+    fn verdicts(&mut self, name: &Name, model: &Verdict, store: &Verdict, tolerance: Duration) -> Same {
+        match (model, store) {
+            (Verdict::Granted(expected), Verdict::Granted(grant)) => {
+                near("remaining", expected.remaining, grant.remaining, tolerance)?;
+                self.grant(name, "the floor", expected.floor, grant.floor)?;
+                self.grant(name, "the number", expected.number, grant.number)
+            }
+            (
+                Verdict::Busy { ahead: expected, retry_in: in_model },
+                Verdict::Busy { ahead, retry_in: in_store },
+            ) => {
+                same("ahead", expected, ahead)?;
+                near("retry_in", *in_model, *in_store, tolerance)
+            }
+            (Verdict::Stale, Verdict::Stale) => Ok(()),
+            (Verdict::Mismatch { in_use: expected }, Verdict::Mismatch { in_use }) => {
+                same("in_use", expected, in_use)
+            }
+            _ => differ("claim", model, store),
+        }
+    }
+
+    pub(super) fn counts(&mut self, name: &Name, model: &Counted, store: &Counted) -> Same {
+        match (model, store) {
+            (Counted::State(expected), Counted::State(state))
+            | (Counted::Exists(expected), Counted::Exists(state)) => {
+                self.birth(name, expected.born, state.born)?;
+                same("count", expected, &CountState { born: expected.born, ..*state })
+            }
+            _ => same("count", model, store),
+        }
+    }
+
+    /// Whether a notice that was delivered tells of a grant that the model made.
+    pub(super) fn notice(
+        &mut self,
+        name: &Name,
+        model: &GrantNotice,
+        store: &GrantNotice,
+        tolerance: Duration,
+    ) -> Same {
+        self.grant(name, "the floor of a notice", model.floor, store.floor)?;
+        self.grant(name, "the number of a notice", model.number, store.number)?;
+        near("waited", model.waited, store.waited, tolerance)?;
+        let expected =
+            GrantNotice { number: store.number, floor: store.floor, waited: store.waited, ..*model };
+        same("notice", &expected, store)
+    }
+
+    pub(super) fn views(
+        &mut self,
+        name: &Name,
+        model: Option<&ResourceView>,
+        store: Option<&ResourceView>,
+        tolerance: Duration,
+    ) -> Same {
+        let (model, store) = match (model, store) {
+            (None, None) => return Ok(()),
+            (Some(model), Some(store)) => (model, store),
+            _ => return differ(&format!("view of {name}"), model, store),
+        };
+        same("name", name, &store.name)?;
+        same("capacity", &model.capacity, &store.capacity)?;
+        let ids = |holders: &[HolderView]| holders.iter().map(|holder| holder.contender).collect::<Vec<_>>();
+        same("holders", &ids(&model.holders), &ids(&store.holders))?;
+        for (expected, holder) in model.holders.iter().zip(&store.holders) {
+            near("remaining in view", expected.remaining, holder.remaining, tolerance)?;
+            self.grant(name, "the number in view", expected.token.number(), holder.token.number())?;
+            let expected = HolderView {
+                token: Token::new(holder.token.number(), 0),
+                since: holder.since,
+                remaining: holder.remaining,
+                ..expected.clone()
+            };
+            same("holder", &expected, holder)?;
+        }
+        let line = |view: &ResourceView| -> Vec<_> {
+            view.waiters.iter().map(|waiter| (waiter.contender, waiter.units, waiter.card.clone())).collect()
+        };
+        same("waiters", &line(model), &line(store))
+    }
+}
+
+pub(super) fn renewals(model: &Renewed, store: &Renewed, tolerance: Duration) -> Same {
+    match (model, store) {
+        (Renewed::Held { remaining: expected }, Renewed::Held { remaining }) => {
+            near("remaining", *expected, *remaining, tolerance)
+        }
+        _ => same("renewal", model, store),
+    }
+}

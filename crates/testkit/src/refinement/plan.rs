@@ -1,0 +1,207 @@
+//! What a refinement run does, drawn from dice. A step says who does what in small numbers and means
+//! something in every state, so that steps can be left out when a failure is made short.
+
+use std::time::Duration;
+
+use crate::dice::Dice;
+
+/// Keepers of a run, and contenders of each: contender `who` belongs to keeper `who / EACH`.
+pub(super) const KEEPERS: usize = 3;
+pub(super) const EACH: usize = 4;
+/// Resources of a run: the first two have no limit but "all", the last has permits.
+pub(super) const RESOURCES: usize = 3;
+/// Latches of a run, and operations on them that may be repeated.
+pub(super) const LATCHES: usize = 2;
+pub(super) const OPERATIONS: usize = 6;
+
+/// How a run goes with time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pace {
+    /// Time costs nothing: it passes often, and leases of all lengths end.
+    Virtual,
+    /// Time is real: most leases outlast the run, some are short, and now and then their end is
+    /// awaited.
+    Real,
+}
+
+/// One entry of a group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Entry {
+    Claim {
+        who: usize,
+        resource: usize,
+        units: u32,
+        lease: Duration,
+        queue: bool,
+        /// From now until when it may take effect, in milliseconds; negative: it comes too late.
+        life: i64,
+        /// Asks for another capacity than the others.
+        mismatch: bool,
+        detachable: bool,
+    },
+    Leave {
+        who: usize,
+        /// Whether it leaves a mark against late copies.
+        bury: bool,
+        hold_at_least: Duration,
+    },
+}
+
+/// One entry of a renewal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Renewal {
+    pub(super) who: usize,
+    pub(super) lease: Duration,
+    pub(super) lower: bool,
+    pub(super) detach: bool,
+}
+
+/// What to do with a latch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum LatchAction {
+    Create(u64),
+    Down(u64),
+    Reset,
+    Delete,
+    Read,
+}
+
+/// One step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// One request of one keeper.
+    Group {
+        keeper: usize,
+        entries: Vec<Entry>,
+    },
+    /// The group sent so many groups ago arrives once more: a doubled request or a late copy.
+    Repeat {
+        ago: usize,
+    },
+    Renew {
+        keeper: usize,
+        renewals: Vec<Renewal>,
+    },
+    /// `wrong`: with a number that is not the holder's.
+    Evict {
+        who: usize,
+        now: bool,
+        wrong: bool,
+    },
+    Count {
+        latch: usize,
+        operation: usize,
+        again: bool,
+        action: LatchAction,
+        late: bool,
+    },
+    Fence {
+        number: u64,
+        below: u64,
+    },
+    List {
+        limit: usize,
+    },
+    Pass(Duration),
+    /// Time passes until the next lease or place in line has just ended.
+    PassUntilNextEnd,
+}
+
+/// Draws `count` steps.
+pub(super) fn draw(dice: &mut Dice, count: usize, pace: Pace) -> Vec<Step> {
+    (0..count).map(|_| step(dice, pace)).collect()
+}
+
+fn step(dice: &mut Dice, pace: Pace) -> Step {
+    let time = match pace {
+        Pace::Virtual => 160,
+        Pace::Real => 30,
+    };
+    match dice.below(1000) {
+        at if at < time => match pace {
+            Pace::Virtual if dice.chance(400) => Step::PassUntilNextEnd,
+            // Now and then longer than a place in line lasts.
+            Pace::Virtual => {
+                let most = if dice.chance(50) { 20_000 } else { 2_500 };
+                Step::Pass(dice.up_to(most))
+            }
+            Pace::Real if dice.chance(500) => Step::PassUntilNextEnd,
+            Pace::Real => Step::Pass(dice.up_to(200)),
+        },
+        at if at < 600 => {
+            let keeper = pick(dice, KEEPERS);
+            let entries = (0..=pick(dice, 4)).map(|_| entry(dice, keeper, pace)).collect();
+            Step::Group { keeper, entries }
+        }
+        at if at < 680 => Step::Repeat { ago: pick(dice, 12) },
+        at if at < 830 => {
+            let keeper = pick(dice, KEEPERS);
+            let renewals = (0..=pick(dice, 3)).map(|_| renewal(dice, keeper, pace)).collect();
+            Step::Renew { keeper, renewals }
+        }
+        at if at < 870 => {
+            Step::Evict { who: pick(dice, KEEPERS * EACH), now: dice.chance(500), wrong: dice.chance(200) }
+        }
+        at if at < 940 => Step::Count {
+            latch: pick(dice, LATCHES),
+            operation: pick(dice, OPERATIONS),
+            again: dice.chance(400),
+            action: match dice.below(8) {
+                0 | 1 => LatchAction::Create(dice.below(4)),
+                2..=4 => LatchAction::Down(dice.below(3)),
+                5 => LatchAction::Reset,
+                6 => LatchAction::Delete,
+                _ => LatchAction::Read,
+            },
+            late: dice.chance(100),
+        },
+        at if at < 980 => Step::Fence { number: dice.below(20), below: dice.below(5) },
+        _ => Step::List { limit: 1 + pick(dice, 4) },
+    }
+}
+
+fn pick(dice: &mut Dice, limit: usize) -> usize {
+    dice.below(limit as u64) as usize
+}
+
+fn who(dice: &mut Dice, keeper: usize) -> usize {
+    keeper * EACH + pick(dice, EACH)
+}
+
+fn lease(dice: &mut Dice, pace: Pace) -> Duration {
+    match pace {
+        // Equal and round leases are frequent, so that moments coincide.
+        Pace::Virtual if dice.chance(500) => Duration::from_secs(1 + dice.below(6)),
+        Pace::Virtual => Duration::from_millis(10) + dice.up_to(8_000),
+        Pace::Real if dice.chance(200) => Duration::from_secs(2) + dice.up_to(1_000),
+        Pace::Real => Duration::from_secs(3600),
+    }
+}
+
+fn entry(dice: &mut Dice, keeper: usize, pace: Pace) -> Entry {
+    let who = who(dice, keeper);
+    if dice.chance(650) {
+        Entry::Claim {
+            who,
+            resource: pick(dice, RESOURCES),
+            units: dice.below(4) as u32,
+            lease: lease(dice, pace),
+            queue: dice.chance(800),
+            life: if dice.chance(80) { -1 - dice.below(2_000) as i64 } else { 5_000 },
+            mismatch: dice.chance(40),
+            detachable: dice.chance(300),
+        }
+    } else {
+        let hold_at_least = if dice.chance(200) { dice.up_to(3_000) } else { Duration::ZERO };
+        Entry::Leave { who, bury: dice.chance(500), hold_at_least }
+    }
+}
+
+fn renewal(dice: &mut Dice, keeper: usize, pace: Pace) -> Renewal {
+    Renewal {
+        who: who(dice, keeper),
+        lease: if dice.chance(300) { Duration::ZERO } else { lease(dice, pace) },
+        lower: dice.chance(150),
+        detach: dice.chance(100),
+    }
+}
