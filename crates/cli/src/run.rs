@@ -196,6 +196,12 @@ impl Shift<'_> {
         if let Err(ended) = job.ready().await {
             return Ok(ended);
         }
+        if self.clock.now() >= self.notice.term_at(self.deadline) {
+            // This process was stopped in between: CMD must not even start.
+            self.lost = Some(Lost::Expired);
+            self.end(job).await;
+            return Ok(job.change().await);
+        }
         terminal.lend(job.group());
         job.go_on();
         let mut lost = held.lost();
@@ -252,8 +258,7 @@ impl Shift<'_> {
         let deadline = now.after(held.remaining());
         if deadline > self.deadline.after(Duration::from_millis(1)) {
             self.deadline = deadline;
-            // A dead guardian is seen by its silence.
-            drop(guardian.extend(deadline).await);
+            guardian.extend(deadline).await;
         }
         let term_at = self.notice.term_at(self.deadline);
         if now >= term_at {
