@@ -5,6 +5,7 @@ use std::{ffi::OsString, time::Duration};
 use lockkeeper::{Keeper, LeaseError, Lost, ReleaseError};
 use lockkeeper_core::runtime::clock::{BootTime, Clock};
 use nix::sys::signal::Signal;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     args::{ElectArgs, RunArgs},
@@ -13,6 +14,7 @@ use crate::{
     group::{self, Notice},
     guardian::{Guardian, News},
     signals::Signals,
+    span,
     store::Connection,
     take::{Held, Term, Wanted, What},
     terminal::Terminal,
@@ -53,6 +55,8 @@ async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsStri
     let held = wanted.take(connection, &mut signals).await?;
     let start = clock.now();
     confirm(&*held, wanted.wait.lease, most.map(|most| most + notice.grace + notice.reserve)).await?;
+    let continued = signal(SignalKind::from_raw(Signal::SIGCONT as i32))
+        .map_err(|error| Failure::internal("cannot listen for signals", error))?;
     let mut shift = Shift {
         wanted: &wanted,
         keeper: &connection.keeper,
@@ -63,6 +67,8 @@ async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsStri
         max_hold_at: most.map_or(BootTime::NEVER, |most| start.after(most)),
         guardians: 0,
         lost: None,
+        wants_terminal: false,
+        continued,
     };
     let ended = shift.work(&*held, command, &mut signals).await;
     if shift.lost.is_none() && ended.is_ok() {
@@ -131,6 +137,10 @@ struct Shift<'a> {
     max_hold_at: BootTime,
     guardians: u32,
     lost: Option<Lost>,
+    /// Whether CMD stopped because it used the terminal in the background.
+    wants_terminal: bool,
+    /// Tells when this process is continued.
+    continued: tokio::signal::unix::Signal,
 }
 
 impl Shift<'_> {
@@ -196,6 +206,12 @@ impl Shift<'_> {
         if let Err(ended) = job.ready().await {
             return Ok(ended);
         }
+        if self.clock.now() >= self.notice.term_at(self.deadline) {
+            // This process was stopped in between: CMD must not even start.
+            self.lost = Some(Lost::Expired);
+            self.end(job).await;
+            return Ok(job.change().await);
+        }
         terminal.lend(job.group());
         job.go_on();
         let mut lost = held.lost();
@@ -225,6 +241,7 @@ impl Shift<'_> {
                 () = self.clock.sleep_until(self.max_hold_at) => self.lost = Some(Lost::MaxHold),
                 () = self.clock.sleep_until(self.look_at) => self.look(held, guardian).await,
                 signal = signals.next() => group::send(job.group(), signal),
+                _ = self.continued.recv() => self.go_on(job, terminal),
                 () = tokio::time::sleep(LOOK), if ended.is_some() => {}
             }
             if self.lost.is_some() {
@@ -252,8 +269,7 @@ impl Shift<'_> {
         let deadline = now.after(held.remaining());
         if deadline > self.deadline.after(Duration::from_millis(1)) {
             self.deadline = deadline;
-            // A dead guardian is seen by its silence.
-            drop(guardian.extend(deadline).await);
+            guardian.extend(deadline).await;
         }
         let term_at = self.notice.term_at(self.deadline);
         if now >= term_at {
@@ -265,27 +281,34 @@ impl Shift<'_> {
     /// CMD stopped. If it only wanted the terminal, it gets it; otherwise the whole job stops, as
     /// its shell expects. The lease goes on, and the guardian ends CMD if it is not continued in
     /// time.
-    fn stopped(&self, signal: Signal, job: &Job, terminal: &mut Terminal) {
+    fn stopped(&mut self, signal: Signal, job: &Job, terminal: &mut Terminal) {
         let by_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
         if !by_terminal || !terminal.is_there() {
             // Somebody stopped CMD alone: the lock is kept for it.
             return;
         }
         let group = job.group();
-        let asks = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
-        if asks && terminal.lend_on_demand(group) {
+        self.wants_terminal = signal != Signal::SIGTSTP;
+        if self.wants_terminal && terminal.lend_on_demand(group) {
             job.go_on();
             return;
         }
         terminal.take_back(group);
         if !self.wanted.wait.quiet {
-            let left = crate::span::show(self.notice.term_at(self.deadline).since(self.clock.now()));
+            let left = span::show(self.notice.term_at(self.deadline).since(self.clock.now()));
             text::say(&format!(
-                "stopped; if not continued within {left}, CMD is ended, because its lease ends"
+                "stopped; bring it to the foreground within {left}, or CMD is ended with its lease"
             ));
         }
         Terminal::stop_job();
-        terminal.lend(group);
-        job.go_on();
+        self.go_on(job, terminal);
+    }
+
+    /// Lets a stopped CMD go on, unless it would only stop again for want of the terminal.
+    fn go_on(&self, job: &Job, terminal: &mut Terminal) {
+        if !self.wants_terminal || terminal.lend_on_demand(job.group()) {
+            terminal.lend(job.group());
+            job.go_on();
+        }
     }
 }

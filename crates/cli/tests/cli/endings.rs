@@ -8,7 +8,7 @@ use std::{
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::world::{Running, World, eventually, group_lives};
+use crate::world::{Blocked, Running, World, eventually, group_lives};
 
 /// Ignores TERM, has children that do, and says which group they are.
 const STUBBORN: &str = "trap '' TERM; sleep 600 & sleep 600 & echo $$ > group; wait; wait; sleep 600";
@@ -35,7 +35,7 @@ fn nothing_is_left(trouble: impl Fn(&World, &Running) + Sync, code: Option<i32>)
 
 fn one_round(trouble: &impl Fn(&World, &Running), code: Option<i32>) {
     let world = World::new();
-    let first = world.start_run(&["x", "--lease", "1s"], STUBBORN);
+    let first = world.start_run(&["x", "--lease", "2s"], STUBBORN);
     let group = world.line("group");
     let next = world.start_run(&["x"], "ps -eo pgid=,stat=,args= > after");
     eventually("the next one in line", || (world.waiters("x") == 1).then_some(()));
@@ -74,24 +74,6 @@ fn nothing_is_left_of_an_evicted_one() {
         assert!(done.code == Some(0) && done.out.contains("evicted"), "{done:?}");
     };
     nothing_is_left(evict, Some(79));
-}
-
-/// Keeps the whole store busy while it lives, as a disk that hangs would.
-struct Blocked(rusqlite::Connection);
-
-impl Blocked {
-    fn new(world: &World) -> Self {
-        let connection = rusqlite::Connection::open(world.path("locks.db")).expect("the store's file");
-        connection.busy_timeout(Duration::from_secs(10)).expect("set");
-        connection.execute_batch("BEGIN IMMEDIATE").expect("begun");
-        Self(connection)
-    }
-}
-
-impl Drop for Blocked {
-    fn drop(&mut self) {
-        self.0.execute_batch("ROLLBACK").expect("ended");
-    }
 }
 
 #[test]
@@ -144,7 +126,7 @@ fn term_comes_first_and_the_grace_is_a_sixth_of_the_lease() {
 #[test]
 fn renewals_keep_it_for_longer_than_a_lease() {
     let world = World::new();
-    let done = world.start_run(&["x", "--lease", "500ms"], "sleep 2; exit 6").done();
+    let done = world.start_run(&["x", "--lease", "2s"], "sleep 5; exit 6").done();
     assert_eq!(done.code, Some(6), "{done:?}");
 }
 
@@ -186,14 +168,10 @@ fn a_killed_guardian_is_replaced() {
 #[test]
 fn a_stopped_command_keeps_its_lock() {
     let world = World::new();
-    let run = world.start_run(&["x", "--lease", "500ms"], "echo $$ > group; sleep 1; exit 8");
+    let run = world.start_run(&["x", "--lease", "2s"], "echo $$ > group; sleep 1; exit 8");
     let group = nix::unistd::Pid::from_raw(world.line("group").parse().expect("a pid"));
     nix::sys::signal::killpg(group, Signal::SIGSTOP).expect("stopped");
-    assert_eq!(
-        world.run(&["run", "x", "-w", "1500ms", "--", "true"]).code,
-        Some(75),
-        "longer than its lease"
-    );
+    assert_eq!(world.run(&["run", "x", "-w", "3s", "--", "true"]).code, Some(75), "longer than its lease");
     nix::sys::signal::killpg(group, Signal::SIGCONT).expect("continued");
     assert_eq!(run.done().code, Some(8));
 }
