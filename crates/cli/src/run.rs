@@ -54,13 +54,15 @@ async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsStri
     let clock = Clock::boot();
     let held = wanted.take(connection, &mut signals).await?;
     let start = clock.now();
-    confirm(&*held, wanted.wait.lease, most.map(|most| most + notice.grace + notice.reserve)).await?;
+    let lease =
+        confirm(&*held, wanted.wait.lease, most.map(|most| most + notice.grace + notice.reserve)).await?;
     let continued = signal(SignalKind::from_raw(Signal::SIGCONT as i32))
         .map_err(|error| Failure::internal("cannot listen for signals", error))?;
     let mut shift = Shift {
         wanted: &wanted,
         keeper: &connection.keeper,
-        notice,
+        lease,
+        notice: Notice::of_lease(lease),
         clock: clock.clone(),
         deadline: clock.now().after(held.remaining()),
         look_at: BootTime::default(),
@@ -84,15 +86,19 @@ async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsStri
 }
 
 /// A lock that came by another's release has a short first lease. CMD starts with a full one.
-async fn confirm(held: &dyn Held, lease: Duration, most: Option<Duration>) -> Result<(), Failure> {
-    if held.remaining() > lease / 4 * 3 {
-        return Ok(());
+/// Returns how long leases really are: some stores have one length for all.
+async fn confirm(held: &dyn Held, lease: Duration, most: Option<Duration>) -> Result<Duration, Failure> {
+    let full = |length: Duration| length > lease / 4 * 3;
+    if full(held.remaining()) {
+        return Ok(lease);
     }
     match held.extend(most.map_or(lease, |most| most.min(lease))).await {
         // Past max_hold by a moment: it lasts that long anyway.
-        Ok(()) | Err(LeaseError::Invalid { .. }) => Ok(()),
-        Err(error) => Err(error.into()),
+        Ok(()) | Err(LeaseError::Invalid { .. }) => {}
+        Err(error) => return Err(error.into()),
     }
+    let remaining = held.remaining();
+    Ok(if most.is_some() || full(remaining) { lease } else { remaining })
 }
 
 /// What to exit with and say.
@@ -128,6 +134,7 @@ fn conclude(
 struct Shift<'a> {
     wanted: &'a Wanted<'a>,
     keeper: &'a Keeper,
+    lease: Duration,
     notice: Notice,
     clock: Clock,
     /// Until when it is certainly held, as last heard.
@@ -263,7 +270,6 @@ impl Shift<'_> {
     /// Asks how long it is held. Early enough for the guardian to hear of it in good time, and
     /// more often when renewals fail to come.
     async fn look(&mut self, held: &dyn Held, guardian: &mut Guardian) {
-        let lease = self.wanted.wait.lease;
         // The time first, so that the sum is never too late.
         let now = self.clock.now();
         let deadline = now.after(held.remaining());
@@ -275,7 +281,7 @@ impl Shift<'_> {
         if now >= term_at {
             self.lost = Some(Lost::Expired);
         }
-        self.look_at = self.deadline.before(lease / 2).max(now.after(lease / 20).min(term_at));
+        self.look_at = self.deadline.before(self.lease / 2).max(now.after(self.lease / 20).min(term_at));
     }
 
     /// CMD stopped. If it only wanted the terminal, it gets it; otherwise the whole job stops, as
