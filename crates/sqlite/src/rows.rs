@@ -64,6 +64,14 @@ impl Loaded {
         Self { before: free.clone(), resource: free, places: Vec::new(), changed: false }
     }
 
+    /// Whether nothing happened, but that waiters asked again.
+    pub(crate) fn only_asked(&self) -> bool {
+        let (old, new) = (&self.before, &self.resource);
+        let waiters =
+            |resource: &Resource| resource.queue.iter().map(|waiter| waiter.contender).collect::<Vec<_>>();
+        old.holders == new.holders && waiters(old) == waiters(new)
+    }
+
     /// Stores what became different.
     pub(crate) fn store(&self, transaction: &Transaction<'_>, name: &Name) -> rusqlite::Result<()> {
         if self.resource == self.before {

@@ -75,6 +75,12 @@ impl<'a> Work<'a> {
         self.transaction
     }
 
+    /// Whether nothing happened, but that waiters asked again.
+    pub(crate) fn only_asked(&self) -> bool {
+        let quiet = self.done.wakes.is_empty() && self.done.dead.is_empty() && self.mark == self.stored_mark;
+        quiet && self.loaded.values().flatten().all(Loaded::only_asked)
+    }
+
     /// Stores all that became different, and gives what is left to do.
     pub(crate) fn finish(mut self) -> Result<Done> {
         for (name, loaded) in &self.loaded {
