@@ -21,7 +21,8 @@
 //! * **Durability.** `synchronous=FULL`: what was answered is on disk. With less, a disk that is
 //!   pulled or a power cut could take back a grant that somebody acts on, and its number might be
 //!   given again. Groups make it bearable: all that the tasks of a process ask for at one time
-//!   costs a single sync.
+//!   costs a single sync. Only polls, by which waiters do no more than keep their places, are not
+//!   synced.
 //!
 //! # Limits
 //!

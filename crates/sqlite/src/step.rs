@@ -75,6 +75,12 @@ impl<'a> Work<'a> {
         self.transaction
     }
 
+    /// Whether nothing happened, but that waiters asked again.
+    pub(crate) fn only_asked(&self) -> bool {
+        let quiet = self.done.wakes.is_empty() && self.done.dead.is_empty() && self.mark == self.stored_mark;
+        quiet && self.loaded.values().flatten().all(Loaded::only_asked)
+    }
+
     /// Stores all that became different, and gives what is left to do.
     pub(crate) fn finish(mut self) -> Result<Done> {
         for (name, loaded) in &self.loaded {
@@ -257,14 +263,14 @@ impl<'a> Work<'a> {
         Ok(evicted.unwrap_or(Evicted::NotHeld))
     }
 
-    /// Settles what has ended and that nobody asks for any more, so that names no longer used
-    /// leave nothing behind.
+    /// Clears away what ended and that nobody asks for any more, as the model does: names no longer
+    /// used leave nothing behind. What somebody still waits for is settled when that one asks.
     pub(crate) fn sweep(&mut self) -> Result<()> {
         let StoreTime(now) = self.now.lease;
         let asked_before = now.saturating_sub(u64::try_from(WAIT_LEASE.as_micros()).unwrap_or(u64::MAX));
         let mut find = self.transaction.prepare_cached(
-            "SELECT DISTINCT name FROM entry
-             WHERE (NOT queued AND expires <= ?) OR (queued AND began <= ?) LIMIT 1000",
+            "SELECT name FROM entry GROUP BY name
+             HAVING NOT max(CASE WHEN queued THEN began > ?2 ELSE expires > ?1 END) LIMIT 1000",
         )?;
         let names = find.query_map([now.cast_signed(), asked_before.cast_signed()], |row| row.get(0))?;
         for name in valid_names(names)? {

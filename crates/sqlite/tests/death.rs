@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper_core::{Keeper, StoreError};
+use lockkeeper_core::{Keeper, StoreError, testing::VirtualClock};
 use tempfile::TempDir;
 
 fn folder() -> TempDir {
@@ -128,4 +128,25 @@ async fn stale_files_of_the_dead_are_cleared_away() {
     assert_eq!(keepers(), 2, "its own");
     keeper.close().await;
     assert_eq!(keepers(), 0);
+}
+
+#[tokio::test]
+async fn names_that_nobody_uses_any_more_leave_nothing_behind() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    let connector = lockkeeper_sqlite::connector(&format!("sqlite:{}", file.display())).expect("a good URL");
+    let clock = VirtualClock::new();
+    let keeper = Keeper::builder(connector).virtual_time(clock.clock()).connect().await.expect("connected");
+    for name in ["ended", "kept"] {
+        let lease = if name == "kept" { LEASE * 100 } else { LEASE };
+        let guard = keeper.mutex(name).lease(lease).detachable().lock().await.expect("free");
+        guard.into_lease().await.expect("detached");
+    }
+    clock.suspend(Duration::from_secs(100));
+    keeper.mutex("other").lock().await.expect("free").release().await.expect("held");
+    let reader = rusqlite::Connection::open(&file).expect("opened");
+    let mut names = reader.prepare("SELECT name FROM entry").expect("prepared");
+    let names: Vec<String> =
+        names.query_map([], |row| row.get(0)).expect("asked").collect::<Result<_, _>>().expect("read");
+    assert_eq!(names, ["kept"]);
 }
