@@ -13,7 +13,7 @@ use crate::world::{Blocked, Running, World, eventually, group_lives};
 /// Ignores TERM, has children that do, and says which group they are.
 const STUBBORN: &str = "trap '' TERM; sleep 600 & sleep 600 & echo $$ > group; wait; wait; sleep 600";
 
-/// As `./soak` needs it; 100 by default.
+/// 100, or as the variable says.
 fn rounds() -> usize {
     std::env::var("LOCKKEEPER_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(100)
 }
