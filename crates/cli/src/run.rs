@@ -258,8 +258,9 @@ impl Shift<'_> {
             if let Some(ended) = ended
                 && !group::is_alive(job.group())
             {
-                // After a stop, the end of CMD may be seen before the guardian's words.
-                if guardian.was_it_you().await {
+                // After a stop, the end of CMD may be seen before the guardian's words. Before its
+                // time the guardian does nothing.
+                if self.clock.now() >= self.notice.term_at(self.deadline) && guardian.was_it_you().await {
                     self.lost = Some(Lost::Expired);
                 }
                 return Ok(ended);

@@ -13,24 +13,33 @@ use crate::world::{Blocked, Running, World, eventually, group_lives};
 /// Ignores TERM, has children that do, and says which group they are.
 const STUBBORN: &str = "trap '' TERM; sleep 600 & sleep 600 & echo $$ > group; wait; wait; sleep 600";
 
-/// As `./soak` needs it; 100 by default.
+/// 100, or as the variable says.
 fn rounds() -> usize {
     std::env::var("LOCKKEEPER_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(100)
 }
 
-/// Many times, some side by side: a stubborn CMD has the lock, the next holder waits in line,
-/// `trouble` happens, and the next holder looks for anything left.
-fn nothing_is_left(trouble: impl Fn(&World, &Running) + Sync, code: Option<i32>) {
+/// Rounds with their numbers, some side by side.
+fn in_rounds(round: impl Fn(usize) + Sync) {
     let begun = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
-                while begun.fetch_add(1, Ordering::Relaxed) < rounds() {
-                    one_round(&trouble, code);
+                loop {
+                    let number = begun.fetch_add(1, Ordering::Relaxed);
+                    if number >= rounds() {
+                        return;
+                    }
+                    round(number);
                 }
             });
         }
     });
+}
+
+/// Many times: a stubborn CMD has the lock, the next holder waits in line, `trouble` happens, and
+/// the next holder looks for anything left.
+fn nothing_is_left(trouble: impl Fn(&World, &Running) + Sync, code: Option<i32>) {
+    in_rounds(|_| one_round(&trouble, code));
 }
 
 fn one_round(trouble: &impl Fn(&World, &Running), code: Option<i32>) {
@@ -60,6 +69,27 @@ fn one_round(trouble: &impl Fn(&World, &Running), code: Option<i32>) {
 #[test]
 fn nothing_is_left_of_a_killed_one() {
     nothing_is_left(|_, first| first.signal(Signal::SIGKILL), None);
+}
+
+/// Also in the moments in which CMD is not there yet, or its guardian is not.
+#[test]
+fn nothing_is_left_of_one_killed_while_it_starts() {
+    in_rounds(|number| {
+        let world = World::new();
+        // The name is unique, and stands in the command line of all that is started for it.
+        let mark = format!("mark-{}", world.path("x").display());
+        let script = format!("trap '' TERM; sleep 600 & sleep 600 # {mark}");
+        let run = world.start_run(&["x", "--lease", "2s"], &script);
+        std::thread::sleep(Duration::from_micros(500) * u32::try_from(number).expect("small"));
+        run.signal(Signal::SIGKILL);
+        drop(run);
+        assert_eq!(world.run(&["run", "x", "-w", "30s", "--", "true"]).code, Some(0));
+        let list = std::process::Command::new("ps").args(["-eo", "stat=,args="]).output().expect("ps runs");
+        let list = String::from_utf8_lossy(&list.stdout);
+        let left: Vec<&str> =
+            list.lines().filter(|line| line.contains(&mark) && !line.starts_with('Z')).collect();
+        assert!(left.is_empty(), "{left:?}");
+    });
 }
 
 #[test]
