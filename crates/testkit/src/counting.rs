@@ -109,6 +109,11 @@ impl Store for CountingStore {
         self.ask().fence(admit)
     }
 
+    #[cfg(unix)]
+    fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+        self.inner.life_line()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.inner.close()
     }
