@@ -31,7 +31,7 @@
 //! * Linux only. Elsewhere connecting fails with [`StoreErrorKind::Unsupported`].
 //! * One writer at a time is SQLite's rule. A process stopped in the middle of its transaction
 //!   stops the others until it goes on or is ended; they report
-//!   [`StoreErrorKind::Conflict`] and go on asking.
+//!   [`StoreErrorKind::Conflict`] and go on asking. Listings wait behind them.
 //! * A child that was forked without `exec` shares its parent's life file, so the parent counts
 //!   as alive until that child has ended too. `exec` closes it.
 
