@@ -22,7 +22,7 @@ fn rounds() -> usize {
 fn in_rounds(round: impl Fn(usize) + Sync) {
     let begun = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for _ in 0..8 {
+        for _ in 0..10 {
             scope.spawn(|| {
                 loop {
                     let number = begun.fetch_add(1, Ordering::Relaxed);
@@ -44,7 +44,8 @@ fn nothing_is_left(trouble: impl Fn(&World, &Running) + Sync, code: Option<i32>)
 
 fn one_round(trouble: &impl Fn(&World, &Running), code: Option<i32>) {
     let world = World::new();
-    let first = world.start_run(&["x", "--lease", "2s"], STUBBORN);
+    // Long enough that the guardian's reserve, a tenth of it, is more than a busy machine delays it.
+    let first = world.start_run(&["x", "--lease", "4s"], STUBBORN);
     let group = world.line("group");
     let next = world.start_run(&["x"], "ps -eo pgid=,stat=,args= > after");
     eventually("the next one in line", || (world.waiters("x") == 1).then_some(()));

@@ -195,7 +195,7 @@ impl Engine {
     /// Learns the store's clock; the first thing a keeper asks.
     pub(crate) async fn learn_clock(&self) -> Result<(), StoreError> {
         let answers = self.ask_store("connect", self.store.apply(&[])).await?;
-        self.store_clock.heard(self.clock().now(), answers.now);
+        self.store_clock.heard(0, self.clock().now(), answers.now);
         Ok(())
     }
 }
@@ -229,9 +229,14 @@ impl Engine {
                     },
                 );
             }
-            Verdict::Busy { .. } if !seat.claim().queue => self.conclude(seat, Outcome::Busy),
-            Verdict::Busy { ahead, retry_in } => {
+            Verdict::Busy { ahead, .. } if !seat.claim().queue => {
                 telemetry::queued(ahead);
+                self.conclude(seat, Outcome::Busy);
+            }
+            Verdict::Busy { ahead, retry_in } => {
+                if seat.ahead().is_none() {
+                    telemetry::queued(ahead);
+                }
                 if self.watches.grants_need_one() && !seat.has_wakes() {
                     self.watch_grants(seat);
                 }
@@ -239,7 +244,7 @@ impl Engine {
                 let next = next_ask(now.after(self.phase), ahead, retry_in, seat.claim().lease);
                 self.ledger.ask_at(seat.slot(), next.before(self.phase));
             }
-            Verdict::Stale if seat.too_late(now) <= 5 => self.ledger.ask_at(seat.slot(), now),
+            Verdict::Stale if seat.too_late() <= 5 => self.ledger.ask_at(seat.slot(), now),
             Verdict::Stale => {
                 let message = "claims keep arriving too late for the store's clock; check clocks and latency";
                 self.conclude(seat, Outcome::Failed(StoreError::new(StoreErrorKind::Conflict, message)));
@@ -255,7 +260,10 @@ impl Engine {
         let (pause, since) = seat.failed(now, error.maybe_applied());
         let hopeless = !error.is_passing() || now.since(since) >= self.settings.outage_limit;
         if hopeless || !seat.claim().queue {
-            self.conclude(seat, Outcome::Failed(error.clone()));
+            // An earlier copy may have had an effect, whatever became of this one.
+            let unknown = seat.bury_until().is_some();
+            let error = if unknown { error.clone().perhaps_applied() } else { error.clone() };
+            self.conclude(seat, Outcome::Failed(error));
         } else {
             self.ledger.ask_at(seat.slot(), now.after(pause));
         }
@@ -301,12 +309,15 @@ impl Engine {
         match self.ledger.addressee(notice.contender.seq) {
             Addressee::Held => {}
             // A grant for a contender of this process that nobody waits for.
-            Addressee::Nobody => self.leave_soon(Leave {
-                name: name.clone(),
-                contender: notice.contender,
-                bury_until: None,
-                hold_at_least: Duration::ZERO,
-            }),
+            Addressee::Nobody => {
+                let leave = Leave {
+                    name: name.clone(),
+                    contender: notice.contender,
+                    bury_until: None,
+                    hold_at_least: Duration::ZERO,
+                };
+                self.leave_soon(leave, notice.lease);
+            }
             Addressee::Waiting(seat) => {
                 let now = self.clock().now();
                 let Some(deadline) = deadline::from_notice(notice, now) else {
@@ -360,7 +371,7 @@ impl Engine {
             let Some(first) = seats.first() else { continue };
             let group = self.group(&first.claim().name);
             if let Some(flight) = group.submit(self, seats.into_iter().map(Job::Claim)) {
-                flight.in_background();
+                flight.depart();
             }
         }
     }
