@@ -25,11 +25,13 @@ use crate::{
     layout,
     life::{self, Life, Pulse},
     place::Place,
+    poll,
     rows::Loaded,
     step::{Done, Work, has_rows, valid_names},
     trouble::{busy, explain, file_trouble},
+    turns::Turns,
     wakes::Channel,
-    writer::Ticket,
+    writer::{Ticket, Urgency},
 };
 
 /// How often each keeper clears away what has ended and nobody asks for.
@@ -46,13 +48,23 @@ pub(crate) struct Opening {
     pub(crate) on_death: OnDeath,
 }
 
-/// How much a transaction may do.
+/// What a transaction may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Weight {
-    /// Anything.
+    /// Anything: synced.
     Full,
-    /// Only what may be lost in a power cut.
+    /// Only what may be lost in a power cut: not synced.
     Light,
+}
+
+impl Weight {
+    fn synchronous(self) -> &'static str {
+        match self {
+            // What was answered is on disk: see the crate's documentation.
+            Self::Full => "FULL",
+            Self::Light => "NORMAL",
+        }
+    }
 }
 
 /// What a keeper gets beside the open file.
@@ -65,6 +77,9 @@ pub(crate) struct Opened {
 /// The open file.
 pub(crate) struct Database {
     connection: Connection,
+    /// What the connection is set to.
+    weight: Weight,
+    turns: Arc<Turns>,
     place: Place,
     boot: String,
     own: KeeperId,
@@ -83,7 +98,7 @@ impl Database {
         let mut place = Place::prepare(&opening.path)?;
         let mut connection = connect(&place.file, opening.limit)?;
         let id = layout::settle(&mut connection, &place.file, &boot)?;
-        place.remember()?;
+        let turns = Turns::of(place.remember()?);
         let life = Life::begin(&place, opening.keeper)?;
         let line = life.line().map_err(|error| file_trouble("share", &place.keepers, error))?;
         let (channel, inbox) = match Channel::open(&place, opening.keeper, opening.sink) {
@@ -96,6 +111,8 @@ impl Database {
         let mut database = Self {
             deaths: Deaths::new(&place.keepers, opening.background, opening.on_death),
             connection,
+            weight: Weight::Full,
+            turns,
             place,
             boot,
             own: opening.keeper,
@@ -122,33 +139,35 @@ impl Database {
         Ok(self.now())
     }
 
-    /// Claims and leaves. Polls, by which waiters only keep their places, cost no sync: that is
-    /// what lets many processes wait at next to no cost.
+    /// Claims and leaves. What gives nobody anything costs no sync: that is what lets many
+    /// processes wait at next to no cost, and a lock pass from one to the next with a single sync.
     pub(crate) fn apply(
         &mut self,
         ticket: &Ticket,
         group: &[Request],
     ) -> Result<(Vec<Answer>, StoreTime), StoreError> {
-        let act = |work: &mut Work<'_>| group.iter().map(|request| work.apply(request)).collect();
-        let poll = |request: &Request| matches!(request, Request::Claim(claim) if claim.again && claim.queue);
-        if group.iter().all(poll) {
-            self.connection.pragma_update(None, "synchronous", "NORMAL").map_err(|e| self.explain(e))?;
-            let polled = self.transact(ticket, Weight::Light, act);
-            self.connection.pragma_update(None, "synchronous", "FULL").map_err(|e| self.explain(e))?;
-            if let Some(answers) = polled? {
-                return Ok(answers);
-            }
+        let few = group.len() <= poll::FEW;
+        let light = match group {
+            _ if group.iter().all(poll::is_poll) => true,
+            // Many at once mostly hold a grant, and share its sync.
+            _ if few => self.read(|transaction, _| poll::gives_nothing(transaction, group))?,
+            _ => group.iter().all(|request| matches!(request, Request::Leave(_))),
+        };
+        let act = |work: &mut Work<'_>| group.iter().map(|request| work.apply(request, few)).collect();
+        if light && let Some(answers) = self.transact(ticket, Urgency::Usual, Weight::Light, act)? {
+            return Ok(answers);
         }
-        self.write(ticket, act)
+        self.write(ticket, Urgency::Usual, act)
     }
 
     /// Does `act` in one transaction: all of it or nothing.
     pub(crate) fn write<T>(
         &mut self,
         ticket: &Ticket,
+        urgency: Urgency,
         act: impl FnOnce(&mut Work<'_>) -> rusqlite::Result<T>,
     ) -> Result<(T, StoreTime), StoreError> {
-        let done = self.transact(ticket, Weight::Full, act)?;
+        let done = self.transact(ticket, urgency, Weight::Full, act)?;
         Ok(done.expect("only a light transaction is given up"))
     }
 
@@ -156,19 +175,28 @@ impl Database {
     fn transact<T>(
         &mut self,
         ticket: &Ticket,
+        urgency: Urgency,
         weight: Weight,
         act: impl FnOnce(&mut Work<'_>) -> rusqlite::Result<T>,
     ) -> Result<Option<(T, StoreTime)>, StoreError> {
         let file = &self.place.file;
         // Before the commit nothing can have been applied, whatever went wrong.
         let explain_before = |error| explain(file, error).not_applied();
-        give_up_after(self.limit);
+        let too_busy = || StoreError::new(StoreErrorKind::Conflict, busy(&file.display())).not_applied();
+        if self.weight != weight {
+            self.connection
+                .pragma_update(None, "synchronous", weight.synchronous())
+                .map_err(explain_before)?;
+            self.weight = weight;
+        }
+        let until = give_up_after(self.limit);
+        let _turn = self.turns.take(urgency, until).ok_or_else(too_busy)?;
         let transaction = self
             .connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
             .map_err(explain_before)?;
         if !ticket.begin() {
-            return Err(StoreError::new(StoreErrorKind::Conflict, busy(&file.display())).not_applied());
+            return Err(too_busy());
         }
         self.place.check()?;
         let mark = layout::read_mark(&transaction, file, &self.boot)?;
@@ -180,17 +208,13 @@ impl Database {
             self.swept = now.lease;
         }
         let answer = act(&mut work).map_err(explain_before)?;
-        if weight == Weight::Light && !work.only_asked() {
+        if weight == Weight::Light && !work.may_be_lost() {
             return Ok(None);
         }
         let done = work.finish().map_err(explain_before)?;
         transaction.commit().map_err(|error| explain(file, error))?;
         self.follow_up(done);
         Ok(Some((answer, now.lease)))
-    }
-
-    fn explain(&self, error: rusqlite::Error) -> StoreError {
-        explain(&self.place.file, error).not_applied()
     }
 
     fn follow_up(&self, done: Done) {
@@ -226,7 +250,7 @@ impl Database {
             life::forget(&self.place.keepers, keeper);
             return Ok(());
         }
-        self.write(&Ticket::new(), |work| work.bury(keeper))?;
+        self.write(&Ticket::new(), Urgency::Usual, |work| work.bury(keeper))?;
         Ok(())
     }
 
@@ -276,7 +300,7 @@ impl Drop for Database {
     fn drop(&mut self) {
         let own = self.own;
         let clean = self.read(|transaction, _| Ok(!has_rows(transaction, own)?)).unwrap_or(false)
-            || self.write(&Ticket::new(), |work| work.bury(own)).is_ok();
+            || self.write(&Ticket::new(), Urgency::Usual, |work| work.bury(own)).is_ok();
         // With rows left, the file without its lock says that they are a dead keeper's.
         if clean {
             life::forget(&self.place.keepers, own);
@@ -308,8 +332,7 @@ fn connect(file: &Path, limit: Duration) -> Result<Connection, StoreError> {
                 return Err(error);
             }
         }
-        // What was answered is on disk: see the crate's documentation.
-        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.pragma_update(None, "synchronous", Weight::Full.synchronous())?;
         connection.set_prepared_statement_cache_capacity(64);
         Ok(connection)
     };
@@ -325,23 +348,22 @@ thread_local! {
     static GIVE_UP: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-fn give_up_after(limit: Duration) {
-    GIVE_UP.set(Instant::now().checked_add(limit));
+fn give_up_after(limit: Duration) -> Instant {
+    let now = Instant::now();
+    // A limit beyond all clocks is no limit.
+    let until = now.checked_add(limit).unwrap_or(now + Duration::from_secs(1 << 30));
+    GIVE_UP.set(Some(until));
+    until
 }
 
-/// Waits a little while others have the file; false when that has taken too long. SQLite's own
-/// handler sleeps up to 100 ms at a time, where a transaction takes less than one.
+/// Waits a little while another process has the file; false when that has taken too long. Always
+/// equally long, so that nobody is overtaken for having waited; only who waits for so long that
+/// somebody must be stuck looks less often. SQLite's own handler sleeps ever longer, up to 100 ms.
 fn wait_for_others(tries: i32) -> bool {
     if GIVE_UP.get().is_some_and(|limit| Instant::now() >= limit) {
         return false;
     }
-    let micros = match tries {
-        0..20 => 100,
-        20..200 => 500,
-        200..1000 => 2000,
-        _ => 10_000,
-    };
-    thread::sleep(Duration::from_micros(micros));
+    thread::sleep(Duration::from_micros(if tries < 1000 { 200 } else { 2000 }));
     true
 }
 
