@@ -17,7 +17,7 @@ use lockkeeper_core::{
     runtime::clock::Clock,
     store::{Answer, ListQuery, Page, Request, ResourceView, StoreTime, WakeSink},
 };
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, config::DbConfig};
 use tokio::runtime::Handle;
 
 use crate::{
@@ -334,6 +334,8 @@ fn connect(file: &Path, limit: Duration) -> Result<Connection, StoreError> {
         }
         connection.pragma_update(None, "synchronous", Weight::Full.synchronous())?;
         connection.set_prepared_statement_cache_capacity(64);
+        // Else a statement is compiled anew whenever another name is bound to it.
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         Ok(connection)
     };
     open().map_err(|error| explain(file, error).not_applied())
