@@ -22,7 +22,7 @@ pub(crate) struct Loaded {
     pub(crate) changed: bool,
 }
 
-const LOAD: &str =
+pub(crate) const LOAD: &str =
     "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires, confirmed,
     evicted, retired, detached, stamp, kind, host, pid, program, label, value
     FROM entry WHERE name = ? ORDER BY queued, turn";

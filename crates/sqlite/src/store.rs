@@ -10,8 +10,8 @@ use std::{
 use lockkeeper_core::{
     Capability, KeeperId, Name, StoreError, Survives,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Evict, Evicted,
-        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
+        Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
 };
 use rusqlite::params;
@@ -180,7 +180,10 @@ impl Store for SqliteStore {
     fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
         let count = count.clone();
         Box::pin(self.writer.ask(Urgency::Usual, move |database, ticket| {
-            let (counted, now) = database.write(ticket, Urgency::Usual, |work| work.count(&count))?;
+            let (counted, now) = match count.action {
+                CountAction::Read => database.read_count(ticket, &count)?,
+                _ => database.write(ticket, Urgency::Usual, |work| work.count(&count))?,
+            };
             Ok(Answers { now, each: vec![counted] })
         }))
     }
@@ -241,7 +244,8 @@ fn subscribe(
     topic: &Topic,
 ) -> Result<(), StoreError> {
     let Some((word, name)) = topic_words(topic) else { return Ok(()) };
-    database.write(ticket, Urgency::Usual, |work| {
+    // Whoever lost it would ask again after a while.
+    database.write_lightly(ticket, |work| {
         let mut statement = work.transaction().prepare_cached(statement)?;
         statement.execute(params![word, name.as_str(), keeper.to_string()])
     })?;
