@@ -9,6 +9,8 @@ pub mod history;
 #[cfg(target_os = "linux")]
 pub mod processes;
 pub mod refinement;
+#[cfg(target_os = "linux")]
+pub mod servers;
 pub mod simulation;
 
 mod wrapper;
