@@ -6,8 +6,10 @@ pub mod counting;
 pub mod dice;
 pub mod faulty;
 pub mod history;
+pub mod port;
 #[cfg(target_os = "linux")]
 pub mod processes;
+pub mod proxy;
 pub mod refinement;
 #[cfg(target_os = "linux")]
 pub mod servers;

@@ -16,9 +16,14 @@ mod linux {
     use std::{
         io::{self, Read as _, Write as _},
         process::ExitCode,
+        thread,
     };
 
     use lockkeeper_testkit::servers::{Redis, RedisCluster, RedisSentinel, ZooKeeper};
+    use tokio::{
+        signal::unix::{SignalKind, signal},
+        sync::oneshot,
+    };
 
     const USAGE: &str = "\
 usage: server redis | redis-sentinel | redis-cluster | zookeeper | zookeeper-3
@@ -56,11 +61,24 @@ Starts the server, prints its lockkeeper URL, and ends it with all its data when
         ExitCode::from(EX_USAGE)
     }
 
-    /// Says where the server is, and returns when nobody needs it any more.
+    /// Says where the server is, and returns when nobody needs it any more: so the caller ends it, with its
+    /// folder, also when somebody presses Ctrl-C.
     fn serve(url: &str) -> io::Result<()> {
         let mut out = io::stdout();
         writeln!(out, "{url}")?;
         out.flush()?;
-        io::stdin().read_to_end(&mut Vec::new()).map(drop)
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        runtime.block_on(async {
+            let (end, input_ended) = oneshot::channel();
+            thread::spawn(move || end.send(io::stdin().read_to_end(&mut Vec::new())));
+            let (mut interrupt, mut terminate) =
+                (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+            tokio::select! {
+                _ = input_ended => {}
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            Ok(())
+        })
     }
 }

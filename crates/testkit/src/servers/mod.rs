@@ -6,7 +6,6 @@
 
 mod certificates;
 mod clock;
-mod port;
 mod process;
 mod redis;
 mod redis_cluster;
@@ -21,7 +20,6 @@ use std::{
 };
 
 pub use certificates::Certificates;
-pub use port::Port;
 pub use process::Process;
 pub use redis::{Redis, RedisOptions};
 pub use redis_cluster::RedisCluster;

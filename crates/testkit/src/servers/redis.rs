@@ -9,7 +9,8 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{Answer, Certificates, Port, Process, clock::WallClock, process::write_private, program, until};
+use super::{Answer, Certificates, Process, clock::WallClock, process::write_private, program, until};
+use crate::port::Port;
 
 /// How a Redis server is set up. The default keeps everything in memory, without password or encryption.
 #[derive(Clone, Debug, Default)]
@@ -152,20 +153,31 @@ impl Redis {
         self.folder.path().join("data")
     }
 
-    /// The URL of this server as its default user; without what TLS needs beyond it.
+    /// The lockkeeper URL of this server, as its default user.
     pub fn url(&self) -> String {
         let user = self.options.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
         self.url_for(&user)
     }
 
-    /// The URL of this server as another user.
+    /// The lockkeeper URL of this server, as another user.
     pub fn url_as(&self, user: &str, password: &str) -> String {
         self.url_for(&format!("{user}:{password}@"))
     }
 
     fn url_for(&self, user: &str) -> String {
-        let scheme = if self.options.tls { "rediss" } else { "redis" };
-        format!("{scheme}://{user}{}/", self.address())
+        match &self.certificates {
+            None => format!("redis://{user}{}/", self.address()),
+            Some(made) => {
+                let (ca, (cert, key)) = (made.authority(), made.client());
+                let (ca, cert, key) = (ca.display(), cert.display(), key.display());
+                format!("rediss://{user}{}/?ca={ca}&cert={cert}&key={key}", self.address())
+            }
+        }
+    }
+
+    /// The lockkeeper URL of its unix socket.
+    pub fn socket_url(&self) -> String {
+        format!("redis+unix://{}", self.socket().display())
     }
 
     /// Where it listens.

@@ -2,7 +2,8 @@
 
 use std::io;
 
-use super::{Answer, Port, Redis, RedisOptions, until};
+use super::{Answer, Redis, RedisOptions, until};
+use crate::port::Port;
 
 const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;

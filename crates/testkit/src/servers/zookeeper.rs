@@ -10,7 +10,8 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{Answer, Port, Process, missing, program, until};
+use super::{Answer, Process, missing, program, until};
+use crate::port::Port;
 
 const JARS: [&str; 3] = ["zookeeper.jar", "slf4j-log4j12.jar", "log4j-1.2.jar"];
 
