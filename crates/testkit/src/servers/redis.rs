@@ -30,6 +30,10 @@ impl RedisOptions {
         self
     }
 
+    pub(super) fn secret(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+
     /// There is one more user, who may do what `rules` say, such as `~app:* &app:* +@all -@dangerous`.
     #[must_use]
     pub fn user(self, name: &str, password: &str, rules: &str) -> Self {
@@ -155,8 +159,12 @@ impl Redis {
 
     /// The lockkeeper URL of this server, as its default user.
     pub fn url(&self) -> String {
-        let user = self.options.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
-        self.url_for(&user)
+        self.url_for(&self.login())
+    }
+
+    /// The part of a URL that says who asks.
+    pub(super) fn login(&self) -> String {
+        self.options.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default()
     }
 
     /// The lockkeeper URL of this server, as another user.

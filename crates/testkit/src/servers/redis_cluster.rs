@@ -121,7 +121,7 @@ impl RedisCluster {
     pub fn url(&self) -> String {
         let servers: Vec<_> =
             self.servers.iter().take(MASTERS).map(|server| server.address().to_string()).collect();
-        format!("redis+cluster://{}", servers.join(","))
+        format!("redis+cluster://{}{}", self.servers[0].login(), servers.join(","))
     }
 
     /// All servers: first those that started as masters, then, in the same order, their replicas.

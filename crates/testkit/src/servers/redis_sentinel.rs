@@ -33,11 +33,14 @@ impl RedisSentinel {
         for replica in replicas {
             replica.follow(master)?;
         }
-        let watch = RedisOptions::default()
+        let mut watch = RedisOptions::default()
             .setting(format!("sentinel monitor {NAME} 127.0.0.1 {} 2", master.address().port()))
             .setting(format!("sentinel down-after-milliseconds {NAME} 1000"))
             .setting(format!("sentinel failover-timeout {NAME} 3000"))
             .setting(format!("sentinel parallel-syncs {NAME} 2"));
+        if let Some(password) = options.secret() {
+            watch = watch.setting(format!("sentinel auth-pass {NAME} {password}"));
+        }
         let sentinels = (0..3)
             .map(|_| Redis::start_with("redis-sentinel", "redis-sentinel", watch.clone()))
             .collect::<io::Result<_>>()?;
