@@ -49,18 +49,24 @@ impl Process {
         self
     }
 
-    /// Starts it, and waits until `ready` says so.
+    /// Starts it; it is not ready yet.
     ///
     /// # Errors
-    /// If it runs already, cannot be started, ends by itself or never gets ready; with the end of its log.
-    pub(super) fn start(&self, mut ready: impl FnMut() -> io::Result<Answer>) -> io::Result<()> {
-        {
-            let mut child = self.child();
-            if child.is_some() {
-                return Err(io::Error::other(format!("{} runs already", self.name)));
-            }
-            *child = Some(self.spawn()?);
+    /// If it runs already or cannot be started.
+    pub(super) fn start(&self) -> io::Result<()> {
+        let mut child = self.child();
+        if child.is_some() {
+            return Err(io::Error::other(format!("{} runs already", self.name)));
         }
+        *child = Some(self.spawn()?);
+        Ok(())
+    }
+
+    /// Waits until it is ready.
+    ///
+    /// # Errors
+    /// If it ends by itself or never gets ready; with the end of its log.
+    pub(super) fn until_ready(&self, mut ready: impl FnMut() -> io::Result<Answer>) -> io::Result<()> {
         let watched = until(&format!("{} gets ready", self.name), || {
             let ended = self.child().as_mut().and_then(|child| child.try_wait().transpose()).transpose()?;
             match ended {

@@ -248,7 +248,8 @@ impl Redis {
     /// # Errors
     /// If it does not start.
     pub fn start_again(&self) -> io::Result<()> {
-        self.process.start(|| {
+        self.process.start()?;
+        self.process.until_ready(|| {
             Ok(match self.command(["PING"]) {
                 Ok(answer) => Answer::when(answer == "PONG", answer),
                 Err(error) => Answer::No(error.to_string()),

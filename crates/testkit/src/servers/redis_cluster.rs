@@ -21,6 +21,8 @@ pub struct RedisCluster {
 struct Member {
     id: String,
     master: bool,
+    /// The master that it follows, or a dash.
+    follows: String,
     slots: Vec<(u16, u16)>,
 }
 
@@ -40,7 +42,9 @@ impl RedisCluster {
     pub fn start_with(options: &RedisOptions) -> io::Result<Self> {
         let ports: Vec<Port> = (0..2 * MASTERS).map(|_| Port::free()).collect::<io::Result<_>>()?;
         let start = |port: &Port| {
-            let member = options.clone().setting("cluster-enabled yes").setting("cluster-node-timeout 1000");
+            // Longer than a busy machine may let a healthy server wait; and each replica stays with its master.
+            let member = options.clone().setting("cluster-enabled yes").setting("cluster-node-timeout 5000");
+            let member = member.setting("cluster-allow-replica-migration no");
             member.setting(format!("cluster-port {}", port.number())).start()
         };
         let servers: Vec<Redis> = ports.iter().map(start).collect::<io::Result<_>>()?;
@@ -79,8 +83,8 @@ impl RedisCluster {
         self.until_settled()
     }
 
-    /// Waits until every server that runs sees all slots served, every replica is in step, and all know which
-    /// is which.
+    /// Waits until every server that runs sees all slots served by masters that each have a replica, and every
+    /// replica is in step.
     ///
     /// # Errors
     /// If that does not happen.
@@ -92,8 +96,10 @@ impl RedisCluster {
                 };
                 let members = server.command(["CLUSTER", "NODES"])?;
                 let roles = server.command(["INFO", "replication"])?;
-                let masters =
-                    parse(&members).iter().filter(|member| member.master && !member.slots.is_empty()).count();
+                let known = parse(&members);
+                let has_replica = |id: &String| known.iter().any(|member| member.follows == *id);
+                let masters = known.iter().filter(|member| member.master && !member.slots.is_empty());
+                let masters = masters.filter(|member| has_replica(&member.id)).count();
                 let in_step = roles.contains("role:master") || roles.contains("master_link_status:up");
                 let settled = info.contains("cluster_state:ok") && masters == MASTERS && in_step;
                 Ok(Answer::when(settled, format!("{info}\n{members}\n{roles}")))
@@ -259,6 +265,7 @@ fn parse(text: &str) -> Vec<Member> {
         Some(Member {
             id: words[0].to_owned(),
             master: flags.contains("master") && !flags.contains("fail"),
+            follows: words.get(3)?.to_string(),
             slots: slots.filter_map(range).collect(),
         })
     };

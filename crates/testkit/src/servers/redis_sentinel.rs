@@ -35,7 +35,7 @@ impl RedisSentinel {
         }
         let mut watch = RedisOptions::default()
             .setting(format!("sentinel monitor {NAME} 127.0.0.1 {} 2", master.address().port()))
-            .setting(format!("sentinel down-after-milliseconds {NAME} 1000"))
+            .setting(format!("sentinel down-after-milliseconds {NAME} 2000"))
             .setting(format!("sentinel failover-timeout {NAME} 3000"))
             .setting(format!("sentinel parallel-syncs {NAME} 2"));
         if let Some(password) = options.secret() {

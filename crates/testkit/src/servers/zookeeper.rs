@@ -10,7 +10,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{Answer, Process, missing, program, until};
+use super::{Answer, Process, missing, program};
 use crate::port::Port;
 
 const JARS: [&str; 3] = ["zookeeper.jar", "slf4j-log4j12.jar", "log4j-1.2.jar"];
@@ -86,7 +86,7 @@ impl ZooKeeper {
         let all = Self { nodes };
         for node in &all.nodes {
             // All at once: one of an ensemble is ready only when another is.
-            node.process.start(|| Ok(Answer::Yes))?;
+            node.start_again()?;
         }
         for node in &all.nodes {
             node.until_ready()?;
@@ -186,9 +186,7 @@ impl ZooKeeperNode {
     /// # Errors
     /// If it never does.
     pub fn until_ready(&self) -> io::Result<()> {
-        until(&format!("zookeeper on {} serves", self.address()), || {
-            Ok(Answer::when(self.mode().is_some(), "no mode"))
-        })
+        self.process.until_ready(|| Ok(Answer::when(self.mode().is_some(), "no mode")))
     }
 
     /// Starts it again after [`Process::kill`], with what it had written. Of an ensemble, it serves only once
@@ -197,7 +195,7 @@ impl ZooKeeperNode {
     /// # Errors
     /// If it does not start.
     pub fn start_again(&self) -> io::Result<()> {
-        self.process.start(|| Ok(Answer::Yes))
+        self.process.start()
     }
 
     /// Kills it and starts it again.
