@@ -1,0 +1,373 @@
+//! Which server keeps what, and how calls get there: one server, the master behind sentinels, or the nodes of a
+//! cluster, whose redirections are followed because a redirected call has done nothing.
+
+use std::{
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use lockkeeper_core::{StoreError, StoreErrorKind};
+use redis::{Cmd, ServerError, Value};
+use tokio::{runtime::Handle, sync::watch};
+
+use crate::{
+    dial::{Dialler, checked},
+    keys::SLOTS,
+    link::{Epoch, Link},
+    scripts::Call,
+    settings::{Address, Shape},
+    trouble,
+};
+
+/// How often one call may be sent on before that is reported: a slot that moves to and fro.
+const ROUNDS: usize = 64;
+/// How long a call waits for a slot on the move before it is tried again.
+const SLOT_PAUSE: Duration = Duration::from_millis(20);
+
+/// One server: a connection for requests, and one on the keeper's thread for what must not wait behind them.
+pub(crate) struct Server {
+    pub(crate) address: Address,
+    main: Link,
+    reserved: Link,
+}
+
+/// Which connection to take.
+#[derive(Clone, Copy)]
+pub(crate) enum Lane {
+    Main,
+    Reserved,
+}
+
+impl Server {
+    pub(crate) fn link(&self, lane: Lane) -> &Link {
+        match lane {
+            Lane::Main => &self.main,
+            Lane::Reserved => &self.reserved,
+        }
+    }
+}
+
+/// The servers, and in a cluster which of them keeps which slot.
+#[derive(Clone, Default)]
+pub(crate) struct Map {
+    pub(crate) servers: Vec<Arc<Server>>,
+    slots: Vec<u16>,
+}
+
+impl Map {
+    /// The number of the server that keeps `slot`.
+    pub(crate) fn index(&self, slot: usize) -> usize {
+        self.slots.get(slot).map_or(0, |server| usize::from(*server))
+    }
+}
+
+/// All servers of a store.
+pub(crate) struct Fleet {
+    pub(crate) dialler: Arc<Dialler>,
+    home: Handle,
+    pub(crate) limit: Duration,
+    map: RwLock<Arc<Map>>,
+    /// Counts changes of the map.
+    pub(crate) changes: watch::Sender<u64>,
+    stale: AtomicBool,
+    nonce: AtomicU64,
+}
+
+/// The answer to a call, and where it was given.
+pub(crate) struct Answered {
+    pub(crate) values: Vec<Value>,
+    pub(crate) server: Arc<Server>,
+    pub(crate) epoch: Epoch,
+}
+
+/// A call on its way.
+struct Try {
+    call: usize,
+    server: Arc<Server>,
+    whole: bool,
+    asking: bool,
+}
+
+impl Fleet {
+    /// Finds the servers; makes no connection that it does not need for that.
+    pub(crate) async fn find(
+        dialler: Arc<Dialler>,
+        home: Handle,
+        limit: Duration,
+    ) -> Result<Self, StoreError> {
+        let fleet = Self {
+            dialler,
+            home,
+            limit,
+            map: RwLock::default(),
+            changes: watch::channel(0).0,
+            stale: AtomicBool::new(false),
+            nonce: AtomicU64::new(1),
+        };
+        let seeds = match &fleet.dialler.settings().shape {
+            Shape::Single(address) => vec![address.clone()],
+            Shape::Sentinel(sentinels, _) => sentinels[..1].to_vec(),
+            Shape::Cluster(nodes) => nodes.clone(),
+        };
+        let mut map = Map::default();
+        for seed in &seeds {
+            map.servers.push(fleet.server(seed));
+        }
+        fleet.replace(map);
+        if fleet.is_cluster() {
+            fleet.refresh().await?;
+        }
+        Ok(fleet)
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.dialler.settings().shape, Shape::Cluster(_))
+    }
+
+    fn server(&self, address: &Address) -> Arc<Server> {
+        Arc::new(Server {
+            address: address.clone(),
+            main: Link::new(&self.dialler, address, None),
+            reserved: Link::new(&self.dialler, address, Some(self.home.clone())),
+        })
+    }
+
+    pub(crate) fn map(&self) -> Arc<Map> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn replace(&self, map: Map) {
+        *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(map);
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    pub(crate) fn until(&self) -> Instant {
+        Instant::now() + self.limit
+    }
+
+    /// Learns from any node which node keeps what. Known servers keep their numbers.
+    async fn refresh(&self) -> Result<(), StoreError> {
+        let before = self.map();
+        let mut ask = redis::cmd("CLUSTER");
+        ask.arg("SLOTS");
+        let mut last = trouble::config("the URL names no node");
+        for server in &before.servers {
+            let told = match server.main.send(vec![ask.clone()], self.until()).await {
+                Ok((mut values, _)) => values.pop().map_or(Err(trouble::nonsense("no slots")), |value| {
+                    checked(value).map_err(|error| trouble::refused(&error))
+                }),
+                Err(error) => Err(error),
+            };
+            match told.and_then(|told| self.read_slots(&before, server, &told)) {
+                Ok(map) => {
+                    self.replace(map);
+                    return Ok(());
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last.not_applied())
+    }
+
+    fn read_slots(&self, before: &Map, from: &Server, told: &Value) -> Result<Map, StoreError> {
+        let mut map = Map { servers: before.servers.clone(), slots: vec![0; SLOTS] };
+        let nonsense = || trouble::nonsense("slots");
+        let number = |value: &Value| match value {
+            Value::Int(number) => usize::try_from(*number).map_err(|_| nonsense()),
+            _ => Err(nonsense()),
+        };
+        let Value::Array(ranges) = told else { return Err(nonsense()) };
+        if ranges.is_empty() {
+            return Err(StoreError::new(
+                StoreErrorKind::Unreachable,
+                "the cluster has no slots yet; make it with `redis-cli --cluster create`",
+            ));
+        }
+        for range in ranges {
+            let Value::Array(range) = range else { return Err(nonsense()) };
+            let [first, last, Value::Array(master), ..] = &range[..] else { return Err(nonsense()) };
+            let [host, port, ..] = &master[..] else { return Err(nonsense()) };
+            let host = match host {
+                Value::BulkString(host) if !host.is_empty() => String::from_utf8_lossy(host).into_owned(),
+                // The node does not know its own name: it is the one that was asked.
+                _ => match &from.address {
+                    Address::Tcp(host, _) => host.to_string(),
+                    Address::Unix(_) => return Err(nonsense()),
+                },
+            };
+            let port = u16::try_from(number(port)?).map_err(|_| nonsense())?;
+            let index = self.index_of(&mut map, &Address::Tcp(host.into(), port));
+            let range = number(first)?..=number(last)?;
+            map.slots
+                .get_mut(range)
+                .ok_or_else(nonsense)?
+                .fill(u16::try_from(index).map_err(|_| nonsense())?);
+        }
+        Ok(map)
+    }
+
+    fn index_of(&self, map: &mut Map, address: &Address) -> usize {
+        map.servers.iter().position(|server| server.address == *address).unwrap_or_else(|| {
+            map.servers.push(self.server(address));
+            map.servers.len() - 1
+        })
+    }
+
+    /// The server that a redirection names.
+    fn redirected(&self, error: &ServerError) -> Option<Arc<Server>> {
+        let (_, place) = error.details()?.split_once(' ')?;
+        let (host, port) = place.rsplit_once(':')?;
+        let address = Address::Tcp(host.trim_matches(['[', ']']).into(), port.parse().ok()?);
+        let mut map = Map::clone(&self.map());
+        let known = map.servers.len();
+        let index = self.index_of(&mut map, &address);
+        let server = map.servers[index].clone();
+        if map.servers.len() > known {
+            self.replace(map);
+        }
+        Some(server)
+    }
+
+    /// Calls scripts, each on the server that keeps its slot; those for one server go out as one request.
+    pub(crate) async fn run(&self, lane: Lane, calls: &[Call<'_>]) -> Vec<Result<Answered, StoreError>> {
+        let until = self.until();
+        if self.stale.swap(false, Ordering::Relaxed) && self.is_cluster() && self.refresh().await.is_err() {
+            self.stale.store(true, Ordering::Relaxed);
+        }
+        let map = self.map();
+        let mut results: Vec<_> = calls.iter().map(|_| None).collect();
+        let first = |(call, of): (usize, &Call<'_>)| Try {
+            call,
+            server: map.servers[map.index(of.slot)].clone(),
+            whole: false,
+            asking: false,
+        };
+        let mut tries: Vec<Try> = calls.iter().enumerate().map(first).collect();
+        for round in 0..ROUNDS {
+            let (mut again, mut pause) = (Vec::new(), false);
+            while let Some(server) = tries.first().map(|first| first.server.clone()) {
+                let (here, rest) = tries.into_iter().partition(|of| Arc::ptr_eq(&of.server, &server));
+                tries = rest;
+                self.round(lane, calls, &server, here, until, &mut results, &mut again).await;
+            }
+            for (of, error) in again {
+                let retry = match error.code() {
+                    "NOSCRIPT" => Some(Try { whole: true, ..of }),
+                    "MOVED" => {
+                        self.stale.store(true, Ordering::Relaxed);
+                        let server = self.redirected(&error);
+                        server.map(|server| Try { server, asking: false, ..of })
+                    }
+                    "ASK" => {
+                        self.redirected(&error).map(|server| Try { server, asking: true, whole: true, ..of })
+                    }
+                    _ => {
+                        pause = true;
+                        Some(of)
+                    }
+                };
+                match retry {
+                    Some(retry) if round + 1 < ROUNDS && Instant::now() + SLOT_PAUSE < until => {
+                        tries.push(retry)
+                    }
+                    Some(Try { call, .. }) => results[call] = Some(Err(trouble::refused(&error))),
+                    None => self.stale.store(true, Ordering::Relaxed),
+                }
+            }
+            if tries.is_empty() {
+                break;
+            }
+            if pause {
+                tokio::time::sleep(SLOT_PAUSE).await;
+            }
+        }
+        let nowhere = || Err(trouble::nonsense("a redirection to nowhere").not_applied());
+        results.into_iter().map(|result| result.unwrap_or_else(nowhere)).collect()
+    }
+
+    /// One request to one server. What may be sent on goes to `again` with the reason.
+    async fn round(
+        &self,
+        lane: Lane,
+        calls: &[Call<'_>],
+        server: &Arc<Server>,
+        tries: Vec<Try>,
+        until: Instant,
+        results: &mut [Option<Result<Answered, StoreError>>],
+        again: &mut Vec<(Try, ServerError)>,
+    ) {
+        let mut commands: Vec<Cmd> = Vec::with_capacity(tries.len());
+        let nonce = self.nonce.fetch_add(tries.len() as u64, Ordering::Relaxed);
+        for (of, nonce) in tries.iter().zip(nonce..) {
+            if of.asking {
+                commands.push(redis::cmd("ASKING"));
+            }
+            commands.push(calls[of.call].command(of.whole, nonce));
+        }
+        let link = server.link(lane);
+        let (values, epoch) = match link.send(commands, until).await {
+            Ok(answered) => answered,
+            Err(error) => {
+                self.stale.store(true, Ordering::Relaxed);
+                for of in tries {
+                    results[of.call] = Some(Err(error.clone()));
+                }
+                return;
+            }
+        };
+        let mut values = values.into_iter();
+        for (of, nonce) in tries.into_iter().zip(nonce..) {
+            if of.asking {
+                values.next();
+            }
+            results[of.call] = Some(match values.next().map(checked) {
+                Some(Ok(Value::Array(values))) if echoes(&values, nonce) => {
+                    Ok(Answered { values, server: server.clone(), epoch })
+                }
+                Some(Err(error)) if matches!(error.code(), "NOSCRIPT" | "MOVED" | "ASK" | "TRYAGAIN") => {
+                    again.push((of, error));
+                    continue;
+                }
+                Some(Err(error)) => {
+                    // The next request looks for the master anew, or logs in again.
+                    if matches!(error.code(), "READONLY" | "MASTERDOWN" | "NOAUTH" | "CLUSTERDOWN") {
+                        self.stale.store(true, Ordering::Relaxed);
+                        link.give_up(epoch);
+                    }
+                    Err(trouble::refused(&error))
+                }
+                _ => {
+                    link.give_up(epoch);
+                    Err(trouble::nonsense("the reply to another request"))
+                }
+            });
+        }
+    }
+
+    /// Calls one script.
+    pub(crate) async fn run_one(&self, lane: Lane, call: Call<'_>) -> Result<Answered, StoreError> {
+        self.run(lane, &[call]).await.pop().unwrap_or_else(|| Err(trouble::nonsense("no answer")))
+    }
+
+    /// Sends one plain command, and refuses an answer that is an error.
+    pub(crate) async fn ask(&self, lane: Lane, server: &Server, command: Cmd) -> Result<Value, StoreError> {
+        let (mut values, _) = server.link(lane).send(vec![command], self.until()).await?;
+        let value = values.pop().ok_or_else(|| trouble::nonsense("no answer"))?;
+        checked(value).map_err(|error| trouble::refused(&error))
+    }
+
+    pub(crate) fn close(&self) {
+        for server in &self.map().servers {
+            server.main.close();
+            server.reserved.close();
+        }
+    }
+}
+
+/// Whether the reply is that to the request with this nonce.
+fn echoes(values: &[Value], nonce: u64) -> bool {
+    matches!(values.first(), Some(Value::BulkString(echo)) if *echo == nonce.to_string().as_bytes())
+}
