@@ -136,7 +136,8 @@ impl Dialler {
         let mut info = RedisConnectionInfo::default()
             .set_db(database)
             .set_protocol(protocol)
-            .set_lib_name("lockkeeper", env!("CARGO_PKG_VERSION"));
+            // Servers before 7.2 count it as an error.
+            .set_skip_set_lib_name();
         if let Some(user) = &login.user {
             info = info.set_username(user);
         }

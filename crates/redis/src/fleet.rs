@@ -83,6 +83,16 @@ pub(crate) struct Answered {
     pub(crate) epoch: Epoch,
 }
 
+/// Calls that are being made.
+struct Run<'a> {
+    lane: Lane,
+    calls: &'a [Call<'a>],
+    until: Instant,
+    results: Vec<Option<Result<Answered, StoreError>>>,
+    /// Calls that have done nothing and may be sent on, each with the reason.
+    again: Vec<(Try, ServerError)>,
+}
+
 /// A call on its way.
 struct Try {
     call: usize,
@@ -233,48 +243,31 @@ impl Fleet {
 
     /// Calls scripts, each on the server that keeps its slot; those for one server go out as one request.
     pub(crate) async fn run(&self, lane: Lane, calls: &[Call<'_>]) -> Vec<Result<Answered, StoreError>> {
-        let until = self.until();
+        let results = calls.iter().map(|_| None).collect();
+        let mut run = Run { lane, calls, until: self.until(), results, again: Vec::new() };
         if self.stale.swap(false, Ordering::Relaxed) && self.is_cluster() && self.refresh().await.is_err() {
             self.stale.store(true, Ordering::Relaxed);
         }
         let map = self.map();
-        let mut results: Vec<_> = calls.iter().map(|_| None).collect();
-        let first = |(call, of): (usize, &Call<'_>)| Try {
-            call,
-            server: map.servers[map.index(of.slot)].clone(),
-            whole: false,
-            asking: false,
+        let first = |(call, of): (usize, &Call<'_>)| {
+            let server = map.servers[map.index(of.slot)].clone();
+            Try { call, server, whole: false, asking: false }
         };
         let mut tries: Vec<Try> = calls.iter().enumerate().map(first).collect();
-        for round in 0..ROUNDS {
-            let (mut again, mut pause) = (Vec::new(), false);
+        for _ in 0..ROUNDS {
             while let Some(server) = tries.first().map(|first| first.server.clone()) {
                 let (here, rest) = tries.into_iter().partition(|of| Arc::ptr_eq(&of.server, &server));
                 tries = rest;
-                self.round(lane, calls, &server, here, until, &mut results, &mut again).await;
+                self.round(&mut run, &server, here).await;
             }
-            for (of, error) in again {
-                let retry = match error.code() {
-                    "NOSCRIPT" => Some(Try { whole: true, ..of }),
-                    "MOVED" => {
-                        self.stale.store(true, Ordering::Relaxed);
-                        let server = self.redirected(&error);
-                        server.map(|server| Try { server, asking: false, ..of })
-                    }
-                    "ASK" => {
-                        self.redirected(&error).map(|server| Try { server, asking: true, whole: true, ..of })
-                    }
-                    _ => {
-                        pause = true;
-                        Some(of)
-                    }
-                };
-                match retry {
-                    Some(retry) if round + 1 < ROUNDS && Instant::now() + SLOT_PAUSE < until => {
-                        tries.push(retry)
-                    }
-                    Some(Try { call, .. }) => results[call] = Some(Err(trouble::refused(&error))),
-                    None => self.stale.store(true, Ordering::Relaxed),
+            let mut pause = false;
+            for (of, error) in std::mem::take(&mut run.again) {
+                let call = of.call;
+                // What the outcome is if this was the last round.
+                run.results[call] = Some(Err(trouble::refused(&error)));
+                if Instant::now() + SLOT_PAUSE < run.until {
+                    pause |= error.code() == "TRYAGAIN";
+                    tries.extend(self.next_try(of, &error));
                 }
             }
             if tries.is_empty() {
@@ -284,36 +277,40 @@ impl Fleet {
                 tokio::time::sleep(SLOT_PAUSE).await;
             }
         }
-        let nowhere = || Err(trouble::nonsense("a redirection to nowhere").not_applied());
-        results.into_iter().map(|result| result.unwrap_or_else(nowhere)).collect()
+        let none = || Err(trouble::nonsense("no answer"));
+        run.results.into_iter().map(|result| result.unwrap_or_else(none)).collect()
     }
 
-    /// One request to one server. What may be sent on goes to `again` with the reason.
-    async fn round(
-        &self,
-        lane: Lane,
-        calls: &[Call<'_>],
-        server: &Arc<Server>,
-        tries: Vec<Try>,
-        until: Instant,
-        results: &mut [Option<Result<Answered, StoreError>>],
-        again: &mut Vec<(Try, ServerError)>,
-    ) {
+    /// Where a call that has done nothing goes next.
+    fn next_try(&self, of: Try, error: &ServerError) -> Option<Try> {
+        match error.code() {
+            "NOSCRIPT" => Some(Try { whole: true, ..of }),
+            "MOVED" => {
+                self.stale.store(true, Ordering::Relaxed);
+                Some(Try { server: self.redirected(error)?, asking: false, ..of })
+            }
+            "ASK" => Some(Try { server: self.redirected(error)?, asking: true, whole: true, ..of }),
+            _ => Some(of),
+        }
+    }
+
+    /// One request to one server.
+    async fn round(&self, run: &mut Run<'_>, server: &Arc<Server>, tries: Vec<Try>) {
         let mut commands: Vec<Cmd> = Vec::with_capacity(tries.len());
         let nonce = self.nonce.fetch_add(tries.len() as u64, Ordering::Relaxed);
         for (of, nonce) in tries.iter().zip(nonce..) {
             if of.asking {
                 commands.push(redis::cmd("ASKING"));
             }
-            commands.push(calls[of.call].command(of.whole, nonce));
+            commands.push(run.calls[of.call].command(of.whole, nonce));
         }
-        let link = server.link(lane);
-        let (values, epoch) = match link.send(commands, until).await {
+        let link = server.link(run.lane);
+        let (values, epoch) = match link.send(commands, run.until).await {
             Ok(answered) => answered,
             Err(error) => {
-                self.stale.store(true, Ordering::Relaxed);
+                self.look_again();
                 for of in tries {
-                    results[of.call] = Some(Err(error.clone()));
+                    run.results[of.call] = Some(Err(error.clone()));
                 }
                 return;
             }
@@ -323,18 +320,18 @@ impl Fleet {
             if of.asking {
                 values.next();
             }
-            results[of.call] = Some(match values.next().map(checked) {
+            run.results[of.call] = Some(match values.next().map(checked) {
                 Some(Ok(Value::Array(values))) if echoes(&values, nonce) => {
                     Ok(Answered { values, server: server.clone(), epoch })
                 }
                 Some(Err(error)) if matches!(error.code(), "NOSCRIPT" | "MOVED" | "ASK" | "TRYAGAIN") => {
-                    again.push((of, error));
+                    run.again.push((of, error));
                     continue;
                 }
                 Some(Err(error)) => {
                     // The next request looks for the master anew, or logs in again.
                     if matches!(error.code(), "READONLY" | "MASTERDOWN" | "NOAUTH" | "CLUSTERDOWN") {
-                        self.stale.store(true, Ordering::Relaxed);
+                        self.look_again();
                         link.give_up(epoch);
                     }
                     Err(trouble::refused(&error))
@@ -345,6 +342,12 @@ impl Fleet {
                 }
             });
         }
+    }
+
+    /// A server is not what it was: learn the cluster anew, and let the listeners see where the master is.
+    fn look_again(&self) {
+        self.stale.store(true, Ordering::Relaxed);
+        self.changes.send_modify(|changes| *changes += 1);
     }
 
     /// Calls one script.

@@ -29,6 +29,9 @@ pub(crate) static COUNT: LazyLock<Script> = script!("prelude.lua", "count.lua");
 pub(crate) static INSPECT: LazyLock<Script> = script!("inspect.lua");
 pub(crate) static FENCE: LazyLock<Script> = script!("fence.lua");
 
+/// Appends keys and arguments to a command; the number is the nonce.
+type Fill<'a> = dyn Fn(&mut Cmd, u64) + Send + Sync + 'a;
+
 /// One call of a script.
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
@@ -37,7 +40,7 @@ pub(crate) struct Call<'a> {
     /// How many of the arguments are keys.
     pub(crate) keys: usize,
     /// Appends keys, the nonce it is given, and arguments.
-    pub(crate) fill: Box<dyn Fn(&mut Cmd, u64) + Send + Sync + 'a>,
+    pub(crate) fill: Box<Fill<'a>>,
 }
 
 impl Call<'_> {

@@ -185,7 +185,7 @@ impl Settings {
         };
         match key {
             "db" => {
-                self.database = value.parse().ok().filter(|db| *db >= 0).ok_or_else(|| wrong("a number"))?
+                self.database = value.parse().ok().filter(|db| *db >= 0).ok_or_else(|| wrong("a number"))?;
             }
             "namespace" => {
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte);
@@ -204,14 +204,14 @@ impl Settings {
             "nodelay" => self.nodelay = flag()?,
             "strict" => self.strict = flag()?,
             "connect_limit" => {
-                self.connect_limit = span(value).ok_or_else(|| wrong("a time such as 500ms or 2s"))?
+                self.connect_limit = span(value).ok_or_else(|| wrong("a time such as 500ms or 2s"))?;
             }
             "request_limit" => {
                 self.request_limit = Some(span(value).ok_or_else(|| wrong("a time such as 500ms or 2s"))?);
             }
             "wait" => self.wait = value.parse().map_err(|_| wrong("a number of replicas"))?,
             "wait_limit" => {
-                self.wait_limit = span(value).ok_or_else(|| wrong("a time such as 500ms or 2s"))?
+                self.wait_limit = span(value).ok_or_else(|| wrong("a time such as 500ms or 2s"))?;
             }
             "ca" => self.tls = Some(TlsFiles { ca: Some(value.into()), ..files(&mut self.tls)? }),
             "cert" => self.tls = Some(TlsFiles { cert: Some(value.into()), ..files(&mut self.tls)? }),
