@@ -152,6 +152,7 @@ impl Reader {
                 let in_use = capacity(self.word()?).ok_or_else(|| trouble::nonsense("a capacity"))?;
                 Verdict::Mismatch { in_use }
             }
+            8 => Verdict::Refused(trouble::foreign()),
             _ => return Err(trouble::nonsense("a verdict")),
         })
     }
