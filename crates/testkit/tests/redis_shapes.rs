@@ -54,7 +54,10 @@ fn main() -> ExitCode {
 fn refine(url: String, seed: u64) -> Result<(), libtest_mimic::Failed> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let subject = Subject::in_real_time(move || url::connector(&url));
-    runtime.block_on(refinement::check(&subject, seed, 60)).map(drop).map_err(|failure| failure.to_string().into())
+    runtime
+        .block_on(refinement::check(&subject, seed, 60))
+        .map(drop)
+        .map_err(|failure| failure.to_string().into())
 }
 
 struct Servers {
