@@ -2,10 +2,7 @@
 
 use lockkeeper_testkit::servers::RedisOptions;
 
-use crate::{
-    load::{Load, is_fenced},
-    times,
-};
+use crate::{load::Load, times};
 
 #[test]
 fn an_hour_forward_and_back_never_takes_a_token_back() {
@@ -16,5 +13,5 @@ fn an_hour_forward_and_back_never_takes_a_token_back() {
             load.through(|| redis.shift_clock(shift));
         }
     }
-    is_fenced(&load.judge());
+    load.must_be_fenced();
 }

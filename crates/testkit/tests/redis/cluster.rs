@@ -3,11 +3,7 @@
 use lockkeeper_testkit::servers::RedisCluster;
 use tokio::time::{Instant, sleep};
 
-use crate::{
-    connect,
-    load::{Load, is_fenced, is_safe},
-    millis, secs, times,
-};
+use crate::{connect, load::Load, millis, secs, times};
 
 /// Keys of a resource that workers use are now here, now there, and for a moment on both.
 #[test]
@@ -27,7 +23,7 @@ fn a_slot_that_moves_loses_nothing() {
         });
         assert_eq!(cluster.master_of(slot).expect("served"), to);
     }
-    is_safe(&load.judge());
+    load.must_be_safe();
 }
 
 /// The old master hands over in good order, so nothing is lost.
@@ -40,7 +36,7 @@ fn a_new_master_in_good_order_loses_nothing() {
         load.through(|| cluster.promote(slot, false).map(drop));
         cluster.until_settled().expect("settled");
     }
-    is_safe(&load.judge());
+    load.must_be_safe();
 }
 
 #[test]
@@ -52,7 +48,7 @@ fn promotions_by_force_never_take_a_token_back() {
         load.through(|| cluster.promote(slot, true).map(drop));
         cluster.until_settled().expect("settled");
     }
-    is_fenced(&load.judge());
+    load.must_be_fenced();
 }
 
 /// The server of one lock does not answer; the renewals of the other do not wait for it.

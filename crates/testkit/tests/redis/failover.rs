@@ -3,11 +3,7 @@
 use lockkeeper_testkit::servers::{Redis, RedisSentinel};
 use tokio::time::{Instant, timeout};
 
-use crate::{
-    NAME, connect,
-    load::{Load, is_fenced},
-    millis, secs, times,
-};
+use crate::{NAME, connect, load::Load, millis, secs, times};
 
 #[test]
 fn promotions_under_load_never_take_a_token_back() {
@@ -17,7 +13,7 @@ fn promotions_under_load_never_take_a_token_back() {
         load.through(|| servers.promote());
         servers.until_settled().expect("settled");
     }
-    is_fenced(&load.judge());
+    load.must_be_fenced();
 }
 
 #[test]
@@ -33,7 +29,7 @@ fn dead_masters_under_load_are_replaced() {
         master.start_again().expect("started");
         servers.until_settled().expect("settled");
     }
-    is_fenced(&load.judge());
+    load.must_be_fenced();
 }
 
 /// The grant is on both replicas before it counts, so it is there after the promotion too.

@@ -8,11 +8,7 @@ use lockkeeper_testkit::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{
-    NAME, connect,
-    load::{Load, is_safe},
-    millis, percent, secs, times,
-};
+use crate::{NAME, connect, load::Load, millis, percent, secs, times};
 
 /// A keeper behind a line that can be troubled, and one that is not.
 struct World {
@@ -176,5 +172,5 @@ fn a_crew_on_a_bad_line_is_safe() {
         proxy.cut_all();
         Ok(())
     });
-    is_safe(&load.judge());
+    load.must_be_safe();
 }

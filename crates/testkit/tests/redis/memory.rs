@@ -9,11 +9,7 @@ use lockkeeper::{Lost, ReleaseError};
 use lockkeeper_testkit::servers::{Redis, RedisOptions};
 use tokio::time::{Instant, timeout};
 
-use crate::{
-    NAME, connect,
-    load::{Load, is_fenced, is_safe},
-    millis, secs, times,
-};
+use crate::{NAME, connect, load::Load, millis, secs, times};
 
 #[test]
 fn restarts_with_empty_memory_never_take_a_token_back() {
@@ -22,7 +18,7 @@ fn restarts_with_empty_memory_never_take_a_token_back() {
     for _ in 0..times(3, 50) {
         load.through(|| redis.restart());
     }
-    is_fenced(&load.judge());
+    load.must_be_fenced();
 }
 
 #[test]
@@ -32,7 +28,7 @@ fn restarts_with_all_data_lose_nothing() {
     for _ in 0..times(3, 50) {
         load.through(|| redis.restart());
     }
-    is_safe(&load.judge());
+    load.must_be_safe();
 }
 
 /// Stopped for longer than a lease lasts: everybody loses, and nobody believes otherwise.
@@ -48,7 +44,7 @@ fn a_stopped_server_is_waited_for() {
             Ok(())
         });
     }
-    is_safe(&load.judge());
+    load.must_be_safe();
 }
 
 #[test]
@@ -70,7 +66,7 @@ fn forgotten_scripts_are_sent_again() {
         flushing.join().expect("no panic")
     });
     assert!(flushed > 3, "flushed only {flushed} times");
-    is_safe(&load.judge());
+    load.must_be_safe();
 }
 
 #[test]
@@ -81,7 +77,7 @@ fn dropped_connections_are_made_anew() {
         let kind = if round % 2 == 0 { "pubsub" } else { "normal" };
         load.through(|| redis.command(["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).map(drop));
     }
-    is_safe(&load.judge());
+    load.must_be_safe();
 }
 
 /// The lock is gone and somebody else has it: the old holder hears of it within one renewal, and neither its
