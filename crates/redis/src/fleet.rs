@@ -78,7 +78,10 @@ pub(crate) struct Fleet {
 
 /// The answer to a call, and where it was given.
 pub(crate) struct Answered {
-    pub(crate) values: Vec<Value>,
+    /// The reply's words, without the nonce.
+    pub(crate) words: String,
+    /// What came with it, if the script gives more than words.
+    pub(crate) more: Value,
     pub(crate) server: Arc<Server>,
     pub(crate) epoch: Epoch,
 }
@@ -321,9 +324,13 @@ impl Fleet {
                 values.next();
             }
             run.results[of.call] = Some(match values.next().map(checked) {
-                Some(Ok(Value::Array(values))) if echoes(&values, nonce) => {
-                    Ok(Answered { values, server: server.clone(), epoch })
-                }
+                Some(Ok(value)) => match answer_to(nonce, value) {
+                    Some((words, more)) => Ok(Answered { words, more, server: server.clone(), epoch }),
+                    None => {
+                        link.give_up(epoch);
+                        Err(trouble::nonsense("the reply to another request"))
+                    }
+                },
                 Some(Err(error)) if matches!(error.code(), "NOSCRIPT" | "MOVED" | "ASK" | "TRYAGAIN") => {
                     run.again.push((of, error));
                     continue;
@@ -336,10 +343,7 @@ impl Fleet {
                     }
                     Err(trouble::refused(&error))
                 }
-                _ => {
-                    link.give_up(epoch);
-                    Err(trouble::nonsense("the reply to another request"))
-                }
+                None => Err(trouble::nonsense("no answer")),
             });
         }
     }
@@ -370,7 +374,17 @@ impl Fleet {
     }
 }
 
-/// Whether the reply is that to the request with this nonce.
-fn echoes(values: &[Value], nonce: u64) -> bool {
-    matches!(values.first(), Some(Value::BulkString(echo)) if *echo == nonce.to_string().as_bytes())
+/// The reply to the request with this nonce, without it; `None` if it is the reply to another one.
+fn answer_to(nonce: u64, value: Value) -> Option<(String, Value)> {
+    let (words, more) = match value {
+        Value::BulkString(words) => (words, Value::Nil),
+        Value::Array(both) => match <[Value; 2]>::try_from(both) {
+            Ok([Value::BulkString(words), more]) => (words, more),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let words = String::from_utf8(words).ok()?;
+    let rest = words.strip_prefix(&nonce.to_string())?.strip_prefix(' ')?.to_owned();
+    Some((rest, more))
 }

@@ -254,7 +254,7 @@ impl RedisStore {
         let calls: Vec<_> = names.iter().map(look).collect();
         let mut views = Vec::new();
         for (name, answered) in names.iter().zip(self.fleet.run(Lane::Main, &calls).await) {
-            views.extend(Reader::new(answered?.values).view(name)?);
+            views.extend(Reader::new(answered?).view(name)?);
         }
         Ok(views)
     }
@@ -326,14 +326,15 @@ fn read_answers(
     chunk: &[Request],
     answered: Answered,
 ) -> Result<(StoreTime, Vec<Answer>, Place), StoreError> {
-    let mut reader = Reader::new(answered.values);
+    let place = (answered.server.clone(), answered.epoch);
+    let mut reader = Reader::new(answered);
     let now = reader.time()?;
     let read = |request: &Request| match request {
-        Request::Claim(_) => reader.verdict().map(Answer::Claim),
+        Request::Claim(claim) => reader.verdict(claim).map(Answer::Claim),
         Request::Leave(_) => reader.left().map(Answer::Leave),
     };
     let answers = chunk.iter().map(read).collect::<Result<_, _>>()?;
-    Ok((now, answers, (answered.server, answered.epoch)))
+    Ok((now, answers, place))
 }
 
 /// Checks the layout's version and learns the store's own id, which is made if there is none.
@@ -393,11 +394,14 @@ impl Store for RedisStore {
         Box::pin(async move {
             let calls = self.calls(&RENEW, leases, |renew| &renew.name, &[], wire::push_renewal);
             let (mut now, mut each) = (StoreTime(0), Vec::with_capacity(leases.len()));
-            for answered in self.fleet.run(Lane::Reserved, &calls).await {
-                let mut reader = Reader::new(answered?.values);
+            let answered = self.fleet.run(Lane::Reserved, &calls).await;
+            for (chunk, answered) in
+                leases.chunks(leases.len().div_ceil(calls.len().max(1)).max(1)).zip(answered)
+            {
+                let mut reader = Reader::new(answered?);
                 now = reader.time()?;
-                for _ in 0..leases.len().div_ceil(calls.len()) {
-                    each.push(reader.renewed()?);
+                for renew in chunk {
+                    each.push(reader.renewed(renew)?);
                 }
             }
             Ok(Answers { now, each })
@@ -432,7 +436,7 @@ impl Store for RedisStore {
             command.arg(contender.to_string()).arg(*number).arg(u8::from(*now));
         });
         Box::pin(async move {
-            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?.values);
+            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?);
             Ok(if reader.number()? == 1 { Evicted::Done } else { Evicted::NotHeld })
         })
     }
@@ -457,7 +461,7 @@ impl Store for RedisStore {
                 let message = "a latch of this store counts to 2^53 - 1; use a smaller count";
                 return Err(StoreError::new(StoreErrorKind::Unsupported, message));
             }
-            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?.values);
+            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?);
             Ok(Answers { now: reader.time()?, each: vec![reader.counted()?] })
         })
     }
@@ -468,7 +472,7 @@ impl Store for RedisStore {
             command.arg(self.keys.fence(name)).arg(nonce).arg(token.to_string()).arg(floor.to_string());
         });
         Box::pin(async move {
-            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?.values);
+            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?);
             Ok(match reader.number()? {
                 1 => Admitted::Yes,
                 _ => Admitted::Stale { highest: reader.token()? },

@@ -17,6 +17,7 @@ use lockkeeper_core::{
 use redis::{Cmd, Value};
 
 use crate::{
+    fleet::Answered,
     keys::{Keys, push_escaped, unescape},
     trouble,
 };
@@ -99,26 +100,28 @@ fn card(text: &str) -> Option<Card> {
     Some(Card { kind, facts: Arc::new(facts), label: optional()?, value: optional()? })
 }
 
-/// Reads a reply value by value.
+/// Reads a reply word by word.
 pub(crate) struct Reader {
-    values: std::vec::IntoIter<Value>,
+    words: String,
+    at: usize,
+    more: Value,
 }
 
 impl Reader {
-    /// A reader behind the nonce, which was checked.
-    pub(crate) fn new(values: Vec<Value>) -> Self {
-        let mut values = values.into_iter();
-        values.next();
-        Self { values }
+    pub(crate) fn new(answered: Answered) -> Self {
+        Self { words: answered.words, at: 0, more: answered.more }
+    }
+
+    fn word(&mut self) -> Result<&str, StoreError> {
+        let rest = self.words.get(self.at..).filter(|rest| !rest.is_empty());
+        let rest = rest.ok_or_else(|| trouble::nonsense("a missing word"))?;
+        let word = rest.split(' ').next().unwrap_or(rest);
+        self.at += word.len() + 1;
+        Ok(word)
     }
 
     pub(crate) fn number(&mut self) -> Result<u64, StoreError> {
-        match self.values.next() {
-            Some(Value::Int(number)) => {
-                u64::try_from(number).map_err(|_| trouble::nonsense("a negative number"))
-            }
-            _ => Err(trouble::nonsense("a missing number")),
-        }
+        self.word()?.parse().map_err(|_| trouble::nonsense("a number that is none"))
     }
 
     fn length(&mut self) -> Result<Duration, StoreError> {
@@ -129,17 +132,12 @@ impl Reader {
         self.number().map(StoreTime)
     }
 
-    fn text(&mut self) -> Result<String, StoreError> {
-        match self.values.next() {
-            Some(Value::BulkString(text)) => {
-                String::from_utf8(text).map_err(|_| trouble::nonsense("text that is none"))
-            }
-            _ => Err(trouble::nonsense("a missing text")),
-        }
-    }
-
-    pub(crate) fn verdict(&mut self) -> Result<Verdict, StoreError> {
+    pub(crate) fn verdict(&mut self, claim: &Claim) -> Result<Verdict, StoreError> {
         Ok(match self.number()? {
+            0 => {
+                let number = self.number()?;
+                Verdict::Granted(Grant { number, floor: number, remaining: claim.lease })
+            }
             1 => Verdict::Granted(Grant {
                 number: self.number()?,
                 floor: self.number()?,
@@ -151,7 +149,7 @@ impl Reader {
             },
             3 => Verdict::Stale,
             4 => {
-                let in_use = capacity(&self.text()?).ok_or_else(|| trouble::nonsense("a capacity"))?;
+                let in_use = capacity(self.word()?).ok_or_else(|| trouble::nonsense("a capacity"))?;
                 Verdict::Mismatch { in_use }
             }
             _ => return Err(trouble::nonsense("a verdict")),
@@ -167,10 +165,13 @@ impl Reader {
         }
     }
 
-    pub(crate) fn renewed(&mut self) -> Result<Renewed, StoreError> {
-        let (kind, remaining) = (self.number()?, self.length()?);
+    pub(crate) fn renewed(&mut self, renew: &Renew) -> Result<Renewed, StoreError> {
+        let kind = self.number()?;
+        if kind == 0 {
+            return Ok(Renewed::Held { remaining: renew.lease });
+        }
         match kind {
-            1 => Ok(Renewed::Held { remaining }),
+            1 => Ok(Renewed::Held { remaining: self.length()? }),
             2 => Ok(Renewed::Gone),
             3 => Ok(Renewed::Evicted),
             _ => Err(trouble::nonsense("an answer to a renewal")),
@@ -192,13 +193,13 @@ impl Reader {
     }
 
     pub(crate) fn token(&mut self) -> Result<Token, StoreError> {
-        self.text()?.parse().map_err(|_| trouble::nonsense("a token"))
+        self.word()?.parse().map_err(|_| trouble::nonsense("a token"))
     }
 
     /// The resource that lines tell of, without what has ended.
     pub(crate) fn view(&mut self, name: &Name) -> Result<Option<ResourceView>, StoreError> {
         let now = self.time()?;
-        let Some(Value::Array(lines)) = self.values.next() else {
+        let Value::Array(lines) = std::mem::replace(&mut self.more, Value::Nil) else {
             return Err(trouble::nonsense("missing lines"));
         };
         let (mut view, mut line) = (None, Vec::new());

@@ -7,9 +7,7 @@
 local not_after, action, amount = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
 local function answer(text)
-  local reply = {ARGV[1], now}
-  for number in string.gmatch(text, '%d+') do reply[#reply + 1] = tonumber(number) end
-  return finish(reply)
+  return finish({ARGV[1], now_text, text})
 end
 
 local done = redis.call('GET', KEYS[4])
@@ -17,7 +15,7 @@ if done then return answer(done) end
 if not_after < now then return answer('4') end
 
 local function text_of(remaining, initial, opened, born)
-  return string.format('%.0f %.0f %.0f %.0f', remaining, initial, opened, born)
+  return string.format('%d %d %d %d', remaining, initial, opened, born)
 end
 
 local state, result = redis.call('GET', KEYS[3]), nil
@@ -25,7 +23,7 @@ if action == 'create' then
   if state then
     result = '3 ' .. state
   else
-    mark = next_number()
+    mark = math.min(math.max(mark + 1, now), LAST_NUMBER)
     state = text_of(amount, amount, amount == 0 and 1 or 0, mark)
   end
 elseif state then

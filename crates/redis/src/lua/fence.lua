@@ -8,6 +8,6 @@ local function below(a, b)
   return a < b
 end
 local highest = redis.call('GET', KEYS[1])
-if highest and below(ARGV[2], highest) then return {ARGV[1], 2, highest} end
+if highest and below(ARGV[2], highest) then return ARGV[1] .. ' 2 ' .. highest end
 if not highest or below(highest, ARGV[3]) then redis.call('SET', KEYS[1], ARGV[3]) end
-return {ARGV[1], 1}
+return ARGV[1] .. ' 1'

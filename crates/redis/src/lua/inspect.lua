@@ -1,7 +1,7 @@
 -- Reads a resource without settling it.
 -- KEYS[1]    the resource
 -- ARGV[1]    nonce
--- Reply      nonce, now, its lines (see resource.lua)
+-- Reply      nonce and now as one text, then its lines (see resource.lua)
 -- Invariant  Changes nothing.
 local time = redis.call('TIME')
 local kind, lines = redis.call('TYPE', KEYS[1]).ok, {}
@@ -10,4 +10,4 @@ if kind == 'string' then
 elseif kind == 'zset' then
   lines = redis.call('ZRANGE', KEYS[1], 0, -1)
 end
-return {ARGV[1], time[1] * 1000000 + time[2], lines}
+return {ARGV[1] .. string.format(' %d', time[1] * 1000000 + time[2]), lines}

@@ -7,15 +7,15 @@
 --   i <asked> <id>                                              when a waiter last asked, oldest first
 --   q <arrival> <id>                                            the line, in order of arrival
 --   w <id> <arrival> <asked> <stamp> <units> <lease> <card>     waiter
--- Times are microseconds of the server's clock, 16 digits where their order matters. Flags: confirmed, evicted,
--- retired, detached.
+-- Numbers and times (microseconds of the server's clock) have 16 digits, so that their order is that of their text and
+-- the beginning of a holder's line has fixed places. Flags: c confirmed, e evicted, r retired, d detached, or a dash.
 -- Invariant: what is stored is settled but for the passing of time, and it has a time to live that covers it.
 local function library()
   local FIRST_LEASE, WAIT_LEASE = 3000000, 15000000
   local lib = {}
 
   local function full(number)
-    return string.format('%016.0f', number)
+    return string.format('%016d', number)
   end
 
   function lib.open(key)
@@ -60,10 +60,10 @@ local function library()
   end
 
   local function line_of(r, what)
-    if what.ends then return string.format('g %s %.0f', what.id, what.ends) end
+    if what.ends then return string.format('g %s %016d', what.id, what.ends) end
     local flags = (what.confirmed and 'c' or '-') .. (what.evicted and 'e' or '-')
       .. (what.retired and 'r' or '-') .. (what.detached and 'd' or '-')
-    return string.format('h %016.0f %.0f %.0f %s %s %s %s %.0f %s', what.number, what.granted, what.expires,
+    return string.format('h %016d %016d %016d %s %s %s %s %d %s', what.number, what.granted, what.expires,
       flags, what.id, r.capacity, what.units, what.lease, what.card)
   end
 
@@ -78,7 +78,7 @@ local function library()
         if not what.line or (r.kind == 'string' and not lean) then lines[#lines + 1] = line_of(r, what) end
       end
     end
-    local life = math.ceil((ends - now) / 1000) + 2
+    local life = string.format('%d', math.ceil((ends - now) / 1000) + 2)
     if ends == 0 then
       if r.kind ~= 'none' then redis.call('DEL', r.key) end
     elseif lean then
@@ -89,14 +89,14 @@ local function library()
       elseif r.gone[1] then
         redis.call('ZREM', r.key, unpack(r.gone))
       end
-      for _, line in ipairs(lines) do redis.call('ZADD', r.key, 0, line) end
+      for _, line in ipairs(lines) do redis.call('ZADD', r.key, '0', line) end
       redis.call('PEXPIRE', r.key, life)
     end
     if r.changed and watched then publish(r.key .. ':changed', '') end
   end
 
   local function first(r, kind)
-    return redis.call('ZRANGEBYLEX', r.key, '[' .. kind .. ' ', '(' .. kind .. '!', 'LIMIT', 0, 1)[1]
+    return redis.call('ZRANGEBYLEX', r.key, '[' .. kind .. ' ', '(' .. kind .. '!', 'LIMIT', '0', '1')[1]
   end
 
   local function waiter(r, id)
@@ -116,7 +116,7 @@ local function library()
 
   local function lines_of(w)
     return 'w ' .. w.id .. ' ' .. w.arrival .. ' ' .. w.asked .. ' ' .. w.stamp .. ' ' .. w.units .. ' '
-      .. string.format('%.0f', w.lease) .. ' ' .. w.card, 'i ' .. w.asked .. ' ' .. w.id
+      .. string.format('%d', w.lease) .. ' ' .. w.card, 'i ' .. w.asked .. ' ' .. w.id
   end
 
   -- Units that fit beside those held (I2).
@@ -131,7 +131,7 @@ local function library()
   end
 
   local function grant(r, holder)
-    mark = next_number()
+    mark = math.min(math.max(mark + 1, now), LAST_NUMBER)
     holder.number, holder.granted = mark, now
     r.holders[#r.holders + 1] = holder
     r.changed = true
@@ -149,7 +149,7 @@ local function library()
       grant(r, {expires = now + lease, id = head.id, units = head.units, lease = head.lease, card = head.card})
       local keeper = string.match(head.id, '^[^-]+')
       local channel = sharded and r.key .. ':k:' .. keeper or ARGV[2] .. keeper
-      publish(channel, string.format('%s %.0f %.0f %s %.0f %.0f %s', head.id, mark, r.holders[1].number,
+      publish(channel, string.format('%s %d %d %s %d %d %s', head.id, mark, r.holders[1].number,
         head.stamp, math.max(now - head.asked, 0), lease, r.key))
     end
   end
@@ -210,6 +210,12 @@ local function library()
     end
   end
 
+  function lib.append(reply, ...)
+    for _, value in ipairs({...}) do
+      reply[#reply + 1] = type(value) == 'number' and string.format('%d', value) or value
+    end
+  end
+
   -- Each of these answers with values to append to the reply; see apply.lua, renew.lua, evict.lua.
   function lib.claim(key, queue, tail, lease, stamp, must_write)
     local id, capacity, units, card = string.match(tail, '^(%S+) (%S+) (%S+) %d+ (.*)$')
@@ -262,7 +268,7 @@ local function library()
     if not queue then return busy(r.waiting) end
     local arrival = now
     if r.waiting > 0 then
-      local last = redis.call('ZREVRANGEBYLEX', r.key, '(q!', '[q ', 'LIMIT', 0, 1)[1]
+      local last = redis.call('ZREVRANGEBYLEX', r.key, '(q!', '[q ', 'LIMIT', '0', '1')[1]
       arrival = math.max(now, string.match(last, '^q (%d+) ') + 1)
     end
     w = {id = id, arrival = full(arrival), asked = full(now), stamp = stamp, units = units, lease = tonumber(lease), card = card}
@@ -311,12 +317,12 @@ local function library()
     local holder = held_by(r, id)
     if not holder or holder.retired then
       lib.save(r)
-      return 2, 0
+      return 2
     end
     confirm(r, holder)
     if holder.evicted then
       lib.save(r)
-      return 3, 0
+      return 3
     end
     rewrite(r, holder)
     holder.expires = math.max(holder.expires, now + lease)
