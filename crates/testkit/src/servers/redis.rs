@@ -293,7 +293,13 @@ impl Redis {
     pub fn follow(&self, master: &Self) -> io::Result<()> {
         let port = master.port.number().to_string();
         self.command(["REPLICAOF", "127.0.0.1", &port])?;
-        self.until_in_step()
+        let ours = format!("port={},state=online", self.port.number());
+        until(&format!("{} is in step with its master", self.address()), || {
+            // Both say so: the master counts a replica only once it has heard from it.
+            let (own, state) =
+                (self.info("replication", "master_link_status")?, master.command(["INFO", "replication"])?);
+            Ok(Answer::when(own == "up" && state.contains(&ours), state))
+        })
     }
 
     /// Makes a replica a master: what its old master had not sent yet is lost.
@@ -305,14 +311,6 @@ impl Redis {
         until(&format!("{} is a master", self.address()), || {
             let role = self.info("replication", "role")?;
             Ok(Answer::when(role == "master", role))
-        })
-    }
-
-    /// Waits until this replica has the data of its master.
-    pub(super) fn until_in_step(&self) -> io::Result<()> {
-        until(&format!("{} is in step with its master", self.address()), || {
-            let state = self.command(["INFO", "replication"])?;
-            Ok(Answer::when(state.contains("master_link_status:up"), state))
         })
     }
 }
