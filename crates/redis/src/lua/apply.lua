@@ -25,6 +25,7 @@ for entry = 3, #KEYS do
       if watched then publish(key .. ':changed', '') end
     else
       lib = lib or library()
+      without_memory()
       lib.append(reply, lib.leave(key, id, bury, tonumber(hold)))
     end
   else
