@@ -73,7 +73,7 @@ pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
 /// Looks at all servers.
 pub(crate) async fn look(fleet: &Fleet) -> Result<Vec<Finding>, StoreError> {
     let mut findings = Vec::new();
-    for server in &fleet.map().servers {
+    for server in &fleet.map().in_use() {
         findings.append(&mut look_at(fleet, server).await?);
     }
     Ok(findings)

@@ -1,6 +1,14 @@
 //! Opens sockets: TCP, TLS and unix, and finds the master behind sentinels.
 
-use std::{fs, io, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs, io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use lockkeeper_core::StoreError;
 use redis::{
@@ -30,13 +38,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
 /// Opens connections as the URL says.
 pub(crate) struct Dialler {
     settings: Settings,
+    /// Which sentinel is asked first: each time another one, as one of them may be wrong or cut off.
+    turn: AtomicUsize,
     tls: Option<TlsConnector>,
 }
 
 impl Dialler {
     pub(crate) fn new(settings: Settings) -> Result<Self, StoreError> {
         let tls = settings.tls.as_ref().map(connector).transpose()?;
-        Ok(Self { settings, tls })
+        Ok(Self { settings, turn: AtomicUsize::new(0), tls })
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -89,7 +99,8 @@ impl Dialler {
     pub(crate) async fn locate(&self, fixed: &Address) -> Result<Address, StoreError> {
         let Shape::Sentinel(sentinels, master) = &self.settings.shape else { return Ok(fixed.clone()) };
         let mut last = None;
-        for sentinel in sentinels {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % sentinels.len();
+        for sentinel in sentinels[turn..].iter().chain(&sentinels[..turn]) {
             match self.with_limit(sentinel, self.ask_sentinel(sentinel, master)).await {
                 Ok(address) => return Ok(address),
                 Err(error) => last = Some(error),

@@ -111,9 +111,18 @@ impl Ears {
             .collect()
     }
 
+    /// Sees to it that every server that keeps something wanted has a listener.
+    fn start_missing(self: &Arc<Self>) {
+        let slots: HashSet<usize> = lock(&self.wanted).values().map(|(slot, _)| *slot).collect();
+        for slot in slots {
+            self.start_listener(slot);
+        }
+    }
+
     async fn listener(self: Arc<Self>, index: usize, server: &Server) {
         let (mut pause, mut missed) = (Duration::ZERO, false);
         loop {
+            self.start_missing();
             match self.connect(server).await {
                 Ok((mut line, place)) => {
                     pause = Duration::ZERO;
@@ -126,6 +135,10 @@ impl Ears {
                     missed = true;
                 }
                 Err(_) => {}
+            }
+            if self.keys.is_sharded() {
+                // Perhaps the slot has moved.
+                self.fleet.look_again();
             }
             pause = (pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
             tokio::time::sleep(jittered(pause)).await;
@@ -147,12 +160,18 @@ impl Ears {
     }
 
     /// Keeps one connection subscribed and passes on what it brings, until it ends; says why it did.
-    async fn serve(&self, index: usize, line: &mut Line, place: &Address, missed: &mut bool) -> &'static str {
+    async fn serve(
+        self: &Arc<Self>,
+        index: usize,
+        line: &mut Line,
+        place: &Address,
+        missed: &mut bool,
+    ) -> &'static str {
         let (mut orders, mut maps) = (self.orders.subscribe(), self.fleet.changes.subscribe());
         let mut have = HashSet::new();
         loop {
             let order = *orders.borrow_and_update();
-            let map = *maps.borrow_and_update();
+            maps.borrow_and_update();
             let wanted = self.wanted_of(index);
             let new: Vec<String> = wanted.difference(&have).cloned().collect();
             let old: Vec<String> = have.difference(&wanted).cloned().collect();
@@ -182,7 +201,8 @@ impl Ears {
                         if self.has_moved(place).await {
                             return "the master is elsewhere";
                         }
-                        if *maps.borrow() != map && self.keys.is_sharded() {
+                        if self.keys.is_sharded() {
+                            self.start_missing();
                             break;
                         }
                     }

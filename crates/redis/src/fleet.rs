@@ -3,7 +3,7 @@
 
 use std::{
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -57,7 +57,19 @@ pub(crate) struct Map {
     slots: Vec<u16>,
 }
 
+/// How long a cluster that did not say who keeps what is left alone.
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
+
 impl Map {
+    /// The servers that keep anything: a node may have become a replica, or be gone.
+    pub(crate) fn in_use(&self) -> Vec<Arc<Server>> {
+        if self.slots.is_empty() {
+            return self.servers.clone();
+        }
+        let used: std::collections::BTreeSet<u16> = self.slots.iter().copied().collect();
+        used.into_iter().map(|index| self.servers[usize::from(index)].clone()).collect()
+    }
+
     /// The number of the server that keeps `slot`.
     pub(crate) fn index(&self, slot: usize) -> usize {
         self.slots.get(slot).map_or(0, |server| usize::from(*server))
@@ -72,7 +84,9 @@ pub(crate) struct Fleet {
     map: RwLock<Arc<Map>>,
     /// Counts changes of the map.
     pub(crate) changes: watch::Sender<u64>,
-    stale: AtomicBool,
+    /// Whether the cluster is being asked who keeps what.
+    refreshing: AtomicBool,
+    me: Weak<Self>,
     nonce: AtomicU64,
 }
 
@@ -110,16 +124,17 @@ impl Fleet {
         dialler: Arc<Dialler>,
         home: Handle,
         limit: Duration,
-    ) -> Result<Self, StoreError> {
-        let fleet = Self {
+    ) -> Result<Arc<Self>, StoreError> {
+        let fleet = Arc::new_cyclic(|me| Self {
             dialler,
             home,
             limit,
             map: RwLock::default(),
             changes: watch::channel(0).0,
-            stale: AtomicBool::new(false),
+            refreshing: AtomicBool::new(false),
+            me: me.clone(),
             nonce: AtomicU64::new(1),
-        };
+        });
         let seeds = match &fleet.dialler.settings().shape {
             Shape::Single(address) => vec![address.clone()],
             Shape::Sentinel(sentinels, _) => sentinels[..1].to_vec(),
@@ -168,12 +183,7 @@ impl Fleet {
         ask.arg("SLOTS");
         let mut last = trouble::config("the URL names no node");
         for server in &before.servers {
-            let told = match server.main.send(vec![ask.clone()], self.until()).await {
-                Ok((mut values, _)) => values.pop().map_or(Err(trouble::nonsense("no slots")), |value| {
-                    checked(value).map_err(|error| trouble::refused(&error))
-                }),
-                Err(error) => Err(error),
-            };
+            let told = self.ask_aside(server, &ask).await;
             match told.and_then(|told| self.read_slots(&before, server, &told)) {
                 Ok(map) => {
                     self.replace(map);
@@ -183,6 +193,17 @@ impl Fleet {
             }
         }
         Err(last.not_applied())
+    }
+
+    /// Asks on a connection of its own: one that is given up early breaks no request.
+    async fn ask_aside(&self, server: &Server, command: &Cmd) -> Result<Value, StoreError> {
+        let (mut connection, driver) = self.dialler.requests(&server.address, None).await?;
+        let answer = tokio::time::timeout(self.limit / 2, connection.send_packed_command(command)).await;
+        driver.abort();
+        let address = server.address.to_string();
+        let answer = answer.map_err(|_| trouble::too_late(&address))?;
+        checked(answer.map_err(|error| trouble::unanswered(&address, error))?)
+            .map_err(|error| trouble::refused(&error))
     }
 
     fn read_slots(&self, before: &Map, from: &Server, told: &Value) -> Result<Map, StoreError> {
@@ -248,9 +269,6 @@ impl Fleet {
     pub(crate) async fn run(&self, lane: Lane, calls: &[Call<'_>]) -> Vec<Result<Answered, StoreError>> {
         let results = calls.iter().map(|_| None).collect();
         let mut run = Run { lane, calls, until: self.until(), results, again: Vec::new() };
-        if self.stale.swap(false, Ordering::Relaxed) && self.is_cluster() && self.refresh().await.is_err() {
-            self.stale.store(true, Ordering::Relaxed);
-        }
         let map = self.map();
         let first = |(call, of): (usize, &Call<'_>)| {
             let server = map.servers[map.index(of.slot)].clone();
@@ -289,7 +307,7 @@ impl Fleet {
         match error.code() {
             "NOSCRIPT" => Some(Try { whole: true, ..of }),
             "MOVED" => {
-                self.stale.store(true, Ordering::Relaxed);
+                self.look_again();
                 Some(Try { server: self.redirected(error)?, asking: false, ..of })
             }
             "ASK" => Some(Try { server: self.redirected(error)?, asking: true, whole: true, ..of }),
@@ -348,10 +366,24 @@ impl Fleet {
         }
     }
 
-    /// A server is not what it was: learn the cluster anew, and let the listeners see where the master is.
-    fn look_again(&self) {
-        self.stale.store(true, Ordering::Relaxed);
-        self.changes.send_modify(|changes| *changes += 1);
+    /// A server is not what it was: learn the cluster anew, aside from all requests, so that a dead node delays
+    /// nothing on another; and let the listeners see where the master is.
+    pub(crate) fn look_again(&self) {
+        if !self.is_cluster() {
+            self.changes.send_modify(|changes| *changes += 1);
+            return;
+        }
+        let Some(fleet) = self.me.upgrade() else { return };
+        if self.refreshing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.home.spawn(async move {
+            if fleet.refresh().await.is_err() {
+                // Whoever meets the trouble again asks again.
+                tokio::time::sleep(REFRESH_PAUSE).await;
+            }
+            fleet.refreshing.store(false, Ordering::Relaxed);
+        });
     }
 
     /// Calls one script.
@@ -361,9 +393,16 @@ impl Fleet {
 
     /// Sends one plain command, and refuses an answer that is an error.
     pub(crate) async fn ask(&self, lane: Lane, server: &Server, command: Cmd) -> Result<Value, StoreError> {
-        let (mut values, _) = server.link(lane).send(vec![command], self.until()).await?;
+        let sent = server.link(lane).send(vec![command], self.until()).await;
+        let (mut values, epoch) = sent.inspect_err(|_| self.look_again())?;
         let value = values.pop().ok_or_else(|| trouble::nonsense("no answer"))?;
-        checked(value).map_err(|error| trouble::refused(&error))
+        checked(value).map_err(|error| {
+            if matches!(error.code(), "MOVED" | "ASK" | "READONLY" | "CLUSTERDOWN") {
+                self.look_again();
+                server.link(lane).give_up(epoch);
+            }
+            trouble::refused(&error)
+        })
     }
 
     pub(crate) fn close(&self) {

@@ -83,7 +83,7 @@ impl RedisStore {
         let limit = settings.request_limit.map_or(limit, |own| own.min(limit));
         let (url, strict) = (settings.shown.clone(), settings.strict);
         let dialler = Arc::new(Dialler::new(settings)?);
-        let fleet = Arc::new(Fleet::find(dialler, context.background.clone(), limit).await?);
+        let fleet = Fleet::find(dialler, context.background.clone(), limit).await?;
         let keys = Keys::new(&fleet.dialler.settings().namespace, fleet.is_cluster());
         let id = identify(&fleet, &keys).await?;
         let ears = Ears::new(&fleet, &keys, &context);
@@ -262,7 +262,7 @@ impl RedisStore {
     /// All names of resources that start with `prefix`, in order. Walks through all keys of the servers.
     async fn names(&self, prefix: &str) -> Result<Vec<Name>, StoreError> {
         let mut names = std::collections::BTreeSet::new();
-        for server in &self.fleet.map().servers {
+        for server in &self.fleet.map().in_use() {
             let mut cursor = "0".to_owned();
             loop {
                 let mut scan = redis::cmd("SCAN");

@@ -13,7 +13,7 @@ pub(crate) fn refused(error: &ServerError) -> StoreError {
 
 /// The meaning of a server's error, by its code.
 fn explain(code: &str, details: &str) -> StoreError {
-    use StoreErrorKind::{Config, Conflict, Corrupt, Denied, Unreachable};
+    use StoreErrorKind::{Config, Conflict, Denied, Unreachable};
     let (kind, remedy) = match code {
         "READONLY" => (
             Unreachable,
@@ -54,10 +54,6 @@ fn explain(code: &str, details: &str) -> StoreError {
              +@connection +time +wait +info +config|get +cluster|slots +role",
         ),
         "NOPROTO" => (Config, "the server does not speak RESP3; add protocol=resp2 to the URL"),
-        _ if details.contains("LOCKKEEPER") => (
-            Corrupt,
-            "a key of this namespace holds something that is not a lock; choose another namespace= in the URL",
-        ),
         _ if details.contains("invalid DB index") || details.contains("DB index is out of range") => {
             (Config, "the server has no such database; change the number at the end of the URL")
         }
@@ -67,9 +63,21 @@ fn explain(code: &str, details: &str) -> StoreError {
         "ERR" if details.contains("unknown command") => {
             (Config, "the server does not know a command that locks need; use Redis 6.2 or newer")
         }
-        _ => (Config, "the server refused the request"),
+        _ => {
+            // A script that failed half-way, or something new: nobody knows what was done.
+            let message = format!("the server refused the request (it said: {code} {details})");
+            return StoreError::new(Config, message).perhaps_applied();
+        }
     };
-    StoreError::new(kind, format!("{remedy} (it said: {code} {details})"))
+    StoreError::new(kind, format!("{remedy} (it said: {code} {details})")).not_applied()
+}
+
+/// The key of a resource holds something else.
+pub(crate) fn foreign() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Corrupt,
+        "the key of this resource holds something that is not a lock; choose another namespace= in the URL",
+    )
 }
 
 /// The server gave no answer to a request: it may have been done.
@@ -129,4 +137,30 @@ pub(crate) fn nonsense(what: &str) -> StoreError {
 
 pub(crate) fn config(message: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Config, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_is_told_from_what_does_not() {
+        use StoreErrorKind::{Config, Conflict, Denied, Unreachable};
+        for (code, kind) in [
+            ("READONLY", Unreachable),
+            ("LOADING", Unreachable),
+            ("CLUSTERDOWN", Unreachable),
+            ("TRYAGAIN", Conflict),
+            ("OOM", Conflict),
+            ("NOAUTH", Denied),
+            ("WRONGPASS", Denied),
+            ("NOPERM", Denied),
+            ("CROSSSLOT", Config),
+        ] {
+            let error = explain(code, "details");
+            assert_eq!(error.kind(), kind, "{code}");
+            assert!(!error.maybe_applied() && error.to_string().contains(code), "{error}");
+        }
+        assert!(explain("ERR", "user_script:3: attempt to index a nil value").maybe_applied());
+    }
 }

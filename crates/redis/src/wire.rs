@@ -152,6 +152,7 @@ impl Reader {
                 let in_use = capacity(self.word()?).ok_or_else(|| trouble::nonsense("a capacity"))?;
                 Verdict::Mismatch { in_use }
             }
+            8 => Verdict::Refused(trouble::foreign()),
             _ => return Err(trouble::nonsense("a verdict")),
         })
     }
@@ -204,19 +205,19 @@ impl Reader {
         };
         let (mut view, mut line) = (None, Vec::new());
         for text in lines {
-            let Value::BulkString(text) = text else { return Err(trouble::nonsense("a line")) };
-            let text = String::from_utf8(text).map_err(|_| trouble::nonsense("a line"))?;
-            let corrupt = || trouble::nonsense("a line");
+            // What is not one of our lines is not a lock, and claims of it are refused.
+            let Value::BulkString(text) = text else { continue };
+            let Ok(text) = String::from_utf8(text) else { continue };
             match text.split_at_checked(2) {
                 Some(("h ", rest)) => {
-                    let (in_use, expires, holder) = holder(rest, now).ok_or_else(corrupt)?;
+                    let Some((in_use, expires, holder)) = holder(rest, now) else { continue };
                     let (capacity, holders) = view.get_or_insert((in_use, Vec::new()));
                     *capacity = in_use;
                     if expires > now {
                         holders.push(holder);
                     }
                 }
-                Some(("w ", rest)) => line.push(waiter(rest).ok_or_else(corrupt)?),
+                Some(("w ", rest)) => line.extend(waiter(rest)),
                 _ => {}
             }
         }
@@ -244,7 +245,7 @@ fn wall(micros: u64) -> SystemTime {
 fn holder(line: &str, now: StoreTime) -> Option<(Capacity, StoreTime, HolderView)> {
     let mut words = line.splitn(9, ' ');
     let mut next = || words.next();
-    let number = next()?.parse().ok()?;
+    let number = next()?.parse().ok().filter(|number| (1..Token::NUMBER_LIMIT).contains(number))?;
     let since = wall(next()?.parse().ok()?);
     let expires = StoreTime(next()?.parse().ok()?);
     let flags = next()?;

@@ -9,6 +9,7 @@ mod acquire;
 mod leaving;
 
 use std::{
+    hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -34,7 +35,7 @@ use super::{
 };
 use crate::{
     error::{At, StoreError, StoreErrorKind},
-    id::{ContenderId, Ids},
+    id::{ContenderId, Ids, KeeperId},
     keeper::Stats,
     name::Name,
     store::{Facts, GrantNotice, Leave, Reply, Store, Topic, Verdict, Wake},
@@ -62,6 +63,8 @@ pub(crate) struct Engine {
     lanes: Lanes,
     watches: Watches,
     store_clock: StoreClock,
+    /// How far this keeper's beat is shifted, so that not all keepers of a store poll at once.
+    phase: Duration,
     tickets: AtomicU64,
     closed: AtomicBool,
     leaving: AtomicUsize,
@@ -79,6 +82,7 @@ impl Engine {
         stop: Stop,
     ) -> Arc<Self> {
         Arc::new(Self {
+            phase: phase(ids.keeper()),
             store,
             settings,
             ids,
@@ -232,7 +236,8 @@ impl Engine {
                     self.watch_grants(seat);
                 }
                 seat.placed(ahead);
-                self.ledger.ask_at(seat.slot(), next_ask(now, ahead, retry_in, seat.claim().lease));
+                let next = next_ask(now.after(self.phase), ahead, retry_in, seat.claim().lease);
+                self.ledger.ask_at(seat.slot(), next.before(self.phase));
             }
             Verdict::Stale if seat.too_late(now) <= 5 => self.ledger.ask_at(seat.slot(), now),
             Verdict::Stale => {
@@ -387,6 +392,13 @@ fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, lease: Duration) -> B
     if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(poll)) } else { beat(2 * poll) }
 }
 
+/// Where in the beat a keeper polls. By its id, so that a simulated run repeats exactly.
+fn phase(keeper: KeeperId) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    keeper.hash(&mut hasher);
+    Duration::from_millis(hasher.finish() % 2000)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -402,6 +414,16 @@ mod tests {
                 assert!(asks > now && asks.since(now) < lease.min(FIRST_LEASE), "{ahead} ahead, {lease:?}");
             }
         }
+    }
+
+    /// Else a store with many waiting processes would hear nothing for two seconds, and then all.
+    #[test]
+    fn keepers_do_not_poll_at_the_same_moment() {
+        let mut slots = std::collections::HashSet::new();
+        for id in 0..64 {
+            slots.insert(phase(KeeperId::from_u128(id)).as_millis() / 100);
+        }
+        assert!(slots.len() >= 15, "64 keepers poll in {} of 20 tenths of a second", slots.len());
     }
 
     #[test]

@@ -6,7 +6,7 @@
 --                      leave:  'l', id, bury_until or '', hold_at_least
 -- Reply      nonce, now, then per entry: 0 number (granted now, alone, for the whole lease), 1 number floor remaining
 --            (granted), 2 ahead retry_in (busy), 3 (stale), 4 capacity (mismatch), 5 (released), 6 (left the line),
---            7 (not there)
+--            7 (not there), 8 (the key holds something else)
 -- Invariant  An entry asked again never enters twice (I9). A free resource is claimed by one SET, and one that is
 --            held by its leaver alone is freed by one DEL; everything else goes through resource.lua.
 local reply, lib, at = {ARGV[1], now_text}, nil, 4
@@ -25,6 +25,7 @@ for entry = 3, #KEYS do
       if watched then publish(key .. ':changed', '') end
     else
       lib = lib or library()
+      without_memory()
       lib.append(reply, lib.leave(key, id, bury, tonumber(hold)))
     end
   else

@@ -17,6 +17,12 @@ local function publish(channel, message)
   redis.pcall(sharded and 'SPUBLISH' or 'PUBLISH', channel, message)
 end
 
+-- A server without memory refuses a script's first write if it could need some, and no other. What is held must be
+-- renewed and given back all the same, so this comes first: a write that changes nothing, or only how long the mark is kept.
+local function without_memory()
+  if sharded then redis.call('PEXPIRE', KEYS[1], '86400000') else redis.call('PERSIST', KEYS[1]) end
+end
+
 -- In a cluster each resource has its own mark, which outlives it by a day; else there is one for all. The reply is one text of words: cheaper than many values on both sides.
 local function finish(reply)
   if mark ~= mark_before then

@@ -5,6 +5,7 @@
 -- Invariant  A lease held alone is extended by one SET; everything else goes through resource.lua.
 local reply, lib, at = {ARGV[1], now_text}, nil, 3
 local lease_text, life, expires
+without_memory()
 for entry = 3, #KEYS do
   local key, id, lower_to, detach = KEYS[entry], ARGV[at], ARGV[at + 2], ARGV[at + 3]
   if ARGV[at + 1] ~= lease_text then

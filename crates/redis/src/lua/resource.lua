@@ -18,6 +18,7 @@ local function library()
     return string.format('%016d', number)
   end
 
+  -- The resource; nil if the key is not one of ours. No error, which would leave the rest of a group half done.
   function lib.open(key)
     local r = {key = key, holders = {}, graves = {}, gone = {}, new = {}, waiting = 0}
     local lines = {}
@@ -28,12 +29,13 @@ local function library()
       lines = redis.call('ZRANGEBYLEX', key, '-', '(i')
       r.waiting = (redis.call('ZCARD', key) - #lines) / 3
     elseif r.kind ~= 'none' then
-      error('LOCKKEEPER this key holds something else: ' .. key)
+      return nil
     end
     for _, line in ipairs(lines) do
       if string.sub(line, 1, 1) == 'h' then
         local number, granted, expires, flags, id, capacity, units, lease, card =
           string.match(line, '^h (%d+) (%d+) (%d+) (%S+) (%S+) (%S+) (%S+) (%d+) (.*)$')
+        if not number then return nil end
         r.capacity = capacity
         r.holders[#r.holders + 1] = {
           line = line, number = tonumber(number), granted = tonumber(granted), expires = tonumber(expires),
@@ -43,6 +45,7 @@ local function library()
         }
       else
         local id, ends = string.match(line, '^g (%S+) (%d+)$')
+        if not ends then return nil end
         if tonumber(ends) >= now then
           r.graves[#r.graves + 1] = {line = line, id = id, ends = tonumber(ends)}
         else
@@ -220,6 +223,7 @@ local function library()
   function lib.claim(key, queue, tail, lease, stamp, must_write)
     local id, capacity, units, card = string.match(tail, '^(%S+) (%S+) (%S+) %d+ (.*)$')
     local r = lib.open(key)
+    if not r then return 8 end
     if buried(r, id) then return 3 end
     lib.settle(r)
 
@@ -279,6 +283,7 @@ local function library()
 
   function lib.leave(key, id, bury_until, hold)
     local r = lib.open(key)
+    if not r then return 7 end
     if bury_until ~= '' and tonumber(bury_until) >= now then
       local grave = buried(r, id)
       if not grave then
@@ -294,10 +299,12 @@ local function library()
     local w = not holder and waiter(r, id)
     if holder and not holder.retired then
       answer = 5
-      if holder.granted + hold > now and not holder.evicted then
+      -- Never longer than that from now: the clock may have gone back since the grant.
+      local kept_until = math.min(holder.granted, now) + hold
+      if kept_until > now and not holder.evicted then
         rewrite(r, holder)
         holder.retired, holder.detached, holder.confirmed = true, true, true
-        holder.expires = holder.granted + hold
+        holder.expires = kept_until
       else
         remove(r, place)
         serve(r)
@@ -313,6 +320,7 @@ local function library()
 
   function lib.renew(key, id, lease, lower_to, detach)
     local r = lib.open(key)
+    if not r then return 2 end
     lib.settle(r)
     local holder = held_by(r, id)
     if not holder or holder.retired then
@@ -339,6 +347,7 @@ local function library()
 
   function lib.evict(key, id, number, at_once)
     local r = lib.open(key)
+    if not r then return 2 end
     lib.settle(r)
     local holder, place = held_by(r, id)
     local found = holder and holder.number == number

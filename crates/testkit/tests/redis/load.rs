@@ -24,6 +24,7 @@ pub(crate) fn task(url: &str, folder: &TempDir) -> Task {
         tasks: 2,
         lease: Duration::from_secs(1),
         hold_for_ever: false,
+        bad_line: false,
         bug: Bug::None,
         seed: 1,
     }
