@@ -25,7 +25,7 @@ fn i8_a_killed_holder_is_passed_when_its_lease_ends() {
     // The short form runs beside many other tests.
     let slack = if percent().is_some() { millis(250) } else { secs(2) };
     let mut crew = crew(task, 3);
-    let mut slowest = millis(0);
+    let mut passed_after = Vec::new();
     for round in 0..times(5, 200) {
         let ready = crew.listen(secs(60), |crew| crew.holders().len() == 1 && crew.waiting() >= 1);
         assert!(ready, "round {round}: {:?} hold, {} wait", crew.holders(), crew.waiting());
@@ -34,11 +34,16 @@ fn i8_a_killed_holder_is_passed_when_its_lease_ends() {
         crew.kill(holder);
         let passed = crew.listen(secs(60), |crew| crew.holders().iter().any(|(_, new)| *new > token));
         assert!(passed, "round {round}: nobody got it");
-        slowest = slowest.max(killed.elapsed());
+        passed_after.push(killed.elapsed());
         crew.hire().expect("started");
     }
-    println!("slowest: {slowest:?} with a lease of {lease:?}");
-    assert!(slowest <= lease + slack, "{slowest:?}");
+    passed_after.sort_unstable();
+    let (middle, slowest) = (passed_after[passed_after.len() / 2], passed_after[passed_after.len() - 1]);
+    println!(
+        "{} kills with a lease of {lease:?}: half within {middle:?}, all within {slowest:?}",
+        passed_after.len()
+    );
+    assert!(slowest <= lease + slack, "{passed_after:?}");
 }
 
 /// Each process has its waiters on two names, in one place of the line or in as many as there are; then a fifth
