@@ -1,0 +1,553 @@
+//! Groups of claims and leaves. What this keeper knows is answered from memory; the rest goes out as
+//! one transaction, and behind it, without waiting, the listings that say who was admitted.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{
+    ContenderId, GrantNumber, Name, StoreError, Token, Units,
+    store::{Answer, Answers, Claim, Leave, Left, Request, Verdict},
+};
+use zookeeper_client::{Error, MultiWriteError, MultiWriteResult};
+
+use crate::{
+    line::{Line, Standing, claim_prefix},
+    note::Note,
+    session::Session,
+    shared::Shared,
+    table::{Entry, Hold, Stand, Task},
+    trouble::{corrupt, refused, trouble},
+};
+
+/// What has to be asked of the server for one entry of a group.
+enum Op<'a> {
+    Create { place: usize, claim: &'a Claim },
+    Delete { place: usize, contender: ContenderId, left: Left, node: String, markers: Vec<String> },
+}
+
+/// A claim's node that has just been made.
+struct Made {
+    node: String,
+    number: GrantNumber,
+}
+
+/// What the keeper knows of a claim.
+enum Known {
+    Answer(Verdict),
+    /// Its node may or may not have been made.
+    Unknown(Arc<Session>),
+    New,
+}
+
+type Placed = Vec<Option<Answer>>;
+
+impl Shared {
+    /// Does a group.
+    pub(crate) async fn apply(self: &Arc<Self>, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
+        let session = self.session()?;
+        let _turn = self.turn.lock().await;
+        let mut answers: Placed = vec![None; group.len()];
+        let mut ops = Vec::with_capacity(group.len());
+        let mut alone = Vec::new();
+        for (place, request) in group.iter().enumerate() {
+            match request {
+                Request::Leave(leave) => match self.begin_leave(leave, place) {
+                    Ok(op) => ops.extend(op),
+                    Err(answer) => answers[place] = answer,
+                },
+                Request::Claim(claim) => match self.known(claim) {
+                    Known::Answer(verdict) => answers[place] = Some(Answer::Claim(verdict)),
+                    Known::New if claim.queue && !claim.detachable => ops.push(Op::Create { place, claim }),
+                    Known::New | Known::Unknown(_) => alone.push((place, claim)),
+                },
+            }
+        }
+        self.send(&session, ops, &mut answers).await?;
+        for (place, claim) in alone {
+            answers[place] = Some(Answer::Claim(self.claim_alone(&session, claim).await?));
+        }
+        for (place, request) in group.iter().enumerate() {
+            // What is left are leaves that need more than one step.
+            if let (None, Request::Leave(leave)) = (&answers[place], request) {
+                answers[place] = Some(Answer::Leave(self.leave_alone(&session, leave).await?));
+            }
+        }
+        self.sooner.notify_one();
+        let each = answers.into_iter().flatten().collect();
+        Ok(Answers { now: self.store_time(), each })
+    }
+
+    /// What is known of a claim without asking the server.
+    fn known(&self, claim: &Claim) -> Known {
+        let (now, time) = (self.now(), self.store_time());
+        let mut table = self.table();
+        if claim.not_after < time || table.left.find(claim.contender, time).is_some() {
+            return Known::Answer(Verdict::Stale);
+        }
+        let Some(entry) = table.entries.get_mut(&claim.contender) else { return Known::New };
+        if !entry.session.lives() {
+            table.entries.remove(&claim.contender);
+            return Known::New;
+        }
+        match &mut entry.stand {
+            Stand::Unknown => Known::Unknown(entry.session.clone()),
+            Stand::Leaving(_) | Stand::Retired { .. } => Known::Answer(Verdict::Stale),
+            Stand::Waiting { ahead, asked } => {
+                *asked = now;
+                Known::Answer(self.busy(*ahead))
+            }
+            Stand::Holding(hold) => {
+                hold.confirm(claim.lease);
+                let hold = *hold;
+                Known::Answer(Verdict::Granted(entry.grant(&hold, now)))
+            }
+        }
+    }
+
+    /// ZooKeeper tells when something ends, so there is nothing to be learned by asking earlier.
+    fn busy(&self, ahead: usize) -> Verdict {
+        Verdict::Busy { ahead: u32::try_from(ahead).unwrap_or(u32::MAX), retry_in: self.place.session }
+    }
+
+    /// What a leave needs: one removal (`Ok`), nothing more, or several steps (`Err` with the answer, if
+    /// there is one already).
+    fn begin_leave(&self, leave: &Leave, place: usize) -> Result<Option<Op<'static>>, Option<Answer>> {
+        let (now, time) = (self.now(), self.store_time());
+        let mut table = self.table();
+        if let Some(until) = leave.bury_until {
+            table.left.mark(leave.contender, until, (), time);
+        }
+        let Some(entry) = table.entries.get_mut(&leave.contender) else {
+            // It may have been detached, here or by another keeper.
+            return Err(None);
+        };
+        let left = match entry.stand {
+            Stand::Unknown => return Err(None),
+            Stand::Retired { .. } => return Err(Some(Answer::Leave(Left::NotThere))),
+            Stand::Waiting { .. } => Left::LeftQueue,
+            Stand::Leaving(left) => left,
+            Stand::Holding(hold) => {
+                if hold.granted.after(leave.hold_at_least) > now && !entry.note.evicted {
+                    return Err(None);
+                }
+                Left::Released
+            }
+        };
+        entry.leave(left);
+        let (node, markers) = (entry.node.clone(), entry.markers.clone());
+        Ok(Some(Op::Delete { place, contender: leave.contender, left, node, markers }))
+    }
+
+    /// Sends all of `ops` as one transaction; if that is refused, one by one.
+    async fn send(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        ops: Vec<Op<'_>>,
+        answers: &mut Placed,
+    ) -> Result<(), StoreError> {
+        match ops.len() {
+            0 => return Ok(()),
+            1 => return self.send_singly(session, ops, answers).await,
+            _ => {}
+        }
+        let sent = session.now();
+        let mut multi = session.client.new_multi_writer();
+        for op in &ops {
+            match op {
+                Op::Delete { node, markers, .. } => {
+                    for node in markers.iter().chain([node]) {
+                        multi.add_delete(node, None).map_err(trouble)?;
+                    }
+                }
+                Op::Create { claim, .. } => {
+                    let (path, note) = (self.claim_path(claim), Note::new(claim.lease, claim.card.clone()));
+                    multi.add_create(&path, &note.to_bytes(), &self.sequential()).map_err(trouble)?;
+                }
+            }
+        }
+        let committed = multi.commit();
+        let claims = ops.iter().filter_map(|op| match op {
+            Op::Create { claim, .. } => Some(session.client.list_children(&self.place.paths.lock(&claim.name))),
+            Op::Delete { .. } => None,
+        });
+        let lists: Vec<_> = claims.collect();
+        let results = match session.write(sent, committed).await {
+            Ok(results) => results,
+            Err(error) if refused(&error) => return self.send_singly(session, ops, answers).await,
+            Err(error) => {
+                for op in &ops {
+                    self.unknown(session, op);
+                }
+                return Err(trouble(error.into()));
+            }
+        };
+        let mut made = results.into_iter().filter_map(|result| match result {
+            MultiWriteResult::Create { path, stat } => Some((path, stat)),
+            _ => None,
+        });
+        let mut lists = lists.into_iter();
+        let mut first_trouble = None;
+        for op in ops {
+            match op {
+                Op::Delete { place, contender, left, .. } => {
+                    self.table().entries.remove(&contender);
+                    answers[place] = Some(Answer::Leave(left));
+                }
+                Op::Create { place, claim } => {
+                    let Some(((node, stat), list)) = made.next().zip(lists.next()) else {
+                        return Err(corrupt("ZooKeeper answered fewer operations than it was asked"));
+                    };
+                    let made = Made { node, number: number(stat.czxid)? };
+                    let line = session.read(list).await;
+                    match self.placed(session, false, claim, made, line).await {
+                        Ok(verdict) => answers[place] = Some(Answer::Claim(verdict)),
+                        // The others are in the table by now, or will be asked for again.
+                        Err(error) => first_trouble = Some(error),
+                    }
+                }
+            }
+        }
+        first_trouble.map_or(Ok(()), Err)
+    }
+
+    async fn send_singly(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        ops: Vec<Op<'_>>,
+        answers: &mut Placed,
+    ) -> Result<(), StoreError> {
+        let mut first_trouble = None;
+        for op in ops {
+            let (place, answer) = match op {
+                Op::Create { place, claim } => {
+                    (place, self.create(session, false, claim).await.map(Answer::Claim))
+                }
+                Op::Delete { place, contender, left, node, markers } => {
+                    (place, self.delete(session, contender, left, &node, &markers).await.map(Answer::Leave))
+                }
+            };
+            match answer {
+                Ok(answer) => answers[place] = Some(answer),
+                Err(error) => first_trouble = Some(error),
+            }
+        }
+        first_trouble.map_or(Ok(()), Err)
+    }
+
+    /// The outcome of `op` is not known: it is asked for again, or cleared away by the reaper.
+    fn unknown(&self, session: &Arc<Session>, op: &Op<'_>) {
+        if let Op::Create { claim, .. } = op {
+            self.enter(session, false, claim, String::new(), 0, Stand::Unknown);
+        }
+    }
+
+    fn claim_path(&self, claim: &Claim) -> String {
+        let prefix = claim_prefix(claim.contender, claim.units, claim.capacity);
+        format!("{}/{prefix}", self.place.paths.lock(&claim.name))
+    }
+
+    /// Removes a node. Gone already means that somebody else took the lock back, unless an earlier
+    /// removal got no answer.
+    async fn delete(
+        &self,
+        session: &Session,
+        contender: ContenderId,
+        left: Left,
+        node: &str,
+        markers: &[String],
+    ) -> Result<Left, StoreError> {
+        for marker in markers {
+            match session.read(session.client.delete(marker, None)).await {
+                Ok(()) | Err(Error::NoNode) => {}
+                Err(error) => return Err(trouble(error)),
+            }
+        }
+        let sent = session.now();
+        let left = match session.write(sent, session.client.delete(node, None)).await {
+            Ok(()) => left,
+            Err(Error::NoNode) => Left::NotThere,
+            Err(error) => return Err(trouble(error)),
+        };
+        self.table().entries.remove(&contender);
+        Ok(left)
+    }
+
+    /// Makes the node of a claim in `session`, and says how it stands.
+    pub(crate) async fn create(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        own_session: bool,
+        claim: &Claim,
+    ) -> Result<Verdict, StoreError> {
+        let folder = self.place.paths.lock(&claim.name);
+        let path = self.claim_path(claim);
+        let data = Note::new(claim.lease, claim.card.clone()).to_bytes();
+        let options = self.sequential();
+        let unknown = |error| {
+            self.enter(session, own_session, claim, String::new(), 0, Stand::Unknown);
+            Err(trouble(error))
+        };
+        loop {
+            let sent = session.now();
+            let created = session.client.create(&path, &data, &options);
+            let list = session.client.list_children(&folder);
+            match session.write(sent, created).await {
+                Ok((stat, sequence)) => {
+                    let made = Made { node: format!("{path}{sequence}"), number: number(stat.czxid)? };
+                    let line = session.read(list).await;
+                    return self.placed(session, own_session, claim, made, line).await;
+                }
+                Err(Error::NoNode) => {}
+                Err(error) => return unknown(error),
+            }
+            // The first claim brings its folder along: an empty one would never vanish.
+            let sent = session.now();
+            let mut multi = session.client.new_multi_writer();
+            multi.add_create(&folder, b"", &self.container()).map_err(trouble)?;
+            multi.add_create(&path, &data, &options).map_err(trouble)?;
+            let committed = multi.commit();
+            let list = session.client.list_children(&folder);
+            match session.write(sent, committed).await {
+                Ok(results) => {
+                    let Some(MultiWriteResult::Create { path, stat }) = results.into_iter().nth(1) else {
+                        return Err(corrupt("ZooKeeper answered fewer operations than it was asked"));
+                    };
+                    let made = Made { node: path, number: number(stat.czxid)? };
+                    let line = session.read(list).await;
+                    return self.placed(session, own_session, claim, made, line).await;
+                }
+                Err(MultiWriteError::OperationFailed { index: 0, source: Error::NodeExists }) => {}
+                Err(error) => return unknown(error.into()),
+            }
+        }
+    }
+
+    /// A claim's node is there: says how it stands, and lets it wait or go.
+    async fn placed(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        own_session: bool,
+        claim: &Claim,
+        made: Made,
+        listed: Result<Vec<String>, Error>,
+    ) -> Result<Verdict, StoreError> {
+        let Made { node, number } = made;
+        let (folder, child) = node.rsplit_once('/').unwrap_or_default();
+        let children = match listed {
+            Ok(children) => children,
+            Err(error) => {
+                // It stands somewhere in line, and finds out where by itself.
+                let asked = self.now();
+                self.enter(session, own_session, claim, node.clone(), number, Stand::Waiting { ahead: 0, asked });
+                self.wait_in_line(claim.contender);
+                return Err(trouble(error));
+            }
+        };
+        let line = self.line_of(folder, children);
+        let turned_away = |verdict| {
+            self.enter(
+                session,
+                own_session,
+                claim,
+                node.clone(),
+                number,
+                Stand::Leaving(Left::LeftQueue),
+            );
+            Ok(verdict)
+        };
+        let answer = if let Some(in_use) = line.disagrees(child) {
+            turned_away(Verdict::Mismatch { in_use })
+        } else {
+            match line.standing(child) {
+                // Taken away by somebody the moment it came.
+                None => return Ok(Verdict::Stale),
+                Some(standing) if standing.admitted => {
+                    let floor = self.floor(session, folder, &line, child, claim.units, number).await?;
+                    let hold = Hold::confirmed(self.now(), claim.lease, floor);
+                    self.enter(session, own_session, claim, node.clone(), number, Stand::Holding(hold));
+                    let remaining = hold.expires.min(session.deadline()).since(self.now());
+                    let grant = lockkeeper_core::store::Grant { number, floor, remaining };
+                    return Ok(Verdict::Granted(grant));
+                }
+                Some(Standing { ahead, .. }) if claim.queue => {
+                    let asked = self.now();
+                    self.enter(session, own_session, claim, node.clone(), number, Stand::Waiting { ahead, asked });
+                    self.wait_in_line(claim.contender);
+                    return Ok(self.busy(ahead));
+                }
+                Some(Standing { ahead, .. }) => turned_away(self.busy(ahead)),
+            }
+        };
+        self.remove_node(claim.contender).await;
+        answer
+    }
+
+    /// The smallest number that holds together with a claim that is admitted now (I7).
+    pub(crate) async fn floor(
+        &self,
+        session: &Session,
+        folder: &str,
+        line: &Line,
+        child: &str,
+        units: Units,
+        own: GrantNumber,
+    ) -> Result<GrantNumber, StoreError> {
+        if units == Units::All {
+            return Ok(own);
+        }
+        for (node, _) in line.admissions().take_while(|(node, _)| node.name != child) {
+            let path = format!("{folder}/{}", node.name);
+            match session.read(session.client.get_data(&path)).await {
+                Ok((data, stat)) => return Ok(Note::from_bytes(&data).number(stat.czxid).min(own)),
+                Err(Error::NoNode) => {}
+                Err(error) => return Err(trouble(error)),
+            }
+        }
+        Ok(own)
+    }
+
+    fn enter(
+        &self,
+        session: &Arc<Session>,
+        own_session: bool,
+        claim: &Claim,
+        node: String,
+        number: GrantNumber,
+        stand: Stand,
+    ) {
+        let entry = Entry {
+            name: claim.name.clone(),
+            units: claim.units,
+            capacity: claim.capacity,
+            session: session.clone(),
+            own_session,
+            node,
+            markers: Vec::new(),
+            number,
+            note: Note::new(claim.lease, claim.card.clone()),
+            version: 0,
+            stand,
+            waits: None,
+            watches: None,
+        };
+        self.table().entries.insert(claim.contender, entry);
+    }
+
+    fn wait_in_line(self: &Arc<Self>, contender: ContenderId) {
+        let task = self.background.spawn(self.clone().wait(contender));
+        if let Some(entry) = self.table().entries.get_mut(&contender) {
+            entry.waits = Some(Task(task.abort_handle()));
+        }
+    }
+
+    /// A claim that needs more than its node: it does not wait, has a session of its own, or an earlier
+    /// copy of it may have made the node.
+    async fn claim_alone(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        claim: &Claim,
+    ) -> Result<Verdict, StoreError> {
+        let folder = self.place.paths.lock(&claim.name);
+        if let Known::Unknown(asked_in) = self.known(claim) {
+            if let Some(made) = self.find(&asked_in, &folder, claim.contender).await? {
+                let listed = asked_in.read(asked_in.client.list_children(&folder)).await;
+                let own = !Arc::ptr_eq(&asked_in, session);
+                return self.placed(&asked_in, own, claim, made, listed).await;
+            }
+            self.table().entries.remove(&claim.contender);
+        }
+        if !claim.queue {
+            // Whoever does not wait must not stand in anybody's way: it looks first.
+            match self.line_now(session, &folder).await?.newcomer(claim.units, claim.capacity) {
+                Err(in_use) => return Ok(Verdict::Mismatch { in_use }),
+                Ok((false, ahead)) => return Ok(self.busy(ahead)),
+                Ok((true, _)) => {}
+            }
+        }
+        if !claim.detachable {
+            return self.create(session, false, claim).await;
+        }
+        match self.session_for(claim.lease).await? {
+            Ok(own) => self.create(&own, true, claim).await,
+            Err(refusal) => Ok(Verdict::Refused(refusal)),
+        }
+    }
+
+    /// The node that `contender` has in `session`, by the latest state of the store.
+    async fn find(
+        &self,
+        session: &Session,
+        folder: &str,
+        contender: ContenderId,
+    ) -> Result<Option<Made>, StoreError> {
+        let line = self.line_now(session, folder).await?;
+        for node in line.of(contender) {
+            let path = format!("{folder}/{}", node.name);
+            let stat = session.read(session.client.check_stat(&path)).await.map_err(trouble)?;
+            if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == session.id) {
+                return Ok(Some(Made { node: path, number: number(stat.czxid)? }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A leave that needs more than one step.
+    async fn leave_alone(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        leave: &Leave,
+    ) -> Result<Left, StoreError> {
+        let stand = self.table().entries.get(&leave.contender).map(|entry| (entry.stand, entry.session.clone()));
+        match stand {
+            Some((Stand::Unknown, asked_in)) => {
+                let folder = self.place.paths.lock(&leave.name);
+                let Some(made) = self.find(&asked_in, &folder, leave.contender).await? else {
+                    self.table().entries.remove(&leave.contender);
+                    return Ok(Left::NotThere);
+                };
+                if let Some(entry) = self.table().entries.get_mut(&leave.contender) {
+                    entry.node = made.node;
+                    entry.leave(Left::LeftQueue);
+                }
+                self.remove_node(leave.contender).await;
+                Ok(Left::LeftQueue)
+            }
+            Some((Stand::Holding(hold), _)) => {
+                self.retire(leave, hold.granted.after(leave.hold_at_least)).await
+            }
+            Some((Stand::Leaving(left), _)) => Ok(left),
+            Some(_) => Ok(Left::NotThere),
+            None => self.leave_detached(session, &leave.name, leave.contender).await,
+        }
+    }
+
+    /// Leaves what lives in no session of this keeper.
+    async fn leave_detached(
+        &self,
+        session: &Session,
+        name: &Name,
+        contender: ContenderId,
+    ) -> Result<Left, StoreError> {
+        let folder = self.place.paths.lock(name);
+        let line = self.line_now(session, &folder).await?;
+        let Some(node) = line.of(contender).next() else { return Ok(Left::NotThere) };
+        let path = format!("{folder}/{}", node.name);
+        match session.read(session.client.get_data(&path)).await {
+            Ok((data, _)) if Note::from_bytes(&data).retired => return Ok(Left::NotThere),
+            Ok(_) => {}
+            Err(Error::NoNode) => return Ok(Left::NotThere),
+            Err(error) => return Err(trouble(error)),
+        }
+        let markers: Vec<_> =
+            line.markers_of(contender).iter().map(|marker| format!("{folder}/{marker}")).collect();
+        self.delete(session, contender, Left::Released, &path, &markers).await
+    }
+}
+
+/// A grant's number: that of the transaction that made its node.
+pub(crate) fn number(czxid: i64) -> Result<GrantNumber, StoreError> {
+    GrantNumber::try_from(czxid)
+        .ok()
+        .filter(|number| (1..Token::NUMBER_LIMIT).contains(number))
+        .ok_or_else(|| corrupt("ZooKeeper's transaction numbers have outgrown the tokens: too many elections"))
+}
+
