@@ -7,7 +7,7 @@ use lockkeeper_core::{
     ContenderId, GrantNumber, Name, StoreError, Token, Units,
     store::{Answer, Answers, Claim, Leave, Left, Request, Verdict},
 };
-use zookeeper_client::{Error, MultiWriteError, MultiWriteResult};
+use zookeeper_client::{Error, MultiWriteError, MultiWriteResult, MultiWriter};
 
 use crate::{
     line::{Line, Standing, claim_prefix},
@@ -151,6 +151,7 @@ impl Shared {
         }
         let sent = session.now();
         let mut multi = session.client.new_multi_writer();
+        let mut folder = None;
         for op in &ops {
             match op {
                 Op::Delete { node, markers, .. } => {
@@ -161,8 +162,12 @@ impl Shared {
                 Op::Create { claim, .. } => {
                     let (path, note) = (self.claim_path(claim), Note::new(claim.lease, claim.card.clone()));
                     multi.add_create(&path, &note.to_bytes(), &self.sequential()).map_err(trouble)?;
+                    folder.get_or_insert_with(|| self.place.paths.lock(&claim.name));
                 }
             }
+        }
+        if let Some(folder) = folder {
+            add_number(&mut multi, &folder)?;
         }
         let committed = multi.commit();
         let claims = ops.iter().filter_map(|op| match op {
@@ -180,8 +185,9 @@ impl Shared {
                 return Err(trouble(error.into()));
             }
         };
+        let number = number_of(&results);
         let mut made = results.into_iter().filter_map(|result| match result {
-            MultiWriteResult::Create { path, stat } => Some((path, stat)),
+            MultiWriteResult::Create { path, .. } => Some(path),
             _ => None,
         });
         let mut lists = lists.into_iter();
@@ -193,10 +199,10 @@ impl Shared {
                     answers[place] = Some(Answer::Leave(left));
                 }
                 Op::Create { place, claim } => {
-                    let Some(((node, stat), list)) = made.next().zip(lists.next()) else {
+                    let Some(((node, list), number)) = made.next().zip(lists.next()).zip(number) else {
                         return Err(corrupt("ZooKeeper answered fewer operations than it was asked"));
                     };
-                    let made = Made { node, number: number(stat.czxid)? };
+                    let made = Made { node, number: checked(number)? };
                     let line = session.read(list).await;
                     match self.placed(session, false, claim, made, line).await {
                         Ok(verdict) => answers[place] = Some(Answer::Claim(verdict)),
@@ -292,7 +298,7 @@ impl Shared {
             let list = session.client.list_children(&folder);
             match session.write(sent, created).await {
                 Ok((stat, sequence)) => {
-                    let made = Made { node: format!("{path}{sequence}"), number: number(stat.czxid)? };
+                    let made = Made { node: format!("{path}{sequence}"), number: checked(stat.czxid)? };
                     let line = session.read(list).await;
                     return self.placed(session, own_session, claim, made, line).await;
                 }
@@ -304,14 +310,18 @@ impl Shared {
             let mut multi = session.client.new_multi_writer();
             multi.add_create(&folder, b"", &self.container()).map_err(trouble)?;
             multi.add_create(&path, &data, &options).map_err(trouble)?;
+            add_number(&mut multi, &folder)?;
             let committed = multi.commit();
             let list = session.client.list_children(&folder);
             match session.write(sent, committed).await {
                 Ok(results) => {
-                    let Some(MultiWriteResult::Create { path, stat }) = results.into_iter().nth(1) else {
+                    let number = number_of(&results);
+                    let (Some(MultiWriteResult::Create { path, .. }), Some(number)) =
+                        (results.into_iter().nth(1), number)
+                    else {
                         return Err(corrupt("ZooKeeper answered fewer operations than it was asked"));
                     };
-                    let made = Made { node: path, number: number(stat.czxid)? };
+                    let made = Made { node: path, number: checked(number)? };
                     let line = session.read(list).await;
                     return self.placed(session, own_session, claim, made, line).await;
                 }
@@ -484,7 +494,7 @@ impl Shared {
             let path = format!("{folder}/{}", node.name);
             let stat = session.read(session.client.check_stat(&path)).await.map_err(trouble)?;
             if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == session.id) {
-                return Ok(Some(Made { node: path, number: number(stat.czxid)? }));
+                return Ok(Some(Made { node: path, number: checked(stat.czxid)? }));
             }
         }
         Ok(None)
@@ -544,10 +554,23 @@ impl Shared {
 }
 
 /// A grant's number: that of the transaction that made its node.
-pub(crate) fn number(czxid: i64) -> Result<GrantNumber, StoreError> {
-    GrantNumber::try_from(czxid)
+pub(crate) fn checked(zxid: i64) -> Result<GrantNumber, StoreError> {
+    GrantNumber::try_from(zxid)
         .ok()
         .filter(|number| (1..Token::NUMBER_LIMIT).contains(number))
         .ok_or_else(|| corrupt("ZooKeeper's transaction numbers have outgrown the tokens: too many elections"))
 }
 
+/// Adds what shows the number of a transaction. Servers before 3.9 leave it out of the answer to a
+/// creation inside of a transaction (ZOOKEEPER-4667), but not of that to a change.
+pub(crate) fn add_number(multi: &mut MultiWriter<'_>, folder: &str) -> Result<(), StoreError> {
+    multi.add_set_data(folder, b"", None).map_err(trouble)
+}
+
+/// The number of the transaction with these results.
+pub(crate) fn number_of(results: &[MultiWriteResult]) -> Option<i64> {
+    results.iter().find_map(|result| match result {
+        MultiWriteResult::SetData { stat } => Some(stat.mzxid),
+        _ => None,
+    })
+}

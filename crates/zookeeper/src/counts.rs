@@ -13,6 +13,7 @@ use lockkeeper_core::{
 use zookeeper_client::{Error, MultiWriteError};
 
 use crate::{
+    claims::{add_number, checked, number_of},
     session::Session,
     shared::Shared,
     trouble::{corrupt, trouble},
@@ -115,18 +116,16 @@ impl Shared {
                 Some(after) => multi.add_set_data(&path, write_state(after).as_bytes(), Some(version)),
             }
             .map_err(trouble)?;
+            add_number(&mut multi, &self.place.paths.folder("counted"))?;
             match session.write(sent, multi.commit()).await {
                 Ok(results) => {
                     self.forget(session, heard, &answer_path);
-                    return Ok(match (counted, results.into_iter().next()) {
-                        (
-                            Counted::State(state),
-                            Some(zookeeper_client::MultiWriteResult::Create { stat, .. }),
-                        ) if created => {
-                            Counted::State(CountState { born: u64::try_from(stat.czxid).unwrap_or(0), ..state })
+                    return match (counted, number_of(&results)) {
+                        (Counted::State(state), Some(born)) if created => {
+                            Ok(Counted::State(CountState { born: checked(born)?, ..state }))
                         }
-                        (counted, _) => counted,
-                    });
+                        (counted, _) => Ok(counted),
+                    };
                 }
                 Err(MultiWriteError::OperationFailed { index: 0, source: Error::NodeExists }) => {
                     return self
