@@ -171,7 +171,9 @@ impl Shared {
         }
         let committed = multi.commit();
         let claims = ops.iter().filter_map(|op| match op {
-            Op::Create { claim, .. } => Some(session.client.list_children(&self.place.paths.lock(&claim.name))),
+            Op::Create { claim, .. } => {
+                Some(session.client.list_children(&self.place.paths.lock(&claim.name)))
+            }
             Op::Delete { .. } => None,
         });
         let lists: Vec<_> = claims.collect();
@@ -347,21 +349,21 @@ impl Shared {
             Err(error) => {
                 // It stands somewhere in line, and finds out where by itself.
                 let asked = self.now();
-                self.enter(session, own_session, claim, node.clone(), number, Stand::Waiting { ahead: 0, asked });
+                self.enter(
+                    session,
+                    own_session,
+                    claim,
+                    node.clone(),
+                    number,
+                    Stand::Waiting { ahead: 0, asked },
+                );
                 self.wait_in_line(claim.contender);
                 return Err(trouble(error));
             }
         };
         let line = self.line_of(folder, children);
         let turned_away = |verdict| {
-            self.enter(
-                session,
-                own_session,
-                claim,
-                node.clone(),
-                number,
-                Stand::Leaving(Left::LeftQueue),
-            );
+            self.enter(session, own_session, claim, node.clone(), number, Stand::Leaving(Left::LeftQueue));
             Ok(verdict)
         };
         let answer = if let Some(in_use) = line.disagrees(child) {
@@ -380,7 +382,14 @@ impl Shared {
                 }
                 Some(Standing { ahead, .. }) if claim.queue => {
                     let asked = self.now();
-                    self.enter(session, own_session, claim, node.clone(), number, Stand::Waiting { ahead, asked });
+                    self.enter(
+                        session,
+                        own_session,
+                        claim,
+                        node.clone(),
+                        number,
+                        Stand::Waiting { ahead, asked },
+                    );
                     self.wait_in_line(claim.contender);
                     return Ok(self.busy(ahead));
                 }
@@ -506,7 +515,8 @@ impl Shared {
         session: &Arc<Session>,
         leave: &Leave,
     ) -> Result<Left, StoreError> {
-        let stand = self.table().entries.get(&leave.contender).map(|entry| (entry.stand, entry.session.clone()));
+        let stand =
+            self.table().entries.get(&leave.contender).map(|entry| (entry.stand, entry.session.clone()));
         match stand {
             Some((Stand::Unknown, asked_in)) => {
                 let folder = self.place.paths.lock(&leave.name);
@@ -555,10 +565,9 @@ impl Shared {
 
 /// A grant's number: that of the transaction that made its node.
 pub(crate) fn checked(zxid: i64) -> Result<GrantNumber, StoreError> {
-    GrantNumber::try_from(zxid)
-        .ok()
-        .filter(|number| (1..Token::NUMBER_LIMIT).contains(number))
-        .ok_or_else(|| corrupt("ZooKeeper's transaction numbers have outgrown the tokens: too many elections"))
+    GrantNumber::try_from(zxid).ok().filter(|number| (1..Token::NUMBER_LIMIT).contains(number)).ok_or_else(
+        || corrupt("ZooKeeper's transaction numbers have outgrown the tokens: too many elections"),
+    )
 }
 
 /// Adds what shows the number of a transaction. Servers before 3.9 leave it out of the answer to a

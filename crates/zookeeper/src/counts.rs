@@ -167,7 +167,9 @@ impl Shared {
         match session.read(read).await {
             Ok((data, stat)) => {
                 let state = read_state(&data, stat.czxid).ok_or_else(|| {
-                    corrupt(format!("{path} holds no latch of Lockkeeper; remove it or choose another namespace"))
+                    corrupt(format!(
+                        "{path} holds no latch of Lockkeeper; remove it or choose another namespace"
+                    ))
                 })?;
                 Ok((Some(state), stat.version))
             }
@@ -235,7 +237,8 @@ impl Shared {
             let read = match session.read(session.client.get_data(&path)).await {
                 Ok((data, stat)) => {
                     let highest = std::str::from_utf8(&data).ok().and_then(|text| text.parse::<Token>().ok());
-                    let highest = highest.ok_or_else(|| corrupt(format!("{path} holds no fence of Lockkeeper")))?;
+                    let highest =
+                        highest.ok_or_else(|| corrupt(format!("{path} holds no fence of Lockkeeper")))?;
                     Some((highest, stat.version))
                 }
                 Err(Error::NoNode) => None,

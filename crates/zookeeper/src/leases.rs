@@ -286,11 +286,7 @@ impl Shared {
     }
 
     /// Leaves before the minimum hold: the node stays without its owner until then.
-    pub(crate) async fn retire(
-        self: &Arc<Self>,
-        leave: &Leave,
-        until: BootTime,
-    ) -> Result<Left, StoreError> {
+    pub(crate) async fn retire(self: &Arc<Self>, leave: &Leave, until: BootTime) -> Result<Left, StoreError> {
         let (before, mut note, session, node) = {
             let mut table = self.table();
             let Some(entry) = table.entries.get_mut(&leave.contender) else { return Ok(Left::NotThere) };
@@ -321,7 +317,8 @@ impl Shared {
     pub(crate) async fn hand_over_the_retired(self: &Arc<Self>, session: &Session) {
         let retired: Vec<Renew> = {
             let table = self.table();
-            let retired = table.entries.iter().filter(|(_, entry)| matches!(entry.stand, Stand::Retired { .. }));
+            let retired =
+                table.entries.iter().filter(|(_, entry)| matches!(entry.stand, Stand::Retired { .. }));
             retired
                 .map(|(contender, entry)| Renew {
                     name: entry.name.clone(),

@@ -202,7 +202,8 @@ impl Line {
             let waits_for = first.into_iter().collect();
             return Some(Standing { admitted: false, ahead: 0, waits_for, behind_a_waiter: false });
         }
-        let before: Vec<(&Node, bool)> = self.admissions().take_while(|(node, _)| node.name != name).collect();
+        let before: Vec<(&Node, bool)> =
+            self.admissions().take_while(|(node, _)| node.name != name).collect();
         let admitted = me.capacity.fits(before.iter().map(|(node, _)| node.units), me.units);
         let ahead = before.iter().filter(|(_, admitted)| !admitted).count();
         let name_of = |(node, _): &(&Node, bool)| node.name.clone();

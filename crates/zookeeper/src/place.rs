@@ -87,7 +87,9 @@ impl Place {
             return Err(config("cert and key belong together: give both or neither"));
         }
         if session < tick * 2 {
-            return Err(config("a session shorter than two ticks cannot be kept; raise session or lower tick"));
+            return Err(config(
+                "a session shorter than two ticks cannot be kept; raise session or lower tick",
+            ));
         }
         let login = match user {
             None => None,

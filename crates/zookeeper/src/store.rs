@@ -36,7 +36,7 @@ pub static CAPABILITY: Capability = Capability {
     pushes: true,
     min_lease: Duration::from_secs(10),
     max_lease: Duration::from_secs(366 * 24 * 3600),
-    lease_per_claim: true,
+    lease_per_claim: false,
     detachable: true,
     frees_the_dead_at_once: false,
     group_limit: 256,

@@ -9,11 +9,7 @@ use lockkeeper_core::{
 use tokio::sync::oneshot;
 use zookeeper_client::{Error, OneshotWatcher, SessionState};
 
-use crate::{
-    session::Session,
-    shared::Shared,
-    trouble::trouble,
-};
+use crate::{session::Session, shared::Shared, trouble::trouble};
 
 impl Shared {
     /// Wakes the keeper at every change of `topic`; says through `ready` when the first watch is set.
@@ -60,10 +56,8 @@ impl Shared {
                         Err(Error::NoNode) => {}
                         Err(error) => return Err(trouble(error)),
                     }
-                    let (there, watcher) = session
-                        .read(session.client.check_and_watch_stat(&folder))
-                        .await
-                        .map_err(trouble)?;
+                    let (there, watcher) =
+                        session.read(session.client.check_and_watch_stat(&folder)).await.map_err(trouble)?;
                     if there.is_none() {
                         return Ok(watcher);
                     }
@@ -86,7 +80,10 @@ impl Shared {
         session.end();
         drop(session);
         // The last one who has the session closes it; the server then removes what is left of it.
-        while !matches!(state.state(), SessionState::Closed | SessionState::Expired | SessionState::AuthFailed) {
+        while !matches!(
+            state.state(),
+            SessionState::Closed | SessionState::Expired | SessionState::AuthFailed
+        ) {
             state.changed().await;
         }
     }
@@ -108,4 +105,3 @@ impl Shared {
         }
     }
 }
-
