@@ -1,0 +1,285 @@
+//! A bad line between client and server: a TCP proxy that cuts, swallows, delays, pauses and refuses, by script
+//! or by seed.
+//!
+//! It never drops bytes in the middle of a stream, as no network does: after the first byte that is lost, all
+//! later ones of that direction are lost too.
+
+mod pump;
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use tokio::{net, runtime, sync::watch, task::JoinSet};
+
+use crate::{dice::Dice, port::Port};
+use pump::Line;
+
+/// A direction on the line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// Requests.
+    ToServer,
+    /// Replies and pushed messages.
+    ToClient,
+}
+
+/// What happens to a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Act {
+    /// It is closed, in both directions.
+    Cut,
+    /// Nothing more gets through in this direction, and nobody is told.
+    Swallow,
+}
+
+/// Something bad that happens to one connection, once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// In which direction bytes are counted.
+    pub way: Way,
+    /// How many more bytes get through before.
+    pub after: u64,
+    /// What then happens, at the next byte.
+    pub act: Act,
+}
+
+impl Fault {
+    /// The connection is closed in place of the next reply: the request was heard, its answer is not.
+    pub const LOST_REPLY: Self = Self { way: Way::ToClient, after: 0, act: Act::Cut };
+    /// Replies vanish from now on, on a connection that looks well.
+    pub const SILENCE: Self = Self { way: Way::ToClient, after: 0, act: Act::Swallow };
+}
+
+/// Bad luck by seed: what new connections meet.
+#[derive(Clone, Debug)]
+pub struct Weather {
+    /// The same dice, the same faults in the same order of connections.
+    pub dice: Dice,
+    /// How many connections of a thousand have a fault.
+    pub per_mille: u64,
+    /// How many bytes get through before it, at most.
+    pub most: u64,
+}
+
+impl Weather {
+    fn next(&mut self) -> Option<Fault> {
+        if !self.dice.chance(self.per_mille) {
+            return None;
+        }
+        let way = if self.dice.chance(500) { Way::ToServer } else { Way::ToClient };
+        let act = if self.dice.chance(700) { Act::Cut } else { Act::Swallow };
+        Some(Fault { way, after: self.dice.below(self.most + 1), act })
+    }
+}
+
+/// How the whole line is at the moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Mood {
+    refuses: bool,
+    paused: bool,
+    delay: Duration,
+    closed: bool,
+}
+
+/// A proxy in front of one server. It listens until it is dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    port: Port,
+    mood: watch::Sender<Mood>,
+    shared: Arc<Shared>,
+    /// Ended on drop.
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    struck: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: VecDeque<Fault>,
+    weather: Option<Weather>,
+    open: Vec<Arc<Line>>,
+    accepted: u64,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Proxy {
+    /// A line to `server` that is good so far.
+    ///
+    /// # Errors
+    /// If there is no port or no thread for it.
+    pub fn start(server: SocketAddr) -> io::Result<Self> {
+        let port = Port::free()?;
+        let listener = TcpListener::bind(port.address())?;
+        let (mood, moods) = watch::channel(Mood::default());
+        let shared = Arc::<Shared>::default();
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        // A thread of its own: a test that blocks, or its paused clock, must not stop the line.
+        let thread = thread::Builder::new().name("proxy".to_owned()).spawn({
+            let shared = shared.clone();
+            move || runtime.block_on(listen(listener, server, moods, &shared))
+        })?;
+        Ok(Self { port, mood, shared, thread: Some(thread) })
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.port.address()
+    }
+
+    /// The next new connection without a fault in line gets this one.
+    pub fn next(&self, fault: Fault) {
+        self.shared.state().next.push_back(fault);
+    }
+
+    /// Every connection that is open gets this fault, counted from now.
+    pub fn now(&self, fault: Fault) {
+        for line in &self.shared.state().open {
+            line.arm(fault);
+        }
+    }
+
+    /// New connections meet this weather from now on, or none.
+    pub fn weather(&self, weather: Option<Weather>) {
+        self.shared.state().weather = weather;
+    }
+
+    /// Closes all connections; new ones are welcome.
+    pub fn cut_all(&self) {
+        for line in &self.shared.state().open {
+            line.cut();
+        }
+    }
+
+    /// Whether new connections are refused. Open ones stay.
+    pub fn refuse(&self, refuses: bool) {
+        self.mood.send_modify(|mood| mood.refuses = refuses);
+    }
+
+    /// Whether all bytes are held back, in both directions. Nothing is lost.
+    pub fn pause(&self, paused: bool) {
+        self.mood.send_modify(|mood| mood.paused = paused);
+    }
+
+    /// How long bytes take, in each direction.
+    pub fn delay(&self, delay: Duration) {
+        self.mood.send_modify(|mood| mood.delay = delay);
+    }
+
+    /// How many connections there were so far.
+    pub fn accepted(&self) -> u64 {
+        self.shared.state().accepted
+    }
+
+    /// How many are open.
+    pub fn open(&self) -> usize {
+        self.shared.state().open.len()
+    }
+
+    /// How many faults have happened so far.
+    pub fn struck(&self) -> u64 {
+        *self.shared.struck.borrow()
+    }
+
+    /// Waits until this many faults have happened.
+    pub async fn until_struck(&self, count: u64) {
+        let mut struck = self.shared.struck.subscribe();
+        // It cannot fail: the sender is ours.
+        drop(struck.wait_for(|now| *now >= count).await);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.mood.send_modify(|mood| mood.closed = true);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has been printed.
+            drop(thread.join());
+        }
+    }
+}
+
+/// Takes connections until the proxy is closed; while it refuses, nobody listens on the port.
+async fn listen(
+    listener: TcpListener,
+    server: SocketAddr,
+    mut mood: watch::Receiver<Mood>,
+    shared: &Arc<Shared>,
+) {
+    let Ok(address) = listener.local_addr() else { return };
+    let mut listener = Some(listener);
+    let mut lines = JoinSet::new();
+    while !mood.borrow().closed {
+        if mood.borrow().refuses {
+            drop(listener.take());
+            if mood.wait_for(|mood| !mood.refuses || mood.closed).await.is_err() {
+                return;
+            }
+            continue;
+        }
+        let open = match listener.take() {
+            Some(open) => open,
+            None => match TcpListener::bind(address) {
+                Ok(open) => open,
+                Err(error) => panic!("the port of a proxy was taken while it refused: {error}"),
+            },
+        };
+        let Ok(open) = open.set_nonblocking(true).and_then(|()| net::TcpListener::from_std(open)) else {
+            return;
+        };
+        loop {
+            let accepted = tokio::select! {
+                accepted = open.accept() => accepted,
+                changed = mood.wait_for(|mood| mood.refuses || mood.closed) => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    break;
+                }
+                // Ended ones are forgotten.
+                Some(_) = lines.join_next() => continue,
+            };
+            let Ok((client, _)) = accepted else { continue };
+            let line = shared.admit();
+            lines.spawn(pump::carry(client, server, line, mood.clone(), shared.clone()));
+        }
+    }
+}
+
+impl Shared {
+    /// A new connection, with its fate.
+    fn admit(&self) -> Arc<Line> {
+        let mut state = self.state();
+        state.accepted += 1;
+        let scripted = state.next.pop_front();
+        let fault = scripted.or_else(|| state.weather.as_mut().and_then(Weather::next));
+        let line = Arc::new(Line::new(fault));
+        state.open.push(line.clone());
+        line
+    }
+
+    fn forget(&self, line: &Arc<Line>) {
+        self.state().open.retain(|open| !Arc::ptr_eq(open, line));
+    }
+
+    fn strike(&self) {
+        self.struck.send_modify(|struck| *struck += 1);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+//! One connection through the proxy: two pumps, one for each direction, that share its fate.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{Notify, watch},
+    time::sleep,
+};
+
+use super::{Act, Fault, Mood, Shared, Way};
+
+/// One connection, as seen from outside.
+#[derive(Debug)]
+pub(super) struct Line {
+    fault: Mutex<Option<Fault>>,
+    cut: Notify,
+}
+
+/// What becomes of a piece of data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Passage {
+    /// This many bytes get through.
+    pass: usize,
+    /// And then.
+    then: Option<Act>,
+}
+
+impl Line {
+    pub(super) fn new(fault: Option<Fault>) -> Self {
+        Self { fault: Mutex::new(fault), cut: Notify::new() }
+    }
+
+    pub(super) fn arm(&self, fault: Fault) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
+    }
+
+    pub(super) fn cut(&self) {
+        // One permit is kept for a task that does not wait yet.
+        self.cut.notify_one();
+    }
+
+    /// Counts bytes in one direction, and says where they end.
+    fn meet(&self, way: Way, bytes: usize) -> Passage {
+        let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        match fault.as_mut() {
+            Some(armed) if armed.way == way && armed.after < bytes as u64 => {
+                let passage = Passage { pass: armed.after as usize, then: Some(armed.act) };
+                *fault = None;
+                passage
+            }
+            Some(armed) if armed.way == way => {
+                armed.after -= bytes as u64;
+                Passage { pass: bytes, then: None }
+            }
+            _ => Passage { pass: bytes, then: None },
+        }
+    }
+}
+
+/// Carries one connection until either side closes it or it is cut.
+pub(super) async fn carry(
+    client: TcpStream,
+    server: SocketAddr,
+    line: Arc<Line>,
+    mood: watch::Receiver<Mood>,
+    shared: Arc<Shared>,
+) {
+    let mut end = mood.clone();
+    tokio::select! {
+        // A client whose server is not there is cut off.
+        _ = join(client, server, &line, &mood, &shared) => {}
+        () = line.cut.notified() => {}
+        _ = end.wait_for(|mood| mood.closed) => {}
+    }
+    shared.forget(&line);
+}
+
+async fn join(
+    client: TcpStream,
+    server: SocketAddr,
+    line: &Line,
+    mood: &watch::Receiver<Mood>,
+    shared: &Shared,
+) -> io::Result<()> {
+    let server = TcpStream::connect(server).await?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+    let there = pump(from_client, to_server, Way::ToServer, line, mood.clone(), shared);
+    let back = pump(from_server, to_client, Way::ToClient, line, mood.clone(), shared);
+    tokio::try_join!(there, back).map(drop)
+}
+
+/// Moves bytes in one direction to their end. A cut is an error, so that the other direction ends too.
+async fn pump(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    way: Way,
+    line: &Line,
+    mut mood: watch::Receiver<Mood>,
+    shared: &Shared,
+) -> io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    let mut silent = false;
+    loop {
+        let bytes = from.read(&mut buffer).await?;
+        let delay = mood.borrow().delay;
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
+        drop(mood.wait_for(|mood| !mood.paused || mood.closed).await);
+        if bytes == 0 {
+            return to.shutdown().await;
+        }
+        if silent {
+            continue;
+        }
+        let passage = line.meet(way, bytes);
+        to.write_all(&buffer[..passage.pass]).await?;
+        match passage.then {
+            None => {}
+            Some(Act::Swallow) => {
+                silent = true;
+                shared.strike();
+            }
+            Some(Act::Cut) => {
+                shared.strike();
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+        }
+    }
+}

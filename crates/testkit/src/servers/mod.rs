@@ -1,0 +1,75 @@
+//! Real servers for tests, from Debian's packages: on free loopback ports and in temporary folders, ready when
+//! they are returned, and gone with all they wrote when they are dropped, also by a test that panics.
+//!
+//! A program that is not installed is an error that says how to install it; no test is skipped for it. A test
+//! process that is killed takes its servers with it (but leaves their folders, as it can no longer tidy up).
+
+mod certificates;
+mod clock;
+mod process;
+mod redis;
+mod redis_cluster;
+mod redis_sentinel;
+mod zookeeper;
+
+use std::{
+    env, io,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+pub use certificates::Certificates;
+pub use process::Process;
+pub use redis::{Redis, RedisOptions};
+pub use redis_cluster::RedisCluster;
+pub use redis_sentinel::RedisSentinel;
+pub use zookeeper::{ZooKeeper, ZooKeeperNode};
+
+/// How long a server may take to do what it was told. Much more than it needs, also on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where a program of this name is. If it is missing, the error says which Debian package has it.
+fn program(name: &str, package: &str) -> io::Result<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
+    found.ok_or_else(|| missing(name, package))
+}
+
+fn missing(what: &str, package: &str) -> io::Error {
+    let how = format!("apt-get install -y --no-install-recommends {package}");
+    io::Error::new(io::ErrorKind::NotFound, format!("{what} is not installed; on Debian: {how}"))
+}
+
+/// Asks again until the answer is yes. Foreign servers do not tell when they are done, so they are asked often.
+///
+/// # Errors
+/// What the question fails with, or a time-out that names `what` and repeats the last answer.
+fn until(what: &str, mut question: impl FnMut() -> io::Result<Answer>) -> io::Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let why = match question()? {
+            Answer::Yes => return Ok(()),
+            Answer::No(why) => why,
+        };
+        if Instant::now() > deadline {
+            let message = format!("{what}: not after {LIMIT:?}; last seen: {why}");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// An answer to a question that is asked again and again.
+enum Answer {
+    Yes,
+    /// Not yet, and what was seen instead.
+    No(String),
+}
+
+impl Answer {
+    /// Yes if so; otherwise what was seen.
+    fn when(so: bool, seen: impl Into<String>) -> Self {
+        if so { Self::Yes } else { Self::No(seen.into()) }
+    }
+}

@@ -1,0 +1,165 @@
+//! One server process: in a group of its own, killed with the group when dropped, and also when this process
+//! is killed. May be stopped, continued, killed and started again.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+};
+
+use rustix::process::{Pid, Signal};
+
+use super::{Answer, program, until};
+
+/// A server's process, or the place for one: it can be killed and started again.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    program: PathBuf,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+    log: PathBuf,
+    child: Mutex<Option<Child>>,
+}
+
+impl Process {
+    /// A process that is to be started. What it prints is added to the file `log`.
+    pub(super) fn new(name: impl Into<String>, program: &Path, log: PathBuf) -> Self {
+        Self {
+            name: name.into(),
+            program: program.to_owned(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            log,
+            child: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn arguments<S: Into<String>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
+        self.arguments.extend(words.into_iter().map(Into::into));
+        self
+    }
+
+    pub(super) fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
+        self.environment.extend(variables);
+        self
+    }
+
+    /// Starts it; it is not ready yet.
+    ///
+    /// # Errors
+    /// If it runs already or cannot be started.
+    pub(super) fn start(&self) -> io::Result<()> {
+        let mut child = self.child();
+        if child.is_some() {
+            return Err(io::Error::other(format!("{} runs already", self.name)));
+        }
+        *child = Some(self.spawn()?);
+        Ok(())
+    }
+
+    /// Waits until it is ready.
+    ///
+    /// # Errors
+    /// If it ends by itself or never gets ready; with the end of its log.
+    pub(super) fn until_ready(&self, mut ready: impl FnMut() -> io::Result<Answer>) -> io::Result<()> {
+        let watched = until(&format!("{} gets ready", self.name), || {
+            let ended = self.child().as_mut().and_then(|child| child.try_wait().transpose()).transpose()?;
+            match ended {
+                Some(status) => Err(io::Error::other(format!("{} ended: {status}", self.name))),
+                None => ready(),
+            }
+        });
+        watched.map_err(|error| io::Error::new(error.kind(), format!("{error}\n{}", self.end_of_log())))
+    }
+
+    fn spawn(&self) -> io::Result<Child> {
+        let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
+        // The kernel kills it when the thread that started it ends, and that one ends with this process.
+        let mut command = Command::new(program("setpriv", "util-linux")?);
+        command.args(["--pdeathsig", "KILL", "--"]).arg(&self.program).args(&self.arguments);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        spawn_from_a_lasting_thread(command)
+    }
+
+    /// The last lines that it printed.
+    fn end_of_log(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
+    /// Stops it where it stands, with all its connections open (SIGSTOP).
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets a stopped one go on (SIGCONT).
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Kills it and its children at once (SIGKILL); it is gone on return.
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+        if let Some(mut child) = self.child().take() {
+            // It cannot be a failure: the child is ours and nobody else waits for it.
+            drop(child.wait());
+        }
+    }
+
+    /// Its process id, unless it was killed.
+    pub fn id(&self) -> Option<u32> {
+        self.child().as_ref().map(Child::id)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let group = self.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        if let Some(group) = group {
+            // It may have ended by itself.
+            rustix::process::kill_process_group(group, signal).ok();
+        }
+    }
+
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Starts a command from a thread that ends only with this process: the order to die with one's parent means
+/// the thread of the parent, and that of a test may end before the server should.
+fn spawn_from_a_lasting_thread(command: Command) -> io::Result<Child> {
+    type Order = (Command, mpsc::Sender<io::Result<Child>>);
+    static ORDERS: LazyLock<mpsc::Sender<Order>> = LazyLock::new(|| {
+        let (orders, taken) = mpsc::channel::<Order>();
+        thread::spawn(move || {
+            for (mut command, reply) in taken {
+                reply.send(command.spawn()).ok();
+            }
+        });
+        orders
+    });
+    let gone = |_| io::Error::other("the thread that starts servers is gone");
+    let (reply, child) = mpsc::channel();
+    ORDERS.send((command, reply)).map_err(|_| gone(mpsc::RecvError))?;
+    child.recv().map_err(gone)?
+}
+
+/// Writes a file that only this user may read: some hold passwords.
+pub(super) fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+
+    let mut file: File = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())
+}

@@ -1,0 +1,138 @@
+//! One Redis master with two replicas, watched by three sentinels.
+
+use std::{io, net::SocketAddr};
+
+use super::{Answer, Redis, RedisOptions, until};
+
+/// The name under which the sentinels know the master.
+const NAME: &str = "main";
+
+/// Three servers and three sentinels.
+#[derive(Debug)]
+pub struct RedisSentinel {
+    servers: Vec<Redis>,
+    sentinels: Vec<Redis>,
+}
+
+impl RedisSentinel {
+    /// Starts all six, and waits until the replicas are in step and the sentinels know each other.
+    ///
+    /// # Errors
+    /// If a program is missing, or they do not find each other.
+    pub fn start() -> io::Result<Self> {
+        Self::start_with(&RedisOptions::default())
+    }
+
+    /// Starts all six, with servers that are set up so.
+    ///
+    /// # Errors
+    /// If a program is missing, or they do not find each other.
+    pub fn start_with(options: &RedisOptions) -> io::Result<Self> {
+        let servers: Vec<Redis> = (0..3).map(|_| options.clone().start()).collect::<io::Result<_>>()?;
+        let (master, replicas) = (&servers[0], &servers[1..]);
+        for replica in replicas {
+            replica.follow(master)?;
+        }
+        let mut watch = RedisOptions::default()
+            .setting(format!("sentinel monitor {NAME} 127.0.0.1 {} 2", master.address().port()))
+            .setting(format!("sentinel down-after-milliseconds {NAME} 2000"))
+            .setting(format!("sentinel failover-timeout {NAME} 3000"))
+            .setting(format!("sentinel parallel-syncs {NAME} 2"));
+        if let Some(password) = options.secret() {
+            watch = watch.setting(format!("sentinel auth-pass {NAME} {password}"));
+        }
+        let sentinels = (0..3)
+            .map(|_| Redis::start_with("redis-sentinel", "redis-sentinel", watch.clone()))
+            .collect::<io::Result<_>>()?;
+        let all = Self { servers, sentinels };
+        all.until_settled()?;
+        Ok(all)
+    }
+
+    /// The lockkeeper URL: the sentinels and the master's name.
+    pub fn url(&self) -> String {
+        let sentinels: Vec<_> =
+            self.sentinels.iter().map(|sentinel| sentinel.address().to_string()).collect();
+        format!("redis+sentinel://{}/{NAME}", sentinels.join(","))
+    }
+
+    /// The servers, master and replicas, in no order.
+    pub fn servers(&self) -> &[Redis] {
+        &self.servers
+    }
+
+    /// The sentinels.
+    pub fn sentinels(&self) -> &[Redis] {
+        &self.sentinels
+    }
+
+    /// The server that the sentinels say is the master.
+    ///
+    /// # Errors
+    /// If no sentinel can be asked.
+    pub fn master(&self) -> io::Result<&Redis> {
+        let address = self.master_by(&self.sentinels[0])?;
+        let master = self.servers.iter().find(|server| server.address() == address);
+        master.ok_or_else(|| io::Error::other(format!("{address} is no server of ours")))
+    }
+
+    fn master_by(&self, sentinel: &Redis) -> io::Result<SocketAddr> {
+        let answer = sentinel.command(["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME])?;
+        let address = answer.lines().collect::<Vec<_>>().join(":");
+        address.parse().map_err(|_| io::Error::other(format!("no address: {answer}")))
+    }
+
+    /// Has the sentinels make another server the master, and waits until that is so.
+    ///
+    /// # Errors
+    /// If they do not manage.
+    pub fn promote(&self) -> io::Result<()> {
+        let before = self.master()?.address();
+        until("the sentinels begin a failover", || {
+            // They refuse while the last one is still going on, or while they see no good replica.
+            Ok(match self.sentinels[0].command(["SENTINEL", "FAILOVER", NAME]) {
+                Ok(_) => Answer::Yes,
+                Err(error) => Answer::No(error.to_string()),
+            })
+        })?;
+        self.until_master_is_not(before)
+    }
+
+    /// Waits until all sentinels name another master than this, and it says so itself.
+    ///
+    /// # Errors
+    /// If that does not happen.
+    pub fn until_master_is_not(&self, before: SocketAddr) -> io::Result<()> {
+        until("there is a new master", || {
+            let named = self
+                .sentinels
+                .iter()
+                .map(|sentinel| self.master_by(sentinel))
+                .collect::<io::Result<Vec<_>>>()?;
+            let agreed = named.iter().all(|master| *master == named[0] && *master != before);
+            if !agreed {
+                return Ok(Answer::No(format!("{named:?}")));
+            }
+            let role = self.master()?.info("replication", "role")?;
+            Ok(Answer::when(role == "master", role))
+        })
+    }
+
+    /// Waits until one master has two replicas in step, and all sentinels see each other and both replicas.
+    ///
+    /// # Errors
+    /// If that does not happen; also if a server is dead.
+    pub fn until_settled(&self) -> io::Result<()> {
+        until("all replicas and sentinels are there", || {
+            for sentinel in &self.sentinels {
+                let state = sentinel.command(["INFO", "sentinel"])?;
+                if !state.contains("status=ok,") || !state.contains("slaves=2,sentinels=3") {
+                    return Ok(Answer::No(state));
+                }
+            }
+            let master = self.master()?.command(["INFO", "replication"])?;
+            let in_step = master.lines().filter(|line| line.contains("state=online")).count();
+            Ok(Answer::when(master.contains("role:master") && in_step == 2, master))
+        })
+    }
+}

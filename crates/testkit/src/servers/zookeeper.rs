@@ -1,0 +1,220 @@
+//! ZooKeeper, as the package `zookeeper` of Debian has it (3.8): one server, or an ensemble of three.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    time::Duration,
+};
+
+use tempfile::TempDir;
+
+use super::{Answer, Process, missing, program};
+use crate::port::Port;
+
+const JARS: [&str; 3] = ["zookeeper.jar", "slf4j-log4j12.jar", "log4j-1.2.jar"];
+
+/// Short ticks, so that sessions may be short; no server on port 8080; any number of connections.
+const SETTINGS: &str = "\
+tickTime=200
+initLimit=50
+syncLimit=20
+maxClientCnxns=0
+admin.enableServer=false
+4lw.commands.whitelist=*
+minSessionTimeout=400
+maxSessionTimeout=60000
+clientPortAddress=127.0.0.1
+";
+
+const LOGGING: &str = "\
+log4j.rootLogger=INFO,S
+log4j.appender.S=org.apache.log4j.ConsoleAppender
+log4j.appender.S.layout=org.apache.log4j.PatternLayout
+log4j.appender.S.layout.ConversionPattern=%d{ISO8601} %p %c{1} %m%n
+";
+
+/// Servers that are one store together.
+#[derive(Debug)]
+pub struct ZooKeeper {
+    nodes: Vec<ZooKeeperNode>,
+}
+
+/// One server.
+#[derive(Debug)]
+pub struct ZooKeeperNode {
+    process: Process,
+    port: Port,
+    number: usize,
+    /// On which the servers of an ensemble talk: for data, and to elect.
+    peers: [Port; 2],
+    /// Last, so that the process is gone when it is removed.
+    folder: TempDir,
+}
+
+impl ZooKeeper {
+    /// One server alone.
+    ///
+    /// # Errors
+    /// If a program is missing or it does not start.
+    pub fn start() -> io::Result<Self> {
+        Self::start_many(1)
+    }
+
+    /// Three servers, of which two must live.
+    ///
+    /// # Errors
+    /// If a program is missing or they do not find each other.
+    pub fn ensemble() -> io::Result<Self> {
+        Self::start_many(3)
+    }
+
+    fn start_many(count: usize) -> io::Result<Self> {
+        let nodes: Vec<_> = (1..=count).map(ZooKeeperNode::new).collect::<io::Result<_>>()?;
+        let mut members = String::new();
+        if count > 1 {
+            members.push_str("standaloneEnabled=false\n");
+            for ZooKeeperNode { number, peers: [data, vote], .. } in &nodes {
+                let (data, vote) = (data.number(), vote.number());
+                members.push_str(&format!("server.{number}=127.0.0.1:{data}:{vote}\n"));
+            }
+        }
+        for node in &nodes {
+            node.write_files(&members)?;
+        }
+        let all = Self { nodes };
+        for node in &all.nodes {
+            // All at once: one of an ensemble is ready only when another is.
+            node.start_again()?;
+        }
+        for node in &all.nodes {
+            node.until_ready()?;
+        }
+        Ok(all)
+    }
+
+    /// The lockkeeper URL.
+    pub fn url(&self) -> String {
+        let nodes: Vec<_> = self.nodes.iter().map(|node| node.address().to_string()).collect();
+        format!("zookeeper://{}", nodes.join(","))
+    }
+
+    /// The servers.
+    pub fn nodes(&self) -> &[ZooKeeperNode] {
+        &self.nodes
+    }
+
+    /// The server that leads now.
+    ///
+    /// # Errors
+    /// If none does.
+    pub fn leader(&self) -> io::Result<&ZooKeeperNode> {
+        let leads = |node: &&ZooKeeperNode| {
+            node.mode().is_some_and(|mode| ["leader", "standalone"].contains(&mode.as_str()))
+        };
+        self.nodes.iter().find(leads).ok_or_else(|| io::Error::other("nobody leads"))
+    }
+}
+
+impl ZooKeeperNode {
+    fn new(number: usize) -> io::Result<Self> {
+        let java = program("java", "default-jre-headless")?;
+        let jars = JARS.map(|jar| format!("/usr/share/java/{jar}"));
+        if let Some(jar) = jars.iter().find(|jar| !Path::new(jar).is_file()) {
+            return Err(missing(jar, "zookeeper"));
+        }
+        let folder = tempfile::Builder::new().prefix("lockkeeper-zookeeper-").tempdir()?;
+        let port = Port::free()?;
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let name = format!("zookeeper on port {}", port.number());
+        let process = Process::new(name, &java, folder.path().join("log"))
+            // A small server that starts quickly.
+            .arguments(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
+            .arguments([format!("-Dlog4j.configuration=file:{}", file("log4j.properties"))])
+            .arguments(["-cp", &jars.join(":"), "org.apache.zookeeper.server.quorum.QuorumPeerMain"])
+            .arguments([file("zoo.cfg")]);
+        Ok(Self { process, port, number, peers: [Port::free()?, Port::free()?], folder })
+    }
+
+    fn write_files(&self, members: &str) -> io::Result<()> {
+        let folder = self.folder.path();
+        let data = folder.join("data");
+        let own = format!("dataDir={}\nclientPort={}\n", data.display(), self.port.number());
+        fs::write(folder.join("zoo.cfg"), format!("{SETTINGS}{own}{members}"))?;
+        fs::write(folder.join("log4j.properties"), LOGGING)?;
+        self.make_data()
+    }
+
+    fn make_data(&self) -> io::Result<()> {
+        let data = self.folder.path().join("data");
+        fs::create_dir(&data)?;
+        fs::write(data.join("myid"), self.number.to_string())
+    }
+
+    /// Where it listens for clients.
+    pub fn address(&self) -> SocketAddr {
+        self.port.address()
+    }
+
+    /// Its process: to stop it, to let it go on, to kill it.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Sends one of the commands of four letters, such as `srvr`, and gives the answer.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub fn ask(&self, word: &str) -> io::Result<String> {
+        let mut line = TcpStream::connect(self.address())?;
+        line.set_read_timeout(Some(Duration::from_secs(2)))?;
+        line.write_all(word.as_bytes())?;
+        let mut answer = String::new();
+        line.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// What it is now: `standalone`, `leader` or `follower`; `None` if it does not serve.
+    pub fn mode(&self) -> Option<String> {
+        let answer = self.ask("srvr").ok()?;
+        answer.lines().find_map(|line| line.strip_prefix("Mode: ")).map(str::to_owned)
+    }
+
+    /// Waits until it serves requests. (It says to be well before that.)
+    ///
+    /// # Errors
+    /// If it never does.
+    pub fn until_ready(&self) -> io::Result<()> {
+        self.process.until_ready(|| Ok(Answer::when(self.mode().is_some(), "no mode")))
+    }
+
+    /// Starts it again after [`Process::kill`], with what it had written. Of an ensemble, it serves only once
+    /// enough others run: [`until_ready`](Self::until_ready).
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn start_again(&self) -> io::Result<()> {
+        self.process.start()
+    }
+
+    /// Kills it and starts it again.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn restart(&self) -> io::Result<()> {
+        self.process.kill();
+        self.start_again()
+    }
+
+    /// Kills it and starts it again with no data at all.
+    ///
+    /// # Errors
+    /// If its folder cannot be emptied or it does not start.
+    pub fn restart_empty(&self) -> io::Result<()> {
+        self.process.kill();
+        fs::remove_dir_all(self.folder.path().join("data"))?;
+        self.make_data()?;
+        self.start_again()
+    }
+}
