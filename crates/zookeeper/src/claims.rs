@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{
-    ContenderId, GrantNumber, Name, StoreError, Token, Units,
+    ContenderId, GrantNumber, StoreError, Token, Units,
     store::{Answer, Answers, Claim, Leave, Left, Request, Verdict},
 };
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult, MultiWriter};
@@ -25,16 +25,18 @@ enum Op<'a> {
 }
 
 /// A claim's node that has just been made.
-struct Made {
-    node: String,
-    number: GrantNumber,
+pub(crate) struct Made {
+    pub(crate) node: String,
+    pub(crate) number: GrantNumber,
 }
 
 /// What the keeper knows of a claim.
-enum Known {
+pub(crate) enum Known {
     Answer(Verdict),
     /// Its node may or may not have been made.
     Unknown(Arc<Session>),
+    /// It holds, unless its node was taken away.
+    Holding(Arc<Session>, String),
     New,
 }
 
@@ -47,37 +49,41 @@ impl Shared {
         let _turn = self.turn.lock().await;
         let mut answers: Placed = vec![None; group.len()];
         let mut ops = Vec::with_capacity(group.len());
-        let mut alone = Vec::new();
         for (place, request) in group.iter().enumerate() {
-            match request {
+            let answer = match request {
                 Request::Leave(leave) => match self.begin_leave(leave, place) {
-                    Ok(op) => ops.extend(op),
-                    Err(answer) => answers[place] = answer,
+                    Ok(op) => {
+                        ops.push(op);
+                        continue;
+                    }
+                    Err(Some(left)) => Answer::Leave(left),
+                    Err(None) => {
+                        self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
+                        Answer::Leave(self.leave_alone(&session, leave).await?)
+                    }
                 },
                 Request::Claim(claim) => match self.known(claim) {
-                    Known::Answer(verdict) => answers[place] = Some(Answer::Claim(verdict)),
-                    Known::New if claim.queue && !claim.detachable => ops.push(Op::Create { place, claim }),
-                    Known::New | Known::Unknown(_) => alone.push((place, claim)),
+                    Known::Answer(verdict) => Answer::Claim(verdict),
+                    Known::New if claim.queue && !claim.detachable && !claim.again => {
+                        ops.push(Op::Create { place, claim });
+                        continue;
+                    }
+                    Known::New | Known::Unknown(_) | Known::Holding(..) => {
+                        self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
+                        Answer::Claim(self.claim_alone(&session, claim).await?)
+                    }
                 },
-            }
+            };
+            answers[place] = Some(answer);
         }
         self.send(&session, ops, &mut answers).await?;
-        for (place, claim) in alone {
-            answers[place] = Some(Answer::Claim(self.claim_alone(&session, claim).await?));
-        }
-        for (place, request) in group.iter().enumerate() {
-            // What is left are leaves that need more than one step.
-            if let (None, Request::Leave(leave)) = (&answers[place], request) {
-                answers[place] = Some(Answer::Leave(self.leave_alone(&session, leave).await?));
-            }
-        }
         self.sooner.notify_one();
         let each = answers.into_iter().flatten().collect();
         Ok(Answers { now: self.store_time(), each })
     }
 
     /// What is known of a claim without asking the server.
-    fn known(&self, claim: &Claim) -> Known {
+    pub(crate) fn known(&self, claim: &Claim) -> Known {
         let (now, time) = (self.now(), self.store_time());
         let mut table = self.table();
         if claim.not_after < time || table.left.find(claim.contender, time).is_some() {
@@ -95,22 +101,45 @@ impl Shared {
                 *asked = now;
                 Known::Answer(self.busy(*ahead))
             }
-            Stand::Holding(hold) => {
-                hold.confirm(claim.lease);
-                let hold = *hold;
-                Known::Answer(Verdict::Granted(entry.grant(&hold, now)))
-            }
+            Stand::Holding(_) => Known::Holding(entry.session.clone(), entry.node.clone()),
         }
     }
 
+    /// The grant that a claim has, if its node is still there.
+    pub(crate) async fn granted_before(
+        &self,
+        session: &Session,
+        node: &str,
+        claim: &Claim,
+    ) -> Result<Option<Verdict>, StoreError> {
+        match session.check(node).await {
+            Ok(()) => {}
+            Err(Error::NoNode) => return Ok(None),
+            Err(error) => return Err(trouble(error)),
+        }
+        let (folder, child) = node.rsplit_once('/').unwrap_or_default();
+        let line = self.line(session, folder).await?;
+        let Some(number) = self.table().entries.get(&claim.contender).map(|entry| entry.number) else {
+            return Ok(None);
+        };
+        let floor = self.floor(session, folder, &line, child, claim.units, number).await?;
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(&claim.contender) else { return Ok(None) };
+        let Stand::Holding(hold) = &mut entry.stand else { return Ok(None) };
+        hold.confirm(claim.lease);
+        hold.floor = floor;
+        let hold = *hold;
+        Ok(Some(Verdict::Granted(entry.grant(&hold, self.now()))))
+    }
+
     /// ZooKeeper tells when something ends, so there is nothing to be learned by asking earlier.
-    fn busy(&self, ahead: usize) -> Verdict {
+    pub(crate) fn busy(&self, ahead: usize) -> Verdict {
         Verdict::Busy { ahead: u32::try_from(ahead).unwrap_or(u32::MAX), retry_in: self.place.session }
     }
 
-    /// What a leave needs: one removal (`Ok`), nothing more, or several steps (`Err` with the answer, if
-    /// there is one already).
-    fn begin_leave(&self, leave: &Leave, place: usize) -> Result<Option<Op<'static>>, Option<Answer>> {
+    /// What a leave needs: one removal, nothing more (`Err` with the answer), or several steps (`Err` with
+    /// none).
+    fn begin_leave(&self, leave: &Leave, place: usize) -> Result<Op<'static>, Option<Left>> {
         let (now, time) = (self.now(), self.store_time());
         let mut table = self.table();
         if let Some(until) = leave.bury_until {
@@ -122,7 +151,7 @@ impl Shared {
         };
         let left = match entry.stand {
             Stand::Unknown => return Err(None),
-            Stand::Retired { .. } => return Err(Some(Answer::Leave(Left::NotThere))),
+            Stand::Retired { .. } => return Err(Some(Left::NotThere)),
             Stand::Waiting { .. } => Left::LeftQueue,
             Stand::Leaving(left) => left,
             Stand::Holding(hold) => {
@@ -134,7 +163,7 @@ impl Shared {
         };
         entry.leave(left);
         let (node, markers) = (entry.node.clone(), entry.markers.clone());
-        Ok(Some(Op::Delete { place, contender: leave.contender, left, node, markers }))
+        Ok(Op::Delete { place, contender: leave.contender, left, node, markers })
     }
 
     /// Sends all of `ops` as one transaction; if that is refused, one by one.
@@ -255,7 +284,7 @@ impl Shared {
 
     /// Removes a node. Gone already means that somebody else took the lock back, unless an earlier
     /// removal got no answer.
-    async fn delete(
+    pub(crate) async fn delete(
         &self,
         session: &Session,
         contender: ContenderId,
@@ -334,7 +363,7 @@ impl Shared {
     }
 
     /// A claim's node is there: says how it stands, and lets it wait or go.
-    async fn placed(
+    pub(crate) async fn placed(
         self: &Arc<Self>,
         session: &Arc<Session>,
         own_session: bool,
@@ -456,110 +485,6 @@ impl Shared {
         if let Some(entry) = self.table().entries.get_mut(&contender) {
             entry.waits = Some(Task(task.abort_handle()));
         }
-    }
-
-    /// A claim that needs more than its node: it does not wait, has a session of its own, or an earlier
-    /// copy of it may have made the node.
-    async fn claim_alone(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        claim: &Claim,
-    ) -> Result<Verdict, StoreError> {
-        let folder = self.place.paths.lock(&claim.name);
-        if let Known::Unknown(asked_in) = self.known(claim) {
-            if let Some(made) = self.find(&asked_in, &folder, claim.contender).await? {
-                let listed = asked_in.read(asked_in.client.list_children(&folder)).await;
-                let own = !Arc::ptr_eq(&asked_in, session);
-                return self.placed(&asked_in, own, claim, made, listed).await;
-            }
-            self.table().entries.remove(&claim.contender);
-        }
-        if !claim.queue {
-            // Whoever does not wait must not stand in anybody's way: it looks first.
-            match self.line_now(session, &folder).await?.newcomer(claim.units, claim.capacity) {
-                Err(in_use) => return Ok(Verdict::Mismatch { in_use }),
-                Ok((false, ahead)) => return Ok(self.busy(ahead)),
-                Ok((true, _)) => {}
-            }
-        }
-        if !claim.detachable {
-            return self.create(session, false, claim).await;
-        }
-        match self.session_for(claim.lease).await? {
-            Ok(own) => self.create(&own, true, claim).await,
-            Err(refusal) => Ok(Verdict::Refused(refusal)),
-        }
-    }
-
-    /// The node that `contender` has in `session`, by the latest state of the store.
-    async fn find(
-        &self,
-        session: &Session,
-        folder: &str,
-        contender: ContenderId,
-    ) -> Result<Option<Made>, StoreError> {
-        let line = self.line_now(session, folder).await?;
-        for node in line.of(contender) {
-            let path = format!("{folder}/{}", node.name);
-            let stat = session.read(session.client.check_stat(&path)).await.map_err(trouble)?;
-            if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == session.id) {
-                return Ok(Some(Made { node: path, number: checked(stat.czxid)? }));
-            }
-        }
-        Ok(None)
-    }
-
-    /// A leave that needs more than one step.
-    async fn leave_alone(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        leave: &Leave,
-    ) -> Result<Left, StoreError> {
-        let stand =
-            self.table().entries.get(&leave.contender).map(|entry| (entry.stand, entry.session.clone()));
-        match stand {
-            Some((Stand::Unknown, asked_in)) => {
-                let folder = self.place.paths.lock(&leave.name);
-                let Some(made) = self.find(&asked_in, &folder, leave.contender).await? else {
-                    self.table().entries.remove(&leave.contender);
-                    return Ok(Left::NotThere);
-                };
-                if let Some(entry) = self.table().entries.get_mut(&leave.contender) {
-                    entry.node = made.node;
-                    entry.leave(Left::LeftQueue);
-                }
-                self.remove_node(leave.contender).await;
-                Ok(Left::LeftQueue)
-            }
-            Some((Stand::Holding(hold), _)) => {
-                self.retire(leave, hold.granted.after(leave.hold_at_least)).await
-            }
-            Some((Stand::Leaving(left), _)) => Ok(left),
-            Some(_) => Ok(Left::NotThere),
-            None => self.leave_detached(session, &leave.name, leave.contender).await,
-        }
-    }
-
-    /// Leaves what lives in no session of this keeper.
-    async fn leave_detached(
-        &self,
-        session: &Session,
-        name: &Name,
-        contender: ContenderId,
-    ) -> Result<Left, StoreError> {
-        let folder = self.place.paths.lock(name);
-        let line = self.line_now(session, &folder).await?;
-        let Some(node) = line.of(contender).next() else { return Ok(Left::NotThere) };
-        let path = format!("{folder}/{}", node.name);
-        match session.read(session.client.get_data(&path)).await {
-            Ok((data, _)) if Note::from_bytes(&data).retired => return Ok(Left::NotThere),
-            Ok(_) => {}
-            Err(Error::NoNode) => return Ok(Left::NotThere),
-            Err(error) => return Err(trouble(error)),
-        }
-        let markers: Vec<_> =
-            line.markers_of(contender).iter().map(|marker| format!("{folder}/{marker}")).collect();
-        self.delete(session, contender, Left::Released, &path, &markers).await
     }
 }
 

@@ -41,6 +41,10 @@ impl Shared {
     pub(crate) async fn renew(self: &Arc<Self>, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
         let session = self.session()?;
         let mut each = Vec::with_capacity(leases.len());
+        // What was done to a node before this is told on the same line before the answer to this.
+        for used in self.sessions_of(leases) {
+            used.check(&self.place.paths.root).await.map_err(trouble)?;
+        }
         for renew in leases {
             let watched = {
                 let table = self.table();
@@ -61,6 +65,18 @@ impl Shared {
         }
         self.sooner.notify_one();
         Ok(Answers { now: self.store_time(), each })
+    }
+
+    /// The sessions that these leases rest on, each once.
+    fn sessions_of(&self, leases: &[Renew]) -> Vec<Arc<Session>> {
+        let table = self.table();
+        let mut sessions: Vec<Arc<Session>> = Vec::new();
+        for entry in leases.iter().filter_map(|renew| table.entries.get(&renew.contender)) {
+            if entry.session.lives() && !sessions.iter().any(|known| Arc::ptr_eq(known, &entry.session)) {
+                sessions.push(entry.session.clone());
+            }
+        }
+        sessions
     }
 
     /// Renews what this keeper has.
@@ -176,8 +192,31 @@ impl Shared {
         Ok(Renewed::Held { remaining: lease.min(session.deadline().since(self.now())) })
     }
 
+    /// What stands in the node of a lease that is held and detached.
+    pub(crate) async fn detached(
+        &self,
+        session: &Session,
+        renew: &Renew,
+    ) -> Result<Option<Note>, StoreError> {
+        let folder = self.place.paths.lock(&renew.name);
+        let line = self.line_now(session, &folder).await?;
+        for node in line.of(renew.contender) {
+            let data = session.client.get_data(&format!("{folder}/{}", node.name));
+            match session.read(data).await {
+                Ok((data, _)) => return Ok(Some(Note::from_bytes(&data)).filter(|note| note.detached)),
+                Err(Error::NoNode) => {}
+                Err(error) => return Err(trouble(error)),
+            }
+        }
+        Ok(None)
+    }
+
     /// Goes on with a lease that lives in a session of its own, made by this or another keeper.
-    async fn take_over(self: &Arc<Self>, session: &Session, renew: &Renew) -> Result<Renewed, StoreError> {
+    pub(crate) async fn take_over(
+        self: &Arc<Self>,
+        session: &Session,
+        renew: &Renew,
+    ) -> Result<Renewed, StoreError> {
         for _ in 0..3 {
             let Some(found) = self.look_up(session, renew).await? else { return Ok(Renewed::Gone) };
             if found.note.retired || found.left.is_zero() {

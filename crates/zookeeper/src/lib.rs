@@ -2,6 +2,7 @@
 //!
 //! `zookeeper://HOST:PORT,HOST:PORT/CHROOT` is all it takes.
 
+mod alone;
 mod claims;
 mod counts;
 mod leases;

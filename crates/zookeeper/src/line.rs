@@ -223,11 +223,6 @@ impl Line {
         Some(Standing { admitted, ahead, waits_for, behind_a_waiter })
     }
 
-    /// The first who holds: its number is the floor of everybody admitted now.
-    pub(crate) fn first_holder(&self) -> Option<&Node> {
-        self.nodes.first()
-    }
-
     /// The nodes of a contender, in order.
     pub(crate) fn of(&self, contender: ContenderId) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(move |node| node.contender == contender)

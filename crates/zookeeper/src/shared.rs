@@ -7,7 +7,7 @@ use std::{
 };
 
 use lockkeeper_core::{
-    ContenderId, KeeperId, Name, StoreError,
+    ContenderId, Name, StoreError,
     runtime::clock::{BootTime, Clock},
     store::{Left, StoreTime, Topic, Wake, WakeSink},
 };
@@ -18,7 +18,7 @@ use crate::{
     line::Line,
     place::Place,
     session::{self, Session},
-    table::{Entry, Stand, Table},
+    table::{Entry, Hold, Stand, Table},
     trouble::{no_session, trouble},
 };
 
@@ -26,7 +26,6 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) place: Place,
-    pub(crate) keeper: KeeperId,
     pub(crate) clock: Clock,
     pub(crate) wakes: WakeSink,
     pub(crate) background: Handle,
@@ -47,7 +46,6 @@ impl Shared {
     ) -> Arc<Self> {
         Arc::new(Self {
             place,
-            keeper: context.keeper,
             clock: context.clock,
             wakes: context.wakes,
             background: context.background,
@@ -209,27 +207,45 @@ impl Shared {
         }
     }
 
-    /// Ends what has ended; returns when to look again.
-    async fn reap(&self) -> BootTime {
-        let now = self.now();
+    /// Marks what has ended. Gives the sessions that are over, what has to leave, and when to look again.
+    fn ended(&self, now: BootTime) -> (Vec<Arc<Session>>, Vec<ContenderId>, BootTime) {
         let (mut lost, mut leaving, mut next) = (Vec::new(), Vec::new(), BootTime::NEVER);
-        for (contender, entry) in &mut self.table().entries {
+        let mut silent = Vec::new();
+        let mut table = self.table();
+        for entry in table.entries.values_mut().filter(|entry| entry.due() <= now) {
             if !entry.session.lives() {
                 lost.push(entry.session.clone());
                 continue;
             }
-            if entry.due() <= now {
-                entry.leave(if matches!(entry.stand, Stand::Waiting { .. }) {
-                    Left::LeftQueue
-                } else {
-                    Left::Released
-                });
+            match entry.stand {
+                Stand::Waiting { .. } => entry.leave(Left::LeftQueue),
+                Stand::Holding(Hold { confirmed, .. }) => {
+                    if !confirmed {
+                        silent.push(entry.name.clone());
+                    }
+                    entry.leave(Left::Released);
+                }
+                Stand::Retired { .. } => entry.leave(Left::Released),
+                Stand::Unknown | Stand::Leaving(_) => {}
+            }
+        }
+        for (contender, entry) in &mut table.entries {
+            // The keeper did not hear of a grant: its other places would each cost the line as much (I8).
+            if matches!(entry.stand, Stand::Waiting { .. }) && silent.contains(&entry.name) {
+                entry.leave(Left::LeftQueue);
             }
             if matches!(entry.stand, Stand::Leaving(_)) {
                 leaving.push(*contender);
             }
             next = next.min(entry.due());
         }
+        (lost, leaving, next)
+    }
+
+    /// Ends what has ended; returns when to look again.
+    async fn reap(&self) -> BootTime {
+        let now = self.now();
+        let (lost, leaving, mut next) = self.ended(now);
         for session in lost {
             self.bury(&session);
         }

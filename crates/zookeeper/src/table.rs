@@ -138,10 +138,6 @@ pub(crate) struct Table {
     pub(crate) unanswered: HashSet<ContenderId>,
     /// Answers kept at the store that this keeper has heard.
     pub(crate) heard: Vec<String>,
-    /// The longest session that the servers allow, once it was asked for.
-    pub(crate) longest: Option<Duration>,
     /// Foreign children that were reported.
     pub(crate) reported: HashSet<String>,
-    /// Set when the keeper ends: nothing new is begun.
-    pub(crate) closed: bool,
 }

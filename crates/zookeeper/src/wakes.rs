@@ -90,10 +90,7 @@ impl Shared {
 
     /// Forgets all claims: whoever waits or watches for them stops.
     fn abandon_claims(&self) {
-        let mut table = self.table();
-        table.closed = true;
-        let entries = std::mem::take(&mut table.entries);
-        drop(table);
+        let entries = std::mem::take(&mut self.table().entries);
         drop(entries);
     }
 
