@@ -79,9 +79,11 @@ impl Subject {
         self
     }
 
-    /// The store settles by itself: see the [module](self).
+    /// The store settles by itself: see the [module](self). The entries of a group then have times of their own
+    /// and not one in common.
     pub fn settles_by_itself(mut self) -> Self {
         self.by_itself = true;
+        self.tolerance = self.tolerance.max(Duration::from_millis(300));
         self
     }
 
