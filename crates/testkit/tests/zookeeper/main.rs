@@ -8,3 +8,4 @@ mod lines;
 mod nodes;
 mod sessions;
 mod stage;
+mod suite;
