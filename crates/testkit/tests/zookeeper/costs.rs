@@ -15,9 +15,10 @@ fn received(server: &ZooKeeperNode) -> u64 {
     count.and_then(|count| count.trim().parse().ok()).expect("counted")
 }
 
-/// Signs of life and pings of `keepers` in `time`, at most: eight and seven per session timeout.
+/// Signs of life and pings of `keepers` in `time`, at most: eight and seven per session timeout, and what they do
+/// when they connect.
 fn pings(keepers: u64, time: Duration) -> u64 {
-    keepers * (4 + 20 * time.as_millis() as u64 / SESSION.as_millis() as u64)
+    keepers * (10 + 20 * time.as_millis() as u64 / SESSION.as_millis() as u64)
 }
 
 #[tokio::test(flavor = "multi_thread")]

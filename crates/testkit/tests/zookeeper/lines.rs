@@ -27,7 +27,7 @@ async fn a_cut_at_every_point_leaves_nothing() {
     let mut last = None;
     for way in [Way::ToServer, Way::ToClient] {
         // A lock and a release are about 600 bytes there and 300 back; later ones hit the signs of life.
-        for after in (0..700).step_by(23) {
+        for after in (0..700).step_by(41) {
             connected_again(&keeper).await;
             let struck = proxy.struck();
             proxy.now(Fault { way, after, act: Act::Cut });
