@@ -1,6 +1,9 @@
 //! What a run measures: the store, the pace, the workloads.
 
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use lockkeeper::Keeper;
 use lockkeeper_testkit::counting::Requests;
@@ -9,7 +12,7 @@ use crate::{
     Failure, held,
     judge::Verdict,
     peer::{self, KeeperPeer},
-    rates,
+    processes, rates,
     rounds::Contestant,
     table::Row,
     waiting,
@@ -23,12 +26,13 @@ pub(crate) enum Workload {
     W1,
     W2,
     W3,
+    W3p,
     W4,
     Held,
 }
 
 impl Workload {
-    pub(crate) const ALL: [Self; 5] = [Self::W1, Self::W2, Self::W3, Self::W4, Self::Held];
+    pub(crate) const ALL: [Self; 6] = [Self::W1, Self::W2, Self::W3, Self::W3p, Self::W4, Self::Held];
 
     /// What it is called, in the table and on the command line.
     pub(crate) fn word(self) -> &'static str {
@@ -36,6 +40,7 @@ impl Workload {
             Self::W1 => "w1",
             Self::W2 => "w2",
             Self::W3 => "w3",
+            Self::W3p => "w3p",
             Self::W4 => "w4",
             Self::Held => "held",
         }
@@ -94,6 +99,8 @@ pub(crate) struct Bench {
     usual: KeeperPeer,
     fifo: KeeperPeer,
     peers: Vec<Box<dyn Contestant>>,
+    /// Where the files of peers are, on the disk of the store; `None` if it has no file.
+    folder: Option<PathBuf>,
 }
 
 impl Bench {
@@ -101,14 +108,20 @@ impl Bench {
         let requests = Requests::default();
         let connector = requests.of(lockkeeper::url::connector(url)?);
         let keeper = Keeper::builder(connector).connect().await?;
+        let folder = peers_folder(url)?;
         Ok(Self {
+            peers: peer::peers_of(&keeper, folder.as_deref()),
+            folder,
             usual: KeeperPeer::usual(&keeper, &requests),
             fifo: KeeperPeer::fifo(&keeper, &requests),
-            peers: peer::peers_of(&keeper),
             keeper,
             requests,
             pace,
         })
+    }
+
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
     }
 
     pub(crate) fn usual(&self) -> &dyn Contestant {
@@ -142,8 +155,17 @@ impl Bench {
             Workload::W1 => rates::w1(self).await,
             Workload::W2 => rates::w2(self).await,
             Workload::W3 => rates::w3(self).await,
+            Workload::W3p => processes::w3p(self).await,
             Workload::W4 => waiting::w4(self).await,
             Workload::Held => held::held(self).await,
         }
     }
+}
+
+/// A folder of their own for the peers of a store in a file, beside it: on the same disk.
+fn peers_folder(url: &str) -> Result<Option<PathBuf>, Failure> {
+    let Some(path) = url.strip_prefix("sqlite:") else { return Ok(None) };
+    let folder = PathBuf::from(format!("{path}-peers"));
+    std::fs::create_dir_all(&folder)?;
+    Ok(Some(folder))
 }

@@ -5,10 +5,12 @@
 //! one is missed, with 2 if one stayed inconclusive or the harness could not run.
 
 mod bench;
+mod files;
 mod held;
 mod judge;
 mod measure;
 mod peer;
+mod processes;
 mod rates;
 mod rounds;
 mod table;
@@ -24,11 +26,12 @@ use table::Row;
 type Failure = Box<dyn Error + Send + Sync>;
 
 const USAGE: &str =
-    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w4 held ...] [--quick | --rounds N --seconds S]
+    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 held ...] [--quick | --rounds N --seconds S]
   STORE_URL  the store to measure (default memory:)
   w1         one task, one name
   w2         64 tasks, 64 names
   w3         16 tasks, one name
+  w3p        16 processes, one name (stores in a file)
   w4         64 tasks wait for a held name, then drain
   held       100,000 locks held: memory and the watchdog's CPU
   --quick    only see that everything runs: a few seconds, nothing is judged
@@ -105,7 +108,17 @@ fn run(order: &Order) -> Result<Vec<Row>, Failure> {
 }
 
 fn main() -> ExitCode {
-    let order = match Order::parse(std::env::args().skip(1)) {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(("child", words)) = words.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return match processes::child(words) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("a child failed: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let order = match Order::parse(words) {
         Ok(order) => order,
         Err(why) => {
             eprintln!("{why}\n{USAGE}");

@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -12,12 +13,22 @@ use lockkeeper::{Guard, Keeper};
 use lockkeeper_testkit::counting::Requests;
 use tokio::sync::{Mutex as TokioMutex, MutexGuard as TokioGuard};
 
-use crate::{Failure, bench::Workload, judge::Limit, rounds::Contestant};
+use crate::{
+    Failure,
+    bench::Workload,
+    files::{FlockPeer, RowPeer},
+    judge::Limit,
+    rounds::Contestant,
+};
 
 /// Whom Lockkeeper is compared with on this store. A store that comes with peers adds them here.
-pub(crate) fn peers_of(keeper: &Keeper) -> Vec<Box<dyn Contestant>> {
-    match keeper.capability().store {
-        "memory" => vec![Box::new(TokioPeer::default())],
+pub(crate) fn peers_of(keeper: &Keeper, folder: Option<&Path>) -> Vec<Box<dyn Contestant>> {
+    match (keeper.capability().store, folder) {
+        ("memory", _) => vec![Box::new(TokioPeer::default())],
+        ("sqlite", Some(folder)) => vec![
+            Box::new(FlockPeer { folder: folder.to_owned() }),
+            Box::new(RowPeer { file: folder.join("rows.db") }),
+        ],
         _ => Vec::new(),
     }
 }

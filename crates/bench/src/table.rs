@@ -37,6 +37,18 @@ impl Row {
         Self { goal: Some((limit, verdict)), ..self }
     }
 
+    /// Held to the goal of this figure, if it is of `who` and there is one.
+    pub(crate) fn held_to(self, who: &str, goals: &[(&str, Limit)]) -> Self {
+        let goal = goals.iter().find(|(what, _)| self.who == who && self.what == *what);
+        match goal {
+            Some((_, limit)) => {
+                let verdict = limit.judge(self.value);
+                self.goal(*limit, verdict)
+            }
+            None => self,
+        }
+    }
+
     pub(crate) fn verdict(&self) -> Option<Verdict> {
         self.goal.map(|(_, verdict)| verdict)
     }

@@ -78,7 +78,7 @@ pub(crate) struct Facts<'a> {
 }
 
 impl Job {
-    /// Starts the process, in a group of its own. It waits to be [let go](Self::release).
+    /// Starts the process, in a group of its own. It waits to be let go on.
     pub(crate) fn start(command: &[OsString], facts: &Facts<'_>) -> io::Result<Self> {
         // Before the process exists, so that no change is missed.
         let changes = signal(SignalKind::child())?;

@@ -39,6 +39,8 @@ use crate::{
 /// The first argument that makes this program a guardian.
 pub(crate) const ROLE: &str = "__guard";
 
+/// How long telling it something may take: its socket holds hundreds of messages.
+const TELLING: Duration = Duration::from_millis(10);
 /// How long to wait for its last word.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
@@ -82,7 +84,7 @@ impl Guardian {
         let (ours, theirs) = Socket::pair()?;
         let mut guardian = Self::spawn(notice, life_line, ours, theirs)?;
         guardian.tell(&format!("group {group}")).await?;
-        guardian.extend(deadline).await?;
+        guardian.extend(deadline).await;
         Ok(guardian)
     }
 
@@ -103,9 +105,14 @@ impl Guardian {
         self.told.write_all(format!("{line}\n").as_bytes()).await
     }
 
-    /// The group may work until `deadline`.
-    pub(crate) async fn extend(&mut self, deadline: BootTime) -> io::Result<()> {
-        self.tell(&format!("until {}", deadline.0)).await
+    /// The group may work until `deadline`. A guardian that does not listen is ended, which is
+    /// [news](Self::news).
+    pub(crate) async fn extend(&mut self, deadline: BootTime) {
+        let told = tokio::time::timeout(TELLING, self.tell(&format!("until {}", deadline.0))).await;
+        if !matches!(told, Ok(Ok(()))) {
+            // It may have ended by itself.
+            drop(self.process.kill());
+        }
     }
 
     /// Waits for news. Dropping the future loses nothing.

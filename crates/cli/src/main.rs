@@ -38,6 +38,13 @@ use crate::{
 };
 
 fn main() -> ExitCode {
+    // A mistake of ours is one line and one code like every other end. A guardian that is left
+    // behind by it ends what was running.
+    std::panic::set_hook(Box::new(|panic| {
+        let what = panic.to_string().replace('\n', " ");
+        text::say(&format!("internal error: {what}; please report it"));
+        std::process::exit(exit::INTERNAL.into());
+    }));
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     // The two roles that this program plays for itself come before its options are read.
     let result = match args.first().and_then(|role| role.to_str()) {

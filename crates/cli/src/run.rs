@@ -5,6 +5,7 @@ use std::{ffi::OsString, time::Duration};
 use lockkeeper::{Keeper, LeaseError, Lost, ReleaseError};
 use lockkeeper_core::runtime::clock::{BootTime, Clock};
 use nix::sys::signal::Signal;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     args::{ElectArgs, RunArgs},
@@ -13,6 +14,7 @@ use crate::{
     group::{self, Notice},
     guardian::{Guardian, News},
     signals::Signals,
+    span,
     store::Connection,
     take::{Held, Term, Wanted, What},
     terminal::Terminal,
@@ -52,17 +54,23 @@ async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsStri
     let clock = Clock::boot();
     let held = wanted.take(connection, &mut signals).await?;
     let start = clock.now();
-    confirm(&*held, wanted.wait.lease, most.map(|most| most + notice.grace + notice.reserve)).await?;
+    let lease =
+        confirm(&*held, wanted.wait.lease, most.map(|most| most + notice.grace + notice.reserve)).await?;
+    let continued = signal(SignalKind::from_raw(Signal::SIGCONT as i32))
+        .map_err(|error| Failure::internal("cannot listen for signals", error))?;
     let mut shift = Shift {
         wanted: &wanted,
         keeper: &connection.keeper,
-        notice,
+        lease,
+        notice: Notice::of_lease(lease),
         clock: clock.clone(),
         deadline: clock.now().after(held.remaining()),
         look_at: BootTime::default(),
         max_hold_at: most.map_or(BootTime::NEVER, |most| start.after(most)),
         guardians: 0,
         lost: None,
+        wants_terminal: false,
+        continued,
     };
     let ended = shift.work(&*held, command, &mut signals).await;
     if shift.lost.is_none() && ended.is_ok() {
@@ -78,15 +86,19 @@ async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsStri
 }
 
 /// A lock that came by another's release has a short first lease. CMD starts with a full one.
-async fn confirm(held: &dyn Held, lease: Duration, most: Option<Duration>) -> Result<(), Failure> {
-    if held.remaining() > lease / 4 * 3 {
-        return Ok(());
+/// Returns how long leases really are: some stores have one length for all.
+async fn confirm(held: &dyn Held, lease: Duration, most: Option<Duration>) -> Result<Duration, Failure> {
+    let full = |length: Duration| length > lease / 4 * 3;
+    if full(held.remaining()) {
+        return Ok(lease);
     }
     match held.extend(most.map_or(lease, |most| most.min(lease))).await {
         // Past max_hold by a moment: it lasts that long anyway.
-        Ok(()) | Err(LeaseError::Invalid { .. }) => Ok(()),
-        Err(error) => Err(error.into()),
+        Ok(()) | Err(LeaseError::Invalid { .. }) => {}
+        Err(error) => return Err(error.into()),
     }
+    let remaining = held.remaining();
+    Ok(if most.is_some() || full(remaining) { lease } else { remaining })
 }
 
 /// What to exit with and say.
@@ -122,6 +134,7 @@ fn conclude(
 struct Shift<'a> {
     wanted: &'a Wanted<'a>,
     keeper: &'a Keeper,
+    lease: Duration,
     notice: Notice,
     clock: Clock,
     /// Until when it is certainly held, as last heard.
@@ -131,6 +144,10 @@ struct Shift<'a> {
     max_hold_at: BootTime,
     guardians: u32,
     lost: Option<Lost>,
+    /// Whether CMD stopped because it used the terminal in the background.
+    wants_terminal: bool,
+    /// Tells when this process is continued.
+    continued: tokio::signal::unix::Signal,
 }
 
 impl Shift<'_> {
@@ -196,6 +213,12 @@ impl Shift<'_> {
         if let Err(ended) = job.ready().await {
             return Ok(ended);
         }
+        if self.clock.now() >= self.notice.term_at(self.deadline) {
+            // This process was stopped in between: CMD must not even start.
+            self.lost = Some(Lost::Expired);
+            self.end(job).await;
+            return Ok(job.change().await);
+        }
         terminal.lend(job.group());
         job.go_on();
         let mut lost = held.lost();
@@ -225,6 +248,7 @@ impl Shift<'_> {
                 () = self.clock.sleep_until(self.max_hold_at) => self.lost = Some(Lost::MaxHold),
                 () = self.clock.sleep_until(self.look_at) => self.look(held, guardian).await,
                 signal = signals.next() => group::send(job.group(), signal),
+                _ = self.continued.recv() => self.go_on(job, terminal),
                 () = tokio::time::sleep(LOOK), if ended.is_some() => {}
             }
             if self.lost.is_some() {
@@ -234,8 +258,9 @@ impl Shift<'_> {
             if let Some(ended) = ended
                 && !group::is_alive(job.group())
             {
-                // After a stop, the end of CMD may be seen before the guardian's words.
-                if guardian.was_it_you().await {
+                // After a stop, the end of CMD may be seen before the guardian's words. Before its
+                // time the guardian does nothing.
+                if self.clock.now() >= self.notice.term_at(self.deadline) && guardian.was_it_you().await {
                     self.lost = Some(Lost::Expired);
                 }
                 return Ok(ended);
@@ -246,46 +271,51 @@ impl Shift<'_> {
     /// Asks how long it is held. Early enough for the guardian to hear of it in good time, and
     /// more often when renewals fail to come.
     async fn look(&mut self, held: &dyn Held, guardian: &mut Guardian) {
-        let lease = self.wanted.wait.lease;
         // The time first, so that the sum is never too late.
         let now = self.clock.now();
         let deadline = now.after(held.remaining());
         if deadline > self.deadline.after(Duration::from_millis(1)) {
             self.deadline = deadline;
-            // A dead guardian is seen by its silence.
-            drop(guardian.extend(deadline).await);
+            guardian.extend(deadline).await;
         }
         let term_at = self.notice.term_at(self.deadline);
         if now >= term_at {
             self.lost = Some(Lost::Expired);
         }
-        self.look_at = self.deadline.before(lease / 2).max(now.after(lease / 20).min(term_at));
+        self.look_at = self.deadline.before(self.lease / 2).max(now.after(self.lease / 20).min(term_at));
     }
 
     /// CMD stopped. If it only wanted the terminal, it gets it; otherwise the whole job stops, as
     /// its shell expects. The lease goes on, and the guardian ends CMD if it is not continued in
     /// time.
-    fn stopped(&self, signal: Signal, job: &Job, terminal: &mut Terminal) {
+    fn stopped(&mut self, signal: Signal, job: &Job, terminal: &mut Terminal) {
         let by_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
         if !by_terminal || !terminal.is_there() {
             // Somebody stopped CMD alone: the lock is kept for it.
             return;
         }
         let group = job.group();
-        let asks = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
-        if asks && terminal.lend_on_demand(group) {
+        self.wants_terminal = signal != Signal::SIGTSTP;
+        if self.wants_terminal && terminal.lend_on_demand(group) {
             job.go_on();
             return;
         }
         terminal.take_back(group);
         if !self.wanted.wait.quiet {
-            let left = crate::span::show(self.notice.term_at(self.deadline).since(self.clock.now()));
+            let left = span::show(self.notice.term_at(self.deadline).since(self.clock.now()));
             text::say(&format!(
-                "stopped; if not continued within {left}, CMD is ended, because its lease ends"
+                "stopped; bring it to the foreground within {left}, or CMD is ended with its lease"
             ));
         }
         Terminal::stop_job();
-        terminal.lend(group);
-        job.go_on();
+        self.go_on(job, terminal);
+    }
+
+    /// Lets a stopped CMD go on, unless it would only stop again for want of the terminal.
+    fn go_on(&self, job: &Job, terminal: &mut Terminal) {
+        if !self.wants_terminal || terminal.lend_on_demand(job.group()) {
+            terminal.lend(job.group());
+            job.go_on();
+        }
     }
 }

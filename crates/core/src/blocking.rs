@@ -83,6 +83,7 @@ impl Keeper {
         let on = thread::start(&stop).map_err(|error| {
             StoreError::new(StoreErrorKind::Config, "no thread could be started").with_source(error)
         })?;
+        // Dropped on every way out but the last.
         let thread = Arc::new(Thread(stop));
         let inner = wait(&on, builder.connect())?;
         Ok(Self { inner, on, _thread: thread })
@@ -194,6 +195,7 @@ impl fmt::Debug for Keeper {
 /// Something of the async API, to be used from a thread. What needs no waiting is reached
 /// through [`get`](Self::get) or the methods below.
 #[derive(Clone)]
+#[must_use = "a guard is released and a handle does nothing as soon as it is dropped"]
 pub struct On<T> {
     inner: T,
     keeper: Keeper,

@@ -99,9 +99,10 @@ impl StoreError {
         self
     }
 
-    /// Names the place, unless a deeper layer named it before.
+    /// Names the place, unless one that says at least as much was named before.
     pub fn at(mut self, at: At) -> Self {
-        if self.0.at.is_none() {
+        let says_more = |before: &At| before.resource.is_none() && at.resource.is_some();
+        if self.0.at.as_ref().is_none_or(says_more) {
             self.inner().at = Some(at);
         }
         self

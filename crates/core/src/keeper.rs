@@ -6,7 +6,7 @@ use tokio::runtime;
 
 use crate::{
     capability::Capability,
-    error::{Error, LeaseError, Lost, StoreError, StoreErrorKind},
+    error::{At, Error, InvalidInput, LeaseError, Lost, StoreError, StoreErrorKind},
     id::{ContenderId, Ids, KeeperId},
     lock::{Election, Guard, Handle, Latch, Lease, Mutex, Owner, RwLock, Segmented, Semaphore, StoredFence},
     name::Name,
@@ -17,7 +17,7 @@ use crate::{
         hold::{Hold, Origin},
         keeping::{Alive, Tenure},
         terms::Terms,
-        thread::{self, Stop},
+        thread::{self, Stop, StopUnlessKept},
         watchdog,
     },
     share::{Capacity, Units},
@@ -59,7 +59,7 @@ pub struct Stats {
     pub waiting: usize,
     /// Grants and places being given back.
     pub leaving: usize,
-    /// Names for which tasks of this process stand in line behind one another.
+    /// Mutexes that tasks of this process hold or wait for together.
     pub lanes: usize,
     /// Subscriptions at the store; one that nobody uses ends after a few seconds.
     pub subscriptions: usize,
@@ -154,11 +154,14 @@ impl KeeperBuilder {
             outage_limit: self.outage_limit,
             facts: Arc::new(own_facts(self.program)),
         };
-        let connected = self.connector.connect(context).await.inspect_err(|_| stop.stop())?;
+        let unless_kept = StopUnlessKept::new(&stop);
+        let connected = self.connector.connect(context).await?;
         let engine = Engine::new(connected, settings, ids, background, stop);
         // Set once, here.
         drop(engine_slot.set(Arc::downgrade(&engine)));
+        // From here on the last one who has the engine stops the thread.
         let alive = Alive::new(engine.clone());
+        unless_kept.keep();
         engine.learn_clock().await?;
         engine.background().spawn(watchdog::beat(engine.clone()));
         Ok(Keeper { alive })
@@ -284,17 +287,26 @@ impl Keeper {
     }
 
     /// Goes on with a lease that another process detached: renews it, and holds it if that
-    /// succeeds.
+    /// succeeds. Whatever was leased, it is held through a plain guard; what was left of its
+    /// `max_hold` counts on from here.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the lease as it is.
+    /// Dropping the future leaves the lease detached; it may have been renewed once.
+    ///
+    /// # When the store is unreachable
+    /// Fails after the request limit.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `lease` is not one; [`LeaseError::NotHeld`] if it is over.
     pub async fn adopt(&self, lease: &str) -> Result<Guard, Error> {
         let lease: Lease = lease.parse()?;
         let engine = self.alive.engine();
-        let at = || crate::error::At::resource(engine.store().url(), &lease.name, "adopt");
+        let at = || At::resource(engine.store().url(), &lease.name, "adopt");
+        let terms = lease.terms();
+        let capability = engine.store().capability();
+        terms
+            .check(capability.min_lease, capability.max_lease)
+            .map_err(|why| LeaseError::Invalid { at: at(), why })?;
         let length = if lease.renewed { lease.lease } else { Duration::ZERO };
         let renew = [Renew {
             name: lease.name.clone(),
@@ -321,7 +333,7 @@ impl Keeper {
             slot: engine.next_id().seq,
             number: lease.number,
             floor: lease.floor,
-            terms: lease.terms(),
+            terms,
             bury_until: None,
             from: sent,
             lease: remaining,
@@ -337,7 +349,11 @@ impl Keeper {
     }
 
     /// Gives everything back that this keeper holds or waits for, and returns when that is done.
-    /// Guards are lost with [`Lost::Closed`]; later acquisitions fail.
+    /// Guards are lost with [`Lost::Closed`]; those who wait and later acquisitions fail.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops nothing: the keeper goes on closing in the background. Closing
+    /// again waits for the same end.
     ///
     /// # When the store is unreachable
     /// Goes on trying until the leases end by themselves.
@@ -364,16 +380,35 @@ impl Keeper {
 
     /// Who holds `name` and who waits for it; `None` if nobody.
     ///
+    /// # Cancel safety
+    /// Dropping the future has no effect. The same holds for [`list`](Self::list).
+    ///
+    /// # When the store is unreachable
+    /// Fails after the request limit.
+    ///
     /// # Errors
     /// [`Error::Invalid`] for a bad name, [`Error::Store`] if the store could not be asked.
     pub async fn inspect(&self, name: &str) -> Result<Option<ResourceView>, Error> {
-        let name = Name::new(name)?;
+        let name = self.valid(name, "inspect")?;
         let engine = self.alive.engine();
-        Ok(engine.ask_store("inspect", engine.store().inspect(&name)).await?)
+        let view = engine.ask_store("inspect", engine.store().inspect(&name)).await;
+        Ok(view.map_err(|error| error.at(self.at(&name, "inspect")))?)
     }
 
-    /// All names that are held or waited for and start with `prefix`, in order, at most `limit`;
-    /// go on with the `next` of the page.
+    fn at(&self, name: &Name, operation: &'static str) -> At {
+        At::resource(self.alive.engine().store().url(), name, operation)
+    }
+
+    fn valid(&self, name: &str, operation: &'static str) -> Result<Name, InvalidInput> {
+        let at = At { store: self.alive.engine().store().url().clone(), resource: None, operation };
+        Name::new(name).map_err(|why| InvalidInput::new(format!("{at}: {why}")))
+    }
+
+    /// All names that are held or waited for and start with `prefix`, in order, at most `limit`
+    /// (and at least one); go on with the `next` of the page.
+    ///
+    /// # When the store is unreachable
+    /// Fails after the request limit.
     ///
     /// # Errors
     /// [`StoreError`] if the store could not be asked.
@@ -385,8 +420,15 @@ impl Keeper {
 
     /// Takes a lock back from one holder, named by contender and token as
     /// [`inspect`](Self::inspect) shows them. Its renewals are refused, so it learns of it within
-    /// a third of its lease, and the lock passes when it leaves or its lease ends. With `now` the
-    /// lock passes at once, which is safe only with fencing. False if it is not the holder.
+    /// a third of its lease (a fixed lease is never renewed and only ends), and the lock passes when
+    /// it leaves or its lease ends. With `now` the lock passes at once, which is safe only with
+    /// fencing. False if it is not the holder.
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave the order given; giving it again is harmless.
+    ///
+    /// # When the store is unreachable
+    /// Fails after the request limit; the order may stand all the same.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad name, [`Error::Store`] if the store could not be asked.
@@ -397,9 +439,10 @@ impl Keeper {
         token: Token,
         now: bool,
     ) -> Result<bool, Error> {
-        let order = Evict { name: Name::new(name)?, contender, number: token.number(), now };
+        let order = Evict { name: self.valid(name, "evict")?, contender, number: token.number(), now };
         let engine = self.alive.engine();
-        let evicted = engine.ask_store("evict", engine.store().evict(&order)).await?;
+        let evicted = engine.ask_store("evict", engine.store().evict(&order)).await;
+        let evicted = evicted.map_err(|error| error.at(self.at(&order.name, "evict")))?;
         tracing::warn!(name, %token, now, done = evicted == Evicted::Done, "eviction ordered");
         Ok(evicted == Evicted::Done)
     }

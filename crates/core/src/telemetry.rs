@@ -100,7 +100,7 @@ pub(crate) fn queued(ahead: u32) {
 pub(crate) fn renewed(hold: &Hold, now: BootTime) {
     count!(RENEWED, 1);
     let left = hold.ends().since(now);
-    if left < hold.terms.lease / 3 {
+    if left < hold.running() / 3 {
         count!(RENEWED_LATE, 1);
         tracing::warn!(
             name = hold.name.as_str(),

@@ -18,7 +18,7 @@ use tokio::{io::unix::AsyncFd, runtime::Handle, time::Instant};
 use crate::life::{self, Pulse};
 
 /// How long a process is watched after it was last seen in the way.
-const INTEREST: Duration = Duration::from_secs(30);
+const INTEREST: Duration = Duration::from_secs(300);
 
 /// How often a life file is looked at whose process has ended, but which somebody keeps alive.
 const OUTLIVED: Duration = Duration::from_millis(100);
@@ -69,11 +69,15 @@ impl Deaths {
 async fn until_dead(deaths: Weak<Deaths>, keeper: KeeperId, pid: u32) {
     let process = open(pid);
     loop {
-        if let Some(process) = &process {
-            // An error is no reason to look less.
-            drop(tokio::time::timeout(INTEREST, process.readable()).await);
-        }
+        let silent = match &process {
+            // An error is no reason not to look.
+            Some(process) => tokio::time::timeout(INTEREST, process.readable()).await.is_err(),
+            None => false,
+        };
         let Some(deaths) = deaths.upgrade() else { return };
+        if silent && deaths.still_of_interest(keeper) {
+            continue;
+        }
         match life::pulse(&deaths.keepers, keeper) {
             Pulse::Dead => (deaths.report)(keeper),
             Pulse::Alive if deaths.still_of_interest(keeper) => {

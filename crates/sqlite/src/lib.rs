@@ -21,7 +21,8 @@
 //! * **Durability.** `synchronous=FULL`: what was answered is on disk. With less, a disk that is
 //!   pulled or a power cut could take back a grant that somebody acts on, and its number might be
 //!   given again. Groups make it bearable: all that the tasks of a process ask for at one time
-//!   costs a single sync.
+//!   costs a single sync. Only polls, by which waiters do no more than keep their places, are not
+//!   synced.
 //!
 //! # Limits
 //!
@@ -30,7 +31,7 @@
 //! * Linux only. Elsewhere connecting fails with [`StoreErrorKind::Unsupported`].
 //! * One writer at a time is SQLite's rule. A process stopped in the middle of its transaction
 //!   stops the others until it goes on or is ended; they report
-//!   [`StoreErrorKind::Conflict`] and go on asking.
+//!   [`StoreErrorKind::Conflict`] and go on asking. Listings wait behind them.
 //! * A child that was forked without `exec` shares its parent's life file, so the parent counts
 //!   as alive until that child has ended too. `exec` closes it.
 

@@ -6,6 +6,8 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
@@ -51,6 +53,7 @@ impl Place {
             return Err(config(&file, "is not a file; name one"));
         }
         refuse_mounted_alone(&file, folder)?;
+        refuse_hard_links(&file)?;
         let mode = facts.mode() & 0o666;
         let keepers = beside(&file, "-keepers");
         // Who may use the file may use the folder beside it.
@@ -88,12 +91,6 @@ impl Place {
                 Errno::NOENT | Errno::NOTDIR => self.replaced(),
                 error => file_trouble("look at", &path, error.into()),
             })?;
-            if suffix.is_empty() && facts.st_nlink > 1 {
-                return Err(config(
-                    &self.file,
-                    "has more than one name (a hard link), and SQLite would mix up their logs; keep one name",
-                ));
-            }
             *identity = (facts.st_dev, facts.st_ino);
         }
         Ok(found)
@@ -210,6 +207,22 @@ fn refuse_mounted_alone(file: &Path, folder: &Path) -> Result<(), StoreError> {
         )),
         _ => Ok(()),
     }
+}
+
+/// Each name of a file has a log of its own, so the locks of two names would not meet.
+fn refuse_hard_links(file: &Path) -> Result<(), StoreError> {
+    for _ in 0..10 {
+        let facts = fs::metadata(file).map_err(|error| file_trouble("look at", file, error))?;
+        if facts.nlink() <= 1 {
+            return Ok(());
+        }
+        // Where it cannot be made otherwise, a new file has two names for a moment.
+        thread::sleep(Duration::from_millis(5));
+    }
+    Err(config(
+        file,
+        "has more than one name (a hard link), and SQLite would mix up their logs; keep one name",
+    ))
 }
 
 #[cfg(test)]

@@ -1,10 +1,6 @@
 //! A resource as rows: loaded whole, stored as the difference.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, Name, Units,
@@ -64,6 +60,14 @@ impl Loaded {
         Self { before: free.clone(), resource: free, places: Vec::new(), changed: false }
     }
 
+    /// Whether nothing happened, but that waiters asked again.
+    pub(crate) fn only_asked(&self) -> bool {
+        let (old, new) = (&self.before, &self.resource);
+        let waiters =
+            |resource: &Resource| resource.queue.iter().map(|waiter| waiter.contender).collect::<Vec<_>>();
+        old.holders == new.holders && waiters(old) == waiters(new)
+    }
+
     /// Stores what became different.
     pub(crate) fn store(&self, transaction: &Transaction<'_>, name: &Name) -> rusqlite::Result<()> {
         if self.resource == self.before {
@@ -85,26 +89,39 @@ impl Loaded {
         if new.queue == old.queue {
             return Ok(());
         }
-        let staying: HashMap<ContenderId, &Waiter> =
-            new.queue.iter().map(|waiter| (waiter.contender, waiter)).collect();
-        let mut stored = HashSet::with_capacity(old.queue.len());
-        for (waiter, place) in old.queue.iter().zip(&self.places) {
-            match staying.get(&waiter.contender) {
-                None => {
-                    remove.execute(params![name.as_str(), true, place])?;
-                }
-                Some(now) => {
-                    if *now != waiter {
-                        store_waiter(&mut store, name, new.capacity, now, *place)?;
+        // Whoever left and came back in this transaction stands at the end, so a stored place is
+        // kept only as long as the places grow.
+        let mut stored: HashMap<ContenderId, (i64, &Waiter)> = old
+            .queue
+            .iter()
+            .zip(&self.places)
+            .map(|(waiter, place)| (waiter.contender, (*place, waiter)))
+            .collect();
+        let mut next = self.places.last().map_or(1, |last| last + 1);
+        let mut before = 0;
+        let mut to_store = Vec::new();
+        for waiter in &new.queue {
+            let kept = stored.get(&waiter.contender).copied().filter(|(place, _)| *place > before);
+            before = match kept {
+                Some((place, as_stored)) => {
+                    stored.remove(&waiter.contender);
+                    if waiter != as_stored {
+                        to_store.push((waiter, place));
                     }
-                    stored.insert(waiter.contender);
+                    place
                 }
-            }
+                None => {
+                    to_store.push((waiter, next));
+                    next += 1;
+                    next - 1
+                }
+            };
         }
-        let mut last = self.places.last().copied().unwrap_or(0);
-        for waiter in new.queue.iter().filter(|waiter| !stored.contains(&waiter.contender)) {
-            last += 1;
-            store_waiter(&mut store, name, new.capacity, waiter, last)?;
+        for (place, _) in stored.values() {
+            remove.execute(params![name.as_str(), true, place])?;
+        }
+        for (waiter, place) in to_store {
+            store_waiter(&mut store, name, new.capacity, waiter, place)?;
         }
         Ok(())
     }
@@ -260,4 +277,44 @@ fn capacity_from(number: u32) -> rusqlite::Result<Capacity> {
 
 fn not_ours(column: usize, kind: Type) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(column, kind, "not what this program writes".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::KeeperId;
+    use rusqlite::Connection;
+
+    use super::*;
+
+    fn waiter(seq: u64) -> Waiter {
+        let facts = Facts { host: "host".into(), pid: 1, program: "test".into() };
+        Waiter {
+            contender: ContenderId { keeper: KeeperId::from_u128(1), seq },
+            units: Units::ONE,
+            lease: Duration::from_secs(1),
+            stamp: seq,
+            asked: StoreTime(1),
+            since: 1,
+            card: Card { kind: Kind::RwLock, facts: Arc::new(facts), label: None, value: None },
+        }
+    }
+
+    /// Whatever happens to a line within one transaction, it is stored in its order.
+    #[test]
+    fn a_line_keeps_its_order() {
+        let mut connection = Connection::open_in_memory().expect("opened");
+        crate::layout::settle(&mut connection, std::path::Path::new("x"), "boot").expect("made");
+        let transaction = connection.transaction().expect("begun");
+        let name = Name::new("stock").expect("valid");
+        let lines: [&[u64]; 8] =
+            [&[1, 2, 3], &[2, 3, 1], &[3, 1, 2, 4], &[4, 3], &[3, 4], &[5, 6], &[], &[6, 5, 4, 3, 2, 1]];
+        for line in lines {
+            let load = || Loaded::load(&transaction, &name).expect("loaded");
+            let mut loaded = load().unwrap_or_else(|| Loaded::free(Capacity::All));
+            loaded.resource.queue = line.iter().map(|seq| waiter(*seq)).collect();
+            loaded.store(&transaction, &name).expect("stored");
+            let stored = load().map_or(Vec::new(), |loaded| loaded.resource.queue.into());
+            assert_eq!(stored, line.iter().map(|seq| waiter(*seq)).collect::<Vec<_>>());
+        }
+    }
 }

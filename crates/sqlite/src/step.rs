@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Capacity, KeeperId, Name,
+    KeeperId, Name,
     model::{Effects, Mark, Now, Resource, WAIT_LEASE},
     store::{
         Answer, Claim, Evict, Evicted, GrantNotice, Leave, Left, Renew, Renewed, Request, StoreTime, Topic,
@@ -36,6 +36,8 @@ pub(crate) struct Work<'a> {
     stored_mark: Mark,
     loaded: BTreeMap<Name, Option<Loaded>>,
     pulses: HashMap<KeeperId, Pulse>,
+    /// Whether there are marks of those who left: mostly there are none, and nobody is looked up.
+    any_graves: Option<bool>,
     pub(crate) done: Done,
 }
 
@@ -67,6 +69,7 @@ impl<'a> Work<'a> {
             stored_mark: mark,
             loaded: BTreeMap::new(),
             pulses: HashMap::new(),
+            any_graves: None,
             done: Done::default(),
         }
     }
@@ -75,12 +78,20 @@ impl<'a> Work<'a> {
         self.transaction
     }
 
+    /// Whether nothing happened, but that waiters asked again.
+    pub(crate) fn only_asked(&self) -> bool {
+        let quiet = self.done.wakes.is_empty() && self.done.dead.is_empty() && self.mark == self.stored_mark;
+        quiet && self.loaded.values().flatten().all(Loaded::only_asked)
+    }
+
     /// Stores all that became different, and gives what is left to do.
     pub(crate) fn finish(mut self) -> Result<Done> {
+        let changed = self.loaded.values().flatten().any(|loaded| loaded.changed);
+        let watched = changed && has_any(self.transaction, "SELECT 1 FROM watcher")?;
         for (name, loaded) in &self.loaded {
             let Some(loaded) = loaded else { continue };
             loaded.store(self.transaction, name)?;
-            if loaded.changed {
+            if loaded.changed && watched {
                 tell_watchers(self.transaction, &Topic::Changes(name.clone()), &mut self.done.wakes)?;
             }
         }
@@ -203,8 +214,7 @@ impl<'a> Work<'a> {
             return Ok(Verdict::Stale);
         }
         self.clear_the_way(claim)?;
-        let free = |capacity: Capacity| Loaded::free(capacity);
-        self.load(&claim.name)?.get_or_insert_with(|| free(claim.capacity));
+        self.load(&claim.name)?.get_or_insert_with(|| Loaded::free(claim.capacity));
         let verdict = self
             .step(&claim.name, |resource, now, mark, effects| resource.claim(now, mark, claim, effects))?
             .unwrap_or(Verdict::Stale);
@@ -214,7 +224,14 @@ impl<'a> Work<'a> {
         Ok(verdict)
     }
 
-    fn is_buried(&self, claim: &Claim) -> Result<bool> {
+    fn is_buried(&mut self, claim: &Claim) -> Result<bool> {
+        let any = match self.any_graves {
+            Some(any) => any,
+            None => *self.any_graves.insert(has_any(self.transaction, "SELECT 1 FROM grave")?),
+        };
+        if !any {
+            return Ok(false);
+        }
         let mut find = self
             .transaction
             .prepare_cached("SELECT 1 FROM grave WHERE keeper = ? AND seq = ? AND until >= ?")?;
@@ -227,6 +244,7 @@ impl<'a> Work<'a> {
 
     fn leave(&mut self, leave: &Leave) -> Result<Left> {
         if let Some(until) = leave.bury_until.filter(|until| *until >= self.now.lease) {
+            self.any_graves = Some(true);
             // A doubled leave with an earlier time must not lift the mark.
             let mut mark = self.transaction.prepare_cached(
                 "INSERT INTO grave VALUES (?, ?, ?)
@@ -257,14 +275,14 @@ impl<'a> Work<'a> {
         Ok(evicted.unwrap_or(Evicted::NotHeld))
     }
 
-    /// Settles what has ended and that nobody asks for any more, so that names no longer used
-    /// leave nothing behind.
+    /// Clears away what ended and that nobody asks for any more, as the model does: names no longer
+    /// used leave nothing behind. What somebody still waits for is settled when that one asks.
     pub(crate) fn sweep(&mut self) -> Result<()> {
         let StoreTime(now) = self.now.lease;
         let asked_before = now.saturating_sub(u64::try_from(WAIT_LEASE.as_micros()).unwrap_or(u64::MAX));
         let mut find = self.transaction.prepare_cached(
-            "SELECT DISTINCT name FROM entry
-             WHERE (NOT queued AND expires <= ?) OR (queued AND began <= ?) LIMIT 1000",
+            "SELECT name FROM entry GROUP BY name
+             HAVING NOT max(CASE WHEN queued THEN began > ?2 ELSE expires > ?1 END) LIMIT 1000",
         )?;
         let names = find.query_map([now.cast_signed(), asked_before.cast_signed()], |row| row.get(0))?;
         for name in valid_names(names)? {
@@ -277,6 +295,11 @@ impl<'a> Work<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether `query` finds anything.
+fn has_any(transaction: &Transaction<'_>, query: &str) -> Result<bool> {
+    transaction.prepare_cached(query)?.exists([])
 }
 
 /// The keepers that want to hear of `topic` are told.

@@ -118,8 +118,7 @@ impl Store for SqliteStore {
                 let now = database.look(ticket)?.lease;
                 return Ok(Answers { now, each: Vec::new() });
             }
-            let (each, now) =
-                database.write(ticket, |work| group.iter().map(|request| work.apply(request)).collect())?;
+            let (each, now) = database.apply(ticket, &group)?;
             Ok(Answers { now, each })
         }))
     }

@@ -65,8 +65,8 @@ pub(crate) fn file_trouble(doing: &str, path: &Path, error: io::Error) -> StoreE
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             (StoreErrorKind::Conflict, "the disk is full; free some space")
         }
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            (StoreErrorKind::Config, "check the path: its folder is not there")
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            (StoreErrorKind::Config, "check the path: it leads through something that is no folder")
         }
         _ => (StoreErrorKind::Unreachable, "check that the disk is there and healthy"),
     };

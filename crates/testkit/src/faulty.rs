@@ -20,7 +20,7 @@ use lockkeeper_core::{
         Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, WakeSink, Watch,
     },
 };
-use tokio::{sync::oneshot, time::sleep};
+use tokio::{runtime::Handle, sync::oneshot, time::sleep};
 
 use crate::{dice::Dice, wrapper::same_store};
 
@@ -146,7 +146,7 @@ impl Line {
     }
 
     /// Puts a wake on the line.
-    fn wake(self: &Arc<Self>, sink: &WakeSink, wake: &Wake) {
+    fn wake(self: &Arc<Self>, sink: &WakeSink, wake: &Wake, background: &Handle) {
         let (lost, copies, delays) = self.roll(|dice, faults| {
             let odd = dice.chance(faults.odd_wake);
             let most = if odd { faults.late.min(4000) } else { faults.usual };
@@ -157,7 +157,8 @@ impl Line {
         }
         for delay in delays.into_iter().take(copies) {
             let (line, sink, wake) = (self.clone(), sink.clone(), wake.clone());
-            tokio::spawn(async move {
+            // Wakes come from any thread, also from one without a runtime.
+            background.spawn(async move {
                 sleep(delay).await;
                 if !line.is_cut() {
                     sink.wake(wake);
@@ -198,8 +199,8 @@ impl Fate {
 /// The store that `connector` connects to, behind `line`.
 pub fn faulty(connector: Connector, line: Arc<Line>) -> Connector {
     Connector::new(move |mut context: Context| async move {
-        let (sink, bad) = (context.wakes.clone(), line.clone());
-        context.wakes = WakeSink::new(move |wake| bad.wake(&sink, &wake));
+        let (sink, bad, background) = (context.wakes.clone(), line.clone(), context.background.clone());
+        context.wakes = WakeSink::new(move |wake| bad.wake(&sink, &wake, &background));
         let inner = connector.connect(context).await?;
         Ok(Arc::new(FaultyStore { inner, line }) as Arc<dyn Store>)
     })

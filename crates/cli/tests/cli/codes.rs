@@ -1,6 +1,6 @@
 //! Exit codes, one by one, and that every failure is one line with a remedy.
 
-use crate::world::{Done, World};
+use crate::world::{Blocked, Done, World};
 
 fn code(world: &World, args: &[&str]) -> Option<i32> {
     world.run(args).code
@@ -118,9 +118,10 @@ fn another_capacity_is_64() {
 #[test]
 fn an_unreachable_store_is_69() {
     let world = World::new();
-    std::fs::write(world.path("file"), "").expect("written");
-    let url = format!("sqlite:{}", world.path("file").join("locks.db").display());
-    let done = world.run(&["--store", &url, "run", "x", "--", "true"]);
+    assert_eq!(code(&world, &["list"]), Some(0));
+    let blocked = Blocked::new(&world);
+    let done = world.run(&["run", "x", "--", "true"]);
+    drop(blocked);
     assert_eq!(done.code, Some(69), "{done:?}");
     one_line(&done);
 }

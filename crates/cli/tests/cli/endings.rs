@@ -8,34 +8,44 @@ use std::{
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::world::{Running, World, eventually, group_lives};
+use crate::world::{Blocked, Running, World, eventually, group_lives};
 
 /// Ignores TERM, has children that do, and says which group they are.
 const STUBBORN: &str = "trap '' TERM; sleep 600 & sleep 600 & echo $$ > group; wait; wait; sleep 600";
 
-/// As `./soak` needs it; 100 by default.
+/// 100, or as the variable says.
 fn rounds() -> usize {
     std::env::var("LOCKKEEPER_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(100)
 }
 
-/// Many times, some side by side: a stubborn CMD has the lock, the next holder waits in line,
-/// `trouble` happens, and the next holder looks for anything left.
-fn nothing_is_left(trouble: impl Fn(&World, &Running) + Sync, code: Option<i32>) {
+/// Rounds with their numbers, some side by side.
+fn in_rounds(round: impl Fn(usize) + Sync) {
     let begun = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for _ in 0..8 {
+        for _ in 0..10 {
             scope.spawn(|| {
-                while begun.fetch_add(1, Ordering::Relaxed) < rounds() {
-                    one_round(&trouble, code);
+                loop {
+                    let number = begun.fetch_add(1, Ordering::Relaxed);
+                    if number >= rounds() {
+                        return;
+                    }
+                    round(number);
                 }
             });
         }
     });
 }
 
+/// Many times: a stubborn CMD has the lock, the next holder waits in line, `trouble` happens, and
+/// the next holder looks for anything left.
+fn nothing_is_left(trouble: impl Fn(&World, &Running) + Sync, code: Option<i32>) {
+    in_rounds(|_| one_round(&trouble, code));
+}
+
 fn one_round(trouble: &impl Fn(&World, &Running), code: Option<i32>) {
     let world = World::new();
-    let first = world.start_run(&["x", "--lease", "1s"], STUBBORN);
+    // Long enough that the guardian's reserve, a tenth of it, is more than a busy machine delays it.
+    let first = world.start_run(&["x", "--lease", "4s"], STUBBORN);
     let group = world.line("group");
     let next = world.start_run(&["x"], "ps -eo pgid=,stat=,args= > after");
     eventually("the next one in line", || (world.waiters("x") == 1).then_some(()));
@@ -62,6 +72,27 @@ fn nothing_is_left_of_a_killed_one() {
     nothing_is_left(|_, first| first.signal(Signal::SIGKILL), None);
 }
 
+/// Also in the moments in which CMD is not there yet, or its guardian is not.
+#[test]
+fn nothing_is_left_of_one_killed_while_it_starts() {
+    in_rounds(|number| {
+        let world = World::new();
+        // The name is unique, and stands in the command line of all that is started for it.
+        let mark = format!("mark-{}", world.path("x").display());
+        let script = format!("trap '' TERM; sleep 600 & sleep 600 # {mark}");
+        let run = world.start_run(&["x", "--lease", "2s"], &script);
+        std::thread::sleep(Duration::from_micros(500) * u32::try_from(number).expect("small"));
+        run.signal(Signal::SIGKILL);
+        drop(run);
+        assert_eq!(world.run(&["run", "x", "-w", "30s", "--", "true"]).code, Some(0));
+        let list = std::process::Command::new("ps").args(["-eo", "stat=,args="]).output().expect("ps runs");
+        let list = String::from_utf8_lossy(&list.stdout);
+        let left: Vec<&str> =
+            list.lines().filter(|line| line.contains(&mark) && !line.starts_with('Z')).collect();
+        assert!(left.is_empty(), "{left:?}");
+    });
+}
+
 #[test]
 fn nothing_is_left_of_a_stopped_one() {
     nothing_is_left(|_, first| first.signal(Signal::SIGSTOP), Some(79));
@@ -74,24 +105,6 @@ fn nothing_is_left_of_an_evicted_one() {
         assert!(done.code == Some(0) && done.out.contains("evicted"), "{done:?}");
     };
     nothing_is_left(evict, Some(79));
-}
-
-/// Keeps the whole store busy while it lives, as a disk that hangs would.
-struct Blocked(rusqlite::Connection);
-
-impl Blocked {
-    fn new(world: &World) -> Self {
-        let connection = rusqlite::Connection::open(world.path("locks.db")).expect("the store's file");
-        connection.busy_timeout(Duration::from_secs(10)).expect("set");
-        connection.execute_batch("BEGIN IMMEDIATE").expect("begun");
-        Self(connection)
-    }
-}
-
-impl Drop for Blocked {
-    fn drop(&mut self) {
-        self.0.execute_batch("ROLLBACK").expect("ended");
-    }
 }
 
 #[test]
@@ -144,7 +157,7 @@ fn term_comes_first_and_the_grace_is_a_sixth_of_the_lease() {
 #[test]
 fn renewals_keep_it_for_longer_than_a_lease() {
     let world = World::new();
-    let done = world.start_run(&["x", "--lease", "500ms"], "sleep 2; exit 6").done();
+    let done = world.start_run(&["x", "--lease", "2s"], "sleep 5; exit 6").done();
     assert_eq!(done.code, Some(6), "{done:?}");
 }
 
@@ -186,14 +199,10 @@ fn a_killed_guardian_is_replaced() {
 #[test]
 fn a_stopped_command_keeps_its_lock() {
     let world = World::new();
-    let run = world.start_run(&["x", "--lease", "500ms"], "echo $$ > group; sleep 1; exit 8");
+    let run = world.start_run(&["x", "--lease", "2s"], "echo $$ > group; sleep 1; exit 8");
     let group = nix::unistd::Pid::from_raw(world.line("group").parse().expect("a pid"));
     nix::sys::signal::killpg(group, Signal::SIGSTOP).expect("stopped");
-    assert_eq!(
-        world.run(&["run", "x", "-w", "1500ms", "--", "true"]).code,
-        Some(75),
-        "longer than its lease"
-    );
+    assert_eq!(world.run(&["run", "x", "-w", "3s", "--", "true"]).code, Some(75), "longer than its lease");
     nix::sys::signal::killpg(group, Signal::SIGCONT).expect("continued");
     assert_eq!(run.done().code, Some(8));
 }

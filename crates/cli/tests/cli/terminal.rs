@@ -134,7 +134,7 @@ fn control_z_stops_the_job_and_fg_continues_it() {
     screen.keys("\"$L\" run x -- sh -c 'echo up; read w; echo \"got <$w>\"'\n");
     screen.expect("up\r\n");
     screen.keys("\u{1a}");
-    screen.expect("lockkeeper: stopped; if not continued within");
+    screen.expect("lockkeeper: stopped; bring it to the foreground within");
     screen.expect("Stopped");
     assert_eq!(world.holders("x"), 1, "the lease goes on");
     screen.keys("fg\n");

@@ -184,3 +184,21 @@ pub(crate) fn group_lives(group: &str) -> bool {
         fields.next() == Some(group) && !fields.next().unwrap_or("Z").starts_with('Z')
     })
 }
+
+/// Keeps the whole store busy while it lives, as a disk that hangs would.
+pub(crate) struct Blocked(rusqlite::Connection);
+
+impl Blocked {
+    pub(crate) fn new(world: &World) -> Self {
+        let connection = rusqlite::Connection::open(world.path("locks.db")).expect("the store's file");
+        connection.busy_timeout(Duration::from_secs(10)).expect("set");
+        connection.execute_batch("BEGIN IMMEDIATE").expect("begun");
+        Self(connection)
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        self.0.execute_batch("ROLLBACK").expect("ended");
+    }
+}

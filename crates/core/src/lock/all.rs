@@ -2,7 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use super::{guard::Guard, mutex::Mutex};
+use super::{
+    guard::{Guard, while_held},
+    mutex::Mutex,
+};
 use crate::{
     error::{AcquireError, At, InvalidInput, Lost, ReleaseError},
     runtime::{clock::BootTime, engine::Patience},
@@ -170,16 +173,8 @@ impl AllGuard {
     /// # Errors
     /// [`Lost`] if one was lost before `work` was done.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Lost> {
-        let lost = self.lost();
-        let result = tokio::select! {
-            biased;
-            lost = lost => return Err(lost),
-            result = work => result,
-        };
-        for guard in &self.guards {
-            guard.tenure().check()?;
-        }
-        Ok(result)
+        let check = || self.guards.iter().try_for_each(|guard| guard.tenure().check().map(|_| ()));
+        while_held(check, self.lost(), work).await
     }
 
     /// Gives all back, also if one of them was lost.

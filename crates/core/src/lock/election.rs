@@ -18,7 +18,7 @@ use crate::{
     error::{AcquireError, StoreError, StoreErrorKind},
     name::Name,
     runtime::{engine::Patience, keeping::Alive, terms::Terms},
-    store::{Facts, Topic},
+    store::{Facts, HolderView, Kind, Topic},
     token::Token,
 };
 
@@ -183,7 +183,8 @@ async fn follow(
 async fn look(alive: &Alive, name: &Name) -> Result<Option<Leader>, StoreError> {
     let engine = alive.engine();
     let view = engine.ask_store("observe", engine.store().inspect(name)).await?;
-    Ok(view.and_then(|view| view.holders.into_iter().next()).map(|holder| Leader {
+    let leads = |holder: &HolderView| holder.card.kind == Kind::Election;
+    Ok(view.and_then(|view| view.holders.into_iter().find(leads)).map(|holder| Leader {
         value: holder.card.value.as_deref().unwrap_or_default().to_owned(),
         token: holder.token,
         facts: holder.card.facts,

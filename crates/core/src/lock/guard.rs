@@ -1,6 +1,6 @@
 //! The guard: proof of a hold, for as long as it lasts.
 
-use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{fmt, future::poll_fn, marker::PhantomData, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use crate::{
     error::{InvalidInput, LeaseError, Lost, ReleaseError},
@@ -102,8 +102,10 @@ impl<M> Guard<M> {
 
     /// How long it is certainly still held; zero if it is lost. Grows with each renewal.
     pub fn remaining(&self) -> Duration {
+        // The clock is read after the look, so that a stop in between makes it shorter, not longer.
+        let ends = self.tenure.check();
         let now = self.tenure.alive().engine().clock().now();
-        self.tenure.check().map_or(Duration::ZERO, |ends| ends.since(now))
+        ends.map_or(Duration::ZERO, |ends| ends.since(now))
     }
 
     /// Resolves when the lock is lost, with the reason. The future is `'static`: move it into
@@ -113,7 +115,8 @@ impl<M> Guard<M> {
     /// Dropping it has no effect.
     pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + 'static {
         let (hold, step) = (self.tenure.hold().clone(), self.tenure.step());
-        async move { hold.until_lost(step).await }
+        let clock = self.tenure.alive().engine().clock().clone();
+        async move { hold.until_lost(step, &clock).await }
     }
 
     /// Runs `work` for as long as the lock is held, and drops it the moment the lock is lost.
@@ -124,14 +127,7 @@ impl<M> Guard<M> {
     /// # Errors
     /// [`Lost`] if the lock was lost before `work` was done.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Lost> {
-        self.tenure.check()?;
-        let result = tokio::select! {
-            biased;
-            lost = self.lost() => return Err(lost),
-            result = work => result,
-        };
-        // Done, but perhaps only after the end: a suspended process resumes in `work`.
-        self.tenure.check().map(|_| result)
+        while_held(|| self.tenure.check().map(|_| ()), self.lost(), work).await
     }
 
     /// Makes the lease last at least `length` from now. The watchdog does this by itself for
@@ -175,7 +171,7 @@ impl<M> Guard<M> {
             .await
             .map_err(|error| error.at(self.tenure.at(operation)))?;
         let now = engine.clock().now();
-        engine.store_clock().heard(now, answers.now);
+        engine.store_clock().heard(engine.store().server_of(self.name()), now, answers.now);
         engine.renewed(self.tenure.hold(), sent, answers.each.first().copied().unwrap_or(Renewed::Gone), now);
         self.tenure.check().map(|_| ()).map_err(not_held)
     }
@@ -240,17 +236,44 @@ impl<M> Guard<M> {
         if !hold.terms.detachable {
             return Err(invalid("make the handle with .detachable() before locking"));
         }
+        // First closed to its owner, then counted: whoever enters meanwhile is seen or sees it.
+        hold.seal(true);
         if Arc::strong_count(&self.tenure) > 1 {
+            hold.seal(false);
             return Err(invalid("release the re-entered guards first"));
         }
         let lease = if hold.terms.renewed { hold.terms.lease } else { Duration::ZERO };
         self.renew(Renew { detach: true, ..watchdog::renewal(&hold, lease) }, "into_lease").await?;
-        let step = self.tenure.step();
-        if let Ok(tenure) = Arc::try_unwrap(self.tenure) {
-            tenure.detach();
+        let (step, now) = (self.tenure.step(), self.tenure.alive().engine().clock().now());
+        match Arc::try_unwrap(self.tenure) {
+            Ok(tenure) => tenure.detach(),
+            Err(tenure) => {
+                let why = InvalidInput::new("it was entered again meanwhile; release the other guards first");
+                return Err(LeaseError::Invalid { at: tenure.at("into_lease"), why });
+            }
         }
-        Ok(Lease::of(&hold, step))
+        Ok(Lease::of(&hold, step, now))
     }
+}
+
+/// Runs `work` until it is done or the lock is lost. The clock is looked at before each step of
+/// the work and after the last: a process that was suspended does not go on as if nothing were.
+pub(crate) async fn while_held<T>(
+    check: impl Fn() -> Result<(), Lost>,
+    lost: impl Future<Output = Lost>,
+    work: impl Future<Output = T>,
+) -> Result<T, Lost> {
+    let (mut lost, mut work) = (pin!(lost), pin!(work));
+    poll_fn(|context| {
+        if let Poll::Ready(why) = lost.as_mut().poll(context) {
+            return Poll::Ready(Err(why));
+        }
+        if let Err(why) = check() {
+            return Poll::Ready(Err(why));
+        }
+        work.as_mut().poll(context).map(|result| check().map(|()| result))
+    })
+    .await
 }
 
 impl WriteGuard {
@@ -263,15 +286,17 @@ impl WriteGuard {
     /// [`LeaseError::NotHeld`] if it is lost; [`LeaseError::Invalid`] if the guard is re-entered,
     /// since the others would still believe that they write alone. The lock is then released.
     pub async fn downgrade(self) -> Result<ReadGuard, LeaseError> {
+        let hold = self.tenure.hold();
+        // First lowered, then counted: whoever enters meanwhile is seen or sees a reader.
+        hold.lower(true);
         if Arc::strong_count(&self.tenure) > 1 {
+            hold.lower(false);
             let why = InvalidInput::new("release the re-entered guards first");
             return Err(LeaseError::Invalid { at: self.tenure.at("downgrade"), why });
         }
-        let hold = self.tenure.hold();
         let lease = if hold.terms.renewed { hold.terms.lease } else { Duration::ZERO };
         let renew = Renew { lower_to: Some(Units::ONE), ..watchdog::renewal(hold, lease) };
         self.renew(renew, "downgrade").await?;
-        self.tenure.hold().lower();
         Ok(Guard::share(self.tenure))
     }
 }

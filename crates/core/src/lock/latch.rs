@@ -1,6 +1,12 @@
 //! A countdown that many wait for.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use super::handle::Handle;
 use crate::{
@@ -87,6 +93,11 @@ impl Latch {
     /// # Errors
     /// [`LatchError::Missing`] if there is no such latch.
     pub async fn count_down_by(&self, count: u64) -> Result<u64, LatchError> {
+        if count == 0 {
+            let why =
+                InvalidInput::new("counting down by zero does nothing; give at least 1, or ask for state()");
+            return Err(self.invalid(why, "count_down"));
+        }
         Ok(self.change(CountAction::Down(count), "count_down").await?.remaining)
     }
 
@@ -143,40 +154,55 @@ impl Latch {
         let started = engine.clock().now();
         let name = self.handle.name().map_err(|why| self.invalid(why, "wait"))?;
         let topic = Topic::Latch(name.clone());
-        // Subscribe first, then look: nothing falls in between.
-        let mut interest = engine
-            .watches()
-            .subscribe(engine, &topic)
-            .await
-            .map_err(|error| error.at(self.handle.at("wait")))?;
-        let first = self.change(CountAction::Read, "wait").await?;
-        let mut last = first;
+        let last = OnceLock::new();
+        let opened = engine.limited(patience, self.until_open(&topic, &last)).await;
+        let waited = engine.clock().now().since(started);
+        match (opened, last.get()) {
+            (Some(opened), _) => opened,
+            (None, Some(remaining)) => {
+                let remaining = remaining.load(Ordering::Relaxed);
+                Err(LatchError::TimedOut { at: self.handle.at("wait"), waited, remaining })
+            }
+            (None, None) => {
+                let message =
+                    format!("no answer within {waited:?}; check that the store is up and reachable");
+                Err(StoreError::new(StoreErrorKind::Unreachable, message).at(self.handle.at("wait")).into())
+            }
+        }
+    }
+
+    /// Waits until it opens or is deleted, and notes in `last` what was left at each look.
+    async fn until_open(&self, topic: &Topic, last: &OnceLock<AtomicU64>) -> Result<(), LatchError> {
+        let engine = self.handle.alive.engine();
+        let mut interest = None;
+        let mut first = None;
         loop {
-            if last.remaining == 0 || last.opened > first.opened {
+            if interest.is_none() {
+                // Subscribe first, then look: nothing falls in between. A failure is told by the
+                // look, or costs only time: the next poll subscribes again.
+                interest = engine.watches().subscribe(engine, topic).await.ok();
+            }
+            let state = match (self.count(CountAction::Read, "wait").await?, first) {
+                (Counted::State(state), None) => *first.insert(state),
+                (Counted::State(state), Some(first)) if state.born == first.born => state,
+                (_, None) => return Err(LatchError::Missing { at: self.handle.at("wait") }),
+                _ => return Err(LatchError::Deleted { at: self.handle.at("wait") }),
+            };
+            last.get_or_init(AtomicU64::default).store(state.remaining, Ordering::Relaxed);
+            if state.remaining == 0 || first.is_some_and(|first| state.opened > first.opened) {
                 return Ok(());
             }
             let poll = engine.clock().now().after(POLL);
-            let woken = engine
-                .limited(patience, async {
-                    tokio::select! {
-                        biased;
-                        () = interest.changed() => {}
-                        () = engine.clock().sleep_until(poll) => {}
+            tokio::select! {
+                biased;
+                () = async {
+                    match &mut interest {
+                        Some(interest) => interest.changed().await,
+                        None => std::future::pending().await,
                     }
-                })
-                .await;
-            if woken.is_none() {
-                let waited = engine.clock().now().since(started);
-                return Err(LatchError::TimedOut {
-                    at: self.handle.at("wait"),
-                    waited,
-                    remaining: last.remaining,
-                });
+                } => {}
+                () = engine.clock().sleep_until(poll) => {}
             }
-            last = match self.count(CountAction::Read, "wait").await? {
-                Counted::State(state) if state.born == first.born => state,
-                _ => return Err(LatchError::Deleted { at: self.handle.at("wait") }),
-            };
         }
     }
 
@@ -198,7 +224,8 @@ impl Latch {
         let name = self.handle.name().map_err(|why| self.invalid(why, operation))?;
         let engine = self.handle.alive.engine();
         let mut started = engine.clock().now();
-        let not_after = engine.store_clock().not_after(started);
+        let server = engine.store().server_of(name);
+        let not_after = engine.store_clock().not_after(server, started);
         let mut count = Count { name: name.clone(), op: engine.next_id(), not_after, action };
         let mut pause = Duration::from_millis(50);
         let mut unknown = false;
@@ -213,12 +240,12 @@ impl Latch {
                 Ok((time, Some(Counted::Stale) | None)) if too_late < 5 => {
                     // The store remembers what counted for longer than anybody asks again, so
                     // this means that no copy counted or ever will: a new one is in order.
-                    engine.store_clock().heard(now, time);
+                    engine.store_clock().heard(server, now, time);
                     too_late += 1;
                     unknown = false;
                     started = now;
                     count.op = engine.next_id();
-                    count.not_after = engine.store_clock().not_after(now);
+                    count.not_after = engine.store_clock().not_after(server, now);
                     continue;
                 }
                 Ok((_, Some(Counted::Stale) | None)) => StoreError::new(
@@ -226,7 +253,7 @@ impl Latch {
                     "requests keep arriving too late for the store's clock; check clocks and latency",
                 ),
                 Ok((time, Some(counted))) => {
-                    engine.store_clock().heard(now, time);
+                    engine.store_clock().heard(server, now, time);
                     return Ok(counted);
                 }
                 Err(error) => error,

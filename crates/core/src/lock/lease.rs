@@ -6,7 +6,7 @@ use crate::{
     error::InvalidInput,
     id::ContenderId,
     name::Name,
-    runtime::{hold::Hold, terms::Terms},
+    runtime::{clock::BootTime, hold::Hold, terms::Terms},
     share::{Capacity, Units},
     store::Kind,
     token::{GrantNumber, Token},
@@ -38,13 +38,16 @@ pub struct Lease {
     pub(crate) kind: Kind,
     pub(crate) lease: Duration,
     pub(crate) renewed: bool,
+    /// What was left of `max_hold` when it was detached: the adopter counts on from there.
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) min_hold: Duration,
 }
 
 /// The first field; another layout gets another word.
 const VERSION: &str = "lk1";
 
 impl Lease {
-    pub(crate) fn of(hold: &Hold, step: u32) -> Self {
+    pub(crate) fn of(hold: &Hold, step: u32, now: BootTime) -> Self {
         let terms = &hold.terms;
         Self {
             name: hold.name.clone(),
@@ -57,6 +60,8 @@ impl Lease {
             kind: terms.kind,
             lease: terms.lease,
             renewed: terms.renewed,
+            max_hold: terms.max_hold.map(|most| most.saturating_sub(now.since(hold.granted))),
+            min_hold: terms.min_hold,
         }
     }
 
@@ -74,6 +79,8 @@ impl Lease {
         let mut terms = Terms::new(self.kind, self.units, self.capacity);
         terms.lease = self.lease;
         terms.renewed = self.renewed;
+        terms.max_hold = self.max_hold;
+        terms.min_hold = self.min_hold;
         terms.detachable = true;
         // Its grant was made elsewhere: it is never handed on here.
         terms.fifo = true;
@@ -100,11 +107,22 @@ impl Lease {
             if capacity == "all" { Capacity::All } else { Capacity::count(capacity.parse().ok()?).ok()? };
         let kind = Kind::from_word(next()?)?;
         let lease = Duration::from_millis(next()?.parse().ok()?);
-        let renewed = match next()? {
+        let mut settings = next()?.split(',');
+        let renewed = match settings.next()? {
             "renewed" => true,
             "fixed" => false,
             _ => return None,
         };
+        let (mut max_hold, mut min_hold) = (None, Duration::ZERO);
+        for setting in settings {
+            let (what, millis) = setting.split_once('=')?;
+            let length = Duration::from_millis(millis.parse().ok()?);
+            match what {
+                "max" => max_hold = Some(length),
+                "min" => min_hold = length,
+                _ => return None,
+            }
+        }
         let name = Name::new(decode(next()?)?).ok()?;
         next().is_none().then_some(Self {
             name,
@@ -117,6 +135,8 @@ impl Lease {
             kind,
             lease,
             renewed,
+            max_hold,
+            min_hold,
         })
     }
 }
@@ -152,9 +172,16 @@ fn decode(text: &str) -> Option<String> {
 
 impl fmt::Display for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut settings = String::from(if self.renewed { "renewed" } else { "fixed" });
+        if let Some(most) = self.max_hold {
+            settings.push_str(&format!(",max={}", most.as_millis()));
+        }
+        if !self.min_hold.is_zero() {
+            settings.push_str(&format!(",min={}", self.min_hold.as_millis()));
+        }
         write!(
             f,
-            "{VERSION}:{}:{}.{}:{}:{}/{}:{}:{}:{}:{}",
+            "{VERSION}:{}:{}.{}:{}:{}/{}:{}:{}:{settings}:{}",
             self.contender,
             self.number,
             self.step,
@@ -163,7 +190,6 @@ impl fmt::Display for Lease {
             self.capacity,
             self.kind.word(),
             self.lease.as_millis(),
-            if self.renewed { "renewed" } else { "fixed" },
             encode(self.name.as_str()),
         )
     }
@@ -206,6 +232,8 @@ mod tests {
             kind: Kind::Semaphore,
             lease: Duration::from_millis(1500),
             renewed: false,
+            max_hold: Some(Duration::from_millis(9000)),
+            min_hold: Duration::from_millis(100),
         };
         let text = lease.to_string();
         assert!(!text.contains(char::is_whitespace) && text.is_ascii(), "{text}");
@@ -220,7 +248,12 @@ mod tests {
         for end in 0..good.len() {
             assert!(good[..end].parse::<Lease>().is_err(), "{}", &good[..end]);
         }
-        for bad in [good.replace("lk1", "lk2"), good.replace("5.0", "5.1024"), good.replace(":x", ":%zz")] {
+        for bad in [
+            good.replace("lk1", "lk2"),
+            good.replace("5.0", "5.1024"),
+            good.replace(":x", ":%zz"),
+            good.replace("renewed", "renewed,max=x"),
+        ] {
             assert!(bad.parse::<Lease>().is_err(), "{bad}");
         }
     }

@@ -27,7 +27,8 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Owner {
-    holds: Arc<Mutex<HashMap<Name, Arc<Held>>>>,
+    /// By store, too: an owner may enter locks of several keepers.
+    holds: Arc<Mutex<HashMap<(String, Name), Arc<Held>>>>,
 }
 
 /// What an owner holds of one name. The lock is taken while acquiring, so that two calls of one
@@ -39,9 +40,10 @@ impl Owner {
         Self::default()
     }
 
-    fn held(&self, name: &Name) -> Arc<Held> {
+    fn held(&self, store: &str, name: &Name) -> Arc<Held> {
+        let key = (store.to_owned(), name.clone());
         let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(held) = holds.get(name) {
+        if let Some(held) = holds.get(&key) {
             return held.clone();
         }
         // What this owner no longer holds and nobody is entering is forgotten on the way.
@@ -49,7 +51,7 @@ impl Owner {
             Arc::strong_count(held) > 1 || held.try_lock().is_ok_and(|held| held.strong_count() > 0)
         });
         let held = Arc::new(Held::default());
-        holds.insert(name.clone(), held.clone());
+        holds.insert(key, held.clone());
         held
     }
 
@@ -62,9 +64,11 @@ impl Owner {
     ) -> Result<Arc<Tenure>, AcquireError> {
         let at = || handle.at(operation);
         let name = handle.name().map_err(|why| AcquireError::Invalid { at: at(), why })?;
-        let held = self.held(name);
+        let held = self.held(handle.alive.engine().store().id(), name);
         let mut held = held.lock().await;
-        if let Some(tenure) = held.upgrade().filter(|tenure| tenure.check().is_ok()) {
+        if let Some(tenure) =
+            held.upgrade().filter(|tenure| !tenure.hold().is_sealed() && tenure.check().is_ok())
+        {
             let in_use = tenure.hold().terms.capacity;
             if in_use != terms.capacity {
                 return Err(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use });

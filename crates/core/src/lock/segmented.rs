@@ -51,7 +51,10 @@ impl Segmented {
             let name = if self.name.is_empty() { String::new() } else { format!("{}#{segment}", self.name) };
             return self.keeper.mutex(&name);
         }
-        let why = format!("there is no segment {segment} of {}; give at least 1 segment", self.segments);
+        let why = match self.segments {
+            0 => "there are no segments; give at least 1".to_owned(),
+            segments => format!("there is no segment {segment}; they are 0 to {}", segments - 1),
+        };
         let mutex = self.keeper.mutex(&self.name);
         Mutex { handle: mutex.handle.refused(crate::error::InvalidInput::new(why)) }
     }

@@ -151,17 +151,23 @@ impl VirtualClock {
     }
 }
 
+/// The clock that counts suspend: Linux and Apple's systems have one each.
 #[cfg(any(target_os = "linux", target_os = "android"))]
+const SUSPEND_COUNTS: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+#[cfg(target_vendor = "apple")]
+const SUSPEND_COUNTS: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
+
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 fn boot_time() -> BootTime {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let time = rustix::time::clock_gettime(SUSPEND_COUNTS);
     BootTime(
         u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0),
     )
 }
 
-/// Elsewhere the standard clock has to do: macOS's does not count sleep, Windows' does. The
-/// origin is moved away from zero so that no deadline computed backwards is cut off.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+/// Elsewhere the standard clock has to do; on Windows it counts sleep. The origin is moved away
+/// from zero so that no deadline computed backwards is cut off.
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 fn boot_time() -> BootTime {
     use std::{sync::OnceLock, time::Instant};
     static START: OnceLock<Instant> = OnceLock::new();

@@ -9,6 +9,7 @@ mod acquire;
 mod leaving;
 
 use std::{
+    hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -34,7 +35,7 @@ use super::{
 };
 use crate::{
     error::{At, StoreError, StoreErrorKind},
-    id::{ContenderId, Ids},
+    id::{ContenderId, Ids, KeeperId},
     keeper::Stats,
     name::Name,
     store::{Facts, GrantNotice, Leave, Reply, Store, Topic, Verdict, Wake},
@@ -62,6 +63,8 @@ pub(crate) struct Engine {
     lanes: Lanes,
     watches: Watches,
     store_clock: StoreClock,
+    /// How far this keeper's beat is shifted, so that not all keepers of a store poll at once.
+    phase: Duration,
     tickets: AtomicU64,
     closed: AtomicBool,
     leaving: AtomicUsize,
@@ -79,6 +82,7 @@ impl Engine {
         stop: Stop,
     ) -> Arc<Self> {
         Arc::new(Self {
+            phase: phase(ids.keeper()),
             store,
             settings,
             ids,
@@ -191,7 +195,7 @@ impl Engine {
     /// Learns the store's clock; the first thing a keeper asks.
     pub(crate) async fn learn_clock(&self) -> Result<(), StoreError> {
         let answers = self.ask_store("connect", self.store.apply(&[])).await?;
-        self.store_clock.heard(self.clock().now(), answers.now);
+        self.store_clock.heard(0, self.clock().now(), answers.now);
         Ok(())
     }
 }
@@ -226,16 +230,22 @@ impl Engine {
                     },
                 );
             }
-            Verdict::Busy { .. } if !seat.claim().queue => self.conclude(seat, Outcome::Busy),
-            Verdict::Busy { ahead, retry_in } => {
+            Verdict::Busy { ahead, .. } if !seat.claim().queue => {
                 telemetry::queued(ahead);
+                self.conclude(seat, Outcome::Busy);
+            }
+            Verdict::Busy { ahead, retry_in } => {
+                if seat.ahead().is_none() {
+                    telemetry::queued(ahead);
+                }
                 if self.watches.grants_need_one() && !seat.has_wakes() {
                     self.watch_grants(seat);
                 }
                 seat.placed(ahead);
-                self.ledger.ask_at(seat.slot(), next_ask(now, ahead, retry_in, seat.claim().lease));
+                let next = next_ask(now.after(self.phase), ahead, retry_in, seat.claim().lease);
+                self.ledger.ask_at(seat.slot(), next.before(self.phase));
             }
-            Verdict::Stale if seat.too_late(now) <= 5 => self.ledger.ask_at(seat.slot(), now),
+            Verdict::Stale if seat.too_late() <= 5 => self.ledger.ask_at(seat.slot(), now),
             Verdict::Stale => {
                 let message = "claims keep arriving too late for the store's clock; check clocks and latency";
                 self.conclude(seat, Outcome::Failed(StoreError::new(StoreErrorKind::Conflict, message)));
@@ -251,7 +261,10 @@ impl Engine {
         let (pause, since) = seat.failed(now, error.maybe_applied());
         let hopeless = !error.is_passing() || now.since(since) >= self.settings.outage_limit;
         if hopeless || !seat.claim().queue {
-            self.conclude(seat, Outcome::Failed(error.clone()));
+            // An earlier copy may have had an effect, whatever became of this one.
+            let unknown = seat.bury_until().is_some();
+            let error = if unknown { error.clone().perhaps_applied() } else { error.clone() };
+            self.conclude(seat, Outcome::Failed(error));
         } else {
             self.ledger.ask_at(seat.slot(), now.after(pause));
         }
@@ -297,12 +310,15 @@ impl Engine {
         match self.ledger.addressee(notice.contender.seq) {
             Addressee::Held => {}
             // A grant for a contender of this process that nobody waits for.
-            Addressee::Nobody => self.leave_soon(Leave {
-                name: name.clone(),
-                contender: notice.contender,
-                bury_until: None,
-                hold_at_least: Duration::ZERO,
-            }),
+            Addressee::Nobody => {
+                let leave = Leave {
+                    name: name.clone(),
+                    contender: notice.contender,
+                    bury_until: None,
+                    hold_at_least: Duration::ZERO,
+                };
+                self.leave_soon(leave, notice.lease);
+            }
             Addressee::Waiting(seat) => {
                 let now = self.clock().now();
                 let Some(deadline) = deadline::from_notice(notice, now) else {
@@ -357,7 +373,7 @@ impl Engine {
             let Some(first) = seats.first() else { continue };
             let group = self.group(&first.claim().name);
             if let Some(flight) = group.submit(self, seats.into_iter().map(Job::Claim)) {
-                flight.in_background();
+                flight.depart();
             }
         }
     }
@@ -389,6 +405,13 @@ fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, lease: Duration) -> B
     if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(poll)) } else { beat(2 * poll) }
 }
 
+/// Where in the beat a keeper polls. By its id, so that a simulated run repeats exactly.
+fn phase(keeper: KeeperId) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    keeper.hash(&mut hasher);
+    Duration::from_millis(hasher.finish() % 2000)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -404,6 +427,16 @@ mod tests {
                 assert!(asks > now && asks.since(now) < lease.min(FIRST_LEASE), "{ahead} ahead, {lease:?}");
             }
         }
+    }
+
+    /// Else a store with many waiting processes would hear nothing for two seconds, and then all.
+    #[test]
+    fn keepers_do_not_poll_at_the_same_moment() {
+        let mut slots = std::collections::HashSet::new();
+        for id in 0..64 {
+            slots.insert(phase(KeeperId::from_u128(id)).as_millis() / 100);
+        }
+        assert!(slots.len() >= 15, "64 keepers poll in {} of 20 tenths of a second", slots.len());
     }
 
     #[test]

@@ -1,15 +1,14 @@
 //! Requests in groups: what arrives while a request is in flight goes out as the next one.
 //!
-//! Idle, a lone claim leaves at once, carried by the very task that asked. Loaded, sixty-four
+//! Idle, a lone claim leaves at once, started by the very task that asked. Loaded, sixty-four
 //! tasks cost the store little more than one. There is one queue of jobs per server of the store,
-//! and at most one request in flight on each.
+//! and at most one request in flight on each. What is not answered at once flies on the keeper's
+//! own thread, so that no user's runtime, blocked or ended, keeps others' requests waiting.
 
 use std::{
     collections::{HashSet, VecDeque},
-    future::Future,
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll},
+    task::{Context, Waker},
 };
 
 use tokio::{runtime::Handle, sync::oneshot};
@@ -73,20 +72,22 @@ impl Group {
             return None;
         }
         drop(queue);
-        let (group, engine) = (self.clone(), engine.clone());
-        let background = engine.background().clone();
-        Some(Flight { flying: Some(Box::pin(group.fly(engine))), background })
+        Some(self.flight(engine))
     }
 
-    /// Sends one batch and settles it. If more has come in meanwhile, another task goes on, so
-    /// that whoever carried this one gets its answer now.
-    async fn fly(self: Arc<Self>, engine: Arc<Engine>) {
-        let landing = Landing { group: &self, engine: &engine };
-        let batch = self.take(&engine);
-        if !batch.is_empty() {
-            engine.send(batch).await;
-        }
-        drop(landing);
+    /// Sends one batch and settles it; what has come in meanwhile flies next.
+    fn flight(self: &Arc<Self>, engine: &Arc<Engine>) -> Flight {
+        // Made here and not at the first poll: a flight that never starts must land, too.
+        let mut landing = Landing { group: self.clone(), engine: engine.clone(), started: false };
+        let flying = Box::pin(async move {
+            landing.started = true;
+            let batch = landing.group.take(&landing.engine);
+            if !batch.is_empty() {
+                landing.engine.send(batch).await;
+            }
+            drop(landing);
+        });
+        Flight { flying, background: engine.background().clone() }
     }
 
     /// The next batch: at most one claim per resource that the store has not seen before, in
@@ -126,58 +127,52 @@ impl Group {
 }
 
 /// Ends a flight, also one that panicked or was dropped: what is left flies next.
-struct Landing<'a> {
-    group: &'a Arc<Group>,
-    engine: &'a Arc<Engine>,
+struct Landing {
+    group: Arc<Group>,
+    engine: Arc<Engine>,
+    started: bool,
 }
 
-impl Drop for Landing<'_> {
+impl Drop for Landing {
     fn drop(&mut self) {
         let mut queue = self.group.lock();
-        if queue.jobs.is_empty() {
+        if queue.jobs.is_empty() || !self.started {
+            // A flight is never started only if the keeper's thread has ended: then nobody can send
+            // what is left, and nobody waits for it.
+            let given_up = std::mem::take(&mut queue.jobs);
             queue.flying = false;
+            drop(queue);
+            drop(given_up);
             return;
         }
         drop(queue);
-        let next = Box::pin(self.group.clone().fly(self.engine.clone()));
-        // The asker's runtime is nearer to the connection than the keeper's thread; a flight
-        // dropped with its runtime still lands and goes on from the keeper's.
-        Handle::try_current().unwrap_or_else(|_| self.engine.background().clone()).spawn(next);
+        self.group.flight(&self.engine).in_background();
     }
 }
 
-/// A request on its way. Dropped before it lands, it flies on in the background: the answers of
-/// the other jobs in it are not lost with the task that happened to carry it.
+/// A request that is ready to go.
+#[must_use = "the jobs of a flight wait until it departs"]
 pub(crate) struct Flight {
-    flying: Option<BoxFuture<'static, ()>>,
+    flying: BoxFuture<'static, ()>,
     background: Handle,
 }
 
 impl Flight {
+    /// Sends it from here, which saves a change of threads if it is answered at once; otherwise it
+    /// goes on on the keeper's own thread, where its timers live from the start.
+    pub(crate) fn depart(mut self) {
+        let landed = {
+            let _timers = self.background.enter();
+            self.flying.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        };
+        if !landed {
+            self.in_background();
+        }
+    }
+
     /// Lets it fly on the keeper's own thread.
     pub(crate) fn in_background(self) {
-        drop(self);
-    }
-}
-
-impl Future for Flight {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let Some(flying) = &mut self.flying else { return Poll::Ready(()) };
-        let landed = flying.as_mut().poll(context);
-        if landed.is_ready() {
-            self.flying = None;
-        }
-        landed
-    }
-}
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        if let Some(flying) = self.flying.take() {
-            self.background.spawn(flying);
-        }
+        self.background.spawn(self.flying);
     }
 }
 
@@ -225,7 +220,9 @@ impl Engine {
         let mut batch = Batch { engine: self, jobs: Vec::with_capacity(jobs.len()) };
         let mut requests = Vec::with_capacity(jobs.len());
         let sent = self.clock().now();
-        let not_after = self.store_clock().not_after(sent);
+        // All of one group go to one server.
+        let server = jobs.first().map_or(0, |job| self.store().server_of(job.name()));
+        let not_after = self.store_clock().not_after(server, sent);
         for job in jobs {
             let request = match &job {
                 // Cancelled before it was sent: nothing to say.
@@ -242,7 +239,7 @@ impl Engine {
         }
         let result = self.ask_store("claim", self.store().apply(&requests)).await;
         if let Ok(answers) = &result {
-            self.store_clock().heard(self.clock().now(), answers.now);
+            self.store_clock().heard(server, self.clock().now(), answers.now);
         }
         batch.land(sent, result);
     }

@@ -12,7 +12,11 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{clock::BootTime, deadline, terms::Terms};
+use super::{
+    clock::{BootTime, Clock},
+    deadline,
+    terms::Terms,
+};
 use crate::{
     error::Lost,
     id::ContenderId,
@@ -45,6 +49,12 @@ pub(crate) struct Hold {
     confirmed: AtomicBool,
     renewing: AtomicBool,
     lowered: AtomicBool,
+    /// Whether its leave has been sent.
+    left: AtomicBool,
+    /// Whether its owner may not enter it again.
+    sealed: AtomicBool,
+    /// The length of the lease that runs now, in nanoseconds: a first lease is shorter than the rest.
+    running: AtomicU64,
     state: AtomicU8,
     step: AtomicU32,
     changed: Notify,
@@ -120,6 +130,9 @@ impl Hold {
             confirmed: AtomicBool::new(origin.confirmed),
             renewing: AtomicBool::new(false),
             lowered: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+            sealed: AtomicBool::new(false),
+            running: AtomicU64::new(0),
             state: AtomicU8::new(HELD),
             step: AtomicU32::new(origin.step),
             changed: Notify::new(),
@@ -135,12 +148,27 @@ impl Hold {
 
     /// What is held: what was asked for, unless it was lowered since.
     pub(crate) fn units(&self) -> Units {
-        if self.lowered.load(Ordering::Acquire) { Units::ONE } else { self.terms.units }
+        if self.lowered.load(Ordering::SeqCst) { Units::ONE } else { self.terms.units }
     }
 
-    /// A writer has become a reader.
-    pub(crate) fn lower(&self) {
-        self.lowered.store(true, Ordering::Release);
+    /// A writer becomes a reader, or stays a writer after all. In one order with the counting of
+    /// guards, so that an owner who enters again meanwhile is seen or sees it.
+    pub(crate) fn lower(&self, lowered: bool) {
+        self.lowered.store(lowered, Ordering::SeqCst);
+    }
+
+    /// Whether this is the first to give it back.
+    pub(crate) fn leave_once(&self) -> bool {
+        !self.left.swap(true, Ordering::SeqCst)
+    }
+
+    /// It is about to be let go (or not after all): its owner does not enter it again.
+    pub(crate) fn seal(&self, sealed: bool) {
+        self.sealed.store(sealed, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.sealed.load(Ordering::SeqCst)
     }
 
     /// Until when the holder of the current step may act.
@@ -208,15 +236,13 @@ impl Hold {
     }
 
     /// Resolves when step `step` is lost or released.
-    pub(crate) async fn until_lost(&self, step: u32) -> Lost {
+    pub(crate) async fn until_lost(&self, step: u32, clock: &Clock) -> Lost {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if self.step.load(Ordering::Acquire) != step {
-                return Lost::Released;
-            }
-            if let Some(lost) = self.lost() {
+            // By the clock, too: the watchdog may not have noticed yet.
+            if let Err(lost) = self.check(step, clock.now()) {
                 return lost;
             }
             changed.await;
@@ -284,6 +310,11 @@ impl Hold {
         self.renew_at.store(now.after(pause).0, Ordering::Release);
     }
 
+    /// The length of the lease that runs now.
+    pub(crate) fn running(&self) -> Duration {
+        Duration::from_nanos(self.running.load(Ordering::Acquire))
+    }
+
     /// A fixed lease is to last for `length` from `now` on, if the store agrees.
     pub(crate) fn extend(&self, now: BootTime, length: Duration) {
         self.fixed_end.fetch_max(now.after(length).0, Ordering::AcqRel);
@@ -293,6 +324,7 @@ impl Hold {
     /// again as long as the store vouches for more of it each time; and no renewal is needed that
     /// could not pass `max_hold` anyway.
     fn plan_renewal(&self, from: BootTime, remaining: Duration, vouched_for_more: bool) {
+        self.running.store(u64::try_from(remaining.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
         let confirmed = self.confirmed.load(Ordering::Acquire);
         let to_come = if self.terms.renewed {
             self.limit.load(Ordering::Acquire) > self.deadline.load(Ordering::Acquire)

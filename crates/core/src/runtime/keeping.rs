@@ -109,7 +109,7 @@ impl Tenure {
             return Err(ReleaseError::NotHeld { at, why });
         }
         if let Some(flight) = flight {
-            flight.await;
+            flight.depart();
         }
         match answer.await {
             Ok(Ok(Left::Released)) => Ok(()),
@@ -139,7 +139,7 @@ impl Tenure {
                 }
                 // Its task gave up at this very moment: the step is used up, the lock is not.
                 Err(Turn::HandedOn(back)) => self = back,
-                Err(Turn::Front(_)) => unreachable!("a tenure was sent"),
+                Err(Turn::Front(_) | Turn::Failed(_)) => unreachable!("a tenure was sent"),
             }
         }
     }

@@ -7,7 +7,10 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -19,14 +22,17 @@ use super::{
     keeping::{Alive, Tenure},
     terms::Terms,
 };
-use crate::{name::Name, token::Token};
+use crate::{error::StoreError, name::Name, token::Token};
 
 /// How long after its grant a lock may be handed on inside the process: other processes wait
 /// at most this much longer than their turn.
 pub(crate) const OPEN_FOR: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
-pub(crate) struct Lanes(Mutex<HashMap<Name, Lane>>);
+pub(crate) struct Lanes {
+    lanes: Mutex<HashMap<Name, Lane>>,
+    shut: AtomicBool,
+}
 
 #[derive(Default)]
 struct Lane {
@@ -56,6 +62,8 @@ pub(crate) enum Turn {
     HandedOn(Tenure),
     /// The right to claim at the store. Boxed, since the other is what usually comes.
     Front(Box<Front>),
+    /// What the front before it failed with.
+    Failed(StoreError),
 }
 
 /// The right to claim at the store for a lane; given up when dropped.
@@ -82,7 +90,7 @@ pub(crate) enum Entered<'a> {
 
 impl Lanes {
     fn lock(&self) -> MutexGuard<'_, HashMap<Name, Lane>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters the lane of `name`.
@@ -94,6 +102,10 @@ impl Lanes {
         now: BootTime,
     ) -> Entered<'a> {
         let mut lanes = self.lock();
+        if self.shut.load(Ordering::Acquire) {
+            // The store's line is where it hears that the keeper is closed.
+            return Entered::Front(Front::new(alive, name));
+        }
         let Some(lane) = lanes.get_mut(name) else {
             lanes.insert(name.clone(), Lane { front: true, ..Lane::default() });
             return Entered::Front(Front::new(alive, name));
@@ -196,6 +208,25 @@ impl Lanes {
         }
     }
 
+    /// The keeper closes: all who wait go on to the store, where they hear of it.
+    pub(crate) fn shut(&self) {
+        let mut lanes = self.lock();
+        self.shut.store(true, Ordering::Release);
+        let all = std::mem::take(&mut *lanes);
+        drop(lanes);
+        drop(all);
+    }
+
+    /// The front failed for a reason that is the same for all who wait behind it: they hear of it
+    /// now, not each after an outage of its own.
+    pub(crate) fn failed(&self, name: &Name, error: &StoreError) {
+        let queue = self.lock().get_mut(name).map(|lane| std::mem::take(&mut lane.queue));
+        for waiting in queue.into_iter().flatten() {
+            // Who gave up needs no answer.
+            drop(waiting.turn.send(Turn::Failed(error.clone())));
+        }
+    }
+
     /// In how many lanes somebody holds or waits.
     pub(crate) fn count(&self) -> usize {
         self.lock().len()
@@ -254,8 +285,7 @@ impl Drop for Front {
 impl LanePlace<'_> {
     /// Waits for this task's turn.
     pub(crate) async fn turn(&mut self) -> Option<Turn> {
-        // A lane never drops a waiting task's sender; should it all the same, the task goes on
-        // to the store by itself.
+        // Only a keeper that closes drops the sender: the task goes on to the store by itself.
         let turn = (&mut self.turn).await.ok();
         self.served = true;
         turn

@@ -23,6 +23,9 @@ use crate::name::Name;
 /// locks does not wake it each time.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
 
+/// How many leases that were let go are remembered: more than can be on their way at one time.
+const REMEMBERED: usize = 4096;
+
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     inner: Mutex<Inner>,
@@ -33,6 +36,10 @@ pub(crate) struct Ledger {
 struct Inner {
     waiting: HashMap<u64, Entry<Arc<Seat>>>,
     held: HashMap<u64, Entry<Arc<Hold>>>,
+    /// Lost, but their guards are still there: given back when these go or the keeper closes.
+    lost: HashMap<u64, Arc<Hold>>,
+    /// Let go to live on elsewhere, the latest of them: a late word of their grants is not for us.
+    let_go: BTreeSet<u64>,
     schedule: BTreeSet<(BootTime, u64)>,
     /// When the beat will look without being told.
     looks_at: BootTime,
@@ -113,7 +120,7 @@ impl Ledger {
         let inner = self.lock();
         match inner.waiting.get(&slot) {
             Some(entry) => Addressee::Waiting(entry.what.clone()),
-            None if inner.held.contains_key(&slot) => Addressee::Held,
+            None if inner.keeps(slot) => Addressee::Held,
             None => Addressee::Nobody,
         }
     }
@@ -132,11 +139,26 @@ impl Ledger {
         }
     }
 
-    /// Strikes a hold out.
+    /// Strikes a hold out: it is given back.
     pub(crate) fn strike_hold(&self, slot: u64) {
+        self.lock().take_hold(slot);
+    }
+
+    /// Keeps a lost hold only to give it back.
+    pub(crate) fn lost(&self, slot: u64) {
         let mut inner = self.lock();
-        if let Some(entry) = inner.held.remove(&slot) {
-            inner.schedule.remove(&(entry.due, slot));
+        if let Some(hold) = inner.take_hold(slot) {
+            inner.lost.insert(slot, hold);
+        }
+    }
+
+    /// Strikes out a hold that lives on elsewhere.
+    pub(crate) fn let_go(&self, slot: u64) {
+        let mut inner = self.lock();
+        inner.take_hold(slot);
+        inner.let_go.insert(slot);
+        if inner.let_go.len() > REMEMBERED {
+            inner.let_go.pop_first();
         }
     }
 
@@ -230,6 +252,7 @@ impl Ledger {
             seats: inner.waiting.drain().map(|(_, entry)| entry.what).collect(),
             holds: inner.held.drain().map(|(_, entry)| entry.what).collect(),
         };
+        everybody.holds.extend(inner.lost.drain().map(|(_, hold)| hold));
         // In order of arrival, so that a simulated run repeats exactly.
         everybody.seats.sort_by_key(|seat| seat.slot());
         everybody.holds.sort_by_key(|hold| hold.slot);
@@ -238,6 +261,17 @@ impl Ledger {
 }
 
 impl Inner {
+    /// Whether the grant of `slot` is still somebody's: a guard's, or a lease's elsewhere.
+    fn keeps(&self, slot: u64) -> bool {
+        self.held.contains_key(&slot) || self.lost.contains_key(&slot) || self.let_go.contains(&slot)
+    }
+
+    fn take_hold(&mut self, slot: u64) -> Option<Arc<Hold>> {
+        let Some(entry) = self.held.remove(&slot) else { return self.lost.remove(&slot) };
+        self.schedule.remove(&(entry.due, slot));
+        Some(entry.what)
+    }
+
     fn insert_held(&mut self, hold: &Arc<Hold>) -> bool {
         self.held.insert(hold.slot, Entry { what: hold.clone(), due: BootTime::NEVER });
         self.schedule_held(hold.slot, hold.due())

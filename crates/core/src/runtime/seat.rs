@@ -51,6 +51,8 @@ struct State {
     unanswered: Option<StoreTime>,
     ahead: Option<u32>,
     trouble: Option<Trouble>,
+    /// Copies in a row that came too late for the store's clock.
+    too_late: u32,
 }
 
 /// Failures in a row.
@@ -115,6 +117,7 @@ impl Seat {
         let mut state = self.state();
         state.in_flight = None;
         state.trouble = None;
+        state.too_late = 0;
     }
 
     /// The copy under way was answered with a place in line.
@@ -136,12 +139,11 @@ impl Seat {
     }
 
     /// How many claims in a row came too late, with this one.
-    pub(crate) fn too_late(&self, now: BootTime) -> u32 {
+    pub(crate) fn too_late(&self) -> u32 {
         let mut state = self.state();
         state.in_flight = None;
-        let trouble = state.trouble.get_or_insert(Trouble { since: now, tries: 0 });
-        trouble.tries += 1;
-        trouble.tries
+        state.too_late += 1;
+        state.too_late
     }
 
     /// Until when copies without an answer may still arrive at the store.

@@ -12,20 +12,27 @@ use crate::store::StoreTime;
 /// request is waited for, short enough that a mark left for a late copy does not live long.
 const CLAIM_LIFE: Duration = Duration::from_secs(5);
 
-/// The store's clock as last heard.
+/// The clocks of the store's servers as last heard.
 #[derive(Debug, Default)]
-pub(crate) struct StoreClock(Mutex<Option<(BootTime, StoreTime)>>);
+pub(crate) struct StoreClock(Mutex<Vec<Option<(BootTime, StoreTime)>>>);
 
 impl StoreClock {
-    /// An answer that arrived at `received` said `now`.
-    pub(crate) fn heard(&self, received: BootTime, now: StoreTime) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((received, now));
+    /// An answer of `server` that arrived at `received` said `now`.
+    pub(crate) fn heard(&self, server: usize, received: BootTime, now: StoreTime) {
+        let mut clocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if clocks.len() <= server {
+            clocks.resize(server + 1, None);
+        }
+        clocks[server] = Some((received, now));
     }
 
-    /// Until when, on the store's clock, a request sent at `sent` may take effect. A guess that
-    /// has become too early answers `Stale` with the right time, and the next one is right.
-    pub(crate) fn not_after(&self, sent: BootTime) -> StoreTime {
-        match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+    /// Until when, on the clock of `server`, a request sent at `sent` may take effect. A guess that
+    /// has become too early answers `Stale` with the right time, and the next one is right; for a
+    /// server not yet heard of, another one's clock is a guess.
+    pub(crate) fn not_after(&self, server: usize, sent: BootTime) -> StoreTime {
+        let clocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = clocks.get(server).copied().flatten();
+        match own.or_else(|| clocks.iter().flatten().next().copied()) {
             Some((received, now)) => now.after(sent.since(received)).after(CLAIM_LIFE),
             None => StoreTime(0),
         }

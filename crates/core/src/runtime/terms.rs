@@ -63,11 +63,17 @@ impl Terms {
 
     /// Refuses what can never work on a store with these limits.
     pub(crate) fn check(&self, min: Duration, max: Duration) -> Result<(), InvalidInput> {
-        let lease = self.claim_lease();
-        if lease < min || lease > max {
-            return Err(InvalidInput::new(format!(
-                "a lease of {lease:?} is outside what this store keeps; give {min:?} to {max:?}"
-            )));
+        for lease in [self.lease, self.claim_lease()] {
+            if lease < min || lease > max {
+                return Err(InvalidInput::new(format!(
+                    "a lease of {lease:?} is outside what this store keeps; give {min:?} to {max:?}"
+                )));
+            }
+        }
+        if !self.renewed && self.lease < self.min_hold {
+            return Err(InvalidInput::new(
+                "a lock that expires before its min_hold contradicts itself; raise expires_after",
+            ));
         }
         if self.max_hold.is_some_and(|most| most < self.min_hold.max(Duration::from_millis(1))) {
             return Err(InvalidInput::new("max_hold is zero or below min_hold; raise it"));

@@ -24,6 +24,10 @@ impl Stop {
         self.0.send_replace(true);
     }
 
+    pub(crate) fn is_stopped(&self) -> bool {
+        *self.0.borrow()
+    }
+
     pub(crate) async fn stopped(&self) {
         // The sender is in `self`, so this ends only by `stop`.
         drop(self.0.subscribe().wait_for(|stopped| *stopped).await);
@@ -32,19 +36,42 @@ impl Stop {
 
 /// Starts a thread whose runtime runs until `stop`, and gives the way into it.
 pub(crate) fn start(stop: &Stop) -> io::Result<Handle> {
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    let handle = runtime.handle().clone();
     let stop = stop.clone();
     let (ready, is_ready) = mpsc::channel();
     thread::Builder::new().name("lockkeeper".into()).spawn(move || {
-        runtime.block_on(async {
+        // Made here: if no thread can be had, there is no runtime to be dropped where that is forbidden.
+        let runtime = match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
             // Whoever started the thread waits for this; it cannot be gone.
-            ready.send(()).ok();
+            Err(error) => return drop(ready.send(Err(error))),
+        };
+        runtime.block_on(async {
+            drop(ready.send(Ok(runtime.handle().clone())));
             stop.stopped().await;
         });
         // Tasks that still run belong to nobody any more.
         runtime.shutdown_background();
     })?;
-    is_ready.recv().map_err(|_| io::Error::other("the keeper's thread ended at once"))?;
-    Ok(handle)
+    is_ready.recv().map_err(|_| io::Error::other("the keeper's thread ended at once"))?
+}
+
+/// Stops the thread of something that did not come to be.
+pub(crate) struct StopUnlessKept(Option<Stop>);
+
+impl StopUnlessKept {
+    pub(crate) fn new(stop: &Stop) -> Self {
+        Self(Some(stop.clone()))
+    }
+
+    pub(crate) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for StopUnlessKept {
+    fn drop(&mut self) {
+        if let Some(stop) = &self.0 {
+            stop.stop();
+        }
+    }
 }

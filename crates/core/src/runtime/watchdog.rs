@@ -40,7 +40,7 @@ impl Engine {
         let mut renewals = Vec::new();
         for hold in due.holds {
             match hold.plan(now, TOGETHER) {
-                Due::Over => self.ledger().strike_hold(hold.slot),
+                Due::Over => self.ledger().lost(hold.slot),
                 Due::Later => self.ledger().look_again(&hold),
                 Due::Renew(lease) => {
                     self.ledger().look_again(&hold);
@@ -67,19 +67,31 @@ impl Engine {
         let now = self.clock().now();
         match result {
             Ok(answers) => {
-                self.store_clock().heard(now, answers.now);
-                for ((hold, _), answer) in batch.iter().zip(answers.each) {
-                    self.renewed(hold, sent, answer, now);
+                if let Some((hold, _)) = batch.first() {
+                    let server = self.store().server_of(&hold.name);
+                    self.store_clock().heard(server, now, answers.now);
+                }
+                let mut answers = answers.each.into_iter();
+                for (hold, _) in &batch {
+                    match answers.next() {
+                        Some(answer) => self.renewed(hold, sent, answer, now),
+                        None => self.not_renewed(hold, now),
+                    }
                 }
             }
             Err(error) => {
                 telemetry::renewal_failed(batch.len(), &error);
                 for (hold, _) in &batch {
-                    hold.unanswered(now);
-                    self.ledger().look_again(hold);
+                    self.not_renewed(hold, now);
                 }
             }
         }
+    }
+
+    /// A renewal came to nothing: try again soon.
+    fn not_renewed(&self, hold: &Hold, now: BootTime) {
+        hold.unanswered(now);
+        self.ledger().look_again(hold);
     }
 
     /// Takes in the answer to a renewal, whoever asked for it.
@@ -93,7 +105,7 @@ impl Engine {
             Renewed::Evicted => hold.lose(Lost::Evicted),
         }
         if hold.lost().is_some() {
-            self.ledger().strike_hold(hold.slot);
+            self.ledger().lost(hold.slot);
         } else {
             self.ledger().look_again(hold);
         }

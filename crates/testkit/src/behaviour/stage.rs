@@ -33,6 +33,10 @@ pub(super) const ROUNDING: Duration = Duration::from_millis(5);
 /// something that was forgotten.
 const PROMPTLY: Duration = Duration::from_secs(10);
 
+/// How long a request may take here: a shared machine's disk stands still for seconds at times, and
+/// no test is about that.
+const SLOWEST: Duration = Duration::from_secs(10);
+
 /// Waits for what must come.
 pub(super) async fn soon<T>(what: impl Future<Output = T>) -> Result<T, Elapsed> {
     timeout(PATIENCE, what).await
@@ -107,7 +111,7 @@ impl Stage {
 
     /// A keeper to be.
     pub fn builder(&self) -> KeeperBuilder {
-        Keeper::builder(self.connector())
+        Keeper::builder(self.connector()).request_limit(SLOWEST)
     }
 
     /// A new connection: another process, as far as the store can tell.

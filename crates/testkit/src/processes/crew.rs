@@ -140,7 +140,7 @@ impl Crew {
         held.map(|(token, ..)| token).chain(ended).max().unwrap_or(0)
     }
 
-    /// The worker and time of each section that is open, by token.
+    /// The living workers that hold something, each with its token.
     pub fn holders(&self) -> Vec<(u32, u64)> {
         let held = |hand: &Hand| hand.open.values().find_map(|open| open.held.map(|(token, ..)| token));
         let living = self.hands.iter().filter(|hand| hand.killed.is_none() && !hand.gone);
@@ -188,11 +188,7 @@ impl Crew {
     /// # Errors
     /// If a replacement cannot be started.
     pub fn trouble(&mut self, trouble: Trouble) -> io::Result<()> {
-        if self.hands.is_empty() {
-            return self.hire();
-        }
-        let place = self.dice.below(self.hands.len() as u64) as usize;
-        let number = self.hands[place].number;
+        let Some(number) = self.victim() else { return self.hire() };
         let length = self.task.lease + self.dice.up_to(self.task.lease.as_millis() as u64 / 2);
         match trouble {
             Trouble::Kill => {
@@ -216,6 +212,16 @@ impl Crew {
         }
         self.last_fault = now();
         Ok(())
+    }
+
+    /// Anybody, but mostly somebody who holds something: that is where trouble does most.
+    fn victim(&mut self) -> Option<u32> {
+        let holders = self.holders();
+        if !holders.is_empty() && self.dice.chance(800) {
+            return Some(holders[self.dice.below(holders.len() as u64) as usize].0);
+        }
+        let place = self.dice.below(self.hands.len().max(1) as u64) as usize;
+        self.hands.get(place).map(|hand| hand.number)
     }
 
     /// Kills a worker.

@@ -36,6 +36,8 @@ pub struct Task {
     pub lease: Duration,
     /// Whether a section lasts until its worker ends.
     pub hold_for_ever: bool,
+    /// Whether requests, replies and wakes get lost, doubled and late on the way.
+    pub bad_line: bool,
     /// What is wrong with the store.
     pub bug: Bug,
     /// What the worker's dice start from.
@@ -44,7 +46,7 @@ pub struct Task {
 
 impl Task {
     /// The task as the words of a command.
-    pub fn words(&self) -> [String; 9] {
+    pub fn words(&self) -> [String; 10] {
         [
             self.url.clone(),
             self.folder.display().to_string(),
@@ -53,6 +55,7 @@ impl Task {
             self.tasks.to_string(),
             self.lease.as_millis().to_string(),
             u8::from(self.hold_for_ever).to_string(),
+            u8::from(self.bad_line).to_string(),
             format!("{:?}", self.bug),
             self.seed.to_string(),
         ]
@@ -64,8 +67,9 @@ impl Task {
     /// If they say none.
     pub fn from_words(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let words: Vec<String> = words.into_iter().collect();
-        let [url, folder, prefix, resources, tasks, lease, hold_for_ever, bug, seed] = &words[..] else {
-            return Err(format!("expected nine words, got {words:?}"));
+        let [url, folder, prefix, resources, tasks, lease, hold_for_ever, bad_line, bug, seed] = &words[..]
+        else {
+            return Err(format!("expected ten words, got {words:?}"));
         };
         let number = |word: &String| word.parse::<u64>().map_err(|error| format!("{word}: {error}"));
         let small = |word: &String| word.parse::<u32>().map_err(|error| format!("{word}: {error}"));
@@ -78,6 +82,7 @@ impl Task {
             tasks: small(tasks)?,
             lease: Duration::from_millis(number(lease)?),
             hold_for_ever: hold_for_ever == "1",
+            bad_line: bad_line == "1",
             bug: bugs.into_iter().find(|known| format!("{known:?}") == *bug).ok_or("no such bug")?,
             seed: number(seed)?,
         })

@@ -17,19 +17,29 @@ use lockkeeper_core::runtime::clock::Clock;
 use tokio::time::sleep;
 
 use super::{Task, fenced::FencedCounter, line::Line};
-use crate::{broken::broken, dice::Dice};
+use crate::{
+    broken::broken,
+    dice::Dice,
+    faulty::{self, Faults, faulty},
+};
 
 /// Works as `task` says, until the standard input ends.
 ///
 /// # Errors
 /// If the store cannot be reached.
 pub async fn work(task: Task) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let connector = broken(url::connector(&task.url)?, task.bug);
-    let keeper = Keeper::builder(connector).outage_limit(Duration::from_secs(600)).connect().await?;
+    let mut dice = Dice::new(task.seed);
+    let line = faulty::Line::new(dice.fork(), Faults::NONE);
+    let store = url::connector(&task.url)?;
+    let store = if task.bad_line { faulty(store, line.clone()) } else { store };
+    let builder = Keeper::builder(broken(store, task.bug)).outage_limit(Duration::from_secs(600));
+    // What a lost reply costs.
+    let builder = if task.bad_line { builder.request_limit(Duration::from_millis(500)) } else { builder };
+    let keeper = builder.connect().await?;
+    line.set(BAD_LINE);
     let stop = Arc::new(AtomicBool::new(false));
     stop_when_input_ends(stop.clone());
     tell(Line::Ready);
-    let mut dice = Dice::new(task.seed);
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..task.tasks {
         let visitor = Visitor {
@@ -44,9 +54,22 @@ pub async fn work(task: Task) -> Result<(), Box<dyn Error + Send + Sync>> {
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
+    line.set(Faults::NONE);
     keeper.close().await;
     Ok(())
 }
+
+/// Bad enough that every worker asks again now and then, good enough that most get on.
+const BAD_LINE: Faults = Faults {
+    lost_request: 5,
+    lost_reply: 15,
+    doubled: 20,
+    slow: 10,
+    lost_wake: 100,
+    odd_wake: 50,
+    usual: 1,
+    late: 1500,
+};
 
 fn stop_when_input_ends(stop: Arc<AtomicBool>) {
     thread::spawn(move || {
@@ -179,8 +202,8 @@ impl Visitor {
             Duration::from_secs(3600)
         } else if self.dice.chance(2) {
             self.task.lease.mul_f64(0.5 + self.dice.below(1000) as f64 / 1000.0)
-        } else if self.dice.chance(100) {
-            self.dice.up_to(5)
+        } else if self.dice.chance(200) {
+            self.dice.up_to(20)
         } else {
             Duration::ZERO
         }

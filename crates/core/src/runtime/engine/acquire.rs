@@ -19,6 +19,9 @@ use crate::{
     telemetry,
 };
 
+/// How many grants in a row may arrive after their lease before waiting on is called pointless.
+const LATE_GRANTS: u32 = 5;
+
 /// How long an acquisition is ready to wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Patience {
@@ -43,7 +46,7 @@ impl Drop for Asking<'_> {
         if let Some(Outcome::Granted(hold)) = outcome {
             drop(Tenure::new(self.alive, hold, 0));
         } else if known && !self.settled {
-            engine.leave_soon(leave_of(&self.seat));
+            engine.leave_soon(leave_of(&self.seat), self.seat.claim().lease);
         }
     }
 }
@@ -67,7 +70,7 @@ impl Alive {
         terms
             .check(capability.min_lease, capability.max_lease)
             .and_then(|()| {
-                if terms.detachable && !capability.detachable {
+                if (terms.detachable || !terms.min_hold.is_zero()) && !capability.detachable {
                     return Err(InvalidInput::new("this store has no leases that outlive their process"));
                 }
                 Ok(())
@@ -102,15 +105,18 @@ impl Alive {
             Entered::Place(mut place) => match engine.limited(patience, place.turn()).await {
                 Some(Some(Turn::HandedOn(tenure))) => return Ok(Some(tenure)),
                 Some(Some(Turn::Front(front))) => Some(*front),
+                Some(Some(Turn::Failed(error))) => return Err(error.at(at()).into()),
                 Some(None) => None,
                 None => return Err(engine.timed_out(at(), started, None)),
             },
         };
-        let tenure = self.acquire_at_store(name, terms, patience, at, started).await?;
-        if let (Some(front), Some(tenure)) = (front, &tenure) {
-            front.granted(tenure.hold());
+        let result = self.acquire_at_store(name, terms, patience, at, started).await;
+        match (front, &result) {
+            (Some(front), Ok(Some(tenure))) => front.granted(tenure.hold()),
+            (Some(_), Err(AcquireError::Store(error))) => engine.lanes.failed(name, error),
+            _ => {}
         }
-        Ok(tenure)
+        result
     }
 
     async fn acquire_at_store(
@@ -123,6 +129,7 @@ impl Alive {
     ) -> Result<Option<Tenure>, AcquireError> {
         let engine = self.engine();
         let queue = !matches!(patience, Patience::Try);
+        let mut too_late = 0;
         loop {
             let seat = Seat::new(engine.claim(name, terms, queue), terms.clone());
             if !engine.ledger.wait(&seat, BootTime::NEVER) {
@@ -134,7 +141,7 @@ impl Alive {
                 .limited(patience, async {
                     let group = engine.group(name);
                     if let Some(flight) = group.submit(engine, [Job::Claim(seat.clone())]) {
-                        flight.await;
+                        flight.depart();
                     }
                     seat.outcome().await
                 })
@@ -145,7 +152,10 @@ impl Alive {
                     asking.settled = true;
                     Ok(Some(Tenure::new(self, hold, 0)))
                 }
-                Some(Outcome::TooLate) if queue => continue,
+                Some(Outcome::TooLate) if queue && too_late < LATE_GRANTS => {
+                    too_late += 1;
+                    continue;
+                }
                 Some(Outcome::TooLate) => Err(StoreError::new(
                     StoreErrorKind::Unreachable,
                     "the grant arrived after its lease; use a longer lease or a nearer store",

@@ -13,6 +13,7 @@ use crate::{
     error::{Lost, StoreError},
     runtime::{
         clock::BootTime,
+        deadline,
         group::{Flight, Job, LeaveJob},
         hold::Hold,
         seat::{Outcome, Seat},
@@ -31,26 +32,35 @@ impl Engine {
         hold: &Hold,
         reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
     ) -> Option<Flight> {
-        // Closing the keeper ends a hold that was held until then: its `min_hold` still counts.
-        let held = hold.finish() || hold.lost() == Some(Lost::Closed);
+        hold.finish();
+        if !hold.leave_once() {
+            return None;
+        }
         telemetry::released(hold, || self.clock().now().since(hold.granted));
         self.ledger.strike_hold(hold.slot);
-        self.leave(
-            Leave {
-                name: hold.name.clone(),
-                contender: hold.contender,
-                bury_until: hold.bury_until,
-                hold_at_least: if held { hold.terms.min_hold } else { Duration::ZERO },
-            },
-            reply,
-            hold.lease_ends(),
-        )
+        // What was lost without its owner's fault still keeps others away for as long as it said.
+        let keeps_its_minimum = !matches!(hold.lost(), Some(Lost::Evicted | Lost::Gone));
+        let leave = Leave {
+            name: hold.name.clone(),
+            contender: hold.contender,
+            bury_until: hold.bury_until,
+            hold_at_least: if keeps_its_minimum { hold.terms.min_hold } else { Duration::ZERO },
+        };
+        // A renewal without an answer may have extended the lease.
+        let renewed =
+            if hold.terms.renewed { self.longest_lease(hold.terms.lease) } else { BootTime::default() };
+        self.leave(leave, reply, hold.lease_ends().max(renewed))
+    }
+
+    /// When a lease that is asked for by now has certainly ended.
+    fn longest_lease(&self, lease: Duration) -> BootTime {
+        self.clock().now().after(lease + deadline::margin(lease) * 2 + self.request_limit())
     }
 
     /// Stops keeping a hold that lives on elsewhere.
     pub(crate) fn let_go(&self, hold: &Hold) {
         hold.finish();
-        self.ledger.strike_hold(hold.slot);
+        self.ledger.let_go(hold.slot);
     }
 
     fn leave(
@@ -59,14 +69,18 @@ impl Engine {
         reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
         until: BootTime,
     ) -> Option<Flight> {
+        if self.stop.is_stopped() {
+            // Everything was given back before the keeper's thread ended.
+            return None;
+        }
         self.leaving.fetch_add(1, Ordering::AcqRel);
         let group = self.group(&leave.name);
         group.submit(self, [Job::Leave(LeaveJob { leave, reply, until, tries: 0 })])
     }
 
-    /// Leaves in the background, trying until the lease would have ended anyway.
-    pub(crate) fn leave_soon(self: &Arc<Self>, leave: Leave) {
-        let until = self.clock().now().after(Duration::from_secs(60));
+    /// Leaves in the background, trying until a lease of that length would have ended anyway.
+    pub(crate) fn leave_soon(self: &Arc<Self>, leave: Leave, lease: Duration) {
+        let until = self.longest_lease(lease.max(Duration::from_secs(60)));
         if let Some(flight) = self.leave(leave, None, until) {
             flight.in_background();
         }
@@ -93,7 +107,7 @@ impl Engine {
         self.background.spawn(async move {
             engine.clock().sleep_until(now.after(pause)).await;
             if let Some(flight) = group.submit(&engine, [Job::Leave(job)]) {
-                flight.await;
+                flight.depart();
             }
         });
     }
@@ -111,14 +125,29 @@ impl Engine {
         }
     }
 
-    /// Gives everything back, and ends when that is done.
+    /// Gives everything back, and ends when that is done. Dropping the future stops nothing.
     pub(crate) async fn close(self: &Arc<Self>) {
-        self.closed.store(true, Ordering::Release);
+        self.shut(None);
+        self.stop.stopped().await;
+    }
+
+    /// Nobody has the keeper any more: finish giving back, then end. Past the limit the leases end
+    /// by themselves.
+    pub(crate) fn wind_down(self: &Arc<Self>) {
+        self.shut(Some(LAST_ERRANDS));
+    }
+
+    /// Ends all that is held and waited for, once, and lets the rest happen in the background.
+    fn shut(self: &Arc<Self>, limit: Option<Duration>) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
         let everything = self.ledger.close();
+        self.lanes.shut();
         for seat in everything.seats {
             drop(seat.tell(Outcome::Closed));
             if seat.is_known() {
-                self.leave_soon(leave_of(&seat));
+                self.leave_soon(leave_of(&seat), seat.claim().lease);
             }
         }
         for hold in everything.holds {
@@ -128,23 +157,15 @@ impl Engine {
             }
         }
         self.watches.all_changed();
-        self.drained().await;
-        self.watches.clear();
-        self.store.close().await;
-        self.stop.stop();
-    }
-
-    /// Nobody has the keeper any more: finish giving back, then end.
-    pub(crate) fn wind_down(self: &Arc<Self>) {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return;
-        }
         let engine = self.clone();
         self.background.spawn(async move {
-            // Past this limit the leases end by themselves.
-            engine.clock().within(LAST_ERRANDS, engine.drained()).await;
+            match limit {
+                Some(limit) => drop(engine.clock().within(limit, engine.drained()).await),
+                None => engine.drained().await,
+            }
             engine.watches.clear();
-            engine.store.close().await;
+            // A store that does not answer must not keep the thread.
+            engine.clock().within(engine.request_limit(), engine.store.close()).await;
             engine.stop.stop();
         });
     }

@@ -1,0 +1,229 @@
+//! W3p: sixteen processes, one name; beside it a bare token that two processes pass to each other
+//! with as many commits, over the same kind of socket and file.
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::net::UnixDatagram,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use hdrhistogram::Histogram;
+use rusqlite::TransactionBehavior;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::{
+    Failure,
+    bench::{Bench, Workload},
+    files,
+    judge::{self, Limit, Median, Verdict},
+    table::Row,
+};
+
+const PROCESSES: usize = 16;
+
+/// Nanoseconds on a clock that all processes share.
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// What a round between processes brought.
+struct Passed {
+    rate: f64,
+    shares: Vec<u64>,
+    /// From the call to release to the next process's acquisition, in nanoseconds.
+    hand_offs: Histogram<u64>,
+}
+
+/// A child process of this program.
+struct Hand(Child);
+
+impl Hand {
+    fn start(words: &[&str]) -> Result<Self, Failure> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("child").args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Ok(Self(command.spawn()?))
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        // It has mostly ended by itself.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// Lets the children run together and joins what they tell: a line per acquisition, with the
+/// times at which it had it and at which it began to give it back.
+fn race(mut hands: Vec<Hand>, length: Duration) -> Result<Passed, Failure> {
+    let mut outputs = Vec::new();
+    for hand in &mut hands {
+        let mut output = BufReader::new(hand.0.stdout.take().ok_or("no output")?);
+        let mut ready = String::new();
+        output.read_line(&mut ready)?;
+        outputs.push(output);
+    }
+    for hand in &mut hands {
+        hand.0.stdin.as_mut().ok_or("no input")?.write_all(b"go\n")?;
+    }
+    let mut all: Vec<(u64, u64, usize)> = Vec::new();
+    let mut shares = vec![0; hands.len()];
+    for (place, output) in outputs.into_iter().enumerate() {
+        for line in output.lines() {
+            let line = line?;
+            let (granted, released) = line.split_once(' ').ok_or("half a line")?;
+            all.push((granted.parse()?, released.parse()?, place));
+            shares[place] += 1;
+        }
+    }
+    all.sort_unstable();
+    let mut hand_offs = Histogram::new_with_max(60_000_000_000, 3)?;
+    for pair in all.windows(2) {
+        if pair[1].0 < pair[0].1 {
+            return Err("two processes held the lock at the same time".into());
+        }
+        if pair[0].2 != pair[1].2 {
+            hand_offs.saturating_record(pair[1].0 - pair[0].1);
+        }
+    }
+    Ok(Passed { rate: all.len() as f64 / length.as_secs_f64(), shares, hand_offs })
+}
+
+fn keepers(url: &str, length: Duration) -> Result<Passed, Failure> {
+    let millis = length.as_millis().to_string();
+    let hands: Result<Vec<_>, _> = (0..PROCESSES).map(|_| Hand::start(&["keeper", url, &millis])).collect();
+    race(hands?, length)
+}
+
+fn tokens(folder: &Path, length: Duration) -> Result<Passed, Failure> {
+    let (millis, folder) = (length.as_millis().to_string(), folder.display().to_string());
+    let hands: Result<Vec<_>, _> =
+        ["a", "b"].map(|own| Hand::start(&["token", &folder, own, &millis])).into_iter().collect();
+    race(hands?, length)
+}
+
+/// Sixteen processes, one name.
+pub(crate) async fn w3p(bench: &Bench) -> Result<Vec<Row>, Failure> {
+    let Some(folder) = bench.folder() else { return Ok(Vec::new()) };
+    let (url, folder, pace) = (bench.keeper.url().to_owned(), folder.to_owned(), bench.pace);
+    let (ours, bare) = tokio::task::spawn_blocking(move || {
+        let (mut ours, mut bare) = (Vec::new(), Vec::new());
+        for _ in 0..pace.rounds {
+            ours.push(keepers(&url, pace.length)?);
+            bare.push(tokens(&folder, pace.length)?);
+        }
+        Ok::<_, Failure>((ours, bare))
+    })
+    .await??;
+    let judged = |row: Row, limit: Limit, verdict: Verdict| {
+        row.goal(limit, if pace.is_enough() { verdict } else { Verdict::TooShort })
+    };
+    let row = |who, what: &str, figures: Vec<f64>| Row::median(Workload::W3p, who, what, Median::of(figures));
+    let micros = |rounds: &[Passed], quantile| {
+        rounds
+            .iter()
+            .map(|round| round.hand_offs.value_at_quantile(quantile) as f64 / 1e3)
+            .collect::<Vec<_>>()
+    };
+    let rates = |rounds: &[Passed]| rounds.iter().map(|round| round.rate).collect::<Vec<_>>();
+    let ratio = Median::of(ours.iter().zip(&bare).map(|(ours, bare)| ours.rate / bare.rate));
+    let (p50, p99) = (Median::of(micros(&ours, 0.5)), Median::of(micros(&ours, 0.99)));
+    let fairness = ours.iter().map(|round| judge::jain(&round.shares)).fold(1.0, f64::min);
+    let half = Limit::AtLeast(0.5);
+    let (soon, at_last, fair) = (Limit::AtMost(1000.0), Limit::AtMost(20_000.0), Limit::AtLeast(0.95));
+    Ok(vec![
+        row("lockkeeper", "lock+release/s", rates(&ours)),
+        row("bare token", "passes/s", rates(&bare)),
+        judged(
+            Row::median(Workload::W3p, "lockkeeper", "rate / bare token", ratio),
+            half,
+            half.judge_rate(&ratio),
+        ),
+        judged(row("lockkeeper", "hand-off p50, µs", micros(&ours, 0.5)), soon, soon.judge(p50.value)),
+        judged(row("lockkeeper", "hand-off p99, µs", micros(&ours, 0.99)), at_last, at_last.judge(p99.value)),
+        row("bare token", "hand-off p50, µs", micros(&bare, 0.5)),
+        row("bare token", "hand-off p99, µs", micros(&bare, 0.99)),
+        judged(
+            Row::new(Workload::W3p, "lockkeeper", "Jain's index, lowest of all rounds", fairness),
+            fair,
+            fair.judge(fairness),
+        ),
+    ])
+}
+
+/// What a child process does.
+pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let times = match words[..] {
+        ["keeper", url, millis] => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(keeper(url, Duration::from_millis(millis.parse()?)))?
+        }
+        ["token", folder, own, millis] => {
+            token(Path::new(folder), own, Duration::from_millis(millis.parse()?))?
+        }
+        _ => return Err("a child has other words".into()),
+    };
+    let lines: String = times.iter().map(|(granted, released)| format!("{granted} {released}\n")).collect();
+    std::io::stdout().write_all(lines.as_bytes())?;
+    Ok(())
+}
+
+fn wait_for_go() -> Result<Instant, Failure> {
+    println!("ready");
+    std::io::stdin().read_line(&mut String::new())?;
+    Ok(Instant::now())
+}
+
+async fn keeper(url: &str, length: Duration) -> Result<Vec<(u64, u64)>, Failure> {
+    let keeper = lockkeeper::connect(url).await?;
+    let mutex = keeper.mutex("bench/w3p");
+    let started = wait_for_go()?;
+    let mut times = Vec::new();
+    while let Some(left) = length.checked_sub(started.elapsed()) {
+        let Ok(guard) = mutex.lock_within(left).await else { break };
+        let granted = now();
+        times.push((granted, now()));
+        guard.release().await?;
+    }
+    keeper.close().await;
+    Ok(times)
+}
+
+/// Two commits, then the token goes to the other: what a claim and a release cost at least.
+fn token(folder: &Path, own: &str, length: Duration) -> Result<Vec<(u64, u64)>, Failure> {
+    let (mine, other) = (folder.join(own), folder.join(if own == "a" { "b" } else { "a" }));
+    std::fs::remove_file(&mine).ok();
+    let socket = UnixDatagram::bind(&mine)?;
+    let mut connection = files::open(&folder.join("token.db"))?;
+    connection.execute_batch("CREATE TABLE IF NOT EXISTS turn (n INTEGER PRIMARY KEY)")?;
+    let started = wait_for_go()?;
+    if own == "a" {
+        socket.send_to(b"token", &mine)?;
+    }
+    let mut times = Vec::new();
+    let mut buffer = [0; 16];
+    while let Some(left) = length.checked_sub(started.elapsed()).filter(|left| !left.is_zero()) {
+        socket.set_read_timeout(Some(left))?;
+        if socket.recv(&mut buffer).is_err() {
+            break;
+        }
+        let granted = now();
+        times.push((granted, now()));
+        for _ in 0..2 {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            transaction
+                .prepare_cached("INSERT INTO turn SELECT ifnull(max(n), 0) + 1 FROM turn")?
+                .execute([])?;
+            transaction.prepare_cached("DELETE FROM turn WHERE n < (SELECT max(n) FROM turn)")?.execute([])?;
+            transaction.commit()?;
+        }
+        if socket.send_to(b"token", &other).is_err() {
+            break;
+        }
+    }
+    Ok(times)
+}

@@ -1,0 +1,152 @@
+//! Who counts as dead, and what that frees. Keepers of one process stand for processes here; real
+//! ones are in the test kit.
+#![cfg(target_os = "linux")]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use lockkeeper_core::{Keeper, StoreError, testing::VirtualClock};
+use tempfile::TempDir;
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+async fn connect(file: &Path) -> Result<Keeper, StoreError> {
+    let connector = lockkeeper_sqlite::connector(&format!("sqlite:{}", file.display()))?;
+    Keeper::builder(connector).connect().await
+}
+
+const LEASE: Duration = Duration::from_secs(3);
+
+/// Only does something as a child process: takes locks and waits to be killed.
+#[tokio::test]
+async fn a_process_to_be_killed() {
+    let Ok(file) = std::env::var("LOCKKEEPER_VICTIM") else { return };
+    let keeper = connect(Path::new(&file)).await.expect("connected");
+    let _plain = keeper.mutex("plain").lease(LEASE * 20).lock().await.expect("free");
+    let detachable = keeper.mutex("detached").lease(LEASE).detachable().lock().await.expect("free");
+    detachable.into_lease().await.expect("detached");
+    keeper.mutex("kept").min_hold(LEASE).lock().await.expect("free").release().await.expect("held");
+    let line = keeper.life_line().expect("SQLite has one");
+    let guardian = std::env::var("LOCKKEEPER_GUARDIAN").is_ok().then(|| {
+        // Its standard input is the life line: it keeps what this process holds.
+        Command::new("sleep").arg("2").stdin(line).spawn().expect("started")
+    });
+    println!("\nready {}", guardian.map_or(0, |guardian| guardian.id()));
+    std::future::pending::<()>().await;
+}
+
+/// Starts the process above and waits until it holds everything.
+fn victim(file: &Path, guarded: bool) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("known"));
+    command.args(["--exact", "a_process_to_be_killed", "--nocapture"]).env("LOCKKEEPER_VICTIM", file);
+    if guarded {
+        command.env("LOCKKEEPER_GUARDIAN", "1");
+    }
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("started");
+    let output = child.stdout.take().expect("piped");
+    let ready = BufReader::new(output).lines().any(|line| line.expect("text").starts_with("ready"));
+    assert!(ready, "the victim ended early");
+    child
+}
+
+fn kill(mut victim: Child) {
+    victim.kill().expect("killed");
+    victim.wait().expect("ended");
+}
+
+#[tokio::test]
+async fn a_killed_process_frees_all_but_what_it_detached() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    let keeper = connect(&file).await.expect("connected");
+    let victim = victim(&file, false);
+    assert!(keeper.mutex("plain").try_lock().await.expect("asked").is_none(), "its holder lives");
+    kill(victim);
+    assert!(keeper.mutex("plain").try_lock().await.expect("asked").is_some(), "freed at once");
+    for name in ["detached", "kept"] {
+        assert!(keeper.mutex(name).try_lock().await.expect("asked").is_none(), "{name} ends by its lease");
+    }
+    for name in ["detached", "kept"] {
+        drop(keeper.mutex(name).lock().await.expect("and does end by it"));
+    }
+}
+
+#[tokio::test]
+async fn a_life_line_keeps_what_a_killed_process_held() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    let keeper = connect(&file).await.expect("connected");
+    let victim = victim(&file, true);
+    let waiting = tokio::spawn({
+        let plain = keeper.mutex("plain");
+        async move { plain.lock().await }
+    });
+    while keeper.inspect("plain").await.expect("asked").is_none_or(|view| view.waiters.is_empty()) {
+        tokio::task::yield_now().await;
+    }
+    kill(victim);
+    assert!(keeper.mutex("plain").try_lock().await.expect("asked").is_none(), "the guardian is there");
+    let killed = Instant::now();
+    drop(waiting.await.expect("no panic").expect("served when the guardian ends"));
+    let waited = killed.elapsed();
+    assert!(waited > Duration::from_secs(1), "the guardian had not ended after {waited:?}");
+    assert!(waited < LEASE * 5, "and nobody waited for the lease");
+}
+
+#[tokio::test]
+async fn without_its_life_file_a_process_is_judged_by_its_lease() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    let (ours, theirs) = (connect(&file).await.expect("one"), connect(&file).await.expect("two"));
+    let lease = Duration::from_millis(1500);
+    let _guard = theirs.mutex("stock").expires_after(lease).lock().await.expect("free");
+    let started = Instant::now();
+    for entry in fs::read_dir(folder.path().join("locks.db-keepers")).expect("listed") {
+        // As a cleaner of temporary files does.
+        fs::remove_file(entry.expect("listed").path()).expect("removed");
+    }
+    assert!(ours.mutex("stock").try_lock().await.expect("asked").is_none(), "it may well be alive");
+    drop(ours.mutex("stock").lock().await.expect("its lease ends"));
+    assert!(started.elapsed() > lease - Duration::from_millis(100), "not before its lease");
+}
+
+#[tokio::test]
+async fn stale_files_of_the_dead_are_cleared_away() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    kill(victim(&file, false));
+    let keepers = || fs::read_dir(folder.path().join("locks.db-keepers")).expect("listed").count();
+    assert_eq!(keepers(), 2, "a life file and a socket");
+    let keeper = connect(&file).await.expect("connected");
+    assert_eq!(keepers(), 2, "its own");
+    keeper.close().await;
+    assert_eq!(keepers(), 0);
+}
+
+#[tokio::test]
+async fn names_that_nobody_uses_any_more_leave_nothing_behind() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    let connector = lockkeeper_sqlite::connector(&format!("sqlite:{}", file.display())).expect("a good URL");
+    let clock = VirtualClock::new();
+    let keeper = Keeper::builder(connector).virtual_time(clock.clock()).connect().await.expect("connected");
+    for name in ["ended", "kept"] {
+        let lease = if name == "kept" { LEASE * 100 } else { LEASE };
+        let guard = keeper.mutex(name).lease(lease).detachable().lock().await.expect("free");
+        guard.into_lease().await.expect("detached");
+    }
+    clock.suspend(Duration::from_secs(100));
+    keeper.mutex("other").lock().await.expect("free").release().await.expect("held");
+    let reader = rusqlite::Connection::open(&file).expect("opened");
+    let mut names = reader.prepare("SELECT name FROM entry").expect("prepared");
+    let names: Vec<String> =
+        names.query_map([], |row| row.get(0)).expect("asked").collect::<Result<_, _>>().expect("read");
+    assert_eq!(names, ["kept"]);
+}

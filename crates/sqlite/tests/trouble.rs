@@ -1,0 +1,167 @@
+//! What can happen to a file: every trouble is a typed error that says what to do, and no lock is
+//! granted twice.
+#![cfg(target_os = "linux")]
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use lockkeeper_core::{Keeper, StoreError, StoreErrorKind};
+use rusqlite::Connection;
+use tempfile::TempDir;
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+async fn connect(file: &Path) -> Result<Keeper, StoreError> {
+    let connector = lockkeeper_sqlite::connector(&format!("sqlite:{}", file.display()))?;
+    Keeper::builder(connector).request_limit(Duration::from_secs(1)).connect().await
+}
+
+fn store_error(error: lockkeeper_core::AcquireError) -> StoreError {
+    match error {
+        lockkeeper_core::AcquireError::Store(error) => error,
+        other => panic!("{other}"),
+    }
+}
+
+async fn refused(file: &Path) -> StoreError {
+    connect(file).await.map(drop).expect_err("it cannot work")
+}
+
+#[tokio::test]
+async fn a_file_that_is_replaced_or_deleted_is_noticed() {
+    for (case, suffix) in [("moved", ""), ("deleted", ""), ("deleted", "-wal"), ("deleted", "-shm")] {
+        let folder = folder();
+        let file = folder.path().join("locks.db");
+        let ours = connect(&file).await.expect("connected");
+        let guard = ours.mutex("stock").lease(Duration::from_secs(1)).lock().await.expect("free");
+        let gone = folder.path().join(format!("locks.db{suffix}"));
+        match case {
+            "moved" => fs::rename(&gone, folder.path().join("away.db")).expect("moved"),
+            _ => fs::remove_file(&gone).expect("deleted"),
+        }
+        let error = store_error(ours.mutex("other").try_lock().await.expect_err("it is another file"));
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{case}{suffix}: {error}");
+        assert!(!error.maybe_applied(), "{error}");
+        assert!(error.to_string().contains("restart every process"), "{error}");
+        // The hold ends in time: its renewals are refused.
+        guard.lost().await;
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_reported_and_left_as_it_is() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    fs::write(
+        &file,
+        "this is no database, only text that is long enough to be taken for a header\n".repeat(9),
+    )
+    .expect("written");
+    let before = fs::read(&file).expect("read");
+    let error = refused(&file).await;
+    assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
+    assert!(error.to_string().contains("move it away"), "{error}");
+    assert_eq!(fs::read(&file).expect("read"), before);
+}
+
+#[tokio::test]
+async fn a_damaged_row_is_reported() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    let keeper = connect(&file).await.expect("connected");
+    let guard = keeper.mutex("stock").lock().await.expect("free");
+    let vandal = Connection::open(&file).expect("opened");
+    vandal.execute("UPDATE entry SET keeper = 'nobody'", []).expect("written");
+    let error = store_error(keeper.mutex("stock").try_lock().await.expect_err("it makes no sense"));
+    assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
+    drop(guard);
+}
+
+#[tokio::test]
+async fn another_writer_that_does_not_end_is_reported_and_then_forgotten() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    let keeper = connect(&file).await.expect("connected");
+    let mut writer = Connection::open(&file).expect("opened");
+    let stuck = writer.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).expect("begun");
+    let started = Instant::now();
+    let error = store_error(keeper.mutex("stock").try_lock().await.expect_err("it is busy"));
+    assert_eq!(error.kind(), StoreErrorKind::Conflict, "{error}");
+    assert!(!error.maybe_applied() && error.to_string().contains("stopped or stuck"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(2), "the request limit is one second");
+    let waiting = tokio::spawn({
+        let stock = keeper.mutex("stock");
+        async move { stock.lock().await }
+    });
+    drop(stuck);
+    drop(waiting.await.expect("no panic").expect("served once the other is gone"));
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_written_is_reported() {
+    // Not even root can make files here.
+    let error = refused(Path::new("/sys/kernel/locks.db")).await;
+    assert_eq!(error.kind(), StoreErrorKind::Denied, "{error}");
+    assert!(error.to_string().contains("write access"), "{error}");
+    let error = refused(Path::new("/proc/self/status/locks.db")).await;
+    assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
+}
+
+#[tokio::test]
+async fn a_hard_link_is_refused_and_a_symbolic_one_is_followed() {
+    let folder = folder();
+    let (file, link) = (folder.path().join("locks.db"), folder.path().join("link.db"));
+    let keeper = connect(&file).await.expect("connected");
+    symlink(&file, &link).expect("linked");
+    let linked = connect(&link).await.expect("followed");
+    let _guard = keeper.mutex("stock").lock().await.expect("free");
+    assert!(linked.mutex("stock").try_lock().await.expect("asked").is_none(), "one file, one lock");
+    fs::hard_link(&file, folder.path().join("hard.db")).expect("linked");
+    let error = refused(&folder.path().join("hard.db")).await;
+    assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
+}
+
+/// Only does something as a child process of the test below, whose files cannot grow.
+#[tokio::test]
+async fn in_a_process_whose_files_cannot_grow() {
+    let Ok(file) = std::env::var("LOCKKEEPER_FULL_DISK") else { return };
+    let keeper = connect(Path::new(&file)).await.expect("there is room for an empty file");
+    let mut held = Vec::new();
+    let error = loop {
+        let name = format!("{}/{}", "long".repeat(100), held.len());
+        match keeper.mutex(&name).try_lock().await {
+            Ok(guard) => held.push(guard.expect("free")),
+            Err(error) => break store_error(error),
+        }
+        assert!(held.len() < 10_000, "the disk never fills up");
+    };
+    assert!(error.is_passing(), "{error}");
+    assert!(error.to_string().contains("disk"), "{error}");
+    // What was granted before stays granted.
+    let first = keeper.inspect(held[0].name().as_str()).await.expect("reading goes on");
+    assert!(first.is_some());
+    println!("full after {}", held.len());
+}
+
+#[test]
+fn a_full_disk_is_reported_and_what_was_granted_stays() {
+    let folder = folder();
+    // With this signal ignored, a write past the limit fails as one on a full disk does.
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 2000; exec \"$@\"", "sh"])
+        .arg(std::env::current_exe().expect("known"))
+        .args(["--exact", "in_a_process_whose_files_cannot_grow", "--nocapture"])
+        .env("LOCKKEEPER_FULL_DISK", folder.path().join("locks.db"))
+        .stdin(Stdio::null())
+        .output()
+        .expect("started");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("full after"), "{output:?}");
+}

@@ -1,0 +1,263 @@
+//! Beginnings and ends: closing, dropping, outages and doubled messages, each as somebody once
+//! found it to go wrong.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkeeper_core::{
+    AcquireError, Error, Keeper, LatchError, Lost, StoreErrorKind, memory::MemoryServer, testing::Virtual,
+};
+use lockkeeper_testkit::{
+    dice::Dice,
+    faulty::{Fate, Faults, Line, faulty},
+};
+use tokio::time::{Instant, sleep, timeout};
+
+const NAME: &str = "stock/42";
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+async fn behind(world: &Virtual, line: &Arc<Line>) -> Keeper {
+    let store = faulty(world.server.connector("memory:"), line.clone());
+    let builder = Keeper::builder(store).virtual_time(world.clock.clock()).outage_limit(secs(5));
+    builder.connect().await.expect("a good line")
+}
+
+/// A second copy of a grant's message must not give back what has moved on to another process.
+#[tokio::test(start_paused = true)]
+async fn a_doubled_grant_message_does_not_release_a_detached_lease() {
+    for seed in 0..20 {
+        let world = Virtual::new();
+        let line = Line::new(Dice::new(seed), Faults { odd_wake: 1000, late: 4000, ..Faults::NONE });
+        let (ours, theirs) = (behind(&world, &line).await, world.keeper().await);
+        let held = theirs.mutex(NAME).lock().await.expect("free");
+        let mutex = ours.mutex(NAME).detachable();
+        let waiting = tokio::spawn(async move { mutex.lock().await });
+        sleep(millis(50)).await;
+        held.release().await.expect("held");
+        let guard = waiting.await.expect("no panic").expect("granted");
+        let lease = guard.into_lease().await.expect("held").to_string();
+        let adopted = theirs.adopt(&lease).await.expect("alive");
+        sleep(secs(10)).await;
+        assert!(world.keeper().await.mutex(NAME).try_lock().await.expect("memory").is_none(), "seed {seed}");
+        adopted.release().await.expect("still held");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_holds_in_one_store_only() {
+    let (one, other) = (Virtual::new(), Virtual::new());
+    let (here, there) = (one.keeper().await, other.keeper().await);
+    let owner = here.owner();
+    let first = here.mutex(NAME).lock_as(&owner).await.expect("free");
+    let second = there.mutex(NAME).lock_as(&owner).await.expect("free");
+    assert!(there.inspect(NAME).await.expect("memory").is_some(), "the other store was asked");
+    drop((first, second));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_does_not_write_while_it_becomes_a_reader() {
+    let world = Virtual::new();
+    let line = Line::good();
+    let keeper = behind(&world, &line).await;
+    let (lock, owner) = (keeper.rw_lock(NAME), keeper.owner());
+    let writer = lock.write_as(&owner).await.expect("free");
+    line.next(Fate::late(millis(100)));
+    let downgrade = tokio::spawn(writer.downgrade());
+    sleep(millis(10)).await;
+    assert!(matches!(lock.write_as(&owner).await, Err(AcquireError::UpgradeRefused { .. })));
+    drop(downgrade.await.expect("no panic").expect("held"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_ends_those_who_wait_behind_a_task_of_the_same_process() {
+    let world = Virtual::new();
+    let keeper = world.keeper().await;
+    let held = keeper.mutex(NAME).lock().await.expect("free");
+    let mutex = keeper.mutex(NAME);
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    sleep(millis(1)).await;
+    keeper.close().await;
+    let waited = timeout(secs(60), waiting).await.expect("told at once").expect("no panic");
+    assert!(matches!(waited, Err(AcquireError::Closed { .. })));
+    let late = timeout(secs(60), keeper.mutex(NAME).lock()).await.expect("told at once");
+    assert!(matches!(late, Err(AcquireError::Closed { .. })));
+    assert!(!held.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_twice_ends_also_when_a_guard_is_dropped_in_between() {
+    let world = Virtual::new();
+    let keeper = world.keeper().await;
+    let (guard, other) = (keeper.mutex("a").lock().await.expect("free"), keeper.clone());
+    let mutex = keeper.mutex("a").fifo();
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    sleep(millis(1)).await;
+    tokio::join!(keeper.close(), other.close());
+    drop(guard);
+    drop(waiting.await.expect("no panic"));
+    timeout(secs(60), keeper.close()).await.expect("it has ended");
+    assert_eq!(world.server.kept(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_gives_back_what_is_lost_but_still_guarded() {
+    let world = Virtual::new();
+    let (ours, theirs) = (world.keeper().await, world.keeper().await);
+    let guard = ours.mutex(NAME).max_hold(secs(2)).lock().await.expect("free");
+    assert_eq!(guard.lost().await, Lost::MaxHold);
+    sleep(secs(1)).await;
+    ours.close().await;
+    assert!(theirs.mutex(NAME).try_lock().await.expect("memory").is_some(), "long before its lease ends");
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_ends_all_who_wait_in_a_lane_at_once() {
+    let world = Virtual::new();
+    let line = Line::good();
+    let keeper = behind(&world, &line).await;
+    line.cut();
+    let start = Instant::now();
+    let waiting: Vec<_> = (0..20)
+        .map(|_| {
+            let mutex = keeper.mutex(NAME);
+            tokio::spawn(async move { mutex.lock().await })
+        })
+        .collect();
+    for task in waiting {
+        let error = task.await.expect("no panic").expect_err("no store");
+        assert!(error.maybe_applied(), "it may have arrived");
+        assert!(error.to_string().contains(NAME), "{error}");
+    }
+    assert!(start.elapsed() < secs(9), "the limit is 5 s, not 5 s for each: {:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_of_the_store_name_resource_and_operation() {
+    let world = Virtual::new();
+    let line = Line::good();
+    let keeper = behind(&world, &line).await;
+    let guard = keeper.mutex(NAME).lock().await.expect("free");
+    line.cut();
+    let errors: [Error; 5] = [
+        keeper.fence(NAME).admit(guard.token()).await.expect_err("cut").into(),
+        keeper.latch(NAME).count_down().await.expect_err("cut").into(),
+        keeper.mutex(NAME).try_lock().await.expect_err("cut").into(),
+        guard.extend(secs(1)).await.expect_err("cut").into(),
+        keeper.inspect(NAME).await.expect_err("cut"),
+    ];
+    for (error, operation) in errors.iter().zip(["admit", "count_down", "try_lock", "extend", "inspect"]) {
+        let text = error.to_string();
+        assert!(text.contains(NAME) && text.contains("memory:") && text.contains(operation), "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_latch_is_waited_for_no_longer_than_the_limit() {
+    let world = Virtual::new();
+    let line = Line::good();
+    let keeper = behind(&world, &line).await;
+    let latch = keeper.latch(NAME);
+    latch.create(2).await.expect("new");
+    let early = latch.wait_within(millis(100)).await.expect_err("closed");
+    assert!(matches!(early, LatchError::TimedOut { remaining: 2, .. }), "{early}");
+    line.cut();
+    let start = Instant::now();
+    let cut = latch.wait_within(millis(100)).await.expect_err("no store");
+    assert!(matches!(&cut, LatchError::Store(error) if error.kind() == StoreErrorKind::Unreachable), "{cut}");
+    assert!(start.elapsed() < millis(200));
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_that_contradict_each_other_are_refused() {
+    let world = Virtual::new();
+    let keeper = world.keeper().await;
+    let mutex = keeper.mutex(NAME);
+    for bad in [
+        mutex.clone().lease(Duration::ZERO).min_hold(secs(1)),
+        mutex.clone().expires_after(millis(100)).min_hold(secs(3)),
+        mutex.clone().max_hold(secs(1)).min_hold(secs(2)),
+    ] {
+        let error = bad.lock().await.expect_err("a contradiction");
+        assert!(matches!(error, AcquireError::Invalid { .. }), "{error}");
+    }
+    assert_eq!(keeper.inspect(NAME).await.expect("memory"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_lock_keeps_its_minimum_hold() {
+    let world = Virtual::new();
+    let (ours, theirs) = (world.keeper().await, world.keeper().await);
+    let start = Instant::now();
+    let guard = ours.mutex(NAME).expires_after(secs(2)).min_hold(secs(2)).lock().await.expect("free");
+    guard.lost().await;
+    drop(guard);
+    drop(theirs.mutex(NAME).lock().await.expect("free in the end"));
+    assert!(start.elapsed() >= secs(2), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_adopted_lease_keeps_its_limits() {
+    let world = Virtual::new();
+    let (ours, theirs) = (world.keeper().await, world.keeper().await);
+    let mutex = ours.mutex(NAME).max_hold(secs(10)).detachable();
+    let guard = mutex.lock().await.expect("free");
+    sleep(secs(4)).await;
+    let lease = guard.into_lease().await.expect("held").to_string();
+    let start = Instant::now();
+    let adopted = theirs.adopt(&lease).await.expect("alive");
+    assert_eq!(adopted.lost().await, Lost::MaxHold);
+    assert!(start.elapsed() <= secs(6), "{:?}", start.elapsed());
+    drop(adopted);
+    let forged = lease.replace(":30000:", ":99999999999999:");
+    assert_ne!(forged, lease);
+    theirs.adopt(&forged).await.expect_err("longer than this store keeps a lease");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_slower_than_the_lease_is_reported_and_not_asked_for_ever() {
+    let world = Virtual::new();
+    let line = Line::good();
+    let keeper = behind(&world, &line).await;
+    line.set(Faults { usual: 1000, slow: 1000, late: 1900, ..Faults::NONE });
+    let lock = keeper.mutex(NAME).lease(millis(10));
+    let error = timeout(secs(600), lock.lock()).await.expect("it gives up").expect_err("always too late");
+    assert!(error.to_string().contains("longer lease"), "{error}");
+}
+
+/// Requests of all runtimes go through the keeper's own thread: none that ends or stands still
+/// keeps the others waiting.
+#[test]
+fn a_runtime_that_ends_or_stands_still_stops_nobody_else() {
+    let build = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (main, first) = (build(), build());
+    let server = MemoryServer::new(lockkeeper_core::runtime::clock::Clock::boot());
+    let line = Line::new(Dice::new(1), Faults { slow: 1000, late: 100, usual: 100, ..Faults::NONE });
+    let keeper = main.block_on(Keeper::builder(faulty(server.connector("memory:"), line)).connect());
+    let keeper = keeper.expect("a slow line");
+    for round in 0..10 {
+        let (one, two) = (keeper.mutex("one"), keeper.mutex("two"));
+        // It starts a request and then neither goes on nor sees the answer.
+        first.spawn(async move { one.lock().await });
+        first.block_on(async { tokio::task::yield_now().await });
+        let answered = main.block_on(async { timeout(secs(5), two.try_lock()).await });
+        assert!(answered.expect("not held up").expect("memory").is_some(), "round {round}");
+    }
+    drop(first);
+    let done = main.block_on(async {
+        timeout(secs(5), keeper.mutex("three").lock())
+            .await
+            .expect("not held up")
+            .expect("free")
+            .release()
+            .await
+    });
+    done.expect("held");
+    main.block_on(async { timeout(secs(10), keeper.close()).await }).expect("it ends");
+}
