@@ -32,6 +32,7 @@ fn task(stage: &Stage, folder: &TempDir, seed: u64) -> Task {
         lease: SESSION,
         hold_for_ever: false,
         bug: Bug::None,
+        bad_line: false,
         seed,
     }
 }
