@@ -161,6 +161,6 @@ impl Shared {
         }
         let markers: Vec<_> =
             line.markers_of(contender).iter().map(|marker| format!("{folder}/{marker}")).collect();
-        self.delete(session, contender, Left::Released, &path, &markers).await
+        self.delete(session, contender, [Left::Released, Left::NotThere], &path, &markers).await
     }
 }

@@ -20,8 +20,19 @@ use crate::{
 
 /// What has to be asked of the server for one entry of a group.
 enum Op<'a> {
-    Create { place: usize, claim: &'a Claim },
-    Delete { place: usize, contender: ContenderId, left: Left, node: String, markers: Vec<String> },
+    Create {
+        place: usize,
+        claim: &'a Claim,
+    },
+    Delete {
+        place: usize,
+        contender: ContenderId,
+        left: Left,
+        /// What it means that the node is gone already.
+        if_gone: Left,
+        node: String,
+        markers: Vec<String>,
+    },
 }
 
 /// A claim's node that has just been made.
@@ -161,9 +172,11 @@ impl Shared {
                 Left::Released
             }
         };
+        // An earlier removal may have been done and its answer lost.
+        let if_gone = if matches!(entry.stand, Stand::Leaving(_)) { left } else { Left::NotThere };
         entry.leave(left);
         let (node, markers) = (entry.node.clone(), entry.markers.clone());
-        Ok(Op::Delete { place, contender: leave.contender, left, node, markers })
+        Ok(Op::Delete { place, contender: leave.contender, left, if_gone, node, markers })
     }
 
     /// Sends all of `ops` as one transaction; if that is refused, one by one.
@@ -258,8 +271,9 @@ impl Shared {
                 Op::Create { place, claim } => {
                     (place, self.create(session, false, claim).await.map(Answer::Claim))
                 }
-                Op::Delete { place, contender, left, node, markers } => {
-                    (place, self.delete(session, contender, left, &node, &markers).await.map(Answer::Leave))
+                Op::Delete { place, contender, left, if_gone, node, markers } => {
+                    let left = self.delete(session, contender, [left, if_gone], &node, &markers).await;
+                    (place, left.map(Answer::Leave))
                 }
             };
             match answer {
@@ -282,13 +296,12 @@ impl Shared {
         format!("{}/{prefix}", self.place.paths.lock(&claim.name))
     }
 
-    /// Removes a node. Gone already means that somebody else took the lock back, unless an earlier
-    /// removal got no answer.
+    /// Removes a node; the answer is the first of `left` if this did it, the second if it was gone already.
     pub(crate) async fn delete(
         &self,
         session: &Session,
         contender: ContenderId,
-        left: Left,
+        [left, if_gone]: [Left; 2],
         node: &str,
         markers: &[String],
     ) -> Result<Left, StoreError> {
@@ -301,7 +314,7 @@ impl Shared {
         let sent = session.now();
         let left = match session.write(sent, session.client.delete(node, None)).await {
             Ok(()) => left,
-            Err(Error::NoNode) => Left::NotThere,
+            Err(Error::NoNode) => if_gone,
             Err(error) => return Err(trouble(error)),
         };
         self.table().entries.remove(&contender);
