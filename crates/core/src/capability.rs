@@ -50,7 +50,8 @@ pub struct Capability {
     pub min_lease: Duration,
     /// The longest lease.
     pub max_lease: Duration,
-    /// Whether each claim can have a lease of its own length.
+    /// Whether each claim can have a lease of its own length, all of which the store vouches for at
+    /// once. Otherwise it does so for a part at a time, such as for as long as a session lasts.
     pub lease_per_claim: bool,
     /// Whether a lease can outlive its process.
     pub detachable: bool,

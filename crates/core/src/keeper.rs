@@ -337,6 +337,7 @@ impl Keeper {
             bury_until: None,
             from: sent,
             lease: remaining,
+            whole: remaining,
             deadline: deadline::from_answer(sent, remaining),
             confirmed: true,
             step: lease.step,

@@ -12,7 +12,9 @@
 //! 2. **Idempotent by contender id.** A claim asked again never enters twice: it answers what the
 //!    contender has now. A repeated leave or renewal is harmless.
 //! 3. **Remaining, not full.** Every `Granted` and `Held` carries what is left of the lease at
-//!    the moment of the answer. A renewal never shortens a lease and never revives an ended one.
+//!    the moment of the answer, or less: a store whose leases rest on a session vouches only for as
+//!    long as that is sure to last, and is asked again in time. A renewal never shortens a lease and
+//!    never revives an ended one.
 //! 4. **Numbers grow.** Each grant's number is larger than every earlier one of that resource,
 //!    also after it was free for long.
 //! 5. **Late copies do nothing.** A claim processed after its `not_after`, or whose contender has

@@ -22,6 +22,7 @@
 //! | `memory:` | in this process, a new one for each keeper | |
 //! | `memory:NAME` | in this process, shared by name | |
 //! | `sqlite:PATH` | in a file, shared by the processes of this host | `sqlite` |
+//! | `zookeeper://HOST:PORT,HOST:PORT/CHROOT` | on ZooKeeper | `zookeeper` |
 //!
 //! # Primitives
 //!

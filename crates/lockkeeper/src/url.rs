@@ -11,6 +11,8 @@ const SCHEMES: &[&str] = &[
     "redis: rediss: redis+unix: redis+sentinel: redis+cluster:",
     #[cfg(feature = "sqlite")]
     "sqlite:",
+    #[cfg(feature = "zookeeper")]
+    "zookeeper:",
 ];
 
 /// The URL of the store that a program without other orders uses: a SQLite file of this user,
@@ -65,6 +67,8 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
         | "rediss+cluster" => lockkeeper_redis::connector(url),
         #[cfg(feature = "sqlite")]
         "sqlite" => lockkeeper_sqlite::connector(url),
+        #[cfg(feature = "zookeeper")]
+        "zookeeper" => lockkeeper_zookeeper::connector(url),
         _ => {
             // Only a plain word is shown: a URL without "//" may have its password here.
             let plain = scheme.len() <= 20 && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'+');

@@ -6,6 +6,11 @@
 //! of the answer. Where an answer has no time (evictions, views), the store's clock is asked before and
 //! after. Moments at which something ends are kept away from by the tolerance, so nothing depends on
 //! how fast a store is.
+//!
+//! A store that *settles by itself* does not wait for a request to let the next one in: ZooKeeper's nodes go
+//! when their lease ends, and whoever waits finds out. Then the model is settled at each moment at which
+//! something ends, answers may be one grant behind, and after each step the two must come to the same state
+//! within a while.
 
 mod both;
 mod compare;
@@ -36,6 +41,7 @@ pub struct Subject {
     pass: Pass,
     pace: Pace,
     tolerance: Duration,
+    by_itself: bool,
 }
 
 impl Subject {
@@ -51,6 +57,7 @@ impl Subject {
             pass: Box::new(|length| Box::pin(tokio::time::sleep(length))),
             pace: Pace::Virtual,
             tolerance: Duration::ZERO,
+            by_itself: false,
         }
     }
 
@@ -62,12 +69,21 @@ impl Subject {
             pass: Box::new(|length| Box::pin(tokio::time::sleep(length))),
             pace: Pace::Real,
             tolerance: Duration::from_millis(20),
+            by_itself: false,
         }
     }
 
     /// How far the store's times may be off, for stores that count in other units.
     pub fn tolerance(mut self, tolerance: Duration) -> Self {
         self.tolerance = tolerance;
+        self
+    }
+
+    /// The store settles by itself: see the [module](self). The entries of a group then have times of their own
+    /// and not one in common.
+    pub fn settles_by_itself(mut self) -> Self {
+        self.by_itself = true;
+        self.tolerance = self.tolerance.max(Duration::from_millis(300));
         self
     }
 

@@ -150,6 +150,7 @@ impl<M> Guard<M> {
         if hold.terms.max_hold.is_some_and(|most| self.held_for() + length > most) {
             return Err(invalid("that is past max_hold".into()));
         }
+        hold.extend(self.tenure.alive().engine().clock().now(), length);
         self.renew(watchdog::renewal(hold, length), "extend").await
     }
 

@@ -42,6 +42,8 @@ pub(crate) struct Hold {
     /// Until when a late copy of its claim may still arrive at the store.
     pub(crate) bury_until: Option<StoreTime>,
     deadline: AtomicU64,
+    /// When a fixed lease ends, on the client's clock, at the latest.
+    fixed_end: AtomicU64,
     limit: AtomicU64,
     renew_at: AtomicU64,
     confirmed: AtomicBool,
@@ -88,8 +90,10 @@ pub(crate) struct Origin {
     pub(crate) bury_until: Option<StoreTime>,
     /// The moment the lease counts from, on the client's clock.
     pub(crate) from: BootTime,
-    /// How long it lasts from then.
+    /// How long it lasts from then, as far as the store vouches for it.
     pub(crate) lease: Duration,
+    /// The whole lease: more where a store vouches only for as long as its session lasts.
+    pub(crate) whole: Duration,
     pub(crate) deadline: BootTime,
     /// Whether the store knows that its owner knows.
     pub(crate) confirmed: bool,
@@ -120,6 +124,7 @@ impl Hold {
             granted: origin.from,
             bury_until: origin.bury_until,
             deadline: AtomicU64::new(origin.deadline.0),
+            fixed_end: AtomicU64::new(origin.from.after(origin.whole).0),
             limit: AtomicU64::new(limit.0),
             renew_at: AtomicU64::new(u64::MAX),
             confirmed: AtomicBool::new(origin.confirmed),
@@ -132,7 +137,7 @@ impl Hold {
             step: AtomicU32::new(origin.step),
             changed: Notify::new(),
         };
-        hold.plan_renewal(origin.from, origin.lease);
+        hold.plan_renewal(origin.from, origin.lease, true);
         hold
     }
 
@@ -293,8 +298,9 @@ impl Hold {
             self.lose(self.overdue());
             return;
         }
-        self.deadline.store(deadline::from_answer(sent, remaining).0, Ordering::Release);
-        self.plan_renewal(sent, remaining);
+        let deadline = deadline::from_answer(sent, remaining);
+        let before = BootTime(self.deadline.swap(deadline.0, Ordering::AcqRel));
+        self.plan_renewal(sent, remaining, deadline > before);
     }
 
     /// A renewal failed: try again soon, more often the less time is left.
@@ -304,20 +310,27 @@ impl Hold {
         self.renew_at.store(now.after(pause).0, Ordering::Release);
     }
 
-    /// Renewals come at a third of the lease. A fixed lease is confirmed once if it was pushed,
-    /// and no renewal is needed that could not pass `max_hold` anyway.
     /// The length of the lease that runs now.
     pub(crate) fn running(&self) -> Duration {
         Duration::from_nanos(self.running.load(Ordering::Acquire))
     }
 
-    fn plan_renewal(&self, from: BootTime, remaining: Duration) {
+    /// A fixed lease is to last for `length` from `now` on, if the store agrees.
+    pub(crate) fn extend(&self, now: BootTime, length: Duration) {
+        self.fixed_end.fetch_max(now.after(length).0, Ordering::AcqRel);
+    }
+
+    /// Renewals come at a third of the lease. A fixed lease is confirmed once if it was pushed, and
+    /// again as long as the store vouches for more of it each time; and no renewal is needed that
+    /// could not pass `max_hold` anyway.
+    fn plan_renewal(&self, from: BootTime, remaining: Duration, vouched_for_more: bool) {
         self.running.store(u64::try_from(remaining.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
         let confirmed = self.confirmed.load(Ordering::Acquire);
         let to_come = if self.terms.renewed {
             self.limit.load(Ordering::Acquire) > self.deadline.load(Ordering::Acquire)
         } else {
-            !confirmed
+            let end = BootTime(self.fixed_end.load(Ordering::Acquire));
+            vouched_for_more && from.after(remaining).after(deadline::margin(end.since(self.granted))) < end
         };
         let at = if to_come || !confirmed { from.after(remaining / 3) } else { BootTime::NEVER };
         self.renew_at.store(at.0, Ordering::Release);
@@ -349,6 +362,7 @@ mod tests {
             bury_until: None,
             from: START,
             lease: 10 * SECOND,
+            whole: 10 * SECOND,
             deadline: deadline::from_answer(START, 10 * SECOND),
             confirmed: true,
             step: 0,
@@ -362,5 +376,36 @@ mod tests {
         assert_eq!(hold.due(), START.after(12 * SECOND), "nothing more to renew, only an end");
         assert!(matches!(hold.plan(hold.due(), Duration::ZERO), Due::Over));
         assert_eq!(hold.lost(), Some(Lost::MaxHold));
+    }
+    /// A store whose leases rest on a session vouches for a part of a fixed lease at a time.
+    #[test]
+    fn i3_a_fixed_lease_is_confirmed_until_the_store_has_vouched_for_all_of_it() {
+        let lease = 10 * SECOND;
+        let terms = Terms { lease, renewed: false, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };
+        let hold = Hold::new(Origin {
+            name: Name::new("stock").expect("a good name"),
+            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
+            slot: 1,
+            number: 1,
+            floor: 1,
+            terms: Arc::new(terms),
+            bury_until: None,
+            from: START,
+            lease: 3 * SECOND,
+            whole: lease,
+            deadline: deadline::from_answer(START, 3 * SECOND),
+            confirmed: true,
+            step: 0,
+        });
+        let mut confirmed = 0;
+        while hold.due() < hold.ends() {
+            let now = hold.due();
+            assert!(matches!(hold.plan(now, Duration::ZERO), Due::Renew(Duration::ZERO)), "never extended");
+            hold.answered(now, (3 * SECOND).min(START.after(lease).since(now)), now);
+            confirmed += 1;
+        }
+        assert!(hold.ends() > START.after(lease * 9 / 10), "the whole lease");
+        assert!(confirmed < 12, "no more than needed: {confirmed}");
+        assert!(matches!(hold.plan(hold.ends(), Duration::ZERO), Due::Over));
     }
 }

@@ -326,6 +326,7 @@ mod tests {
             bury_until: None,
             from: START,
             lease,
+            whole: lease,
             deadline: START.after(lease),
             confirmed: true,
             step: 0,

@@ -42,7 +42,9 @@ async fn main() -> ExitCode {
     };
     let only = env::var("LOCKKEEPER_SEED").ok().and_then(|text| text.parse::<u64>().ok());
     let seeds = only.map_or(0..seeds, |seed| seed..seed + 1);
+    let by_itself = url.starts_with("zookeeper:");
     let subject = Subject::in_real_time(move || lockkeeper::url::connector(&url));
+    let subject = if by_itself { subject.settles_by_itself() } else { subject };
     let mut sum = Tally::default();
     for seed in seeds.clone() {
         match refinement::check(&subject, seed, steps).await {

@@ -19,7 +19,7 @@ use lockkeeper_core::{
 
 use super::{
     Subject, Tally,
-    compare::{Numbers, Same, renewals},
+    compare::{Leniency, Numbers, Same, renewals},
     plan::{EACH, Entry, KEEPERS, LATCHES, LatchAction, Pace, RESOURCES, Renewal, Step},
 };
 
@@ -54,6 +54,8 @@ pub(super) struct Both<'a> {
     next_id: u64,
     /// Moments from which on something is different, beside those in the model's resources.
     moments: BTreeSet<StoreTime>,
+    /// Until when the model has been settled.
+    settled: StoreTime,
     tolerance: Duration,
     tally: Tally,
 }
@@ -65,6 +67,10 @@ const PERMITS: u32 = 3;
 const BERTH: Duration = Duration::from_millis(100);
 /// How many groups may arrive once more.
 const REMEMBERED: usize = 12;
+/// How long a store that settles by itself may take for it.
+const REST: Duration = Duration::from_secs(5);
+/// The longest lease of a claim that may be detached, where a session has to last as long.
+const DETACHED: Duration = Duration::from_secs(30);
 
 fn said(error: &StoreError) -> String {
     format!("the store failed: {error}")
@@ -99,6 +105,7 @@ impl<'a> Both<'a> {
             numbers: Numbers::default(),
             next_id: 0,
             moments: BTreeSet::new(),
+            settled: StoreTime(0),
             tolerance: subject.tolerance,
             tally: Tally::default(),
         };
@@ -157,6 +164,61 @@ impl<'a> Both<'a> {
         self.store().apply(&[]).await.map(|answers| answers.now).map_err(|error| said(&error))
     }
 
+    fn leniency(&self, more: Duration) -> Leniency {
+        Leniency {
+            tolerance: self.tolerance + more,
+            in_parts: self.in_parts(),
+            by_itself: self.subject.by_itself,
+        }
+    }
+
+    /// Whether the store vouches for a part of a lease at a time.
+    fn in_parts(&self) -> bool {
+        !self.store().capability().lease_per_claim
+    }
+
+    /// The lease that can be asked for.
+    fn lease(&self, lease: Duration, detachable: bool) -> Duration {
+        let can = self.store().capability();
+        let lease = if detachable && self.in_parts() { lease.min(DETACHED) } else { lease };
+        lease.clamp(can.min_lease, can.max_lease)
+    }
+
+    /// Lets the model do what a store that settles by itself has done until `now`, at the moments at which it
+    /// has.
+    fn settle_until(&mut self, now: StoreTime) {
+        while let Some(end) = self.ends().filter(|end| *end > self.settled && *end <= now).min() {
+            for name in self.names.clone() {
+                let nobody = ContenderId { keeper: KeeperId::from_u128(0), seq: 0 };
+                let renew = Renew {
+                    name: name.clone(),
+                    contender: nobody,
+                    lease: Duration::ZERO,
+                    lower_to: None,
+                    detach: false,
+                };
+                let mut effects = Effects::default();
+                self.model.renew(at(end), &renew, &mut effects);
+                self.note(&name, effects);
+            }
+            self.settled = end;
+        }
+        self.settled = self.settled.max(now);
+    }
+
+    /// Waits until the store shows what the model has.
+    async fn come_to_rest(&mut self) -> Same {
+        let started = std::time::Instant::now();
+        loop {
+            let now = self.now().await?;
+            self.settle_until(now);
+            match self.compare_views().await {
+                Err(_) if started.elapsed() < REST => (self.subject.pass)(Duration::from_millis(5)).await,
+                compared => return compared,
+            }
+        }
+    }
+
     /// The first moment after `now` at which something ends by itself.
     fn next_end(&self, now: StoreTime) -> Option<StoreTime> {
         self.ends().filter(|end| *end > now).min()
@@ -188,6 +250,9 @@ impl<'a> Both<'a> {
     /// Makes one step in both, and compares answers, notices and views.
     pub(super) async fn step(&mut self, step: &Step) -> Result<(), String> {
         self.keep_clear().await?;
+        if self.subject.by_itself {
+            self.come_to_rest().await?;
+        }
         match step {
             Step::Group { keeper, entries } => {
                 let now = self.now().await?;
@@ -220,6 +285,10 @@ impl<'a> Both<'a> {
             }
         }
         self.keep_clear().await?;
+        if self.subject.by_itself {
+            self.come_to_rest().await?;
+            return self.compare_notices();
+        }
         self.compare_notices()?;
         self.compare_views().await
     }
@@ -261,10 +330,8 @@ impl<'a> Both<'a> {
         let Entry::Claim { who, resource, units, lease, queue, mismatch, detachable, .. } = entry else {
             unreachable!("only claims come here");
         };
-        let capability = self.keepers[keeper].1.capability();
-        let lease = if capability.lease_per_claim { *lease } else { capability.max_lease };
-        let lease = lease.clamp(capability.min_lease, capability.max_lease);
-        let detachable = *detachable && capability.detachable;
+        let detachable = *detachable && self.store().capability().detachable;
+        let lease = self.lease(*lease, detachable);
         self.next_id += 1;
         let id = ContenderId { keeper: self.keepers[keeper].0, seq: self.next_id };
         let person = self.people.entry(*who).or_insert_with(|| {
@@ -319,8 +386,8 @@ impl<'a> Both<'a> {
             let mut effects = Effects::default();
             let expected = self.model.apply(at(answers.now), request, &mut effects);
             self.note(request.name(), effects);
-            let tolerance = self.tolerance;
-            let same = self.numbers.answers(request.name(), &expected, answer, tolerance);
+            let leniency = self.leniency(Duration::ZERO);
+            let same = self.numbers.answers(request.name(), &expected, answer, leniency);
             same.map_err(|what| format!("{what}\nto {request:?}\nat {:?}", answers.now))?;
             match answer {
                 Answer::Claim(Verdict::Granted(_)) => self.tally.granted += 1,
@@ -347,7 +414,11 @@ impl<'a> Both<'a> {
                 Some(Renew {
                     name: claim.name.clone(),
                     contender: claim.contender,
-                    lease: if entry.lease.is_zero() { entry.lease } else { claim.lease.max(entry.lease) },
+                    lease: if entry.lease.is_zero() {
+                        entry.lease
+                    } else {
+                        claim.lease.max(self.lease(entry.lease, claim.detachable))
+                    },
                     lower_to: entry.lower.then_some(Units::ONE),
                     detach: entry.detach && claim.detachable,
                 })
@@ -361,7 +432,7 @@ impl<'a> Both<'a> {
             let mut effects = Effects::default();
             let expected = self.model.renew(at(answers.now), renew, &mut effects);
             self.note(&renew.name, effects);
-            renewals(&expected, answer, self.tolerance)
+            renewals(&expected, answer, self.leniency(Duration::ZERO))
                 .map_err(|what| format!("{what}\nto {renew:?}\nat {:?}", answers.now))?;
             match answer {
                 Renewed::Held { .. } => self.tally.held += 1,
@@ -478,7 +549,8 @@ impl<'a> Both<'a> {
             return Err(format!("listing: expected {:?}, got {:?}", names(&expected), names(&listed)));
         }
         for (expected, view) in expected.iter().zip(&listed) {
-            self.numbers.views(&expected.name, Some(expected), Some(view), self.tolerance + took)?;
+            let leniency = self.leniency(took);
+            self.numbers.views(&expected.name, Some(expected), Some(view), leniency)?;
         }
         Ok(())
     }
@@ -486,15 +558,19 @@ impl<'a> Both<'a> {
     /// A notice may be lost, late or doubled, but never tells of a grant that was not made.
     fn compare_notices(&mut self) -> Same {
         let heard = std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner));
+        let leniency = self.leniency(Duration::ZERO);
         for (name, notice) in heard {
             // A contender that lost its place and came again may have been granted several times.
             let mut made =
                 self.made.iter().filter(|(of, made)| *of == name && made.contender == notice.contender);
-            let stamps: Vec<_> =
-                made.by_ref().map(|(_, made)| *made).filter(|made| made.stamp == notice.stamp).collect();
+            let stamps: Vec<_> = made
+                .by_ref()
+                .map(|(_, made)| *made)
+                .filter(|made| leniency.in_parts || made.stamp == notice.stamp)
+                .collect();
             let mut differences = Vec::new();
             let told = stamps.iter().any(|made| {
-                let same = self.numbers.notice(&name, made, &notice, self.tolerance);
+                let same = self.numbers.notice(&name, made, &notice, leniency);
                 same.map_err(|what| differences.push(what)).is_ok()
             });
             if !told {
@@ -511,7 +587,8 @@ impl<'a> Both<'a> {
             let view = self.store().inspect(&name).await.map_err(|error| said(&error))?;
             let took = self.now().await?.since(before);
             let expected = self.model.inspect(at(before), &name);
-            let same = self.numbers.views(&name, expected.as_ref(), view.as_ref(), self.tolerance + took);
+            let leniency = self.leniency(took);
+            let same = self.numbers.views(&name, expected.as_ref(), view.as_ref(), leniency);
             same.map_err(|what| format!("{what}\nin the view of {name} at {before:?}"))?;
         }
         Ok(())

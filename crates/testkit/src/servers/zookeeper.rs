@@ -131,6 +131,9 @@ impl ZooKeeperNode {
         let process = Process::new(name, &java, folder.path().join("log"))
             // A small server that starts quickly.
             .arguments(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
+            // What is written survives a kill, which is all that is done to it; a disk that stands still would end
+            // sessions.
+            .arguments(["-Dzookeeper.forceSync=no"])
             .arguments([format!("-Dlog4j.configuration=file:{}", file("log4j.properties"))])
             .arguments(["-cp", &jars.join(":"), "org.apache.zookeeper.server.quorum.QuorumPeerMain"])
             .arguments([file("zoo.cfg")]);

@@ -1,0 +1,82 @@
+//! How many requests things cost, as the server counts them.
+
+use std::time::Duration;
+
+use lockkeeper_testkit::servers::ZooKeeperNode;
+
+use crate::stage::{Stage, soon, until_nodes};
+
+const SESSION: Duration = Duration::from_secs(8);
+
+/// How many requests the server has had so far.
+fn received(server: &ZooKeeperNode) -> u64 {
+    let answer = server.ask("srvr").expect("asked");
+    let count = answer.lines().find_map(|line| line.strip_prefix("Received: "));
+    count.and_then(|count| count.trim().parse().ok()).expect("counted")
+}
+
+/// Signs of life and pings of `keepers` in `time`, at most: eight and seven per session timeout, and what they do
+/// when they connect.
+fn pings(keepers: u64, time: Duration) -> u64 {
+    keepers * (10 + 20 * time.as_millis() as u64 / SESSION.as_millis() as u64)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_free_lock_costs_three_requests() {
+    let stage = Stage::single(SESSION);
+    let keeper = stage.keeper().await;
+    let mutex = keeper.mutex("stock");
+    mutex.lock().await.expect("locked").release().await.expect("released");
+    let server = &stage.servers.nodes()[0];
+    let (before, started) = (received(server), std::time::Instant::now());
+    for _ in 0..100 {
+        mutex.lock().await.expect("locked").release().await.expect("released");
+    }
+    let cost = received(server) - before;
+    assert!(cost <= 3 * 100 + pings(1, started.elapsed()), "{cost} requests for 100 locks");
+    keeper.close().await;
+}
+
+/// Waiting costs nothing but the signs of life of the session, however many wait; then they are served in order,
+/// each at the cost of its own turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_wait_for_nothing_and_are_served_in_order() {
+    let stage = Stage::single(SESSION);
+    let (holder, keeper, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
+    let guard = holder.mutex("stock").lock().await.expect("locked");
+    let (order, mut served) = tokio::sync::mpsc::unbounded_channel();
+    for place in 0..100_usize {
+        let (mutex, order) = (keeper.mutex("stock").fifo(), order.clone());
+        tokio::spawn(async move {
+            let guard = mutex.lock().await.expect("locked");
+            order.send(place).expect("heard");
+            guard.release().await.expect("released");
+        });
+        until_nodes(&client, "stock", place + 2).await;
+    }
+    // Each has its watches by now, or will have within the first moment.
+    let server = &stage.servers.nodes()[0];
+    let mut before = received(server);
+    loop {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let now = received(server);
+        if now - before <= 10 {
+            break;
+        }
+        before = now;
+    }
+    let (before, started) = (received(server), std::time::Instant::now());
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let cost = received(server) - before;
+    assert!(cost <= pings(3, started.elapsed()), "{cost} requests while 100 waited for 4 s");
+    let (before, started) = (received(server), std::time::Instant::now());
+    guard.release().await.expect("released");
+    for place in 0..100 {
+        assert_eq!(soon(served.recv()).await, Some(place));
+    }
+    let cost = received(server) - before;
+    // Each looks at the line, proves that it is there, and leaves; nobody else is woken.
+    assert!(cost <= 100 * 4 + pings(3, started.elapsed()), "{cost} requests for 100 turns");
+    keeper.close().await;
+    holder.close().await;
+}

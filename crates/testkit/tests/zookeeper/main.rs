@@ -1,0 +1,11 @@
+//! Layer 7 on ZooKeeper: real servers, single and three, killed, stopped and cut off; real processes, killed and
+//! stopped. `LOCKKEEPER_SECTIONS` sets how many sections are run.
+#![cfg(target_os = "linux")]
+
+mod costs;
+mod crews;
+mod lines;
+mod nodes;
+mod sessions;
+mod stage;
+mod suite;

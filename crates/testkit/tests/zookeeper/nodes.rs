@@ -1,0 +1,75 @@
+//! The nodes themselves: strangers among them, and who may be told apart.
+
+use std::time::Duration;
+
+use lockkeeper::StoreErrorKind;
+use zookeeper_client::{Acls, CreateMode};
+
+use crate::stage::{Stage, nodes, soon};
+
+const SESSION: Duration = Duration::from_secs(4);
+
+/// Foreign, malformed and non-ASCII children neither hold nor block nor break anything, and stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_are_left_alone() {
+    let stage = Stage::single(SESSION);
+    let (a, b, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
+    let plain = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    a.mutex("stock").lock().await.expect("locked").release().await.expect("released");
+    let strangers =
+        ["0", "_c_1-lock-0000000000", "ü-lock-0000000001", "c-x-all-all-0000000000", "d--", "c-é"];
+    for stranger in strangers {
+        client.create(&format!("/lockkeeper/locks/stock/{stranger}"), b"\xff", &plain).await.expect("made");
+    }
+    client.create("/lockkeeper/locks/%zz", b"", &plain).await.expect("made");
+    let guard = soon(a.mutex("stock").lock()).await.expect("locked");
+    let waiter = tokio::spawn(async move { b.mutex("stock").lock().await.expect("locked").release().await });
+    crate::stage::until_nodes(&client, "stock", strangers.len() + 2).await;
+    let view = a.inspect("stock").await.expect("asked").expect("held");
+    assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
+    assert_eq!(a.list("", None, 10).await.expect("listed").resources.len(), 1);
+    guard.release().await.expect("released");
+    soon(waiter).await.expect("no panic").expect("released");
+    let mut left = nodes(&client, "stock").await;
+    left.sort();
+    let mut expected = strangers.map(str::to_owned);
+    expected.sort();
+    assert_eq!(left, expected);
+    a.close().await;
+}
+
+/// A namespace that belongs to something else, or to a later version, is not touched.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_layouts_are_refused() {
+    let stage = Stage::single(SESSION);
+    let client = stage.client().await;
+    let plain = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    for (namespace, data) in [("app", "settings"), ("later", "lockkeeper 2 x")] {
+        client.create(&format!("/{namespace}"), data.as_bytes(), &plain).await.expect("made");
+        let url = format!("{}&namespace={namespace}", stage.url());
+        let error = lockkeeper::connect(&url).await.expect_err("not ours");
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
+        assert_eq!(
+            client.list_children(&format!("/{namespace}")).await.expect("listed"),
+            Vec::<String>::new()
+        );
+    }
+}
+
+/// With a login, what is made belongs to it alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_keeps_others_out() {
+    let stage = Stage::single(SESSION);
+    let with = |login: &str| stage.url().replace("zookeeper://", &format!("zookeeper://{login}"));
+    let keeper = lockkeeper::connect(&with("me:secret@")).await.expect("connected");
+    let guard = keeper.mutex("stock").lock().await.expect("locked");
+    let client = stage.client().await;
+    assert_eq!(client.list_children("/lockkeeper/locks").await, Err(zookeeper_client::Error::NoAuth));
+    for url in [stage.url(), with("me:wrong@")] {
+        let error = lockkeeper::connect(&url).await.expect_err("not allowed");
+        assert_eq!(error.kind(), StoreErrorKind::Denied, "{error}");
+        assert!(!error.to_string().contains("wrong"), "{error}");
+    }
+    guard.release().await.expect("released");
+    keeper.close().await;
+}

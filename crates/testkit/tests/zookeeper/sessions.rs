@@ -1,0 +1,104 @@
+//! Sessions: suspended, ended, replaced; and the leases that have one of their own.
+
+use std::time::Duration;
+
+use lockkeeper::{Lost, StoreErrorKind};
+
+use crate::stage::{Stage, soon, until_nodes};
+
+const SESSION: Duration = Duration::from_secs(3);
+
+/// A line that is cut for less than the session lasts costs nothing but time.
+#[tokio::test(flavor = "multi_thread")]
+async fn suspended_is_not_expired() {
+    let stage = Stage::single(SESSION);
+    let (proxy, keeper) = stage.proxied().await;
+    let client = stage.client().await;
+    let guard = keeper.mutex("stock").lock().await.expect("locked");
+    let before = client.list_children("/lockkeeper/locks/stock").await.expect("listed");
+    for _ in 0..3 {
+        proxy.refuse(true);
+        proxy.cut_all();
+        tokio::time::sleep(SESSION / 4).await;
+        assert!(guard.is_held(), "lost while suspended");
+        proxy.refuse(false);
+        // Renewed past what was certain before.
+        let certain = guard.remaining();
+        soon(async {
+            while guard.remaining() <= certain {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+    }
+    assert_eq!(
+        client.list_children("/lockkeeper/locks/stock").await.expect("listed"),
+        before,
+        "the same node"
+    );
+    soon(guard.release()).await.expect("still held");
+    keeper.close().await;
+}
+
+/// A session that ended is replaced: old guards stay lost, waiters go on, new locks are to be had.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keeper_goes_on_in_a_new_session() {
+    let stage = Stage::single(SESSION);
+    let (proxy, keeper) = stage.proxied().await;
+    let (client, other) = (stage.client().await, stage.keeper().await);
+    let guard = keeper.mutex("mine").lock().await.expect("locked");
+    let theirs = other.mutex("theirs").lock().await.expect("locked");
+    let waiter = {
+        let keeper = keeper.clone();
+        tokio::spawn(async move { keeper.mutex("theirs").lock().await })
+    };
+    until_nodes(&client, "theirs", 2).await;
+    proxy.refuse(true);
+    proxy.cut_all();
+    assert_eq!(soon(guard.lost()).await, Lost::Expired);
+    until_nodes(&client, "mine", 0).await;
+    proxy.refuse(false);
+    // The waiter stands in line again, behind the same holder.
+    until_nodes(&client, "theirs", 2).await;
+    assert!(!guard.is_held() && !waiter.is_finished());
+    let again = soon(keeper.mutex("mine").lock()).await.expect("locked");
+    assert!(again.token() > guard.token() && !guard.is_held());
+    theirs.release().await.expect("released");
+    soon(waiter).await.expect("no panic").expect("served").release().await.expect("released");
+    drop(guard);
+    again.release().await.expect("released");
+    until_nodes(&client, "mine", 0).await;
+    keeper.close().await;
+    other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_detached_lease_longer_than_the_servers_allow_names_the_longest() {
+    let stage = Stage::single(SESSION);
+    let keeper = stage.keeper().await;
+    let long = Duration::from_secs(3600);
+    let error = keeper.mutex("stock").lease(long).detachable().lock().await.expect_err("too long");
+    assert!(error.to_string().contains("60s") && error.to_string().contains("maxSessionTimeout"), "{error}");
+    let lockkeeper::AcquireError::Store(error) = error else { panic!("{error}") };
+    assert_eq!(error.kind(), StoreErrorKind::Unsupported);
+    // A lease that ends with its process may be of any length.
+    keeper.mutex("stock").lease(long).lock().await.expect("locked").release().await.expect("released");
+    keeper.close().await;
+}
+
+/// Its keeper closes before the minimum hold is over: the servers end it by themselves, and in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_minimum_hold_ends_in_time_without_its_process() {
+    let stage = Stage::single(SESSION);
+    let (keeper, client) = (stage.keeper().await, stage.client().await);
+    let least = Duration::from_secs(5);
+    let guard =
+        keeper.mutex("stock").lease(Duration::from_secs(40)).min_hold(least).lock().await.expect("locked");
+    let locked = tokio::time::Instant::now();
+    guard.release().await.expect("released");
+    keeper.close().await;
+    until_nodes(&client, "stock", 0).await;
+    let kept = locked.elapsed();
+    // Not 40 seconds, for which its first session would have lasted.
+    assert!(kept >= least && kept < least + Duration::from_secs(5), "kept for {kept:?}");
+}

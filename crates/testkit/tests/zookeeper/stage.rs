@@ -1,0 +1,96 @@
+//! What the tests stand on: servers, keepers on good and bad lines, and a look at the nodes themselves.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use lockkeeper::Keeper;
+use lockkeeper_testkit::{proxy::Proxy, servers::ZooKeeper};
+use zookeeper_client::{Client, Error};
+
+/// Longer than anything takes that is to happen.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+/// The servers' ticks.
+pub(crate) const TICK: Duration = Duration::from_millis(200);
+
+/// A server, and what to call it.
+pub(crate) struct Stage {
+    pub(crate) servers: ZooKeeper,
+    session: Duration,
+}
+
+impl Stage {
+    /// One server; sessions end after `session` without a sign of life.
+    pub(crate) fn single(session: Duration) -> Self {
+        Self { servers: ZooKeeper::start().expect("started"), session }
+    }
+
+    /// Three servers.
+    pub(crate) fn ensemble(session: Duration) -> Self {
+        Self { servers: ZooKeeper::ensemble().expect("started"), session }
+    }
+
+    fn options(&self) -> String {
+        format!("?session={}ms&tick={}ms", self.session.as_millis(), TICK.as_millis())
+    }
+
+    /// The URL of all servers.
+    pub(crate) fn url(&self) -> String {
+        format!("{}{}", self.servers.url(), self.options())
+    }
+
+    /// A keeper on a good line.
+    pub(crate) async fn keeper(&self) -> Keeper {
+        lockkeeper::connect(&self.url()).await.expect("connected")
+    }
+
+    /// The address of the first server.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.servers.nodes()[0].address()
+    }
+
+    /// A line to the first server, and a keeper on it.
+    pub(crate) async fn proxied(&self) -> (Proxy, Keeper) {
+        let proxy = Proxy::start(self.address()).expect("started");
+        let url = format!("zookeeper://{}{}", proxy.address(), self.options());
+        let builder = lockkeeper::builder(&url).expect("a good URL").outage_limit(Duration::from_secs(60));
+        let keeper = builder.connect().await.expect("connected");
+        (proxy, keeper)
+    }
+
+    /// A plain client.
+    pub(crate) async fn client(&self) -> Client {
+        Client::connect(&self.address().to_string()).await.expect("connected")
+    }
+}
+
+/// The nodes under the resource `name`, which is written as it is.
+pub(crate) async fn nodes(client: &Client, name: &str) -> Vec<String> {
+    let path = format!("/lockkeeper/locks/{name}");
+    client.sync(&path).await.expect("synced");
+    match client.list_children(&path).await {
+        Ok(children) => children,
+        Err(Error::NoNode) => Vec::new(),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Waits until so many nodes stand under `name`.
+pub(crate) async fn until_nodes(client: &Client, name: &str, count: usize) {
+    let started = Instant::now();
+    loop {
+        let now = nodes(client, name).await;
+        if now.len() == count {
+            return;
+        }
+        assert!(started.elapsed() < LONG, "never {count} nodes, but {now:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// What comes of `work`, which must not take long.
+pub(crate) async fn soon<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LONG, work).await.expect("in time")
+}

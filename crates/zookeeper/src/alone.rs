@@ -1,0 +1,166 @@
+//! Claims and leaves that take more than one step: those of which an earlier copy may have had an effect, of
+//! who does not wait, and of leases that outlive their process.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkeeper_core::{
+    ContenderId, Name, StoreError,
+    store::{Claim, Leave, Left, Renew, Verdict},
+};
+use zookeeper_client::Error;
+
+use crate::{
+    claims::{Known, Made, checked},
+    note::Note,
+    session::Session,
+    shared::Shared,
+    table::Stand,
+    trouble::trouble,
+};
+
+impl Shared {
+    /// A claim that needs more than its node: it does not wait, has a session of its own, or an earlier
+    /// copy of it may have made the node.
+    pub(crate) async fn claim_alone(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        claim: &Claim,
+    ) -> Result<Verdict, StoreError> {
+        let folder = self.place.paths.lock(&claim.name);
+        let known = self.known(claim);
+        if let Known::Holding(session, node) = &known {
+            if let Some(verdict) = self.granted_before(session, node, claim).await? {
+                return Ok(verdict);
+            }
+            self.table().entries.remove(&claim.contender);
+        }
+        if let Known::Unknown(asked_in) = known {
+            if let Some(made) = self.find(&asked_in, &folder, claim.contender).await? {
+                let listed = asked_in.read(asked_in.client.list_children(&folder)).await;
+                let own = !Arc::ptr_eq(&asked_in, session);
+                return self.placed(&asked_in, own, claim, made, listed).await;
+            }
+            self.table().entries.remove(&claim.contender);
+        }
+        if claim.again
+            && let Some(verdict) = self.detached_before(session, claim).await?
+        {
+            return Ok(verdict);
+        }
+        if !claim.queue {
+            // Whoever does not wait must not stand in anybody's way: it looks first.
+            match self.line_now(session, &folder).await?.newcomer(claim.units, claim.capacity) {
+                Err(in_use) => return Ok(Verdict::Mismatch { in_use }),
+                Ok((false, ahead)) => return Ok(self.busy(ahead)),
+                Ok((true, _)) => {}
+            }
+        }
+        if !claim.detachable {
+            return self.create(session, false, claim).await;
+        }
+        match self.session_for(claim.lease).await? {
+            Ok(own) => self.create(&own, true, claim).await,
+            Err(refusal) => Ok(Verdict::Refused(refusal)),
+        }
+    }
+
+    /// A copy of a claim whose lease has been detached since: it has what it had.
+    async fn detached_before(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        claim: &Claim,
+    ) -> Result<Option<Verdict>, StoreError> {
+        let confirm = Renew {
+            name: claim.name.clone(),
+            contender: claim.contender,
+            lease: Duration::ZERO,
+            lower_to: None,
+            detach: false,
+        };
+        let verdict = match self.detached(session, &confirm).await? {
+            None => return Ok(None),
+            Some(note) if note.retired => Some(Verdict::Stale),
+            Some(_) => {
+                self.take_over(session, &confirm).await?;
+                let table = self.table();
+                let entry = table.entries.get(&claim.contender);
+                entry.and_then(|entry| match entry.stand {
+                    Stand::Holding(hold) => Some(Verdict::Granted(entry.grant(&hold, self.now()))),
+                    _ => None,
+                })
+            }
+        };
+        Ok(verdict)
+    }
+
+    /// The node that `contender` has in `session`, by the latest state of the store.
+    async fn find(
+        &self,
+        session: &Session,
+        folder: &str,
+        contender: ContenderId,
+    ) -> Result<Option<Made>, StoreError> {
+        let line = self.line_now(session, folder).await?;
+        for node in line.of(contender) {
+            let path = format!("{folder}/{}", node.name);
+            let stat = session.read(session.client.check_stat(&path)).await.map_err(trouble)?;
+            if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == session.id) {
+                return Ok(Some(Made { node: path, number: checked(stat.czxid)? }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A leave that needs more than one step.
+    pub(crate) async fn leave_alone(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        leave: &Leave,
+    ) -> Result<Left, StoreError> {
+        let stand =
+            self.table().entries.get(&leave.contender).map(|entry| (entry.stand, entry.session.clone()));
+        match stand {
+            Some((Stand::Unknown, asked_in)) => {
+                let folder = self.place.paths.lock(&leave.name);
+                let Some(made) = self.find(&asked_in, &folder, leave.contender).await? else {
+                    self.table().entries.remove(&leave.contender);
+                    return Ok(Left::NotThere);
+                };
+                if let Some(entry) = self.table().entries.get_mut(&leave.contender) {
+                    entry.node = made.node;
+                    entry.leave(Left::LeftQueue);
+                }
+                self.remove_node(leave.contender).await;
+                Ok(Left::LeftQueue)
+            }
+            Some((Stand::Holding(hold), _)) => {
+                self.retire(leave, hold.granted.after(leave.hold_at_least)).await
+            }
+            Some((Stand::Leaving(left), _)) => Ok(left),
+            Some(_) => Ok(Left::NotThere),
+            None => self.leave_detached(session, &leave.name, leave.contender).await,
+        }
+    }
+
+    /// Leaves what lives in no session of this keeper.
+    async fn leave_detached(
+        &self,
+        session: &Session,
+        name: &Name,
+        contender: ContenderId,
+    ) -> Result<Left, StoreError> {
+        let folder = self.place.paths.lock(name);
+        let line = self.line_now(session, &folder).await?;
+        let Some(node) = line.of(contender).next() else { return Ok(Left::NotThere) };
+        let path = format!("{folder}/{}", node.name);
+        match session.read(session.client.get_data(&path)).await {
+            Ok((data, _)) if Note::from_bytes(&data).retired => return Ok(Left::NotThere),
+            Ok(_) => {}
+            Err(Error::NoNode) => return Ok(Left::NotThere),
+            Err(error) => return Err(trouble(error)),
+        }
+        let markers: Vec<_> =
+            line.markers_of(contender).iter().map(|marker| format!("{folder}/{marker}")).collect();
+        self.delete(session, contender, [Left::Released, Left::NotThere], &path, &markers).await
+    }
+}

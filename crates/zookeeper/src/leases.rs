@@ -1,0 +1,389 @@
+//! Renewals, and leases that outlive their process.
+//!
+//! A lease is kept by its session, so renewing it costs no request once its node is watched: the
+//! session's own signs of life stand for all of them. A lease that may outlive its process has a session
+//! of its own, which nobody has to close. To take such a lease over, its node is replaced by one of the
+//! same name in another session, in one transaction: nobody can come in between.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkeeper_core::{
+    ContenderId, StoreError, StoreErrorKind, Units,
+    runtime::clock::BootTime,
+    store::{Answers, Leave, Left, Renew, Renewed},
+};
+use zookeeper_client::{Error, MultiWriteError};
+
+use crate::{
+    line,
+    note::Note,
+    session::Session,
+    shared::Shared,
+    table::{Entry, Hold, Stand},
+    trouble::{refused, trouble},
+};
+
+/// A node to be taken over.
+struct Found {
+    node: String,
+    markers: Vec<String>,
+    note: Note,
+    version: i32,
+    /// What is left of its lease, if only its lease ends it.
+    left: Duration,
+    units: Units,
+    capacity: lockkeeper_core::Capacity,
+    number: u64,
+}
+
+impl Shared {
+    /// Extends leases.
+    pub(crate) async fn renew(self: &Arc<Self>, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
+        let session = self.session()?;
+        let mut each = Vec::with_capacity(leases.len());
+        // What was done to a node before this is told on the same line before the answer to this.
+        for used in self.sessions_of(leases) {
+            used.check(&self.place.paths.root).await.map_err(trouble)?;
+        }
+        for renew in leases {
+            let watched = {
+                let table = self.table();
+                table.entries.get(&renew.contender).map(|entry| entry.watches.is_some())
+            };
+            each.push(match watched {
+                Some(true) => self.renew_here(renew).await?,
+                Some(false) => {
+                    if self.watch_own_node(renew.contender).await? {
+                        self.renew_here(renew).await?
+                    } else {
+                        self.table().entries.remove(&renew.contender);
+                        Renewed::Gone
+                    }
+                }
+                None => self.take_over(&session, renew).await?,
+            });
+        }
+        self.sooner.notify_one();
+        Ok(Answers { now: self.store_time(), each })
+    }
+
+    /// The sessions that these leases rest on, each once.
+    fn sessions_of(&self, leases: &[Renew]) -> Vec<Arc<Session>> {
+        let table = self.table();
+        let mut sessions: Vec<Arc<Session>> = Vec::new();
+        for entry in leases.iter().filter_map(|renew| table.entries.get(&renew.contender)) {
+            if entry.session.lives() && !sessions.iter().any(|known| Arc::ptr_eq(known, &entry.session)) {
+                sessions.push(entry.session.clone());
+            }
+        }
+        sessions
+    }
+
+    /// Renews what this keeper has.
+    async fn renew_here(self: &Arc<Self>, renew: &Renew) -> Result<Renewed, StoreError> {
+        let now = self.now();
+        let (held, lower, detach) = {
+            let mut table = self.table();
+            let Some(entry) = table.entries.get_mut(&renew.contender) else { return Ok(Renewed::Gone) };
+            if !entry.session.lives() {
+                return Ok(Renewed::Gone);
+            }
+            let Stand::Holding(hold) = &mut entry.stand else { return Ok(Renewed::Gone) };
+            hold.confirm(entry.note.lease);
+            if entry.note.evicted {
+                return Ok(Renewed::Evicted);
+            }
+            hold.expires = hold.expires.max(now.after(renew.lease));
+            let hold = *hold;
+            let lower = renew.lower_to.filter(|units| units.below(entry.units));
+            (Renewed::Held { remaining: entry.remaining(&hold, now) }, lower, renew.detach)
+        };
+        if let Some(units) = lower
+            && !self.lower(renew.contender, units).await?
+        {
+            return Ok(Renewed::Gone);
+        }
+        if detach {
+            return self.detach(renew).await;
+        }
+        Ok(held)
+    }
+
+    /// Holds only `units` from now on: a marker beside the node says so, and the node changes for those
+    /// who watch it. `false` if it is gone.
+    async fn lower(&self, contender: ContenderId, units: Units) -> Result<bool, StoreError> {
+        let (session, node, note) = {
+            let table = self.table();
+            let Some(entry) = table.entries.get(&contender) else { return Ok(false) };
+            (entry.session.clone(), entry.node.clone(), entry.note.clone())
+        };
+        let folder = node.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let marker = format!("{folder}/{}", line::marker(contender, units));
+        let sent = session.now();
+        let mut multi = session.client.new_multi_writer();
+        multi.add_create(&marker, b"", &self.ephemeral()).map_err(trouble)?;
+        multi.add_set_data(&node, &note.to_bytes(), None).map_err(trouble)?;
+        match session.write(sent, multi.commit()).await {
+            Ok(_) | Err(MultiWriteError::OperationFailed { index: 0, source: Error::NodeExists }) => {}
+            Err(MultiWriteError::OperationFailed { source: Error::NoNode, .. }) => return Ok(false),
+            Err(error) => return Err(trouble(error.into())),
+        }
+        if let Some(entry) = self.table().entries.get_mut(&contender) {
+            entry.units = units;
+            if !entry.markers.contains(&marker) {
+                entry.markers.push(marker);
+            }
+        }
+        Ok(true)
+    }
+
+    /// A session of its own for a lease, or why there is none that long.
+    pub(crate) async fn session_for(
+        &self,
+        lease: Duration,
+    ) -> Result<Result<Arc<Session>, StoreError>, StoreError> {
+        // Two ticks more, so that what is said about it is never longer than what it lives.
+        let session = self.own_session(lease + self.place.tick * 2).await?;
+        if session.timeout < lease {
+            let longest = session.timeout;
+            return Ok(Err(StoreError::new(
+                StoreErrorKind::Unsupported,
+                format!(
+                    "a lease that may outlive its process can last at most {longest:?} on these servers; \
+                     ask for less, or raise maxSessionTimeout"
+                ),
+            )));
+        }
+        Ok(Ok(session))
+    }
+
+    /// From now on only the lease ends it: the session goes on by itself.
+    async fn detach(self: &Arc<Self>, renew: &Renew) -> Result<Renewed, StoreError> {
+        let (mut note, session, node, expires) = {
+            let table = self.table();
+            let Some(entry) = table.entries.get(&renew.contender) else { return Ok(Renewed::Gone) };
+            let Stand::Holding(hold) = entry.stand else { return Ok(Renewed::Gone) };
+            (entry.note.clone(), entry.session.clone(), entry.node.clone(), hold.expires)
+        };
+        let lease = expires.since(self.now());
+        note.detached = true;
+        note.lease = lease;
+        let longer = lease > session.timeout;
+        if longer || !self.table().entries.get(&renew.contender).is_some_and(|entry| entry.own_session) {
+            let Some(found) = self.look_up(&session, renew).await? else { return Ok(Renewed::Gone) };
+            return match self.session_for(lease).await? {
+                Err(refusal) => Err(refusal),
+                Ok(own) => {
+                    let moved = self.move_to(&own, renew, Found { note, ..found }, lease).await?;
+                    let entry = self.table().entries.remove(&renew.contender);
+                    drop(entry);
+                    Ok(moved)
+                }
+            };
+        }
+        let sent = session.now();
+        match session.write(sent, session.client.set_data(&node, &note.to_bytes(), None)).await {
+            Ok(_) => {}
+            Err(Error::NoNode) => return Ok(Renewed::Gone),
+            Err(error) => return Err(trouble(error)),
+        }
+        let entry = self.table().entries.remove(&renew.contender);
+        drop(entry);
+        Ok(Renewed::Held { remaining: lease.min(session.deadline().since(self.now())) })
+    }
+
+    /// What stands in the node of a lease that is held and detached.
+    pub(crate) async fn detached(
+        &self,
+        session: &Session,
+        renew: &Renew,
+    ) -> Result<Option<Note>, StoreError> {
+        let folder = self.place.paths.lock(&renew.name);
+        let line = self.line_now(session, &folder).await?;
+        for node in line.of(renew.contender) {
+            let data = session.client.get_data(&format!("{folder}/{}", node.name));
+            match session.read(data).await {
+                Ok((data, _)) => return Ok(Some(Note::from_bytes(&data)).filter(|note| note.detached)),
+                Err(Error::NoNode) => {}
+                Err(error) => return Err(trouble(error)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes on with a lease that lives in a session of its own, made by this or another keeper.
+    pub(crate) async fn take_over(
+        self: &Arc<Self>,
+        session: &Session,
+        renew: &Renew,
+    ) -> Result<Renewed, StoreError> {
+        for _ in 0..3 {
+            let Some(found) = self.look_up(session, renew).await? else { return Ok(Renewed::Gone) };
+            if found.note.retired || found.left.is_zero() {
+                return Ok(Renewed::Gone);
+            }
+            if found.note.evicted {
+                return Ok(Renewed::Evicted);
+            }
+            let lease = renew.lease.max(found.left);
+            let own = match self.session_for(lease).await? {
+                Ok(own) => own,
+                Err(refusal) => return Err(refusal),
+            };
+            match self.move_to(&own, renew, found, lease).await {
+                Err(error) if error.kind() == StoreErrorKind::Conflict => {}
+                Ok(moved) if renew.detach => {
+                    let entry = self.table().entries.remove(&renew.contender);
+                    drop(entry);
+                    return Ok(moved);
+                }
+                moved => return moved,
+            }
+        }
+        Err(trouble(Error::BadVersion))
+    }
+
+    /// The node of a lease that is held, and what is left of it by the store's own clock.
+    async fn look_up(&self, session: &Session, renew: &Renew) -> Result<Option<Found>, StoreError> {
+        let folder = self.place.paths.lock(&renew.name);
+        let line = self.line_now(session, &folder).await?;
+        let mut holders = line.admissions().filter(|(node, held)| *held && node.contender == renew.contender);
+        let Some((holder, _)) = holders.next() else { return Ok(None) };
+        let node = format!("{folder}/{}", holder.name);
+        let (data, before) = match session.read(session.client.get_data(&node)).await {
+            Ok(read) => read,
+            Err(Error::NoNode) => return Ok(None),
+            Err(error) => return Err(trouble(error)),
+        };
+        // A write shows the servers' time.
+        let sent = session.now();
+        let touched = session.client.set_data(&node, &data, Some(before.version));
+        let after = match session.write(sent, touched).await {
+            Ok(stat) => stat,
+            Err(Error::NoNode) => return Ok(None),
+            Err(error) => return Err(trouble(error)),
+        };
+        let mut note = Note::from_bytes(&data);
+        let age = u64::try_from(after.mtime.saturating_sub(before.mtime)).unwrap_or(0);
+        let left = note.lease.saturating_sub(Duration::from_millis(age));
+        let number = note.number(before.czxid);
+        note.number = Some(number);
+        let markers = line.markers_of(renew.contender).iter().map(|marker| format!("{folder}/{marker}"));
+        Ok(Some(Found {
+            node,
+            markers: markers.collect(),
+            note,
+            version: after.version,
+            left,
+            units: holder.units,
+            capacity: holder.capacity,
+            number,
+        }))
+    }
+
+    /// Replaces a node by one of the same name in `own`.
+    async fn move_to(
+        self: &Arc<Self>,
+        own: &Arc<Session>,
+        renew: &Renew,
+        found: Found,
+        lease: Duration,
+    ) -> Result<Renewed, StoreError> {
+        let note = Note { lease, ..found.note };
+        let sent = own.now();
+        let mut multi = own.client.new_multi_writer();
+        for marker in &found.markers {
+            multi.add_delete(marker, None).map_err(trouble)?;
+            multi.add_create(marker, b"", &self.ephemeral()).map_err(trouble)?;
+        }
+        multi.add_delete(&found.node, Some(found.version)).map_err(trouble)?;
+        multi.add_create(&found.node, &note.to_bytes(), &self.ephemeral()).map_err(trouble)?;
+        match own.write(sent, multi.commit()).await {
+            Ok(_) => {}
+            Err(error) if refused(&error) => return Err(trouble(Error::BadVersion)),
+            Err(error) => return Err(trouble(error.into())),
+        }
+        let hold = Hold::confirmed(sent, lease, found.number);
+        let entry = Entry {
+            name: renew.name.clone(),
+            units: found.units,
+            capacity: found.capacity,
+            session: own.clone(),
+            own_session: true,
+            node: found.node,
+            markers: found.markers,
+            number: found.number,
+            note,
+            version: 0,
+            stand: Stand::Holding(hold),
+            waits: None,
+            watches: None,
+        };
+        let remaining = entry.remaining(&hold, self.now());
+        self.table().entries.insert(renew.contender, entry);
+        Ok(Renewed::Held { remaining })
+    }
+
+    /// Leaves before the minimum hold: the node stays without its owner until then.
+    pub(crate) async fn retire(self: &Arc<Self>, leave: &Leave, until: BootTime) -> Result<Left, StoreError> {
+        let (before, mut note, session, node) = {
+            let mut table = self.table();
+            let Some(entry) = table.entries.get_mut(&leave.contender) else { return Ok(Left::NotThere) };
+            let before = std::mem::replace(&mut entry.stand, Stand::Retired { until });
+            entry.note.retired = true;
+            entry.note.detached = true;
+            (before, entry.note.clone(), entry.session.clone(), entry.node.clone())
+        };
+        note.lease = until.since(self.now());
+        let sent = session.now();
+        match session.write(sent, session.client.set_data(&node, &note.to_bytes(), None)).await {
+            Ok(_) => Ok(Left::Released),
+            Err(Error::NoNode) => {
+                self.table().entries.remove(&leave.contender);
+                Ok(Left::NotThere)
+            }
+            Err(error) => {
+                // Asked again, it is done again.
+                if let Some(entry) = self.table().entries.get_mut(&leave.contender) {
+                    entry.stand = before;
+                }
+                Err(trouble(error))
+            }
+        }
+    }
+
+    /// Before the keeper ends: what must outlive it gets a session that ends in time by itself.
+    pub(crate) async fn hand_over_the_retired(self: &Arc<Self>, session: &Session) {
+        let retired: Vec<Renew> = {
+            let table = self.table();
+            let retired =
+                table.entries.iter().filter(|(_, entry)| matches!(entry.stand, Stand::Retired { .. }));
+            retired
+                .map(|(contender, entry)| Renew {
+                    name: entry.name.clone(),
+                    contender: *contender,
+                    lease: Duration::ZERO,
+                    lower_to: None,
+                    detach: true,
+                })
+                .collect()
+        };
+        for renew in retired {
+            let until = match self.table().entries.get(&renew.contender).map(|entry| entry.stand) {
+                Some(Stand::Retired { until }) => until,
+                _ => continue,
+            };
+            let left = until.since(self.now());
+            let moved = async {
+                let Some(found) = self.look_up(session, &renew).await? else { return Ok(()) };
+                let own = self.own_session(left).await?;
+                self.move_to(&own, &renew, found, left).await.map(drop)
+            };
+            let moved: Result<(), StoreError> = moved.await;
+            if let Err(error) = moved {
+                // It then lasts as long as its first session: longer than asked for.
+                tracing::debug!(%error, "a minimum hold ends late");
+            }
+        }
+    }
+}

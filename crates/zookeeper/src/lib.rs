@@ -1,0 +1,70 @@
+//! The ZooKeeper store: locks kept by a quorum, one ephemeral node per claim.
+//!
+//! `zookeeper://HOST:PORT,HOST:PORT/CHROOT` is all it takes. Before the hosts may stand `USER:PASSWORD@`, and behind a
+//! question mark options, with `&` between them:
+//!
+//! | option | meaning |
+//! |---|---|
+//! | `namespace=NAME` | the node under the chroot that everything is kept in; `lockkeeper` by default |
+//! | `session=10s` | how long a session lasts without a sign of life: what a killed process may cost others |
+//! | `tick=2s` | the servers' `tickTime`, or more: it is taken off what a session is sure to last |
+//! | `auth=digest`, `auth=sasl` | how user and password are shown: ZooKeeper's own way (by default) or DIGEST-MD5 |
+//! | `tls=true` | encrypted, to servers whose certificates come from `ca=FILE`; with `cert=FILE&key=FILE` own ones |
+//!
+//! # How it works
+//!
+//! * **A claim is an ephemeral sequential node** whose name says who claims how much of what. One listing of the
+//!   nodes says who is admitted, by the same function as in the [model](lockkeeper_core::Capacity::fits).
+//! * **A grant is proven.** The reply to the creation proves it if nobody stands before; after a wait it is proven
+//!   by a request that takes the quorum. Its number is that of the transaction that made the node.
+//! * **Nobody wakes a herd.** Who waits watches the one node that lets it in and its own. Only the first who waits
+//!   for permits watches all holders, since any of them may make room.
+//! * **A session has a deadline,** moved only by answers that took the quorum. It is never later than the earliest
+//!   moment at which the servers may end the session. Past it nothing is claimed or confirmed any more; the keeper
+//!   goes on in a new session. A lost connection alone loses nothing.
+//! * **Leases** end by their keeper while it lives, and with its session when it does not; so the shortest lease is
+//!   that of a session. Those that may outlive their process have a session of their own, and can be no longer than
+//!   the servers' `maxSessionTimeout`.
+//!
+//! The layout is written down in the specification, `docs/design.md`.
+//!
+//! # Limits
+//!
+//! * ZooKeeper 3.5 or later, for nodes that vanish with their last child.
+//! * Somebody who tries a lock and loses a race for it stands in line for a moment: another who tries just then may
+//!   be told that it is busy although its holder has gone.
+//! * Tokens fall if the servers' data is wiped or restored from a backup.
+
+mod alone;
+mod claims;
+mod counts;
+mod leases;
+mod line;
+mod note;
+mod operators;
+mod path;
+mod place;
+mod session;
+mod shared;
+mod store;
+mod table;
+mod trouble;
+mod waiting;
+mod wakes;
+
+use lockkeeper_core::{StoreError, store::Connector};
+
+pub use store::CAPABILITY;
+
+/// Connects to the servers that `url` names.
+///
+/// ```
+/// assert!(lockkeeper_zookeeper::connector("zookeeper://a:2181,b:2181/app?session=6s").is_ok());
+/// assert!(lockkeeper_zookeeper::connector("zookeeper://a?sesion=6s").is_err());
+/// ```
+///
+/// # Errors
+/// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind::Config) if `url` is not understood.
+pub fn connector(url: &str) -> Result<Connector, StoreError> {
+    Ok(store::connector(place::Place::parse(url)?))
+}

@@ -1,0 +1,346 @@
+//! The line of a resource: what the names of its child nodes say, their order, and who is admitted.
+//! Pure; the one place that knows how node names are written.
+//!
+//! ```text
+//! c-<contender>-<units>-<capacity>-<sequence>    a claim: ephemeral, the sequence given by the server
+//! d-<contender>-<units>                          beside a claim: it holds only so much any more
+//! ```
+//!
+//! All that admission needs stands in the names, so one listing of the children decides it.
+
+use std::{collections::HashMap, num::NonZeroU32};
+
+use lockkeeper_core::{Capacity, ContenderId, Units};
+
+/// A claim's node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Node {
+    pub(crate) contender: ContenderId,
+    /// What it holds or asks for, lowered by its marker if it has one.
+    pub(crate) units: Units,
+    pub(crate) capacity: Capacity,
+    sequence: Sequence,
+    /// The node's name under the resource.
+    pub(crate) name: String,
+}
+
+/// The number that the server appends to a sequential node: a counter of the parent that overflows
+/// from 2147483647 to -2147483648, or goes on, in servers that count further.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Sequence(i64);
+
+impl Sequence {
+    fn parse(text: &str) -> Option<Self> {
+        let digits = text.strip_prefix('-').unwrap_or(text);
+        let plain = digits.len() >= 10 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse().ok().filter(|_| plain).map(Self)
+    }
+
+    /// Whether this one came first. Those of one resource are never 2^31 apart, so past the
+    /// overflow the smaller distance decides.
+    fn before(self, other: Self) -> bool {
+        let fits = |n: i64| i32::try_from(n).is_ok();
+        if fits(self.0) && fits(other.0) {
+            (self.0 as i32).wrapping_sub(other.0 as i32) < 0
+        } else {
+            self.0 < other.0
+        }
+    }
+}
+
+/// What a claim's node is called, up to the sequence that the server appends.
+pub(crate) fn claim_prefix(contender: ContenderId, units: Units, capacity: Capacity) -> String {
+    format!("c-{contender}-{units}-{capacity}-")
+}
+
+/// What marks that a claim holds only `units` any more.
+pub(crate) fn marker(contender: ContenderId, units: Units) -> String {
+    format!("{}{units}", marker_prefix(contender))
+}
+
+fn marker_prefix(contender: ContenderId) -> String {
+    format!("d-{contender}-")
+}
+
+fn count(text: &str) -> Option<NonZeroU32> {
+    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn units(text: &str) -> Option<Units> {
+    if text == "all" { Some(Units::All) } else { count(text).map(Units::Count) }
+}
+
+fn capacity(text: &str) -> Option<Capacity> {
+    if text == "all" { Some(Capacity::All) } else { count(text).map(Capacity::Count) }
+}
+
+fn contender(keeper: &str, seq: &str) -> Option<ContenderId> {
+    format!("{keeper}-{seq}").parse().ok()
+}
+
+impl Node {
+    /// The claim that `name` stands for; `None` for anything else.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        let mut parts = name.strip_prefix("c-")?.splitn(5, '-');
+        let mut next = || parts.next();
+        Some(Self {
+            contender: contender(next()?, next()?)?,
+            units: units(next()?)?,
+            capacity: capacity(next()?)?,
+            sequence: Sequence::parse(next()?)?,
+            name: name.to_owned(),
+        })
+    }
+}
+
+/// Everybody who holds or waits, in order of arrival.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Line {
+    pub(crate) nodes: Vec<Node>,
+    markers: HashMap<ContenderId, Vec<String>>,
+    /// Children that are no claims: they neither hold nor block anything.
+    pub(crate) strangers: Vec<String>,
+}
+
+/// Where somebody stands in a line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Standing {
+    /// Whether it holds.
+    pub(crate) admitted: bool,
+    /// How many wait before it.
+    pub(crate) ahead: usize,
+    /// The nodes of which any may let it in by going or changing.
+    pub(crate) waits_for: Vec<String>,
+    /// Whether those in `waits_for` wait themselves: then their admission is news too.
+    pub(crate) behind_a_waiter: bool,
+}
+
+impl Line {
+    /// The line that these children make.
+    pub(crate) fn new(children: Vec<String>) -> Self {
+        let mut line = Self::default();
+        for name in children {
+            if let Some(node) = Node::parse(&name) {
+                line.nodes.push(node);
+            } else if let Some((id, _)) = parse_marker(&name) {
+                line.markers.entry(id).or_default().push(name);
+            } else {
+                line.strangers.push(name);
+            }
+        }
+        line.nodes.sort_by(|a, b| {
+            if a.sequence == b.sequence {
+                a.name.cmp(&b.name)
+            } else if a.sequence.before(b.sequence) {
+                std::cmp::Ordering::Less
+            } else {
+                std::cmp::Ordering::Greater
+            }
+        });
+        for node in &mut line.nodes {
+            for lowered in line.markers.get(&node.contender).into_iter().flatten() {
+                if let Some((_, units)) = parse_marker(lowered).filter(|(_, units)| units.below(node.units)) {
+                    node.units = units;
+                }
+            }
+        }
+        line
+    }
+
+    /// The markers beside a claim.
+    pub(crate) fn markers_of(&self, contender: ContenderId) -> &[String] {
+        self.markers.get(&contender).map_or(&[], Vec::as_slice)
+    }
+
+    /// The capacity that counts: that of the first in line. Others are about to leave.
+    pub(crate) fn capacity(&self) -> Option<Capacity> {
+        self.nodes.first().map(|first| first.capacity)
+    }
+
+    /// The claim that just came under `name` disagrees with another about the capacity.
+    ///
+    /// Also with one behind it: that one may have come in while a third, which has left since, was
+    /// the first of its own kind, and then it did not count this one.
+    pub(crate) fn disagrees(&self, name: &str) -> Option<Capacity> {
+        let me = self.nodes.iter().find(|node| node.name == name)?;
+        let first = self.capacity().filter(|first| *first != me.capacity);
+        let alone = self.nodes.first().is_some_and(|first| first.name == name);
+        first.or_else(|| {
+            let other = self.nodes.iter().find(|other| alone && other.capacity != me.capacity);
+            other.map(|other| other.capacity)
+        })
+    }
+
+    /// Those of the capacity that counts, each with whether it is admitted. One who is not stops
+    /// everybody behind: nobody overtakes (I10).
+    pub(crate) fn admissions(&self) -> impl Iterator<Item = (&Node, bool)> {
+        let capacity = self.capacity();
+        let mut taken: Vec<Units> = Vec::new();
+        self.nodes.iter().filter(move |node| Some(node.capacity) == capacity).map(move |node| {
+            let fits = node.capacity.fits(taken.iter().copied(), node.units);
+            taken.push(node.units);
+            (node, fits)
+        })
+    }
+
+    /// Whether one who came now would be admitted, how many wait before it, and who disagrees.
+    pub(crate) fn newcomer(&self, units: Units, wanted: Capacity) -> Result<(bool, usize), Capacity> {
+        match self.capacity() {
+            Some(in_use) if in_use != wanted => return Err(in_use),
+            _ => {}
+        }
+        let taken = self.nodes.iter().filter(|node| node.capacity == wanted).map(|node| node.units);
+        let waiting = self.admissions().filter(|(_, admitted)| !admitted).count();
+        Ok((wanted.fits(taken, units), waiting))
+    }
+
+    /// Where the claim under `name` stands; `None` if it is not there.
+    pub(crate) fn standing(&self, name: &str) -> Option<Standing> {
+        let me = self.nodes.iter().find(|node| node.name == name)?;
+        if self.capacity() != Some(me.capacity) {
+            let first = self.nodes.first().map(|first| first.name.clone());
+            let waits_for = first.into_iter().collect();
+            return Some(Standing { admitted: false, ahead: 0, waits_for, behind_a_waiter: false });
+        }
+        let before: Vec<(&Node, bool)> =
+            self.admissions().take_while(|(node, _)| node.name != name).collect();
+        let admitted = me.capacity.fits(before.iter().map(|(node, _)| node.units), me.units);
+        let ahead = before.iter().filter(|(_, admitted)| !admitted).count();
+        let name_of = |(node, _): &(&Node, bool)| node.name.clone();
+        let (waits_for, behind_a_waiter) = match (me.capacity, me.units) {
+            _ if admitted => (Vec::new(), false),
+            // A writer, or anybody behind one who waits for permits: the last request before it.
+            (Capacity::All, Units::All) => (before.last().map(name_of).into_iter().collect(), false),
+            (Capacity::Count(_), _) if ahead > 0 => (before.last().map(name_of).into_iter().collect(), true),
+            // A reader: the last writer before it.
+            (Capacity::All, Units::Count(_)) => {
+                let writer = before.iter().rev().find(|(node, _)| node.units == Units::All);
+                (writer.map(name_of).into_iter().collect(), false)
+            }
+            // The first that waits for permits: any holder may make room.
+            (Capacity::Count(_), _) => (before.iter().map(name_of).collect(), false),
+        };
+        Some(Standing { admitted, ahead, waits_for, behind_a_waiter })
+    }
+
+    /// The nodes of a contender, in order.
+    pub(crate) fn of(&self, contender: ContenderId) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(move |node| node.contender == contender)
+    }
+}
+
+fn parse_marker(name: &str) -> Option<(ContenderId, Units)> {
+    let mut parts = name.strip_prefix("d-")?.splitn(3, '-');
+    let mut next = || parts.next();
+    Some((contender(next()?, next()?)?, units(next()?)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockkeeper_core::KeeperId;
+
+    fn id(seq: u64) -> ContenderId {
+        ContenderId { keeper: KeeperId::from_u128(7), seq }
+    }
+
+    fn permits(n: u32) -> (Units, Capacity) {
+        (Units::count(n).expect("not zero"), Capacity::count(4).expect("not zero"))
+    }
+
+    fn node(seq: u64, (units, capacity): (Units, Capacity), sequence: &str) -> String {
+        format!("{}{sequence}", claim_prefix(id(seq), units, capacity))
+    }
+
+    const WRITE: (Units, Capacity) = (Units::All, Capacity::All);
+    const READ: (Units, Capacity) = (Units::ONE, Capacity::All);
+
+    fn line(names: &[&String]) -> Line {
+        Line::new(names.iter().map(|name| (*name).clone()).collect())
+    }
+
+    #[test]
+    fn names_survive_text() {
+        let name = node(18_446_744_073_709_551_615, permits(3), "-2147483648");
+        let parsed = Node::parse(&name).expect("a claim");
+        assert_eq!((parsed.contender.seq, parsed.sequence), (u64::MAX, Sequence(-2_147_483_648)));
+        assert_eq!((parsed.units, parsed.capacity), permits(3));
+    }
+
+    #[test]
+    fn strangers_neither_panic_nor_block() {
+        let mine = node(1, WRITE, "0000000007");
+        let odd = ["", "c-", "0", "_c_x-lock-0000000000", "ü-lock-0000000001", "c-ü-1-all-all-0000000001"]
+            .map(str::to_owned);
+        let almost = [
+            mine.replace("0000000007", "7"),
+            mine.replace("0000000007", "00000000+7"),
+            mine.replace("-all-all-", "-0-all-"),
+            mine.replace("-all-all-", "-+1-all-"),
+        ];
+        let children = odd.iter().chain(&almost).chain([&mine]).cloned().collect();
+        let line = Line::new(children);
+        assert_eq!(line.strangers.len(), odd.len() + almost.len());
+        assert!(line.standing(&mine).expect("there").admitted);
+    }
+
+    #[test]
+    fn i10_the_order_goes_on_past_the_overflow() {
+        let [a, b, c] = ["2147483646", "2147483647", "-2147483648"];
+        let (a, b, c) = (node(1, WRITE, a), node(2, WRITE, b), node(3, WRITE, c));
+        let line = line(&[&c, &b, &a]);
+        assert_eq!(line.nodes.iter().map(|node| &node.name).collect::<Vec<_>>(), [&a, &b, &c]);
+        assert_eq!(line.standing(&c).expect("there").waits_for, [b]);
+        let (long, longer) = (node(4, WRITE, "0000002147483648000"), node(5, WRITE, "0000002147483648001"));
+        assert!(Line::new(vec![longer, long.clone()]).standing(&long).expect("there").admitted);
+    }
+
+    #[test]
+    fn a_reader_waits_for_the_last_writer_and_a_writer_for_the_last_request() {
+        let names: Vec<String> = [READ, READ, WRITE, WRITE, READ, READ, WRITE]
+            .into_iter()
+            .enumerate()
+            .map(|(nth, kind)| node(nth as u64, kind, &format!("{nth:010}")))
+            .collect();
+        let line = line(&names.iter().collect::<Vec<_>>());
+        let waits_for = |nth: usize| line.standing(&names[nth]).expect("there").waits_for;
+        assert!(line.standing(&names[1]).expect("there").admitted, "readers share");
+        assert_eq!(waits_for(2), names[1..2]);
+        assert_eq!((waits_for(4), waits_for(5)), (names[3..4].to_vec(), names[3..4].to_vec()));
+        assert_eq!(waits_for(6), names[5..6]);
+        assert_eq!(line.standing(&names[6]).expect("there").ahead, 4);
+    }
+
+    #[test]
+    fn only_the_first_who_waits_for_permits_watches_the_holders() {
+        let names: Vec<String> = [2, 2, 3, 1]
+            .into_iter()
+            .enumerate()
+            .map(|(nth, units)| node(nth as u64, permits(units), &format!("{nth:010}")))
+            .collect();
+        let line = line(&names.iter().collect::<Vec<_>>());
+        assert_eq!(line.standing(&names[2]).expect("there").waits_for, names[..2]);
+        let last = line.standing(&names[3]).expect("there");
+        assert!(!last.admitted && last.behind_a_waiter, "a small request does not overtake: {last:?}");
+        assert_eq!(last.waits_for, names[2..3]);
+    }
+
+    #[test]
+    fn a_marker_lowers_what_is_held() {
+        let (writer, reader) = (node(1, WRITE, "0000000001"), node(2, READ, "0000000002"));
+        let lowered = marker(id(1), Units::ONE);
+        assert!(!line(&[&writer, &reader]).standing(&reader).expect("there").admitted);
+        assert!(line(&[&writer, &reader, &lowered]).standing(&reader).expect("there").admitted);
+        assert_eq!(line(&[&reader, &lowered]).strangers.len(), 0);
+    }
+
+    /// A of capacity `all` held, M of capacity 4 came, then a reader R that ignored M, then A left:
+    /// M may not count itself in.
+    #[test]
+    fn i2_who_was_ignored_is_not_admitted() {
+        let (m, r) = (node(2, permits(1), "0000000002"), node(3, READ, "0000000003"));
+        assert_eq!(line(&[&m, &r]).disagrees(&m), Some(Capacity::All));
+        assert_eq!(line(&[&m]).disagrees(&m), None);
+        assert_eq!(line(&[&m, &r]).disagrees(&r), Some(permits(1).1));
+    }
+}

@@ -1,0 +1,285 @@
+//! What a URL says: which servers, which namespace, how to log in, how long a session lasts.
+//!
+//! `zookeeper://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/CHROOT][?OPTION=VALUE&...]`
+
+use std::{fmt, fs, time::Duration};
+
+use lockkeeper_core::{StoreError, StoreErrorKind};
+use zookeeper_client::{Acls, Client, Connector, SaslOptions, TlsOptions};
+
+use crate::path::Paths;
+
+/// What a URL says.
+#[derive(Clone)]
+pub(crate) struct Place {
+    servers: String,
+    pub(crate) paths: Paths,
+    login: Option<Login>,
+    tls: Option<Tls>,
+    /// How long a session lasts without a sign of life.
+    pub(crate) session: Duration,
+    /// The longest tick of the servers.
+    pub(crate) tick: Duration,
+    /// The URL without the password.
+    pub(crate) shown: String,
+}
+
+#[derive(Clone)]
+struct Login {
+    user: String,
+    password: String,
+    sasl: bool,
+}
+
+#[derive(Clone, Default)]
+struct Tls {
+    ca: Option<String>,
+    cert: Option<String>,
+    key: Option<String>,
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+fn config(message: impl Into<String>) -> StoreError {
+    StoreError::new(StoreErrorKind::Config, message)
+}
+
+const OPTIONS: &str = "namespace, session, tick, auth (digest or sasl), tls, ca, cert, key";
+
+impl Place {
+    /// Reads `url`; messages never repeat what may be a password.
+    pub(crate) fn parse(url: &str) -> Result<Self, StoreError> {
+        let rest = url.strip_prefix("zookeeper://").ok_or_else(|| {
+            config("write zookeeper://HOST:PORT,HOST:PORT/CHROOT, such as zookeeper://127.0.0.1:2181")
+        })?;
+        let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let (user, rest) = match rest.rsplit_once('@') {
+            Some((user, rest)) => (Some(user), rest),
+            None => (None, rest),
+        };
+        let (servers, chroot) = rest.split_once('/').unwrap_or((rest, ""));
+        if servers.is_empty() || servers.split(',').any(|server| !is_server(server)) {
+            return Err(config("the URL names no server, or one that is not HOST or HOST:PORT"));
+        }
+        let mut namespace = "lockkeeper".to_owned();
+        let (mut session, mut tick) = (Duration::from_secs(10), Duration::from_secs(2));
+        let (mut auth, mut tls, mut with_tls) = ("digest".to_owned(), Tls::default(), false);
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            let (word, value) = option.split_once('=').unwrap_or((option, ""));
+            let value = percent(value).ok_or_else(|| config(format!("the value of {word} is not UTF-8")))?;
+            match word {
+                "namespace" => namespace = value,
+                "session" => session = span(word, &value)?,
+                "tick" => tick = span(word, &value)?,
+                "auth" if value == "digest" || value == "sasl" => auth = value,
+                "tls" => with_tls = switch(word, &value)?,
+                "ca" => tls.ca = Some(value),
+                "cert" => tls.cert = Some(value),
+                "key" => tls.key = Some(value),
+                _ => return Err(config(format!("zookeeper:// has only the options {OPTIONS}"))),
+            }
+        }
+        if tls.cert.is_some() != tls.key.is_some() {
+            return Err(config("cert and key belong together: give both or neither"));
+        }
+        if session < tick * 2 {
+            return Err(config(
+                "a session shorter than two ticks cannot be kept; raise session or lower tick",
+            ));
+        }
+        let login = match user {
+            None => None,
+            Some(user) => {
+                let (user, password) =
+                    user.split_once(':').ok_or_else(|| config("write USER:PASSWORD before the @"))?;
+                let both = percent(user).zip(percent(password));
+                let (user, password) = both.ok_or_else(|| config("user or password is not UTF-8"))?;
+                Some(Login { user, password, sasl: auth == "sasl" })
+            }
+        };
+        let root = root(chroot, &namespace)?;
+        let shown = match url.rsplit_once('@') {
+            Some((_, rest)) => format!("zookeeper://{rest}"),
+            None => url.to_owned(),
+        };
+        let tls = with_tls.then_some(tls);
+        Ok(Self { servers: servers.to_owned(), paths: Paths { root }, login, tls, session, tick, shown })
+    }
+
+    fn connector(&self, timeout: Duration) -> Result<Connector, StoreError> {
+        let mut connector = Client::connector().with_session_timeout(timeout);
+        match &self.login {
+            Some(Login { user, password, sasl: false }) => {
+                connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());
+            }
+            Some(Login { user, password, sasl: true }) => {
+                connector = connector.with_sasl(SaslOptions::digest_md5(user.clone(), password.clone()));
+            }
+            None => {}
+        }
+        if let Some(tls) = &self.tls {
+            connector = connector.with_tls(tls.options()?);
+        }
+        Ok(connector)
+    }
+
+    /// Opens a session that ends without a sign of life for `timeout`, as far as the server allows it. If
+    /// `detached`, it outlives this connection.
+    pub(crate) async fn open(&self, timeout: Duration, detached: bool) -> Result<Client, StoreError> {
+        let mut connector = self.connector(timeout)?.with_fail_eagerly();
+        if detached {
+            connector = connector.with_detached();
+        }
+        let connected = if self.tls.is_some() {
+            connector.secure_connect(&self.servers).await
+        } else {
+            connector.connect(&self.servers).await
+        };
+        connected.map_err(crate::trouble::trouble)
+    }
+
+    /// Who may touch what we make: with a login its owner, else everybody.
+    pub(crate) fn acls(&self) -> Acls<'static> {
+        if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
+    }
+}
+
+impl Tls {
+    fn options(&self) -> Result<TlsOptions, StoreError> {
+        let read = |path: &str| {
+            fs::read_to_string(path)
+                .map_err(|error| config(format!("{path} could not be read")).with_source(error))
+        };
+        let bad = |what: &str, error| config(format!("the {what} could not be used")).with_source(error);
+        let mut options = TlsOptions::new();
+        if let Some(ca) = &self.ca {
+            options = options.with_pem_ca(&read(ca)?).map_err(|error| bad("ca", error))?;
+        }
+        if let (Some(cert), Some(key)) = (&self.cert, &self.key) {
+            let (cert, key) = (read(cert)?, read(key)?);
+            options = options.with_pem_identity(&cert, &key).map_err(|error| bad("cert or key", error))?;
+        }
+        Ok(options)
+    }
+}
+
+fn is_server(server: &str) -> bool {
+    let (host, port) = match server.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+        _ => (server, None),
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || ".-_[]:".contains(c);
+    !host.is_empty()
+        && host.chars().all(plain)
+        && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
+}
+
+/// The path of the namespace: parts of a path as ZooKeeper has them.
+fn root(chroot: &str, namespace: &str) -> Result<String, StoreError> {
+    let parts = chroot.split('/').filter(|part| !part.is_empty()).chain([namespace]);
+    let mut root = String::new();
+    for part in parts {
+        let plain = part.chars().all(|c| c.is_ascii_graphic() && c != '/');
+        if !plain || part.is_empty() || part == "." || part == ".." {
+            return Err(config("chroot and namespace are plain names, with no blanks and no . or .."));
+        }
+        root.push('/');
+        root.push_str(part);
+    }
+    if root.starts_with("/zookeeper/") {
+        return Err(config("/zookeeper belongs to ZooKeeper itself; choose another chroot"));
+    }
+    Ok(root)
+}
+
+/// `250ms`, `10s` or `2m`.
+fn span(word: &str, text: &str) -> Result<Duration, StoreError> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number = digits.parse::<u64>().ok();
+    let span = number.and_then(|number| match &text[digits.len()..] {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_secs(number.checked_mul(60)?)),
+        _ => None,
+    });
+    let sane = Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
+    span.filter(|span| sane.contains(span))
+        .ok_or_else(|| config(format!("{word} is a time such as 250ms, 10s or 2m, at most a day")))
+}
+
+fn switch(word: &str, text: &str) -> Result<bool, StoreError> {
+    match text {
+        "" | "true" | "yes" | "1" => Ok(true),
+        "false" | "no" | "0" => Ok(false),
+        _ => Err(config(format!("{word} is true or false"))),
+    }
+}
+
+/// Undoes the escapes of a URL.
+fn percent(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(if byte == b'%' {
+            let digit = |digit: u8| char::from(digit).to_digit(16);
+            u8::try_from(digit(rest.next()?)? * 16 + digit(rest.next()?)?).ok()?
+        } else {
+            byte
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_says_where_and_how_long() {
+        let place = Place::parse("zookeeper://a:1,[::1]:2,c/app/prod?namespace=locks&session=4s&tick=250ms");
+        let place = place.expect("a good URL");
+        assert_eq!((place.servers.as_str(), place.paths.root.as_str()), ("a:1,[::1]:2,c", "/app/prod/locks"));
+        assert_eq!((place.session, place.tick), (Duration::from_secs(4), Duration::from_millis(250)));
+        let plain = Place::parse("zookeeper://localhost").expect("a good URL");
+        assert_eq!(plain.paths.root, "/lockkeeper");
+    }
+
+    #[test]
+    fn no_message_shows_a_password() {
+        let place = Place::parse("zookeeper://me:se%40cret@h:1/x").expect("a good URL");
+        assert_eq!(place.login.as_ref().map(|login| login.password.as_str()), Some("se@cret"));
+        assert_eq!(format!("{place:?}"), "zookeeper://h:1/x");
+        for url in ["zookeeper://me:secret@", "zookeeper://me:secret@h:0", "zookeeper://me:secret@h?auth=x"] {
+            let error = Place::parse(url).expect_err("no good URL");
+            assert!(!format!("{error:?} {error}").contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        for url in [
+            "zookeeper:",
+            "zookeeper://",
+            "zookeeper:///x",
+            "zookeeper://a,,b",
+            "zookeeper://a:b",
+            "zookeeper://a/..",
+            "zookeeper://a?session=5",
+            "zookeeper://a?session=1s",
+            "zookeeper://a?colour=red",
+            "zookeeper://a?namespace=",
+            "zookeeper://a?namespace=x/y",
+            "zookeeper://a?tls=maybe",
+            "zookeeper://a?tls&cert=x",
+            "zookeeper://user@a",
+            "zookeeper://a/zookeeper",
+        ] {
+            let error = Place::parse(url).expect_err(url);
+            assert_eq!(error.kind(), StoreErrorKind::Config, "{url}");
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! A session: what the nodes of a claim live in, and until when they certainly do.
+//!
+//! The server ends a session that it has not heard of for its timeout. Heard of means: by the leader.
+//! A server that is cut off from its leader still answers pings and reads, so only answers that took
+//! the quorum to give move the deadline here. They prove that the leader has heard of the session
+//! lately, but not of this very request: the servers tell it once per tick which sessions they heard
+//! of. So an answered request counts once another one, sent a tick after that answer, was answered too.
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    StoreError,
+    runtime::{
+        clock::{BootTime, Clock},
+        deadline::margin,
+    },
+};
+use tokio::{runtime::Handle, sync::watch, task::AbortHandle};
+use zookeeper_client::{Client, Error, SessionState};
+
+use crate::{place::Place, trouble::trouble};
+
+/// A session with ZooKeeper and its deadline.
+pub(crate) struct Session {
+    pub(crate) client: Client,
+    pub(crate) id: i64,
+    /// What the server agreed to.
+    pub(crate) timeout: Duration,
+    tick: Duration,
+    clock: Clock,
+    pulse: Mutex<Pulse>,
+    over: watch::Sender<bool>,
+    beat: Mutex<Option<AbortHandle>>,
+}
+
+/// How far the session is known to live.
+#[derive(Debug)]
+struct Pulse {
+    deadline: BootTime,
+    /// Answered requests that no later one has confirmed yet: when sent, when answered.
+    answered: VecDeque<(BootTime, BootTime)>,
+}
+
+impl Pulse {
+    /// A request sent at `sent` was answered now by the quorum.
+    fn answered(&mut self, sent: BootTime, now: BootTime, tick: Duration, timeout: Duration) {
+        if sent >= self.deadline || now >= self.deadline {
+            return;
+        }
+        while let Some((earlier, answered)) = self.answered.front() {
+            if answered.after(tick) > sent {
+                break;
+            }
+            self.deadline = self.deadline.max(lives_until(*earlier, timeout));
+            self.answered.pop_front();
+        }
+        // One per tenth of a tick is enough, however many requests there are.
+        if self.answered.back().is_none_or(|(last, _)| last.after(tick / 10) <= sent) {
+            self.answered.push_back((sent, now));
+        }
+    }
+}
+
+fn lives_until(heard: BootTime, timeout: Duration) -> BootTime {
+    heard.after(timeout).before(margin(timeout))
+}
+
+impl Session {
+    /// Opens a session and keeps it alive, on the keeper's own thread.
+    pub(crate) async fn open(
+        place: &Place,
+        timeout: Duration,
+        detached: bool,
+        clock: &Clock,
+        background: &Handle,
+    ) -> Result<Arc<Self>, StoreError> {
+        let sent = clock.now();
+        let client = place.open(timeout, detached).await?;
+        let timeout = client.session_timeout();
+        let session = Arc::new(Self {
+            id: client.session_id().0,
+            client,
+            timeout,
+            tick: place.tick,
+            clock: clock.clone(),
+            pulse: Mutex::new(Pulse { deadline: lives_until(sent, timeout), answered: VecDeque::new() }),
+            over: watch::channel(false).0,
+            beat: Mutex::default(),
+        });
+        let beat = background.spawn(beat(Arc::downgrade(&session), place.paths.root.clone()));
+        *session.beat.lock().unwrap_or_else(PoisonError::into_inner) = Some(beat.abort_handle());
+        Ok(session)
+    }
+
+    fn pulse(&self) -> MutexGuard<'_, Pulse> {
+        self.pulse.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until when the server certainly keeps the session.
+    pub(crate) fn deadline(&self) -> BootTime {
+        self.pulse().deadline
+    }
+
+    /// Whether it may still claim and confirm. Past its deadline it never may again.
+    pub(crate) fn lives(&self) -> bool {
+        let lives = self.clock.now() < self.deadline() && !self.client.state().is_terminated();
+        if !lives {
+            self.end();
+        }
+        lives && !*self.over.borrow()
+    }
+
+    /// Whether requests go out at once.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.lives() && self.client.state() == SessionState::SyncConnected
+    }
+
+    /// Nothing is claimed or confirmed with it any more.
+    pub(crate) fn end(&self) {
+        self.over.send_if_modified(|over| !std::mem::replace(over, true));
+    }
+
+    /// Resolves when the session is over.
+    pub(crate) async fn ended(&self) {
+        let mut over = self.over.subscribe();
+        // The sender lives as long as this session.
+        drop(over.wait_for(|over| *over).await);
+    }
+
+    /// The answer to a request, unless the session ends first.
+    pub(crate) async fn read<T, E: From<Error>>(
+        &self,
+        answer: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = self.ended() => Err(Error::SessionExpired.into()),
+        }
+    }
+
+    /// The time just before a request is sent.
+    pub(crate) fn now(&self) -> BootTime {
+        self.clock.now()
+    }
+
+    /// The answer to a request that needs the quorum and was sent at `sent`: success proves that the
+    /// session lives.
+    pub(crate) async fn write<T, E: From<Error>>(
+        &self,
+        sent: BootTime,
+        answer: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let answer = self.read(answer).await?;
+        self.pulse().answered(sent, self.clock.now(), self.tick, self.timeout);
+        if self.lives() { Ok(answer) } else { Err(Error::SessionExpired.into()) }
+    }
+
+    /// Asks the quorum whether the session and the node `path` are there.
+    pub(crate) async fn check(&self, path: &str) -> Result<(), Error> {
+        let sent = self.now();
+        let checked = self.client.new_check_writer(path, None)?.commit();
+        self.write(sent, async {
+            match checked.await {
+                Ok(_) => Ok(()),
+                Err(zookeeper_client::CheckWriteError::CheckFailed { source }) => Err(source),
+                Err(error) => Err(error.into()),
+            }
+        })
+        .await
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(beat) = self.beat.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            beat.abort();
+        }
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "session {:#x}", self.id)
+    }
+}
+
+/// Keeps moving the deadline; when it passes, or the server says so, the session is over.
+async fn beat(session: std::sync::Weak<Session>, root: String) {
+    loop {
+        let Some(session) = session.upgrade() else { return };
+        let (clock, period) = (session.clock.clone(), (session.timeout / 8).max(Duration::from_millis(10)));
+        let next = clock.now().after(period);
+        tokio::select! {
+            biased;
+            () = session.ended() => return,
+            result = session.check(&root) => {
+                if let Err(error) = result {
+                    tracing::debug!(?session, %error, "a sign of life got no answer");
+                }
+            }
+            // The client may wait for a connection until long after the deadline.
+            () = clock.sleep_until(session.deadline()) => {}
+        }
+        if !session.lives() {
+            tracing::warn!(?session, "the session is over");
+            return;
+        }
+        drop(session);
+        clock.sleep_until(next).await;
+    }
+}
+
+/// Opens a session, but not for longer than `limit`.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    opening: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, opening).await {
+        Ok(opened) => opened,
+        Err(_) => Err(trouble(Error::Timeout)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: BootTime = BootTime(1_000_000_000_000);
+    const TICK: Duration = Duration::from_secs(2);
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn at(seconds: u64) -> BootTime {
+        START.after(Duration::from_secs(seconds))
+    }
+
+    fn pulse() -> Pulse {
+        Pulse { deadline: lives_until(START, TIMEOUT), answered: VecDeque::new() }
+    }
+
+    #[test]
+    fn i3_an_answer_counts_once_a_tick_later_another_is_answered() {
+        let mut pulse = pulse();
+        pulse.answered(at(3), at(4), TICK, TIMEOUT);
+        pulse.answered(at(5), at(5), TICK, TIMEOUT);
+        assert_eq!(pulse.deadline, lives_until(START, TIMEOUT), "nobody told the leader yet, perhaps");
+        pulse.answered(at(6), at(6), TICK, TIMEOUT);
+        assert_eq!(pulse.deadline, lives_until(at(3), TIMEOUT));
+    }
+
+    #[test]
+    fn i3_nothing_sent_or_answered_past_the_deadline_extends_it() {
+        let mut pulse = pulse();
+        pulse.answered(at(1), at(1), TICK, TIMEOUT);
+        pulse.answered(at(9), at(11), TICK, TIMEOUT);
+        pulse.answered(at(11), at(11), TICK, TIMEOUT);
+        assert_eq!(pulse.deadline, lives_until(START, TIMEOUT));
+    }
+}

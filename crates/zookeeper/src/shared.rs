@@ -1,0 +1,278 @@
+//! What all parts of one keeper's store share: its session, its table, and the two tasks that keep
+//! them: one replaces a session that is over, the other ends what has ended.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    ContenderId, Name, StoreError,
+    runtime::clock::{BootTime, Clock},
+    store::{Left, StoreTime, Topic, Wake, WakeSink},
+};
+use tokio::{runtime::Handle, sync::Notify};
+use zookeeper_client::{CreateMode, CreateOptions, Error};
+
+use crate::{
+    line::Line,
+    place::Place,
+    session::{self, Session},
+    table::{Entry, Hold, Stand, Table},
+    trouble::{no_session, trouble},
+};
+
+/// One keeper's side of the store.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) place: Place,
+    pub(crate) clock: Clock,
+    pub(crate) wakes: WakeSink,
+    pub(crate) background: Handle,
+    pub(crate) limit: Duration,
+    session: Mutex<Option<Arc<Session>>>,
+    table: Mutex<Table>,
+    /// One group at a time: a claim that is asked again never meets its own first copy.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+    /// Something may end earlier than the reaper expects.
+    pub(crate) sooner: Notify,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        place: Place,
+        context: lockkeeper_core::store::Context,
+        session: Arc<Session>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            place,
+            clock: context.clock,
+            wakes: context.wakes,
+            background: context.background,
+            limit: context.request_limit,
+            session: Mutex::new(Some(session)),
+            table: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            sooner: Notify::new(),
+        })
+    }
+
+    pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn now(&self) -> BootTime {
+        self.clock.now()
+    }
+
+    /// The store's clock, as far as this keeper is concerned: ZooKeeper shows none, so claims are
+    /// late by the clock of their own host.
+    pub(crate) fn store_time(&self) -> StoreTime {
+        StoreTime(self.now().0 / 1000)
+    }
+
+    /// The keeper's session, if requests go out at once.
+    pub(crate) fn session(&self) -> Result<Arc<Session>, StoreError> {
+        self.current().clone().filter(|session| session.is_connected()).ok_or_else(no_session)
+    }
+
+    /// A session for one claim, which outlives this process by `timeout` at least.
+    pub(crate) async fn own_session(&self, timeout: Duration) -> Result<Arc<Session>, StoreError> {
+        let opening = Session::open(&self.place, timeout, true, &self.clock, &self.background);
+        session::within(self.limit, opening).await
+    }
+
+    pub(crate) fn ephemeral(&self) -> CreateOptions<'static> {
+        CreateMode::Ephemeral.with_acls(self.place.acls())
+    }
+
+    pub(crate) fn sequential(&self) -> CreateOptions<'static> {
+        CreateMode::EphemeralSequential.with_acls(self.place.acls())
+    }
+
+    pub(crate) fn persistent(&self) -> CreateOptions<'static> {
+        CreateMode::Persistent.with_acls(self.place.acls())
+    }
+
+    /// Vanishes by itself once its last child has.
+    pub(crate) fn container(&self) -> CreateOptions<'static> {
+        CreateMode::Container.with_acls(self.place.acls())
+    }
+
+    /// Who holds and waits for the resource at `path`, by the server that this session talks to.
+    pub(crate) async fn line(&self, session: &Session, path: &str) -> Result<Line, StoreError> {
+        match session.read(session.client.list_children(path)).await {
+            Ok(children) => Ok(self.line_of(path, children)),
+            Err(Error::NoNode) => Ok(Line::default()),
+            Err(error) => Err(trouble(error)),
+        }
+    }
+
+    /// As [`line`](Self::line), but not older than this call.
+    pub(crate) async fn line_now(&self, session: &Session, path: &str) -> Result<Line, StoreError> {
+        let synced = session.client.sync(path);
+        let listed = session.client.list_children(path);
+        session.read(synced).await.map_err(trouble)?;
+        match session.read(listed).await {
+            Ok(children) => Ok(self.line_of(path, children)),
+            Err(Error::NoNode) => Ok(Line::default()),
+            Err(error) => Err(trouble(error)),
+        }
+    }
+
+    /// The line of these children. Strangers among them are reported, once.
+    pub(crate) fn line_of(&self, path: &str, children: Vec<String>) -> Line {
+        let line = Line::new(children);
+        for stranger in &line.strangers {
+            let stranger = format!("{path}/{stranger}");
+            if self.table().reported.insert(stranger.clone()) {
+                tracing::warn!(node = stranger, "a node that Lockkeeper did not make stands among its own");
+            }
+        }
+        line
+    }
+
+    pub(crate) fn wake_waiters(&self, name: &Name) {
+        self.wakes.wake(Wake::Changed(Topic::Grants(name.clone())));
+    }
+
+    /// Removes the node of an entry that is `Leaving`; `false` if that is not certain yet.
+    pub(crate) async fn remove_node(&self, contender: ContenderId) -> bool {
+        let (session, node, markers) = match self.table().entries.get(&contender) {
+            Some(Entry { session, node, markers, stand: Stand::Leaving(_), .. }) => {
+                (session.clone(), node.clone(), markers.clone())
+            }
+            _ => return true,
+        };
+        // Its own session may be suspended while the keeper's is not.
+        let client = self.session().unwrap_or(session).client.clone();
+        let mut gone = true;
+        for node in markers.iter().chain([&node]) {
+            let answer = tokio::time::timeout(self.limit, client.delete(node, None)).await;
+            gone &= matches!(answer, Ok(Ok(()) | Err(Error::NoNode)));
+        }
+        if gone {
+            let entry = self.table().entries.remove(&contender);
+            drop(entry);
+        }
+        gone
+    }
+}
+
+/// Replaces the keeper's session whenever it is over, until the keeper ends.
+pub(crate) async fn keep_session(shared: Arc<Shared>) {
+    loop {
+        let Some(session) = shared.current().clone() else { return };
+        session.ended().await;
+        *shared.current() = None;
+        shared.bury(&session);
+        drop(session);
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let opening =
+                Session::open(&shared.place, shared.place.session, false, &shared.clock, &shared.background);
+            match session::within(shared.place.session, opening).await {
+                Ok(session) => {
+                    tracing::info!(?session, "a new session with ZooKeeper");
+                    *shared.current() = Some(session);
+                    break;
+                }
+                Err(error) => tracing::debug!(%error, "no new session yet"),
+            }
+            shared.clock.sleep_until(shared.now().after(pause)).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+        shared.wakes.wake(Wake::Resync);
+    }
+}
+
+impl Shared {
+    /// Everything that lived in `session` is lost.
+    fn bury(&self, session: &Arc<Session>) {
+        let mut table = self.table();
+        let lost: Vec<ContenderId> = table
+            .entries
+            .iter()
+            .filter(|(_, entry)| Arc::ptr_eq(&entry.session, session))
+            .map(|(contender, _)| *contender)
+            .collect();
+        let lost: Vec<Entry> = lost.iter().filter_map(|contender| table.entries.remove(contender)).collect();
+        drop(table);
+        for entry in &lost {
+            self.wake_waiters(&entry.name);
+        }
+    }
+
+    /// Marks what has ended. Gives the sessions that are over, what has to leave, and when to look again.
+    fn ended(&self, now: BootTime) -> (Vec<Arc<Session>>, Vec<ContenderId>, BootTime) {
+        let (mut lost, mut leaving, mut next) = (Vec::new(), Vec::new(), BootTime::NEVER);
+        let mut silent = Vec::new();
+        let mut table = self.table();
+        for entry in table.entries.values_mut().filter(|entry| entry.due() <= now) {
+            if !entry.session.lives() {
+                lost.push(entry.session.clone());
+                continue;
+            }
+            match entry.stand {
+                Stand::Waiting { .. } => entry.leave(Left::LeftQueue),
+                Stand::Holding(Hold { confirmed, .. }) => {
+                    if !confirmed {
+                        silent.push(entry.name.clone());
+                    }
+                    entry.leave(Left::Released);
+                }
+                Stand::Retired { .. } => entry.leave(Left::Released),
+                Stand::Unknown | Stand::Leaving(_) => {}
+            }
+        }
+        for (contender, entry) in &mut table.entries {
+            // The keeper did not hear of a grant: its other places would each cost the line as much (I8).
+            if matches!(entry.stand, Stand::Waiting { .. }) && silent.contains(&entry.name) {
+                entry.leave(Left::LeftQueue);
+            }
+            if matches!(entry.stand, Stand::Leaving(_)) {
+                leaving.push(*contender);
+            }
+            next = next.min(entry.due());
+        }
+        (lost, leaving, next)
+    }
+
+    /// Ends what has ended; returns when to look again.
+    async fn reap(&self) -> BootTime {
+        let now = self.now();
+        let (lost, leaving, mut next) = self.ended(now);
+        for session in lost {
+            self.bury(&session);
+        }
+        for contender in leaving {
+            if !self.remove_node(contender).await {
+                next = next.min(now.after(Duration::from_millis(100)));
+            }
+        }
+        next
+    }
+
+    /// Takes the keeper's session away for good.
+    pub(crate) fn take_session(&self) -> Option<Arc<Session>> {
+        self.current().take()
+    }
+}
+
+/// Ends leases and places whose time is over, and removes nodes whose removal got no answer.
+pub(crate) async fn reap(shared: Arc<Shared>) {
+    loop {
+        let sooner = shared.sooner.notified();
+        tokio::pin!(sooner);
+        sooner.as_mut().enable();
+        let next = shared.reap().await;
+        tokio::select! {
+            () = shared.clock.sleep_until(next) => {}
+            () = sooner => {}
+        }
+    }
+}

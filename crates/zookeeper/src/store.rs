@@ -1,0 +1,259 @@
+//! The store: every request becomes a task on the keeper's own thread, so that dropping its future
+//! leaves nothing half done.
+
+use std::{
+    fmt,
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    Capability, KeeperId, Name, StoreError, StoreErrorKind, Survives,
+    store::{
+        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Evict, Evicted,
+        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+    },
+};
+use zookeeper_client::{Client, CreateMode, Error};
+
+use crate::{
+    path::FOLDERS,
+    place::Place,
+    session::{self, Session},
+    shared::{self, Shared},
+    table::Task,
+    trouble::{corrupt, trouble},
+};
+
+/// The version of the layout.
+const LAYOUT: u32 = 1;
+
+/// What the ZooKeeper store can do, with the default session.
+pub static CAPABILITY: Capability = Capability {
+    store: "zookeeper",
+    between_processes: true,
+    pushes: true,
+    min_lease: Duration::from_secs(10),
+    max_lease: Duration::from_secs(366 * 24 * 3600),
+    lease_per_claim: false,
+    detachable: true,
+    frees_the_dead_at_once: false,
+    group_limit: 256,
+    client_crash: Survives::Fully,
+    restart: Survives::Fully,
+    data_loss: Survives::No,
+    clock_jump: Survives::Fully,
+};
+
+/// Connects a keeper to `place`.
+pub(crate) fn connector(place: Place) -> Connector {
+    Connector::new(move |context| async move {
+        Ok(Arc::new(ZooKeeperStore::connect(place, context).await?) as Arc<dyn Store>)
+    })
+}
+
+/// One keeper's connection.
+struct ZooKeeperStore {
+    url: Arc<str>,
+    id: String,
+    capability: Capability,
+    shared: Arc<Shared>,
+    tasks: Mutex<Vec<Task>>,
+}
+
+impl fmt::Debug for ZooKeeperStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)
+    }
+}
+
+impl ZooKeeperStore {
+    async fn connect(place: Place, context: Context) -> Result<Self, StoreError> {
+        let background = context.background.clone();
+        let connected = background.spawn(async move {
+            let limit = context.request_limit;
+            let opening = async {
+                let (clock, background) = (&context.clock, &context.background);
+                let session = Session::open(&place, place.session, false, clock, background).await?;
+                if session.timeout > place.session {
+                    return Err(StoreError::new(
+                        StoreErrorKind::Config,
+                        format!(
+                            "these servers keep a session for at least {:?}; write session={}ms",
+                            session.timeout,
+                            session.timeout.as_millis()
+                        ),
+                    ));
+                }
+                let id = prepare(&session.client, &place).await?;
+                Ok((session, id))
+            };
+            let (session, id) = session::within(limit, opening).await?;
+            // Shorter than a session nothing ends if its process dies.
+            let capability = Capability { min_lease: session.timeout, ..CAPABILITY.clone() };
+            let shared = Shared::new(place, context, session);
+            let mut tasks = Vec::new();
+            let mut spawn = |task| tasks.push(Task(task));
+            spawn(shared.background.spawn(shared::keep_session(shared.clone())).abort_handle());
+            spawn(shared.background.spawn(shared::reap(shared.clone())).abort_handle());
+            let sweeper = shared.clone();
+            spawn(shared.background.spawn(async move { sweeper.sweep().await }).abort_handle());
+            let url = Arc::from(shared.place.shown.as_str());
+            Ok(Self { url, id, capability, shared, tasks: Mutex::new(tasks) })
+        });
+        connected.await.unwrap_or_else(|_| Err(trouble(Error::ClientClosed)))
+    }
+
+    /// Does `work` on the keeper's own thread. Whoever asked may go: it is done all the same.
+    fn ask<'a, T, F>(&'a self, work: impl FnOnce(Arc<Shared>) -> F) -> Reply<'a, T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let task = self.shared.background.spawn(work(self.shared.clone()));
+        Box::pin(async move { task.await.unwrap_or_else(|_| Err(trouble(Error::ClientClosed))) })
+    }
+}
+
+impl Shared {
+    async fn sweep(&self) {
+        if let Ok(session) = self.session()
+            && let Err(error) = self.sweep_answers(&session).await
+        {
+            tracing::debug!(%error, "old answers were not swept");
+        }
+    }
+}
+
+/// Makes the namespace if it is not there; its id.
+async fn prepare(client: &Client, place: &Place) -> Result<String, StoreError> {
+    let root = &place.paths.root;
+    let options = CreateMode::Persistent.with_acls(place.acls());
+    let make = async |path: &str, data: &[u8]| -> Result<(), StoreError> {
+        if client.check_stat(path).await.map_err(trouble)?.is_some() {
+            return Ok(());
+        }
+        match client.create(path, data, &options).await {
+            Ok(_) | Err(Error::NodeExists) => Ok(()),
+            Err(error) => Err(trouble(error)),
+        }
+    };
+    for (end, _) in root.match_indices('/').skip(1) {
+        make(&root[..end], b"").await?;
+    }
+    make(root, format!("lockkeeper {LAYOUT} {}", KeeperId::random()).as_bytes()).await?;
+    let (data, _) = client.get_data(root).await.map_err(trouble)?;
+    let text = String::from_utf8_lossy(&data);
+    let mut words = text.split(' ');
+    let head = (words.next(), words.next().and_then(|version| version.parse::<u32>().ok()), words.next());
+    let (Some("lockkeeper"), Some(version), Some(id)) = head else {
+        return Err(corrupt(format!("{root} belongs to something else; choose another namespace")));
+    };
+    if version > LAYOUT {
+        return Err(corrupt(format!(
+            "{root} has layout {version}, and this program knows {LAYOUT}; update it or choose another namespace"
+        )));
+    }
+    let id = format!("zookeeper-{id}");
+    for folder in FOLDERS {
+        make(&place.paths.folder(folder), b"").await?;
+    }
+    Ok(id)
+}
+
+impl Store for ZooKeeperStore {
+    fn capability(&self) -> &Capability {
+        &self.capability
+    }
+
+    fn url(&self) -> &Arc<str> {
+        &self.url
+    }
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        let group = group.to_vec();
+        self.ask(async move |shared| shared.apply(&group).await)
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
+        let leases = leases.to_vec();
+        self.ask(async move |shared| shared.renew(&leases).await)
+    }
+
+    fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
+        if matches!(topic, Topic::Grants(_)) {
+            return Box::pin(std::future::ready(Ok(None)));
+        }
+        let topic = topic.clone();
+        self.ask(async move |shared| {
+            let (ready, armed) = tokio::sync::oneshot::channel();
+            let task = shared.background.spawn(shared.clone().tell(topic, ready));
+            let task = Task(task.abort_handle());
+            armed.await.map_err(|_| trouble(Error::ClientClosed))??;
+            Ok(Some(Watch::new(task)))
+        })
+    }
+
+    fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {
+        let name = name.clone();
+        self.ask(async move |shared| {
+            let session = shared.session()?;
+            shared.inspect(&session, &name).await
+        })
+    }
+
+    fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
+        let query = query.clone();
+        self.ask(async move |shared| {
+            let session = shared.session()?;
+            shared.list(&session, &query).await
+        })
+    }
+
+    fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
+        let order = order.clone();
+        self.ask(async move |shared| {
+            let session = shared.session()?;
+            shared.evict(&session, &order).await
+        })
+    }
+
+    fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
+        let count = count.clone();
+        self.ask(async move |shared| {
+            let session = shared.session()?;
+            shared.count(&session, &count).await
+        })
+    }
+
+    fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
+        let admit = admit.clone();
+        self.ask(async move |shared| {
+            let session = shared.session()?;
+            shared.fence(&session, &admit).await
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let closed = self.ask(async move |shared| {
+            let limit = shared.limit;
+            // What is not done within the limit ends with its session.
+            drop(tokio::time::timeout(limit, shared.close()).await);
+            drop(tasks);
+            Ok(())
+        });
+        Box::pin(async move { drop(closed.await) })
+    }
+}
+
+impl Drop for ZooKeeperStore {
+    fn drop(&mut self) {
+        self.shared.abandon();
+    }
+}

@@ -1,0 +1,143 @@
+//! What this keeper has at ZooKeeper: its claims, where their nodes are and how they stand. Kept in
+//! memory, so asking again costs no request; the nodes are the truth.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    Capacity, ContenderId, GrantNumber, Name, Units,
+    model::{FIRST_LEASE, Graves, WAIT_LEASE},
+    runtime::clock::BootTime,
+    store::{Counted, Grant, Left},
+};
+use tokio::task::AbortHandle;
+
+use crate::{note::Note, session::Session};
+
+/// A background task that ends with whoever has it.
+#[derive(Debug)]
+pub(crate) struct Task(pub(crate) AbortHandle);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// One claim of this keeper.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: Name,
+    pub(crate) units: Units,
+    pub(crate) capacity: Capacity,
+    /// What its node lives in.
+    pub(crate) session: Arc<Session>,
+    /// Whether that session serves this claim alone and outlives the process.
+    pub(crate) own_session: bool,
+    /// The path of its node; empty while it is not known whether there is one.
+    pub(crate) node: String,
+    pub(crate) markers: Vec<String>,
+    pub(crate) number: GrantNumber,
+    pub(crate) note: Note,
+    /// The version of the node's data.
+    pub(crate) version: i32,
+    pub(crate) stand: Stand,
+    /// Waits for its turn.
+    pub(crate) waits: Option<Task>,
+    /// Watches its own node.
+    pub(crate) watches: Option<Task>,
+}
+
+/// How a claim stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stand {
+    /// Its node was asked for, and whether it came to be is not known.
+    Unknown,
+    Waiting {
+        ahead: usize,
+        asked: BootTime,
+    },
+    Holding(Hold),
+    /// Left before its minimum hold, and kept until then.
+    Retired {
+        until: BootTime,
+    },
+    /// Its node is to go, and what to answer when it is gone.
+    Leaving(Left),
+}
+
+/// A hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Hold {
+    pub(crate) granted: BootTime,
+    pub(crate) expires: BootTime,
+    pub(crate) confirmed: bool,
+    pub(crate) floor: GrantNumber,
+}
+
+impl Hold {
+    /// A hold whose owner asks right now.
+    pub(crate) fn confirmed(now: BootTime, lease: Duration, floor: GrantNumber) -> Self {
+        Self { granted: now, expires: now.after(lease), confirmed: true, floor }
+    }
+
+    /// A hold whose owner is yet to hear of it.
+    pub(crate) fn pushed(now: BootTime, lease: Duration, floor: GrantNumber) -> Self {
+        Self { granted: now, expires: now.after(lease.min(FIRST_LEASE)), confirmed: false, floor }
+    }
+
+    /// Its owner was heard of: the first short lease becomes the full one, counted from the grant.
+    pub(crate) fn confirm(&mut self, lease: Duration) {
+        if !self.confirmed {
+            self.confirmed = true;
+            self.expires = self.expires.max(self.granted.after(lease));
+        }
+    }
+}
+
+impl Entry {
+    /// What is left of its lease: never more than its session certainly lives.
+    pub(crate) fn remaining(&self, hold: &Hold, now: BootTime) -> Duration {
+        hold.expires.min(self.session.deadline()).since(now)
+    }
+
+    pub(crate) fn grant(&self, hold: &Hold, now: BootTime) -> Grant {
+        Grant { number: self.number, floor: hold.floor, remaining: self.remaining(hold, now) }
+    }
+
+    /// It is on its way out: whoever waits or watches for it stops.
+    pub(crate) fn leave(&mut self, left: Left) {
+        self.stand = Stand::Leaving(left);
+        (self.waits, self.watches) = (None, None);
+    }
+
+    /// When it ends by itself, or has to be looked at.
+    pub(crate) fn due(&self) -> BootTime {
+        let ends = match self.stand {
+            Stand::Unknown | Stand::Leaving(_) => BootTime::NEVER,
+            Stand::Waiting { asked, .. } => asked.after(WAIT_LEASE),
+            Stand::Holding(hold) => hold.expires,
+            Stand::Retired { until } => until,
+        };
+        ends.min(self.session.deadline())
+    }
+}
+
+/// All claims of this keeper, and what it remembers.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) entries: HashMap<ContenderId, Entry>,
+    /// Those who left while a copy of their claim may still be under way.
+    pub(crate) left: Graves<()>,
+    /// Latch operations of this keeper whose outcome is known.
+    pub(crate) counted: Graves<Counted>,
+    /// Latch operations that were sent and not answered.
+    pub(crate) unanswered: HashSet<ContenderId>,
+    /// Answers kept at the store that this keeper has heard.
+    pub(crate) heard: Vec<String>,
+    /// Foreign children that were reported.
+    pub(crate) reported: HashSet<String>,
+}

@@ -1,0 +1,54 @@
+//! ZooKeeper's errors in the words of the engine.
+
+use lockkeeper_core::{StoreError, StoreErrorKind};
+use zookeeper_client::{Error, MultiWriteError};
+
+/// What `error` means for a request that was sent.
+pub(crate) fn trouble(error: Error) -> StoreError {
+    let (kind, message) = match &error {
+        Error::ConnectionLoss
+        | Error::Timeout
+        | Error::NoHosts
+        | Error::SessionExpired
+        | Error::SessionMoved
+        | Error::ClientClosed
+        | Error::NotReadOnly
+        | Error::Custom(_) => (
+            StoreErrorKind::Unreachable,
+            "no answer from ZooKeeper; check that a majority of its servers is up and reachable",
+        ),
+        Error::Throttled | Error::QuotaExceeded | Error::BadVersion | Error::NodeExists | Error::NoNode => (
+            StoreErrorKind::Conflict,
+            "ZooKeeper refused for a reason that may pass; look at its quotas and load if it stays",
+        ),
+        Error::NoAuth | Error::AuthFailed | Error::InvalidAcl => (
+            StoreErrorKind::Denied,
+            "ZooKeeper refused; check user, password and the access rights of the namespace",
+        ),
+        Error::BadArguments(_) => (StoreErrorKind::Config, "the store's URL or its settings are wrong"),
+        Error::Unimplemented => {
+            (StoreErrorKind::Unsupported, "this ZooKeeper is too old; version 3.5 or later is needed")
+        }
+        _ => (StoreErrorKind::Corrupt, "ZooKeeper said something unexpected; report this as a bug"),
+    };
+    StoreError::new(kind, message).with_source(error)
+}
+
+/// There is no session to ask with: nothing was sent.
+pub(crate) fn no_session() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        "there is no session with ZooKeeper at the moment; check that a majority of its servers is up",
+    )
+    .not_applied()
+}
+
+/// Whether the request was certainly refused, so that it changed nothing.
+pub(crate) fn refused(error: &MultiWriteError) -> bool {
+    matches!(error, MultiWriteError::OperationFailed { .. })
+}
+
+/// Something in the store is not what Lockkeeper writes.
+pub(crate) fn corrupt(message: impl Into<String>) -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, message)
+}

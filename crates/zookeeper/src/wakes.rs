@@ -1,0 +1,104 @@
+//! Hints about changes of resources and latches, and the end of a keeper's connection.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkeeper_core::{
+    StoreError,
+    store::{Topic, Wake},
+};
+use tokio::sync::oneshot;
+use zookeeper_client::{Error, OneshotWatcher, SessionState};
+
+use crate::{session::Session, shared::Shared, trouble::trouble};
+
+impl Shared {
+    /// Wakes the keeper at every change of `topic`; says through `ready` when the first watch is set.
+    pub(crate) async fn tell(self: Arc<Self>, topic: Topic, ready: oneshot::Sender<Result<(), StoreError>>) {
+        let mut ready = Some(ready);
+        loop {
+            let watched = match self.session() {
+                Ok(session) => self.watch_topic(&session, &topic).await,
+                Err(error) => Err(error),
+            };
+            match (watched, ready.take()) {
+                (Ok(watcher), first) => {
+                    if let Some(first) = first {
+                        // Whoever asked may have gone; the task then ends with the watch.
+                        drop(first.send(Ok(())));
+                    } else {
+                        // Something may have changed while nothing was watched.
+                        self.wakes.wake(Wake::Changed(topic.clone()));
+                    }
+                    drop(watcher.changed().await);
+                }
+                (Err(error), Some(first)) => {
+                    drop(first.send(Err(error)));
+                    return;
+                }
+                (Err(_), None) => {
+                    self.clock.sleep_until(self.now().after(Duration::from_millis(100))).await;
+                }
+            }
+        }
+    }
+
+    async fn watch_topic(&self, session: &Session, topic: &Topic) -> Result<OneshotWatcher, StoreError> {
+        match topic {
+            Topic::Latch(name) => {
+                let watched = session.client.check_and_watch_stat(&self.place.paths.latch(name)).await;
+                watched.map(|(_, watcher)| watcher).map_err(trouble)
+            }
+            Topic::Changes(name) | Topic::Grants(name) => {
+                let folder = self.place.paths.lock(name);
+                loop {
+                    match session.read(session.client.list_and_watch_children(&folder)).await {
+                        Ok((_, watcher)) => return Ok(watcher),
+                        Err(Error::NoNode) => {}
+                        Err(error) => return Err(trouble(error)),
+                    }
+                    let (there, watcher) =
+                        session.read(session.client.check_and_watch_stat(&folder)).await.map_err(trouble)?;
+                    if there.is_none() {
+                        return Ok(watcher);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the connection, after everything was left.
+    pub(crate) async fn close(self: &Arc<Self>) {
+        let session = self.session();
+        if let Ok(session) = &session {
+            self.hand_over_the_retired(session).await;
+            self.forget_all(session).await;
+        }
+        drop(session);
+        self.abandon_claims();
+        let Some(session) = self.take_session() else { return };
+        let mut state = session.client.state_watcher();
+        session.end();
+        drop(session);
+        // The last one who has the session closes it; the server then removes what is left of it.
+        while !matches!(
+            state.state(),
+            SessionState::Closed | SessionState::Expired | SessionState::AuthFailed
+        ) {
+            state.changed().await;
+        }
+    }
+
+    /// Forgets all claims: whoever waits or watches for them stops.
+    fn abandon_claims(&self) {
+        let entries = std::mem::take(&mut self.table().entries);
+        drop(entries);
+    }
+
+    /// The keeper is gone without closing: nothing is waited for or kept alive any more.
+    pub(crate) fn abandon(&self) {
+        self.abandon_claims();
+        if let Some(session) = self.take_session() {
+            session.end();
+        }
+    }
+}
