@@ -61,9 +61,9 @@ impl Lock for FlockLock {
 
 /// The file lock of the crate `distributed-lock`: the same system call, asked again and again.
 ///
-/// Its release deletes the file after unlocking it, so that somebody may by then hold the deleted
-/// one while the next makes another: with contention two get in at once, which the harness finds
-/// out. So it only takes part where nobody waits.
+/// Its release unlocks the file and then deletes it, so that somebody may by then hold the deleted
+/// one while the next makes another: with contention two can get in at once, which would end the
+/// run. So it only takes part where nobody waits.
 pub(crate) struct FileLockPeer {
     pub(crate) folder: PathBuf,
 }

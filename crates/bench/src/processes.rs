@@ -10,7 +10,7 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use rusqlite::TransactionBehavior;
+use rusqlite::{Connection, TransactionBehavior};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
@@ -99,10 +99,19 @@ fn keepers(url: &str, length: Duration) -> Result<Passed, Failure> {
 }
 
 fn tokens(folder: &Path, length: Duration) -> Result<Passed, Failure> {
+    // SQLite does not wait where two make the same file at once; and while it is open here, neither
+    // is the last to close it.
+    let _open = token_file(folder)?;
     let (millis, folder) = (length.as_millis().to_string(), folder.display().to_string());
     let hands: Result<Vec<_>, _> =
         ["a", "b"].map(|own| Hand::start(&["token", &folder, own, &millis])).into_iter().collect();
     race(hands?, length)
+}
+
+fn token_file(folder: &Path) -> Result<Connection, Failure> {
+    let connection = files::open(&folder.join("token.db"))?;
+    connection.execute_batch("CREATE TABLE IF NOT EXISTS turn (n INTEGER PRIMARY KEY)")?;
+    Ok(connection)
 }
 
 /// Sixteen processes, one name.
@@ -198,8 +207,7 @@ fn token(folder: &Path, own: &str, length: Duration) -> Result<Vec<(u64, u64)>, 
     let (mine, other) = (folder.join(own), folder.join(if own == "a" { "b" } else { "a" }));
     std::fs::remove_file(&mine).ok();
     let socket = UnixDatagram::bind(&mine)?;
-    let mut connection = files::open(&folder.join("token.db"))?;
-    connection.execute_batch("CREATE TABLE IF NOT EXISTS turn (n INTEGER PRIMARY KEY)")?;
+    let mut connection = token_file(folder)?;
     let started = wait_for_go()?;
     if own == "a" {
         socket.send_to(b"token", &mine)?;

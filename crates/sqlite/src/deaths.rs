@@ -46,9 +46,13 @@ impl Deaths {
 
     /// These keepers' deaths matter from now on.
     pub(crate) fn watch(self: &Arc<Self>, ahead: HashMap<KeeperId, u32>) {
+        if ahead.is_empty() {
+            return;
+        }
+        let (own, now) = (std::process::id(), Instant::now());
         for (keeper, pid) in ahead {
             // Keepers of this process do not die before it does.
-            if pid == std::process::id() || self.watched().insert(keeper, Instant::now()).is_some() {
+            if pid == own || self.watched().insert(keeper, now).is_some() {
                 continue;
             }
             self.background.spawn(until_dead(Arc::downgrade(self), keeper, pid));

@@ -2,23 +2,28 @@
 //! place. So that costs little: one look at the line and one row written, nothing loaded whole.
 
 use lockkeeper_core::{
-    KeeperId, Units,
+    Units,
     model::{FIRST_LEASE, WAIT_LEASE},
     store::{Claim, Leave, Request, StoreTime, Verdict},
 };
 use rusqlite::{Transaction, params};
 
 use crate::{
-    rows::{capacity_from, contender_from, units_from, unsigned},
+    life::keeper_from,
+    rows::{capacity_from, units_from, unsigned},
     step::Work,
 };
 
 /// From here on it costs less to load the whole line, once for all.
 pub(crate) const FEW: usize = 4;
 
-const LINE: &str = "SELECT queued, turn, keeper, seq, capacity, units, pid,
-    CASE queued WHEN 0 THEN expires ELSE began END
-    FROM entry WHERE name = ? ORDER BY queued, turn";
+/// Once in this many microseconds the whole step is done all the same, which also sees whose deaths
+/// matter. Well below how long they are watched.
+const LOOK_AROUND: u64 = 60_000_000;
+
+const LINE: &str = "SELECT queued, turn, seq = ?2 AND keeper = ?3, capacity, units,
+    CASE queued WHEN 0 THEN expires ELSE began END, CASE queued WHEN 0 THEN keeper END
+    FROM entry WHERE name = ?1 ORDER BY queued, turn";
 
 const KEEP: &str = "UPDATE entry SET began = ?, stamp = ? WHERE name = ? AND queued = 1 AND turn = ?";
 
@@ -51,54 +56,49 @@ pub(crate) fn gives_nothing(transaction: &Transaction<'_>, group: &[Request]) ->
 
 impl Work<'_> {
     /// The model's claim where it does no more than keep a place in line; `None` where it may do
-    /// more, so that the whole step is needed.
+    /// more, so that the whole step is needed. What ends behind that place may end later: the model
+    /// lets things end whenever somebody looks.
     pub(crate) fn keep_place(&mut self, claim: &Claim) -> rusqlite::Result<Option<Verdict>> {
         let now = self.now.lease;
         if self.loaded.contains_key(&claim.name) || claim.not_after < now || self.is_buried(claim)? {
             return Ok(None);
         }
-        let mut used = Vec::new();
-        let mut holders: Vec<KeeperId> = Vec::new();
+        let (seq, keeper) = (claim.contender.seq.cast_signed(), claim.contender.keeper.to_string());
+        let mut line = self.transaction().prepare_cached(LINE)?;
+        let mut rows = line.query(params![claim.name.as_str(), seq, keeper])?;
+        let mut taken = Vec::new();
         let mut first_end: Option<StoreTime> = None;
         let mut ahead = 0;
-        let mut own = None;
-        let mut in_front = Vec::new();
-        let mut line = self.transaction().prepare_cached(LINE)?;
-        let mut rows = line.query([claim.name.as_str()])?;
-        while let Some(row) = rows.next()? {
-            let contender = contender_from(row)?;
-            let units = units_from(row.get(5)?)?;
-            let time = StoreTime(unsigned(row, 7)?);
-            if capacity_from(row.get(4)?)? != claim.capacity {
+        let place: i64 = loop {
+            let Some(row) = rows.next()? else { return Ok(None) };
+            let (waits, own): (bool, bool) = (row.get(0)?, row.get(2)?);
+            let (units, time) = (units_from(row.get(4)?)?, StoreTime(unsigned(row, 5)?));
+            if capacity_from(row.get(3)?)? != claim.capacity {
                 return Ok(None);
             }
-            let queued: bool = row.get(0)?;
-            if !queued {
-                if contender == claim.contender || time <= now {
+            if !waits {
+                let dead = keeper_from(row.get_ref(6)?.as_str()?).is_none_or(|keeper| self.is_dead(keeper));
+                if own || time <= now || dead {
                     return Ok(None);
                 }
-                used.push(units);
-                holders.push(contender.keeper);
+                taken.push(units);
                 first_end = Some(first_end.map_or(time, |first| first.min(time)));
-            } else {
-                let moves_up =
-                    ahead == 0 && own.is_none() && claim.capacity.fits(used.iter().copied(), units);
-                if moves_up || time.after(WAIT_LEASE) <= now {
-                    return Ok(None);
-                }
-                if contender == claim.contender {
-                    own = Some(row.get::<_, i64>(1)?);
-                } else if own.is_none() {
-                    ahead += 1;
-                }
+                continue;
             }
-            if own.is_none() && contender.keeper != self.own() {
-                in_front.push((contender.keeper, row.get(6)?));
+            let moves_up = ahead == 0 && claim.capacity.fits(taken.iter().copied(), units);
+            if moves_up || time.after(WAIT_LEASE) <= now {
+                return Ok(None);
             }
-        }
+            if own && time.0 / LOOK_AROUND != now.0 / LOOK_AROUND {
+                return Ok(None);
+            }
+            if own {
+                break row.get(1)?;
+            }
+            ahead += 1;
+        };
         drop(rows);
-        let Some(place) = own.filter(|_| claim.capacity.allows(claim.units)) else { return Ok(None) };
-        if holders.into_iter().any(|keeper| self.is_dead(keeper)) {
+        if !claim.capacity.allows(claim.units) {
             return Ok(None);
         }
         self.transaction().prepare_cached(KEEP)?.execute(params![
@@ -107,7 +107,6 @@ impl Work<'_> {
             claim.name.as_str(),
             place
         ])?;
-        self.done.ahead.extend(in_front);
         let retry_in = first_end.map_or(FIRST_LEASE, |end| end.since(now));
         Ok(Some(Verdict::Busy { ahead, retry_in }))
     }

@@ -221,8 +221,7 @@ fn waiter_from(row: &Row<'_>) -> rusqlite::Result<Waiter> {
     })
 }
 
-/// The contender in the columns 2 and 3.
-pub(crate) fn contender_from(row: &Row<'_>) -> rusqlite::Result<ContenderId> {
+fn contender_from(row: &Row<'_>) -> rusqlite::Result<ContenderId> {
     let keeper = keeper_from(row.get_ref(2)?.as_str()?).ok_or_else(|| not_ours(2, Type::Text))?;
     Ok(ContenderId { keeper, seq: unsigned(row, 3)? })
 }

@@ -78,10 +78,6 @@ impl<'a> Work<'a> {
         }
     }
 
-    pub(crate) fn own(&self) -> KeeperId {
-        self.own
-    }
-
     pub(crate) fn transaction(&self) -> &'a Transaction<'a> {
         self.transaction
     }

@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{
     Outcome, Stage,
-    stage::{BRIEFLY, ROUNDING, soon},
+    stage::{BEGUN, ROUNDING, soon},
     tests,
 };
 
@@ -76,9 +76,9 @@ async fn lock_within_gives_up_in_time(stage: &Stage) -> Outcome {
     let theirs = b.mutex(&name);
     let first = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
     let asked = Instant::now();
-    let error = stage.keeper().await?.mutex(&name).lock_within(2 * BRIEFLY).await.expect_err("it is held");
+    let error = stage.keeper().await?.mutex(&name).lock_within(2 * BEGUN).await.expect_err("it is held");
     let AcquireError::TimedOut { waited, ahead, .. } = &error else { return Err(error.into()) };
-    assert!(*waited >= 2 * BRIEFLY && asked.elapsed() >= *waited, "{error}");
+    assert!(*waited >= 2 * BEGUN && asked.elapsed() >= *waited, "{error}");
     assert_eq!(*ahead, Some(1), "{error}");
     assert!(error.to_string().contains(&name) && error.to_string().contains("wait longer"), "{error}");
     stage.until(&name, 1, 1).await?;

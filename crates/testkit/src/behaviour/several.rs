@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{
     Outcome, Stage,
-    stage::{BRIEFLY, soon},
+    stage::{BEGUN, soon},
     tests,
 };
 
@@ -54,7 +54,7 @@ async fn all_or_nothing_when_trying(stage: &Stage) -> Outcome {
 async fn all_or_nothing_within_a_limit(stage: &Stage) -> Outcome {
     let ((a, b), one, two) = (stage.two().await?, stage.name("one"), stage.name("two"));
     let taken = b.mutex(&two).lock().await?;
-    let error = all([&a.mutex(&one), &a.mutex(&two)]).lock_within(BRIEFLY).await.expect_err("two is taken");
+    let error = all([&a.mutex(&one), &a.mutex(&two)]).lock_within(2 * BEGUN).await.expect_err("two is taken");
     assert!(matches!(&error, AcquireError::TimedOut { .. }), "{error}");
     assert!(error.to_string().contains(&two), "it says which: {error}");
     stage.until(&one, 0, 0).await?;

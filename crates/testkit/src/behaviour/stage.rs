@@ -43,7 +43,7 @@ pub(super) async fn soon<T>(what: impl Future<Output = T>) -> Result<T, Elapsed>
 }
 
 /// After how long whoever was told to wait does: two requests on a machine whose disk is busy.
-const BEGUN: Duration = Duration::from_secs(1);
+pub(super) const BEGUN: Duration = Duration::from_secs(1);
 
 /// Sees that `waiter` waits: it has had the time to begin, and has no answer.
 pub(super) async fn still_waits<T>(waiter: &mut JoinHandle<T>) -> Outcome {
