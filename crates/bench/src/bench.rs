@@ -69,8 +69,8 @@ impl Pace {
     pub(crate) const FULL: Self = Self {
         rounds: 15,
         length: Duration::from_secs(2),
-        waits: 5,
-        wait: Duration::from_secs(5),
+        waits: 2,
+        wait: Duration::from_secs(30),
         locks: 100_000,
         lease: Duration::from_secs(30),
     };
@@ -133,8 +133,8 @@ impl Bench {
     }
 
     /// Whom Lockkeeper is compared with.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = &dyn Contestant> {
-        self.peers.iter().map(AsRef::as_ref)
+    pub(crate) fn peers(&self, workload: Workload) -> impl Iterator<Item = &dyn Contestant> {
+        self.peers.iter().map(AsRef::as_ref).filter(move |peer: &&dyn Contestant| peer.takes_part(workload))
     }
 
     /// Measures a workload, again if its rates were inconclusive.

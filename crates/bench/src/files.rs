@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use distributed_lock_core::traits::{DistributedLock as _, LockHandle as _};
+use distributed_lock_file::{FileDistributedLock, FileLockHandle};
 use rusqlite::{Connection, TransactionBehavior, params};
 use tokio::task::spawn_blocking;
 
@@ -54,6 +56,47 @@ impl Lock for FlockLock {
     async fn release(held: Self::Held<'_>) -> Result<(), Failure> {
         drop(held);
         Ok(())
+    }
+}
+
+/// The file lock of the crate `distributed-lock`: the same system call, asked again and again.
+///
+/// Its release deletes the file after unlocking it, so that somebody may by then hold the deleted
+/// one while the next makes another: with contention two get in at once, which the harness finds
+/// out. So it only takes part where nobody waits.
+pub(crate) struct FileLockPeer {
+    pub(crate) folder: PathBuf,
+}
+
+#[derive(Clone)]
+pub(crate) struct FileLock(Arc<FileDistributedLock>);
+
+impl Peer for FileLockPeer {
+    type Lock = FileLock;
+
+    fn name(&self) -> &'static str {
+        "distributed-lock"
+    }
+
+    fn lock(&self, name: &str) -> FileLock {
+        let path = self.folder.join(format!("{}.lock", name.replace('/', "-")));
+        FileLock(Arc::new(FileDistributedLock::from_path(path).expect("the name is one of ours")))
+    }
+
+    fn takes_part(&self, workload: Workload) -> bool {
+        matches!(workload, Workload::W1 | Workload::W2)
+    }
+}
+
+impl Lock for FileLock {
+    type Held<'a> = FileLockHandle;
+
+    async fn acquire(&self) -> Result<FileLockHandle, Failure> {
+        Ok(self.0.acquire(None).await?)
+    }
+
+    async fn release(held: Self::Held<'_>) -> Result<(), Failure> {
+        Ok(held.release().await?)
     }
 }
 

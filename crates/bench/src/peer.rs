@@ -16,7 +16,7 @@ use tokio::sync::{Mutex as TokioMutex, MutexGuard as TokioGuard};
 use crate::{
     Failure,
     bench::Workload,
-    files::{FlockPeer, RowPeer},
+    files::{FileLockPeer, FlockPeer, RowPeer},
     judge::Limit,
     rounds::Contestant,
 };
@@ -27,6 +27,7 @@ pub(crate) fn peers_of(keeper: &Keeper, folder: Option<&Path>) -> Vec<Box<dyn Co
         ("memory", _) => vec![Box::new(TokioPeer::default())],
         ("sqlite", Some(folder)) => vec![
             Box::new(FlockPeer { folder: folder.to_owned() }),
+            Box::new(FileLockPeer { folder: folder.to_owned() }),
             Box::new(RowPeer { file: folder.join("rows.db") }),
         ],
         _ => Vec::new(),
@@ -51,6 +52,11 @@ pub(crate) trait Peer: Send + Sync + 'static {
     /// What Lockkeeper's rate divided by this peer's is held to.
     fn goal(&self, _: Workload) -> Option<Limit> {
         None
+    }
+
+    /// Whether it can do this at all: one that lets two in at once would end the run.
+    fn takes_part(&self, _: Workload) -> bool {
+        true
     }
 }
 

@@ -65,7 +65,7 @@ async fn race<'a>(
     ours: Vec<&'a dyn Contestant>,
     load: &Load,
 ) -> Result<Vec<Raced<'a>>, Failure> {
-    let contestants: Vec<_> = ours.into_iter().chain(bench.peers()).collect();
+    let contestants: Vec<_> = ours.into_iter().chain(bench.peers(load.workload)).collect();
     let results = interleaved(&contestants, load, bench.pace.rounds).await?;
     Ok(contestants.into_iter().zip(results).collect())
 }

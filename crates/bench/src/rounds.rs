@@ -38,6 +38,7 @@ fn no_times() -> Result<Histogram<u64>, Failure> {
 /// What the tasks of a round do.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
+    pub(crate) workload: Workload,
     pub(crate) tasks: usize,
     /// The names; task i uses the one with number i modulo how many there are.
     pub(crate) names: Vec<String>,
@@ -47,7 +48,7 @@ pub(crate) struct Load {
 impl Load {
     pub(crate) fn new(workload: Workload, tasks: usize, names: usize, length: Duration) -> Self {
         let names = (0..names).map(|name| format!("{}/{name}", workload.word())).collect();
-        Self { tasks, names, length }
+        Self { workload, tasks, names, length }
     }
 }
 
@@ -99,6 +100,9 @@ pub(crate) trait Contestant: Send + Sync {
     /// What Lockkeeper's rate divided by this contestant's is held to.
     fn goal(&self, workload: Workload) -> Option<Limit>;
 
+    /// Whether it can do this at all.
+    fn takes_part(&self, workload: Workload) -> bool;
+
     /// One round of acquiring and releasing.
     fn round<'a>(&'a self, load: &'a Load) -> BoxFuture<'a, Result<Round, Failure>>;
 
@@ -113,6 +117,10 @@ impl<P: Peer> Contestant for P {
 
     fn goal(&self, workload: Workload) -> Option<Limit> {
         Peer::goal(self, workload)
+    }
+
+    fn takes_part(&self, workload: Workload) -> bool {
+        Peer::takes_part(self, workload)
     }
 
     fn round<'a>(&'a self, load: &'a Load) -> BoxFuture<'a, Result<Round, Failure>> {

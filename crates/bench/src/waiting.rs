@@ -44,7 +44,7 @@ pub(crate) struct Drain {
 
 pub(crate) async fn w4(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let contestants: Vec<&dyn Contestant> =
-        [bench.usual(), bench.fifo()].into_iter().chain(bench.peers()).collect();
+        [bench.usual(), bench.fifo()].into_iter().chain(bench.peers(Workload::W4)).collect();
     let mut results = vec![Vec::new(); contestants.len()];
     for _ in 0..bench.pace.waits {
         for (contestant, results) in contestants.iter().zip(&mut results) {

@@ -29,7 +29,7 @@ use crate::{
         StoreErrorKind,
     },
     id::ContenderId,
-    keeper::{self, KeeperBuilder},
+    keeper::{self, KeeperBuilder, Stats},
     lock::{self, Exclusive, LatchState, Leader, Leads, Lease, Owner, Permits, Read, Write},
     name::Name,
     runtime::thread::{self, Stop},
@@ -141,6 +141,16 @@ impl Keeper {
     /// What the store can do and survive.
     pub fn capability(&self) -> &Capability {
         self.inner.capability()
+    }
+
+    /// The store's URL, without secrets.
+    pub fn url(&self) -> &str {
+        self.inner.url()
+    }
+
+    /// What this keeper has in hand at this moment.
+    pub fn stats(&self) -> Stats {
+        self.inner.stats()
     }
 
     /// Goes on with a detached lease; see [`Keeper::adopt`](crate::Keeper::adopt).
@@ -556,8 +566,21 @@ impl WriteGuard {
     }
 }
 
+/// As [`Leadership`](crate::Leadership).
+impl Leadership {
+    /// Gives the leadership back.
+    pub fn resign(self) -> Result<(), ReleaseError> {
+        self.release()
+    }
+}
+
 /// As [`AllGuard`](crate::AllGuard).
 impl AllGuard {
+    /// How long all are certainly still held.
+    pub fn remaining(&self) -> Duration {
+        self.inner.remaining()
+    }
+
     /// One token per lock, in the order in which they were named.
     pub fn tokens(&self) -> Vec<Token> {
         self.inner.tokens()

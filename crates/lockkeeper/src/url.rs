@@ -7,6 +7,8 @@ use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector};
 /// The schemes of this build, for messages.
 const SCHEMES: &[&str] = &[
     "memory:",
+    #[cfg(feature = "redis")]
+    "redis: rediss: redis+unix: redis+sentinel: redis+cluster:",
     #[cfg(feature = "sqlite")]
     "sqlite:",
     #[cfg(feature = "zookeeper")]
@@ -60,6 +62,9 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
             Err(config("memory: has no options; remove everything from the question mark on".into()))
         }
         "memory" => Ok(memory::connector(url)),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
+        | "rediss+cluster" => lockkeeper_redis::connector(url),
         #[cfg(feature = "sqlite")]
         "sqlite" => lockkeeper_sqlite::connector(url),
         #[cfg(feature = "zookeeper")]

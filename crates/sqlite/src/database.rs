@@ -15,9 +15,9 @@ use lockkeeper_core::{
     KeeperId, Name, StoreError, StoreErrorKind,
     model::{Mark, Now},
     runtime::clock::Clock,
-    store::{Answer, ListQuery, Page, Request, ResourceView, StoreTime, WakeSink},
+    store::{Answer, Count, Counted, ListQuery, Page, Request, ResourceView, StoreTime, WakeSink},
 };
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, config::DbConfig};
 use tokio::runtime::Handle;
 
 use crate::{
@@ -25,11 +25,13 @@ use crate::{
     layout,
     life::{self, Life, Pulse},
     place::Place,
+    poll,
     rows::Loaded,
     step::{Done, Work, has_rows, valid_names},
     trouble::{busy, explain, file_trouble},
+    turns::Turns,
     wakes::Channel,
-    writer::Ticket,
+    writer::{Ticket, Urgency},
 };
 
 /// How often each keeper clears away what has ended and nobody asks for.
@@ -46,13 +48,23 @@ pub(crate) struct Opening {
     pub(crate) on_death: OnDeath,
 }
 
-/// How much a transaction may do.
+/// What a transaction may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Weight {
-    /// Anything.
+    /// Anything: synced.
     Full,
-    /// Only what may be lost in a power cut.
+    /// Only what may be lost in a power cut: not synced.
     Light,
+}
+
+impl Weight {
+    fn synchronous(self) -> &'static str {
+        match self {
+            // What was answered is on disk: see the crate's documentation.
+            Self::Full => "FULL",
+            Self::Light => "NORMAL",
+        }
+    }
 }
 
 /// What a keeper gets beside the open file.
@@ -65,6 +77,9 @@ pub(crate) struct Opened {
 /// The open file.
 pub(crate) struct Database {
     connection: Connection,
+    /// What the connection is set to.
+    weight: Weight,
+    turns: Arc<Turns>,
     place: Place,
     boot: String,
     own: KeeperId,
@@ -83,7 +98,7 @@ impl Database {
         let mut place = Place::prepare(&opening.path)?;
         let mut connection = connect(&place.file, opening.limit)?;
         let id = layout::settle(&mut connection, &place.file, &boot)?;
-        place.remember()?;
+        let turns = Turns::of(place.remember()?);
         let life = Life::begin(&place, opening.keeper)?;
         let line = life.line().map_err(|error| file_trouble("share", &place.keepers, error))?;
         let (channel, inbox) = match Channel::open(&place, opening.keeper, opening.sink) {
@@ -96,6 +111,8 @@ impl Database {
         let mut database = Self {
             deaths: Deaths::new(&place.keepers, opening.background, opening.on_death),
             connection,
+            weight: Weight::Full,
+            turns,
             place,
             boot,
             own: opening.keeper,
@@ -122,53 +139,88 @@ impl Database {
         Ok(self.now())
     }
 
-    /// Claims and leaves. Polls, by which waiters only keep their places, cost no sync: that is
-    /// what lets many processes wait at next to no cost.
+    /// Claims and leaves. What gives nobody anything costs no sync: that is what lets many
+    /// processes wait at next to no cost, and a lock pass from one to the next with a single sync.
     pub(crate) fn apply(
         &mut self,
         ticket: &Ticket,
         group: &[Request],
     ) -> Result<(Vec<Answer>, StoreTime), StoreError> {
-        let act = |work: &mut Work<'_>| group.iter().map(|request| work.apply(request)).collect();
-        let poll = |request: &Request| matches!(request, Request::Claim(claim) if claim.again && claim.queue);
-        if group.iter().all(poll) {
-            self.connection.pragma_update(None, "synchronous", "NORMAL").map_err(|e| self.explain(e))?;
-            let polled = self.transact(ticket, Weight::Light, act);
-            self.connection.pragma_update(None, "synchronous", "FULL").map_err(|e| self.explain(e))?;
-            if let Some(answers) = polled? {
-                return Ok(answers);
-            }
-        }
-        self.write(ticket, act)
+        let few = group.len() <= poll::FEW;
+        let light = match group {
+            _ if group.iter().all(poll::is_poll) => true,
+            // Many at once mostly hold a grant, and share its sync.
+            _ if few => self.read(|transaction, _| poll::gives_nothing(transaction, group))?,
+            _ => group.iter().all(|request| matches!(request, Request::Leave(_))),
+        };
+        let act = |work: &mut Work<'_>| group.iter().map(|request| work.apply(request, few)).collect();
+        if light { self.write_lightly(ticket, act) } else { self.write(ticket, Urgency::Usual, act) }
     }
 
     /// Does `act` in one transaction: all of it or nothing.
     pub(crate) fn write<T>(
         &mut self,
         ticket: &Ticket,
+        urgency: Urgency,
         act: impl FnOnce(&mut Work<'_>) -> rusqlite::Result<T>,
     ) -> Result<(T, StoreTime), StoreError> {
-        let done = self.transact(ticket, Weight::Full, act)?;
+        let done = self.transact(ticket, urgency, Weight::Full, act)?;
         Ok(done.expect("only a light transaction is given up"))
+    }
+
+    /// Does `act`, which may be lost in a power cut, in one transaction that is not synced.
+    pub(crate) fn write_lightly<T>(
+        &mut self,
+        ticket: &Ticket,
+        act: impl Fn(&mut Work<'_>) -> rusqlite::Result<T>,
+    ) -> Result<(T, StoreTime), StoreError> {
+        match self.transact(ticket, Urgency::Usual, Weight::Light, &act)? {
+            Some(done) => Ok(done),
+            None => self.write(ticket, Urgency::Usual, act),
+        }
+    }
+
+    /// A latch as it is. Waits for no writer.
+    pub(crate) fn read_count(
+        &mut self,
+        ticket: &Ticket,
+        count: &Count,
+    ) -> Result<(Counted, StoreTime), StoreError> {
+        ticket.begin();
+        let (keepers, own) = (self.place.keepers.clone(), self.own);
+        self.read(|transaction, now| {
+            // Reading a latch gives no grant number, so it does not matter which was the last.
+            let counted = Work::new(transaction, &keepers, own, now, Mark::default()).count(count)?;
+            Ok((counted, now.lease))
+        })
     }
 
     /// Does `act` in one transaction; `None` if it was to be light and would not have been.
     fn transact<T>(
         &mut self,
         ticket: &Ticket,
+        urgency: Urgency,
         weight: Weight,
         act: impl FnOnce(&mut Work<'_>) -> rusqlite::Result<T>,
     ) -> Result<Option<(T, StoreTime)>, StoreError> {
         let file = &self.place.file;
         // Before the commit nothing can have been applied, whatever went wrong.
         let explain_before = |error| explain(file, error).not_applied();
-        give_up_after(self.limit);
+        let too_busy = || StoreError::new(StoreErrorKind::Conflict, busy(&file.display())).not_applied();
+        if self.weight != weight {
+            self.connection
+                .pragma_update(None, "synchronous", weight.synchronous())
+                .map_err(explain_before)?;
+            self.weight = weight;
+        }
+        let until = give_up_after(self.limit);
+        let _turn = self.turns.take(urgency, until).ok_or_else(too_busy)?;
         let transaction = self
             .connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
             .map_err(explain_before)?;
         if !ticket.begin() {
-            return Err(StoreError::new(StoreErrorKind::Conflict, busy(&file.display())).not_applied());
+            return Err(too_busy());
         }
         self.place.check()?;
         let mark = layout::read_mark(&transaction, file, &self.boot)?;
@@ -180,17 +232,13 @@ impl Database {
             self.swept = now.lease;
         }
         let answer = act(&mut work).map_err(explain_before)?;
-        if weight == Weight::Light && !work.only_asked() {
+        if weight == Weight::Light && !work.may_be_lost() {
             return Ok(None);
         }
         let done = work.finish().map_err(explain_before)?;
         transaction.commit().map_err(|error| explain(file, error))?;
         self.follow_up(done);
         Ok(Some((answer, now.lease)))
-    }
-
-    fn explain(&self, error: rusqlite::Error) -> StoreError {
-        explain(&self.place.file, error).not_applied()
     }
 
     fn follow_up(&self, done: Done) {
@@ -226,7 +274,7 @@ impl Database {
             life::forget(&self.place.keepers, keeper);
             return Ok(());
         }
-        self.write(&Ticket::new(), |work| work.bury(keeper))?;
+        self.write(&Ticket::new(), Urgency::Usual, |work| work.bury(keeper))?;
         Ok(())
     }
 
@@ -276,7 +324,7 @@ impl Drop for Database {
     fn drop(&mut self) {
         let own = self.own;
         let clean = self.read(|transaction, _| Ok(!has_rows(transaction, own)?)).unwrap_or(false)
-            || self.write(&Ticket::new(), |work| work.bury(own)).is_ok();
+            || self.write(&Ticket::new(), Urgency::Usual, |work| work.bury(own)).is_ok();
         // With rows left, the file without its lock says that they are a dead keeper's.
         if clean {
             life::forget(&self.place.keepers, own);
@@ -308,9 +356,10 @@ fn connect(file: &Path, limit: Duration) -> Result<Connection, StoreError> {
                 return Err(error);
             }
         }
-        // What was answered is on disk: see the crate's documentation.
-        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.pragma_update(None, "synchronous", Weight::Full.synchronous())?;
         connection.set_prepared_statement_cache_capacity(64);
+        // Else a statement is compiled anew whenever another name is bound to it.
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         Ok(connection)
     };
     open().map_err(|error| explain(file, error).not_applied())
@@ -325,23 +374,22 @@ thread_local! {
     static GIVE_UP: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-fn give_up_after(limit: Duration) {
-    GIVE_UP.set(Instant::now().checked_add(limit));
+fn give_up_after(limit: Duration) -> Instant {
+    let now = Instant::now();
+    // A limit beyond all clocks is no limit.
+    let until = now.checked_add(limit).unwrap_or(now + Duration::from_secs(1 << 30));
+    GIVE_UP.set(Some(until));
+    until
 }
 
-/// Waits a little while others have the file; false when that has taken too long. SQLite's own
-/// handler sleeps up to 100 ms at a time, where a transaction takes less than one.
+/// Waits a little while another process has the file; false when that has taken too long. Always
+/// equally long, so that nobody is overtaken for having waited; only who waits for so long that
+/// somebody must be stuck looks less often. SQLite's own handler sleeps ever longer, up to 100 ms.
 fn wait_for_others(tries: i32) -> bool {
     if GIVE_UP.get().is_some_and(|limit| Instant::now() >= limit) {
         return false;
     }
-    let micros = match tries {
-        0..20 => 100,
-        20..200 => 500,
-        200..1000 => 2000,
-        _ => 10_000,
-    };
-    thread::sleep(Duration::from_micros(micros));
+    thread::sleep(Duration::from_micros(if tries < 1000 { 100 } else { 2000 }));
     true
 }
 
@@ -370,7 +418,10 @@ fn page_of(transaction: &Transaction<'_>, now: Now, query: &ListQuery) -> rusqli
 
 #[cfg(test)]
 mod tests {
+    use rusqlite::StatementStatus;
+
     use super::*;
+    use crate::rows::LOAD;
 
     /// With less, a power cut could take back a grant that was answered.
     #[test]
@@ -382,5 +433,19 @@ mod tests {
         assert_eq!(setting("journal_mode").expect("read"), "wal");
         let synchronous = connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0));
         assert_eq!(synchronous.expect("read"), 2, "FULL");
+    }
+
+    /// That was most of the cost of a claim.
+    #[test]
+    fn statements_are_not_compiled_anew_for_each_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
+        let mut connection = connect(&place.file, Duration::from_secs(1)).expect("connected");
+        layout::settle(&mut connection, &place.file, "boot").expect("made");
+        let mut load = connection.prepare(LOAD).expect("compiled");
+        for name in ["a", "b", "c"] {
+            assert!(!load.exists([name]).expect("read"));
+        }
+        assert_eq!(load.get_status(StatementStatus::RePrepare), 0);
     }
 }

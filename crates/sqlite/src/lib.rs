@@ -18,11 +18,12 @@
 //!   means dead. A missing file proves nothing, and then the lease decides.
 //! * **Wakes** go from process to process by datagram socket. They are hints: lost ones cost time
 //!   until the next poll, the database is the truth.
-//! * **Durability.** `synchronous=FULL`: what was answered is on disk. With less, a disk that is
-//!   pulled or a power cut could take back a grant that somebody acts on, and its number might be
-//!   given again. Groups make it bearable: all that the tasks of a process ask for at one time
-//!   costs a single sync. Only polls, by which waiters do no more than keep their places, are not
-//!   synced.
+//! * **Durability.** `synchronous=FULL`: a grant, a renewal, a count or a fence that was answered
+//!   is on disk. With less, a disk that is pulled or a power cut could take back a grant that
+//!   somebody acts on, and its number might be given again. Groups make it bearable: all that the
+//!   tasks of a process ask for at one time costs a single sync. What gives nobody anything is not
+//!   synced: places in line, and releases that nobody waits for. If such a one is lost, a lock
+//!   looks held for longer than it was, which is safe, and a restart frees it anyway.
 //!
 //! # Limits
 //!
@@ -50,6 +51,8 @@ mod life;
 #[cfg(target_os = "linux")]
 mod place;
 #[cfg(target_os = "linux")]
+mod poll;
+#[cfg(target_os = "linux")]
 mod rows;
 #[cfg(target_os = "linux")]
 mod step;
@@ -57,6 +60,8 @@ mod step;
 mod store;
 #[cfg(target_os = "linux")]
 mod trouble;
+#[cfg(target_os = "linux")]
+mod turns;
 #[cfg(target_os = "linux")]
 mod wakes;
 #[cfg(target_os = "linux")]

@@ -32,7 +32,7 @@ pub(crate) struct Place {
 }
 
 /// Which file a path meant.
-type Identity = (u64, u64);
+pub(crate) type Identity = (u64, u64);
 
 impl Place {
     /// Makes the file and its folders if they are not there, and checks that locks can work here.
@@ -67,10 +67,12 @@ impl Place {
         fs::set_permissions(path, fs::Permissions::from_mode(self.mode))
     }
 
-    /// Remembers which files are in use. Called while they are open, so SQLite keeps them there.
-    pub(crate) fn remember(&mut self) -> Result<(), StoreError> {
-        self.same = Some(self.identities()?);
-        Ok(())
+    /// Remembers which files are in use, and gives the database's own identity. Called while they
+    /// are open, so SQLite keeps them there.
+    pub(crate) fn remember(&mut self) -> Result<Identity, StoreError> {
+        let same = self.identities()?;
+        self.same = Some(same);
+        Ok(same[0])
     }
 
     /// Whether the paths still mean the files that are in use. If not, others may be using other

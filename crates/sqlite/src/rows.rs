@@ -22,7 +22,7 @@ pub(crate) struct Loaded {
     pub(crate) changed: bool,
 }
 
-const LOAD: &str =
+pub(crate) const LOAD: &str =
     "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires, confirmed,
     evicted, retired, detached, stamp, kind, host, pid, program, label, value
     FROM entry WHERE name = ? ORDER BY queued, turn";
@@ -60,12 +60,9 @@ impl Loaded {
         Self { before: free.clone(), resource: free, places: Vec::new(), changed: false }
     }
 
-    /// Whether nothing happened, but that waiters asked again.
-    pub(crate) fn only_asked(&self) -> bool {
-        let (old, new) = (&self.before, &self.resource);
-        let waiters =
-            |resource: &Resource| resource.queue.iter().map(|waiter| waiter.contender).collect::<Vec<_>>();
-        old.holders == new.holders && waiters(old) == waiters(new)
+    /// Whether every hold is one that was there before, just as it was.
+    pub(crate) fn gives_nothing(&self) -> bool {
+        self.resource.holders.iter().all(|holder| self.before.holders.contains(holder))
     }
 
     /// Stores what became different.
@@ -224,7 +221,8 @@ fn waiter_from(row: &Row<'_>) -> rusqlite::Result<Waiter> {
     })
 }
 
-fn contender_from(row: &Row<'_>) -> rusqlite::Result<ContenderId> {
+/// The contender in the columns 2 and 3.
+pub(crate) fn contender_from(row: &Row<'_>) -> rusqlite::Result<ContenderId> {
     let keeper = keeper_from(row.get_ref(2)?.as_str()?).ok_or_else(|| not_ours(2, Type::Text))?;
     Ok(ContenderId { keeper, seq: unsigned(row, 3)? })
 }
@@ -239,7 +237,7 @@ fn card_from(row: &Row<'_>) -> rusqlite::Result<Card> {
 }
 
 /// SQLite's integers are signed; ours are stored with the same bits.
-fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(column).map(i64::cast_unsigned)
 }
 
@@ -254,7 +252,7 @@ fn units_number(units: Units) -> u32 {
     }
 }
 
-fn units_from(number: u32) -> rusqlite::Result<Units> {
+pub(crate) fn units_from(number: u32) -> rusqlite::Result<Units> {
     if number == 0 {
         return Ok(Units::All);
     }
@@ -268,7 +266,7 @@ fn capacity_number(capacity: Capacity) -> u32 {
     }
 }
 
-fn capacity_from(number: u32) -> rusqlite::Result<Capacity> {
+pub(crate) fn capacity_from(number: u32) -> rusqlite::Result<Capacity> {
     if number == 0 {
         return Ok(Capacity::All);
     }

@@ -21,6 +21,7 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use crate::{
     layout,
     life::{self, Pulse, keeper_from},
+    poll,
     rows::Loaded,
 };
 
@@ -34,10 +35,12 @@ pub(crate) struct Work<'a> {
     pub(crate) now: Now,
     pub(crate) mark: Mark,
     stored_mark: Mark,
-    loaded: BTreeMap<Name, Option<Loaded>>,
+    pub(crate) loaded: BTreeMap<Name, Option<Loaded>>,
     pulses: HashMap<KeeperId, Pulse>,
     /// Whether there are marks of those who left: mostly there are none, and nobody is looked up.
     any_graves: Option<bool>,
+    /// Whether a mark was made here.
+    buried: bool,
     pub(crate) done: Done,
 }
 
@@ -70,18 +73,24 @@ impl<'a> Work<'a> {
             loaded: BTreeMap::new(),
             pulses: HashMap::new(),
             any_graves: None,
+            buried: false,
             done: Done::default(),
         }
+    }
+
+    pub(crate) fn own(&self) -> KeeperId {
+        self.own
     }
 
     pub(crate) fn transaction(&self) -> &'a Transaction<'a> {
         self.transaction
     }
 
-    /// Whether nothing happened, but that waiters asked again.
-    pub(crate) fn only_asked(&self) -> bool {
-        let quiet = self.done.wakes.is_empty() && self.done.dead.is_empty() && self.mark == self.stored_mark;
-        quiet && self.loaded.values().flatten().all(Loaded::only_asked)
+    /// Whether it would be safe if this were lost: nobody was given anything, now or later. What
+    /// is left are places in line, and releases.
+    pub(crate) fn may_be_lost(&self) -> bool {
+        let quiet = self.done.wakes.is_empty() && self.done.dead.is_empty() && !self.buried;
+        quiet && self.mark == self.stored_mark && self.loaded.values().flatten().all(Loaded::gives_nothing)
     }
 
     /// Stores all that became different, and gives what is left to do.
@@ -138,7 +147,7 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    fn is_dead(&mut self, keeper: KeeperId) -> bool {
+    pub(crate) fn is_dead(&mut self, keeper: KeeperId) -> bool {
         if keeper == self.own {
             return false;
         }
@@ -201,8 +210,15 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The transition of one entry of a group.
-    pub(crate) fn apply(&mut self, request: &Request) -> Result<Answer> {
+    /// The transition of one entry of a group, which may be one of `few`.
+    pub(crate) fn apply(&mut self, request: &Request, few: bool) -> Result<Answer> {
+        if let Request::Claim(claim) = request
+            && few
+            && poll::is_poll(request)
+            && let Some(verdict) = self.keep_place(claim)?
+        {
+            return Ok(Answer::Claim(verdict));
+        }
         Ok(match request {
             Request::Claim(claim) => Answer::Claim(self.claim(claim)?),
             Request::Leave(leave) => Answer::Leave(self.leave(leave)?),
@@ -224,7 +240,7 @@ impl<'a> Work<'a> {
         Ok(verdict)
     }
 
-    fn is_buried(&mut self, claim: &Claim) -> Result<bool> {
+    pub(crate) fn is_buried(&mut self, claim: &Claim) -> Result<bool> {
         let any = match self.any_graves {
             Some(any) => any,
             None => *self.any_graves.insert(has_any(self.transaction, "SELECT 1 FROM grave")?),
@@ -245,6 +261,7 @@ impl<'a> Work<'a> {
     fn leave(&mut self, leave: &Leave) -> Result<Left> {
         if let Some(until) = leave.bury_until.filter(|until| *until >= self.now.lease) {
             self.any_graves = Some(true);
+            self.buried = true;
             // A doubled leave with an earlier time must not lift the mark.
             let mut mark = self.transaction.prepare_cached(
                 "INSERT INTO grave VALUES (?, ?, ?)

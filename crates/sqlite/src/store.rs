@@ -10,8 +10,8 @@ use std::{
 use lockkeeper_core::{
     Capability, KeeperId, Name, StoreError, Survives,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Evict, Evicted,
-        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
+        Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
 };
 use rusqlite::params;
@@ -126,8 +126,9 @@ impl Store for SqliteStore {
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
         let leases = leases.to_vec();
         Box::pin(self.writer.ask(Urgency::First, move |database, ticket| {
-            let (each, now) =
-                database.write(ticket, |work| leases.iter().map(|renew| work.renew(renew)).collect())?;
+            let (each, now) = database.write(ticket, Urgency::First, |work| {
+                leases.iter().map(|renew| work.renew(renew)).collect()
+            })?;
             Ok(Answers { now, each })
         }))
     }
@@ -172,14 +173,17 @@ impl Store for SqliteStore {
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
         let order = order.clone();
         Box::pin(self.writer.ask(Urgency::Usual, move |database, ticket| {
-            Ok(database.write(ticket, |work| work.evict(&order))?.0)
+            Ok(database.write(ticket, Urgency::Usual, |work| work.evict(&order))?.0)
         }))
     }
 
     fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
         let count = count.clone();
         Box::pin(self.writer.ask(Urgency::Usual, move |database, ticket| {
-            let (counted, now) = database.write(ticket, |work| work.count(&count))?;
+            let (counted, now) = match count.action {
+                CountAction::Read => database.read_count(ticket, &count)?,
+                _ => database.write(ticket, Urgency::Usual, |work| work.count(&count))?,
+            };
             Ok(Answers { now, each: vec![counted] })
         }))
     }
@@ -187,7 +191,7 @@ impl Store for SqliteStore {
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
         let admit = admit.clone();
         Box::pin(self.writer.ask(Urgency::Usual, move |database, ticket| {
-            Ok(database.write(ticket, |work| work.fence(&admit))?.0)
+            Ok(database.write(ticket, Urgency::Usual, |work| work.fence(&admit))?.0)
         }))
     }
 
@@ -240,7 +244,8 @@ fn subscribe(
     topic: &Topic,
 ) -> Result<(), StoreError> {
     let Some((word, name)) = topic_words(topic) else { return Ok(()) };
-    database.write(ticket, |work| {
+    // Whoever lost it would ask again after a while.
+    database.write_lightly(ticket, |work| {
         let mut statement = work.transaction().prepare_cached(statement)?;
         statement.execute(params![word, name.as_str(), keeper.to_string()])
     })?;

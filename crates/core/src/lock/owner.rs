@@ -28,8 +28,11 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Owner {
     /// By store, too: an owner may enter locks of several keepers.
-    holds: Arc<Mutex<HashMap<(String, Name), Arc<Held>>>>,
+    holds: Arc<Mutex<HashMap<Resource, Arc<Held>>>>,
 }
+
+/// The store's own id, and the name in it.
+type Resource = (String, Name);
 
 /// What an owner holds of one name. The lock is taken while acquiring, so that two calls of one
 /// owner at the same time do not wait for each other at the store.

@@ -244,7 +244,8 @@ impl Resource {
             if holder.retired {
                 return Left::NotThere;
             }
-            let kept_until = holder.granted.after(leave.hold_at_least);
+            // Never longer than that from now: the clock may have gone back since the grant.
+            let kept_until = holder.granted.min(now.lease).after(leave.hold_at_least);
             if kept_until > now.lease && !holder.evicted {
                 holder.retired = true;
                 holder.detached = true;

@@ -525,3 +525,35 @@ fn i9_a_mark_lasts_as_long_as_the_copy_it_is_against() {
         assert!(matches!(answer, Answer::Claim(Verdict::Stale)), "{answer:?}");
     }
 }
+
+/// The store's clock went back an hour while the lock was held: a release is a release all the same, and a minimum
+/// time to hold is kept from now on at the longest.
+#[test]
+fn i8_a_clock_that_went_back_keeps_no_released_lock() {
+    let hour = 3_600_000_000;
+    for (hold_at_least, ends) in [(Duration::ZERO, None), (SECOND, Some(StoreTime(1_000_000)))] {
+        let mut model = Model::default();
+        let at = |lease| Now { lease, wall: 1 };
+        let claim = Claim {
+            name: name(),
+            contender: contender(0),
+            units: Units::All,
+            capacity: Capacity::All,
+            lease: SECOND,
+            queue: true,
+            detachable: false,
+            not_after: StoreTime(hour),
+            stamp: 0,
+            again: false,
+            card: card(),
+        };
+        model.apply(at(StoreTime(hour)), &Request::Claim(claim), &mut Effects::default());
+        let leave = Leave { name: name(), contender: contender(0), bury_until: None, hold_at_least };
+        let left = model.apply(at(StoreTime(0)), &Request::Leave(leave), &mut Effects::default());
+        assert!(matches!(left, Answer::Leave(Left::Released)), "{left:?}");
+        let kept = model
+            .resource(&name())
+            .and_then(|resource| resource.holders.first().map(|holder| holder.expires));
+        assert_eq!(kept, ends, "with a minimum of {hold_at_least:?}");
+    }
+}

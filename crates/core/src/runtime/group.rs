@@ -87,7 +87,7 @@ impl Group {
             }
             drop(landing);
         });
-        Flight { flying, background: engine.background().clone() }
+        Flight { flying: Some(flying), background: engine.background().clone() }
     }
 
     /// The next batch: at most one claim per resource that the store has not seen before, in
@@ -150,10 +150,10 @@ impl Drop for Landing {
     }
 }
 
-/// A request that is ready to go.
-#[must_use = "the jobs of a flight wait until it departs"]
+/// A request that is ready to go. Dropped, it flies on the keeper's own thread: its jobs are not
+/// lost with the task that happened to ask first.
 pub(crate) struct Flight {
-    flying: BoxFuture<'static, ()>,
+    flying: Option<BoxFuture<'static, ()>>,
     background: Handle,
 }
 
@@ -161,18 +161,24 @@ impl Flight {
     /// Sends it from here, which saves a change of threads if it is answered at once; otherwise it
     /// goes on on the keeper's own thread, where its timers live from the start.
     pub(crate) fn depart(mut self) {
-        let landed = {
-            let _timers = self.background.enter();
-            self.flying.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
-        };
-        if !landed {
-            self.in_background();
+        let _timers = self.background.enter();
+        let Some(flying) = &mut self.flying else { return };
+        if flying.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            self.flying = None;
         }
     }
 
     /// Lets it fly on the keeper's own thread.
     pub(crate) fn in_background(self) {
-        self.background.spawn(self.flying);
+        drop(self);
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if let Some(flying) = self.flying.take() {
+            self.background.spawn(flying);
+        }
     }
 }
 

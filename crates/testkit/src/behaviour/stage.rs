@@ -42,9 +42,12 @@ pub(super) async fn soon<T>(what: impl Future<Output = T>) -> Result<T, Elapsed>
     timeout(PATIENCE, what).await
 }
 
+/// After how long whoever was told to wait does: two requests on a machine whose disk is busy.
+const BEGUN: Duration = Duration::from_secs(1);
+
 /// Sees that `waiter` waits: it has had the time to begin, and has no answer.
 pub(super) async fn still_waits<T>(waiter: &mut JoinHandle<T>) -> Outcome {
-    match timeout(BRIEFLY, waiter).await {
+    match timeout(BEGUN, waiter).await {
         Err(_) => Ok(()),
         Ok(_) => Err(Failure::new("it has its answer before what it waits for has happened")),
     }
@@ -152,7 +155,7 @@ impl Stage {
 
     /// A lease that is to be renewed: long enough that a busy machine does not lose it.
     pub fn renewed(&self) -> Duration {
-        self.can().min_lease.max(Duration::from_millis(1500))
+        self.can().min_lease.max(Duration::from_secs(3))
     }
 
     /// How often to repeat something that waits for another process: rarely where that is found

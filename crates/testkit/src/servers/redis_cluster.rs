@@ -1,6 +1,9 @@
 //! A Redis cluster of three masters with one replica each.
 
-use std::io;
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
 use super::{Answer, Redis, RedisOptions, until};
 use crate::port::Port;
@@ -231,7 +234,16 @@ impl RedisCluster {
         let new = replica.ok_or_else(|| io::Error::other(format!("no replica: {listed}")))?;
         let order: &[&str] =
             if force { &["CLUSTER", "FAILOVER", "TAKEOVER"] } else { &["CLUSTER", "FAILOVER"] };
-        self.servers[new].command(order)?;
+        let mut ordered: Option<Instant> = None;
+        until(&format!("{} is a master", self.servers[new].address()), || {
+            // An order lapses after five seconds; masters do not vote twice in ten about one of them.
+            if ordered.is_none_or(|at| at.elapsed() > Duration::from_secs(6)) {
+                self.servers[new].command(order)?;
+                ordered = Some(Instant::now());
+            }
+            let role = self.servers[new].info("replication", "role")?;
+            Ok(Answer::when(role == "master", role))
+        })?;
         self.until_all_agree(slot, new)?;
         Ok(new)
     }

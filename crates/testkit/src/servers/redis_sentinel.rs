@@ -53,7 +53,7 @@ impl RedisSentinel {
     pub fn url(&self) -> String {
         let sentinels: Vec<_> =
             self.sentinels.iter().map(|sentinel| sentinel.address().to_string()).collect();
-        format!("redis+sentinel://{}/{NAME}", sentinels.join(","))
+        format!("redis+sentinel://{}{}/{NAME}", self.servers[0].login(), sentinels.join(","))
     }
 
     /// The servers, master and replicas, in no order.

@@ -1,0 +1,259 @@
+//! Opens sockets: TCP, TLS and unix, and finds the master behind sentinels.
+
+use std::{
+    fs, io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkeeper_core::StoreError;
+use redis::{
+    AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, RedisResult, Value,
+    aio::{AsyncPushSender, MultiplexedConnection, PubSub},
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    task::JoinHandle,
+};
+use tokio_rustls::TlsConnector;
+
+use crate::{
+    settings::{Address, Login, Settings, Shape, TlsFiles},
+    trouble,
+};
+
+/// A connected socket of any kind.
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
+
+/// Opens connections as the URL says.
+pub(crate) struct Dialler {
+    settings: Settings,
+    /// Which sentinel is asked first: each time another one, as one of them may be wrong or cut off.
+    turn: AtomicUsize,
+    tls: Option<TlsConnector>,
+}
+
+impl Dialler {
+    pub(crate) fn new(settings: Settings) -> Result<Self, StoreError> {
+        let tls = settings.tls.as_ref().map(connector).transpose()?;
+        Ok(Self { settings, turn: AtomicUsize::new(0), tls })
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// A connection for requests, and the task that drives it on the runtime of the caller.
+    pub(crate) async fn requests(
+        &self,
+        address: &Address,
+        pushes: Option<Box<dyn AsyncPushSender>>,
+    ) -> Result<(MultiplexedConnection, JoinHandle<()>), StoreError> {
+        // Pushes come with RESP3 only, and who asks for them knows that the server has it.
+        let info =
+            self.info(&self.settings.login, self.settings.database, self.settings.resp3 || pushes.is_some());
+        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let config = match pushes {
+            Some(pushes) => config.set_push_sender(Pushes(pushes)),
+            None => config,
+        };
+        self.with_limit(address, async {
+            let socket = self
+                .socket(address)
+                .await
+                .map_err(|error| trouble::not_dialled(&address.to_string(), error))?;
+            let (connection, driver) = MultiplexedConnection::new_with_config(&info, socket, config)
+                .await
+                .map_err(|error| trouble::not_connected(&address.to_string(), error))?;
+            Ok((connection, tokio::spawn(driver)))
+        })
+        .await
+    }
+
+    /// A connection for messages.
+    pub(crate) async fn messages(&self, address: &Address) -> Result<PubSub, StoreError> {
+        let info = self.info(&self.settings.login, self.settings.database, self.settings.resp3);
+        self.with_limit(address, async {
+            let socket = self
+                .socket(address)
+                .await
+                .map_err(|error| trouble::not_dialled(&address.to_string(), error))?;
+            PubSub::new(&info, socket)
+                .await
+                .map_err(|error| trouble::not_connected(&address.to_string(), error))
+        })
+        .await
+    }
+
+    /// Where the master is now: `fixed` for all but sentinels, which are asked.
+    pub(crate) async fn locate(&self, fixed: &Address) -> Result<Address, StoreError> {
+        let Shape::Sentinel(sentinels, master) = &self.settings.shape else { return Ok(fixed.clone()) };
+        let mut last = None;
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % sentinels.len();
+        for sentinel in sentinels[turn..].iter().chain(&sentinels[..turn]) {
+            match self.with_limit(sentinel, self.ask_sentinel(sentinel, master)).await {
+                Ok(address) => return Ok(address),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| trouble::config("the URL names no sentinel")).not_applied())
+    }
+
+    async fn ask_sentinel(&self, sentinel: &Address, master: &str) -> Result<Address, StoreError> {
+        let failed = |error| trouble::not_connected(&sentinel.to_string(), error);
+        let info = self.info(&self.settings.sentinel_login, 0, false);
+        let socket = self
+            .socket(sentinel)
+            .await
+            .map_err(|error| trouble::not_dialled(&sentinel.to_string(), error))?;
+        let (mut connection, driver) =
+            MultiplexedConnection::new_with_config(&info, socket, AsyncConnectionConfig::new())
+                .await
+                .map_err(failed)?;
+        let driver = tokio::spawn(driver);
+        let mut ask = redis::cmd("SENTINEL");
+        ask.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
+        let answer: RedisResult<Option<(String, u16)>> = ask.query_async(&mut connection).await;
+        driver.abort();
+        let (host, port) = answer.map_err(failed)?.ok_or_else(|| {
+            trouble::config(format!(
+                "the sentinel at {sentinel} knows no master {master:?}; check the name in the URL"
+            ))
+        })?;
+        Ok(Address::Tcp(host.into(), port))
+    }
+
+    async fn with_limit<T>(
+        &self,
+        address: &Address,
+        work: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let timed_out = |_| trouble::too_late(&address.to_string()).not_applied();
+        tokio::time::timeout(self.settings.connect_limit, work).await.map_err(timed_out)?
+    }
+
+    fn info(&self, login: &Login, database: i64, resp3: bool) -> RedisConnectionInfo {
+        let protocol = if resp3 { ProtocolVersion::RESP3 } else { ProtocolVersion::RESP2 };
+        let mut info = RedisConnectionInfo::default()
+            .set_db(database)
+            .set_protocol(protocol)
+            // Servers before 7.2 count it as an error.
+            .set_skip_set_lib_name();
+        if let Some(user) = &login.user {
+            info = info.set_username(user);
+        }
+        if let Some(password) = &login.password {
+            info = info.set_password(&password.0);
+        }
+        info
+    }
+
+    async fn socket(&self, address: &Address) -> io::Result<Box<dyn Socket>> {
+        let (host, port) = match address {
+            #[cfg(unix)]
+            Address::Unix(path) => return Ok(Box::new(tokio::net::UnixStream::connect(path).await?)),
+            #[cfg(not(unix))]
+            Address::Unix(_) => return Err(io::ErrorKind::Unsupported.into()),
+            Address::Tcp(host, port) => (host, *port),
+        };
+        let stream = TcpStream::connect((&**host, port)).await?;
+        stream.set_nodelay(self.settings.nodelay)?;
+        tune(&stream)?;
+        let Some(tls) = &self.tls else { return Ok(Box::new(stream)) };
+        let name = ServerName::try_from(host.to_string()).map_err(io::Error::other)?;
+        Ok(Box::new(tls.connect(name, stream).await?))
+    }
+}
+
+/// A dead peer is noticed within half a minute, also by those who only listen.
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    let socket = socket2::SockRef::from(stream);
+    let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(15));
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    let keepalive = keepalive.with_interval(Duration::from_secs(5)).with_retries(3);
+    socket.set_tcp_keepalive(&keepalive)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
+    Ok(())
+}
+
+/// The provider is named, so that a program with another one as its default is no trouble.
+fn connector(files: &TlsFiles) -> Result<TlsConnector, StoreError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| trouble::config("TLS could not be set up").with_source(error))?
+        .with_root_certificates(roots(files)?);
+    let config = match (&files.cert, &files.key) {
+        (Some(cert), Some(key)) => {
+            let chain = certificates(cert)?;
+            let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| {
+                trouble::config(format!("{} holds no private key", key.display())).with_source(error)
+            })?;
+            builder.with_client_auth_cert(chain, key).map_err(|error| {
+                trouble::config("the client's certificate and key do not belong together").with_source(error)
+            })?
+        }
+        (None, None) => builder.with_no_client_auth(),
+        _ => return Err(trouble::config("a client certificate needs both options, cert= and key=")),
+    };
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+fn roots(files: &TlsFiles) -> Result<RootCertStore, StoreError> {
+    let mut roots = RootCertStore::empty();
+    if let Some(ca) = &files.ca {
+        for certificate in certificates(ca)? {
+            roots.add(certificate).map_err(|error| {
+                trouble::config(format!("{} holds a certificate that is none", ca.display()))
+                    .with_source(error)
+            })?;
+        }
+    } else {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    }
+    if roots.is_empty() {
+        return Err(trouble::config("no certificates to trust were found; name a file of them with ca="));
+    }
+    Ok(roots)
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, StoreError> {
+    let wrong =
+        |error| trouble::config(format!("{} holds no certificates", file.display())).with_source(error);
+    CertificateDer::pem_slice_iter(&read(file)?).collect::<Result<_, _>>().map_err(wrong)
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, StoreError> {
+    fs::read(file).map_err(|error| {
+        trouble::config(format!("{} could not be read; check path and rights", file.display()))
+            .with_source(error)
+    })
+}
+
+/// A sender behind a box, which the driver's own trait does not know.
+struct Pushes(Box<dyn AsyncPushSender>);
+
+impl AsyncPushSender for Pushes {
+    fn send(&self, info: redis::PushInfo) -> Result<(), redis::aio::SendError> {
+        self.0.send(info)
+    }
+}
+
+/// Whether a value is an error, which inside of a pipeline is a value like others.
+pub(crate) fn checked(value: Value) -> Result<Value, redis::ServerError> {
+    match value {
+        Value::ServerError(error) => Err(error),
+        value => Ok(value),
+    }
+}

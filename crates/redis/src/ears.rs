@@ -1,0 +1,328 @@
+//! Messages from the servers: one listener per server on the keeper's thread, for any number of resources.
+//!
+//! Messages are hints. Whatever is lost while a listener is away is made up for by one resync when it is back.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    future::poll_fn,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_core::Stream;
+use lockkeeper_core::{
+    StoreError,
+    store::{Context, Topic, Wake, WakeSink},
+};
+use redis::{
+    PushInfo, PushKind, Value,
+    aio::{MultiplexedConnection, PubSubSink, PubSubStream},
+};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
+
+use crate::{
+    dial::checked,
+    fleet::{Fleet, Server},
+    keys::{self, Keys},
+    link::jittered,
+    settings::{Address, Shape},
+    trouble, wire,
+};
+
+/// How long a listener that could not connect waits: twice as long each time.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// All that a keeper listens to.
+pub(crate) struct Ears {
+    fleet: Arc<Fleet>,
+    keys: Keys,
+    wakes: WakeSink,
+    home: Handle,
+    /// With `wait=n` a grant counts only when replicas have it, which its waiter must see to.
+    only_hints: bool,
+    /// The channels, each with its slot and for how many it is there.
+    wanted: Mutex<HashMap<String, (usize, usize)>>,
+    /// Counts changes of what is wanted.
+    orders: watch::Sender<u64>,
+    /// Which count of orders each server's listener has carried out.
+    done: watch::Sender<BTreeMap<usize, u64>>,
+    listeners: Mutex<HashMap<usize, JoinHandle<()>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Ears {
+    pub(crate) fn new(fleet: &Arc<Fleet>, keys: &Keys, context: &Context) -> Arc<Self> {
+        Arc::new(Self {
+            fleet: fleet.clone(),
+            keys: keys.clone(),
+            wakes: context.wakes.clone(),
+            home: context.background.clone(),
+            only_hints: fleet.dialler.settings().wait > 0,
+            wanted: Mutex::default(),
+            orders: watch::channel(0).0,
+            done: watch::channel(BTreeMap::new()).0,
+            listeners: Mutex::default(),
+        })
+    }
+
+    /// Listens to a channel until the subscription is dropped. Returns when the server has confirmed it, or after
+    /// `patience`: then the listener goes on trying.
+    pub(crate) async fn listen(self: &Arc<Self>, channel: String, patience: Duration) -> Subscription {
+        let slot = keys::slot(&channel);
+        lock(&self.wanted).entry(channel.clone()).or_insert((slot, 0)).1 += 1;
+        let subscription = Subscription { ears: self.clone(), channel };
+        self.orders.send_modify(|orders| *orders += 1);
+        let order = *self.orders.borrow();
+        let mut done = self.done.subscribe();
+        let server = self.start_listener(slot);
+        let confirmed = done.wait_for(|done| done.get(&server).is_some_and(|done| *done >= order));
+        // Without an answer the channel is only late, and the resync makes up for it.
+        drop(tokio::time::timeout(patience, confirmed).await);
+        subscription
+    }
+
+    fn start_listener(self: &Arc<Self>, slot: usize) -> usize {
+        let map = self.fleet.map();
+        let index = map.index(slot);
+        lock(&self.listeners).entry(index).or_insert_with(|| {
+            let (ears, server) = (self.clone(), map.servers[index].clone());
+            self.home.spawn(async move { ears.listener(index, &server).await })
+        });
+        index
+    }
+
+    /// What the listener of this server must be subscribed to.
+    fn wanted_of(&self, server: usize) -> HashSet<String> {
+        let map = self.fleet.map();
+        let wanted = lock(&self.wanted);
+        wanted
+            .iter()
+            .filter(|(_, (slot, _))| map.index(*slot) == server)
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
+    /// Sees to it that every server that keeps something wanted has a listener.
+    fn start_missing(self: &Arc<Self>) {
+        let slots: HashSet<usize> = lock(&self.wanted).values().map(|(slot, _)| *slot).collect();
+        for slot in slots {
+            self.start_listener(slot);
+        }
+    }
+
+    async fn listener(self: Arc<Self>, index: usize, server: &Server) {
+        let (mut pause, mut missed) = (Duration::ZERO, false);
+        loop {
+            self.start_missing();
+            match self.connect(server).await {
+                Ok((mut line, place)) => {
+                    pause = Duration::ZERO;
+                    let error = self.serve(index, &mut line, &place, &mut missed).await;
+                    tracing::debug!(server = %place, error, "messages are interrupted");
+                    missed = true;
+                }
+                Err(error) if pause.is_zero() => {
+                    tracing::warn!(server = %server.address, %error, "no messages: waiters ask again by themselves");
+                    missed = true;
+                }
+                Err(_) => {}
+            }
+            if self.keys.is_sharded() {
+                // Perhaps the slot has moved.
+                self.fleet.look_again();
+            }
+            pause = (pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+            tokio::time::sleep(jittered(pause)).await;
+        }
+    }
+
+    async fn connect(&self, server: &Server) -> Result<(Line, Address), StoreError> {
+        let dialler = &self.fleet.dialler;
+        let place = dialler.locate(&server.address).await?;
+        let line = if self.keys.is_sharded() {
+            let (sender, pushes) = mpsc::unbounded_channel();
+            let (connection, driver) = dialler.requests(&place, Some(Box::new(sender))).await?;
+            Line::Sharded(connection, driver, pushes)
+        } else {
+            let (sink, stream) = dialler.messages(&place).await?.split();
+            Line::Plain(sink, stream)
+        };
+        Ok((line, place))
+    }
+
+    /// Keeps one connection subscribed and passes on what it brings, until it ends; says why it did.
+    async fn serve(
+        self: &Arc<Self>,
+        index: usize,
+        line: &mut Line,
+        place: &Address,
+        missed: &mut bool,
+    ) -> &'static str {
+        let (mut orders, mut maps) = (self.orders.subscribe(), self.fleet.changes.subscribe());
+        let mut have = HashSet::new();
+        loop {
+            let order = *orders.borrow_and_update();
+            maps.borrow_and_update();
+            let wanted = self.wanted_of(index);
+            let new: Vec<String> = wanted.difference(&have).cloned().collect();
+            let old: Vec<String> = have.difference(&wanted).cloned().collect();
+            have = wanted;
+            let subscribed = tokio::time::timeout(self.fleet.limit, line.subscribe(&new, &old)).await;
+            match subscribed {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "not subscribed: waiters ask again by themselves");
+                    return "refused";
+                }
+                Err(_) => return "no answer to a subscription",
+            }
+            if std::mem::take(missed) {
+                self.wakes.wake(Wake::Resync);
+            }
+            self.done.send_modify(|done| _ = done.insert(index, order));
+            loop {
+                tokio::select! {
+                    biased;
+                    message = line.next(&have) => match message {
+                        Some((channel, payload)) => self.tell(&channel, &payload),
+                        None => return "the connection ended",
+                    },
+                    _ = orders.changed() => break,
+                    _ = maps.changed() => {
+                        if self.has_moved(place).await {
+                            return "the master is elsewhere";
+                        }
+                        if self.keys.is_sharded() {
+                            self.start_missing();
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    async fn has_moved(&self, place: &Address) -> bool {
+        let dialler = &self.fleet.dialler;
+        matches!(dialler.settings().shape, Shape::Sentinel(..))
+            && dialler.locate(place).await.is_ok_and(|now| now != *place)
+    }
+
+    fn tell(&self, channel: &str, payload: &[u8]) {
+        let wake = if payload.is_empty() {
+            self.keys.topic(channel).map(Wake::Changed)
+        } else {
+            let notice = std::str::from_utf8(payload).ok().and_then(|text| wire::notice(&self.keys, text));
+            notice.map(|(name, notice)| {
+                if self.only_hints { Wake::Changed(Topic::Grants(name)) } else { Wake::Granted(name, notice) }
+            })
+        };
+        if let Some(wake) = wake {
+            self.wakes.wake(wake);
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        for listener in lock(&self.listeners).values() {
+            listener.abort();
+        }
+    }
+}
+
+/// Interest in a channel; ends when dropped.
+pub(crate) struct Subscription {
+    ears: Arc<Ears>,
+    channel: String,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let mut wanted = lock(&self.ears.wanted);
+        if let Some((_, users)) = wanted.get_mut(&self.channel) {
+            *users -= 1;
+            if *users == 0 {
+                wanted.remove(&self.channel);
+            }
+        }
+        drop(wanted);
+        self.ears.orders.send_modify(|orders| *orders += 1);
+    }
+}
+
+/// A connection that messages come from.
+enum Line {
+    Plain(PubSubSink, PubSubStream),
+    /// Sharded messages are pushed beside replies, which RESP3 alone can do; a server that has them speaks it.
+    Sharded(MultiplexedConnection, JoinHandle<()>, mpsc::UnboundedReceiver<PushInfo>),
+}
+
+impl Line {
+    async fn subscribe(&mut self, new: &[String], old: &[String]) -> Result<(), StoreError> {
+        let broken = |error: redis::RedisError| match error.code() {
+            Some(_) if !error.is_io_error() => trouble::not_connected("the server", error),
+            _ => trouble::unanswered("the server", error),
+        };
+        match self {
+            Self::Plain(sink, _) => {
+                if !new.is_empty() {
+                    sink.subscribe(new).await.map_err(broken)?;
+                }
+                if !old.is_empty() {
+                    sink.unsubscribe(old).await.map_err(broken)?;
+                }
+            }
+            Self::Sharded(connection, ..) => {
+                let orders = new.iter().map(|channel| ("SSUBSCRIBE", channel));
+                for (order, channel) in orders.chain(old.iter().map(|channel| ("SUNSUBSCRIBE", channel))) {
+                    let mut command = redis::cmd(order);
+                    command.arg(channel);
+                    let answer = connection.send_packed_command(&command).await.map_err(broken)?;
+                    checked(answer).map_err(|error| trouble::refused(&error))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message; `None` if the connection is at its end, or no longer gets what it `has` asked for.
+    async fn next(&mut self, has: &HashSet<String>) -> Option<(String, Vec<u8>)> {
+        match self {
+            Self::Plain(_, stream) => {
+                let message = poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await?;
+                Some((message.get_channel_name().to_owned(), message.get_payload_bytes().to_vec()))
+            }
+            Self::Sharded(_, _, pushes) => loop {
+                let PushInfo { kind, data } = pushes.recv().await?;
+                let mut texts = data.into_iter().map(|value| match value {
+                    Value::BulkString(text) => text,
+                    _ => Vec::new(),
+                });
+                let channel = String::from_utf8(texts.next().unwrap_or_default()).unwrap_or_default();
+                match kind {
+                    PushKind::SMessage => return Some((channel, texts.next().unwrap_or_default())),
+                    PushKind::Disconnection => return None,
+                    // The slot has moved away, and the server says so.
+                    PushKind::SUnsubscribe if has.contains(&channel) => return None,
+                    _ => {}
+                }
+            },
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if let Self::Sharded(_, driver, _) = self {
+            driver.abort();
+        }
+    }
+}

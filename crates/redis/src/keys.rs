@@ -1,0 +1,217 @@
+//! Names of keys and channels. All start with the namespace, and all of one resource share one
+//! hash tag, so that a cluster keeps them together.
+
+use lockkeeper_core::{ContenderId, KeeperId, Name, store::Topic};
+
+/// How many slots a cluster has.
+pub(crate) const SLOTS: usize = 16384;
+
+/// Makes the keys of one namespace.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    /// The namespace and a colon.
+    prefix: String,
+    /// In a cluster everything a script touches must lie in the slot of its resource.
+    sharded: bool,
+}
+
+impl Keys {
+    pub(crate) fn new(namespace: &str, sharded: bool) -> Self {
+        Self { prefix: format!("{namespace}:"), sharded }
+    }
+
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.sharded
+    }
+
+    /// The resource itself: one key.
+    pub(crate) fn resource(&self, name: &Name) -> String {
+        let mut key = String::with_capacity(self.prefix.len() + name.as_str().len() + 2);
+        key.push_str(&self.prefix);
+        key.push('{');
+        push_escaped(&mut key, name.as_str(), |byte| matches!(byte, b'{' | b'}' | b'%'));
+        key.push('}');
+        key
+    }
+
+    fn of(&self, name: &Name, what: &str) -> String {
+        self.resource(name) + what
+    }
+
+    fn shared(&self, name: &Name, what: &str) -> String {
+        if self.sharded { self.of(name, what) } else { format!("{}{}", self.prefix, &what[1..]) }
+    }
+
+    /// The last grant number: one for all, or in a cluster one for each resource.
+    pub(crate) fn mark(&self, name: &Name) -> String {
+        self.shared(name, ":mark")
+    }
+
+    /// Exists while somebody wants to hear of changes.
+    pub(crate) fn watched(&self, name: &Name) -> String {
+        self.shared(name, ":watched")
+    }
+
+    pub(crate) fn latch(&self, name: &Name) -> String {
+        self.of(name, ":latch")
+    }
+
+    /// The remembered answer to one operation on a latch.
+    pub(crate) fn operation(&self, name: &Name, op: ContenderId) -> String {
+        format!("{}:op:{op}", self.resource(name))
+    }
+
+    pub(crate) fn fence(&self, name: &Name) -> String {
+        self.of(name, ":fence")
+    }
+
+    /// The layout's version and the store's own id.
+    pub(crate) fn layout(&self) -> String {
+        format!("{}layout", self.prefix)
+    }
+
+    /// What scripts put before a keeper's id to get its channel; nothing in a cluster, where the
+    /// channel is the resource's.
+    pub(crate) fn keeper_channels(&self) -> String {
+        if self.sharded { String::new() } else { format!("{}k:", self.prefix) }
+    }
+
+    /// The channel on which `topic` is told to `keeper`.
+    pub(crate) fn channel(&self, topic: &Topic, keeper: KeeperId) -> String {
+        match topic {
+            Topic::Grants(name) if self.sharded => format!("{}:k:{keeper}", self.resource(name)),
+            Topic::Grants(_) => format!("{}k:{keeper}", self.prefix),
+            Topic::Changes(name) => self.of(name, ":changed"),
+            Topic::Latch(name) => self.of(name, ":latch:changed"),
+        }
+    }
+
+    /// What a message without content on `channel` is about.
+    pub(crate) fn topic(&self, channel: &str) -> Option<Topic> {
+        let (key, what) = channel.rsplit_once('}')?;
+        let name = self.name_in(key)?;
+        match what {
+            ":changed" => Some(Topic::Changes(name)),
+            ":latch:changed" => Some(Topic::Latch(name)),
+            _ => None,
+        }
+    }
+
+    /// The name of a resource whose key is `key`.
+    pub(crate) fn name(&self, key: &str) -> Option<Name> {
+        self.name_in(key.strip_suffix('}')?)
+    }
+
+    fn name_in(&self, key: &str) -> Option<Name> {
+        Name::new(unescape(key.strip_prefix(&self.prefix)?.strip_prefix('{')?)?).ok()
+    }
+
+    /// A pattern for `SCAN` that resources whose names start with `prefix` match, and few others.
+    pub(crate) fn pattern(&self, prefix: &str) -> String {
+        let mut start = self.prefix.clone() + "{";
+        push_escaped(&mut start, prefix, |byte| matches!(byte, b'{' | b'}' | b'%'));
+        let mut pattern = String::new();
+        for letter in start.chars() {
+            if matches!(letter, '*' | '?' | '[' | ']' | '\\') {
+                pattern.push('\\');
+            }
+            pattern.push(letter);
+        }
+        pattern + "*}"
+    }
+}
+
+/// The slot of a key: that of its hash tag.
+pub(crate) fn slot(key: &str) -> usize {
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+    let tag = tag.filter(|tag| !tag.is_empty()).unwrap_or(key);
+    usize::from(crc16(tag.as_bytes())) % SLOTS
+}
+
+/// CRC-16/XMODEM, by which a cluster places its keys.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    })
+}
+
+/// Appends `text` with the bytes that `special` names (ASCII only) written as `%` and two digits.
+pub(crate) fn push_escaped(into: &mut String, text: &str, special: impl Fn(u8) -> bool) {
+    for letter in text.chars() {
+        match u8::try_from(letter) {
+            Ok(byte) if byte.is_ascii() && special(byte) => {
+                into.push('%');
+                for digit in [byte >> 4, byte & 15] {
+                    into.push(char::from_digit(u32::from(digit), 16).unwrap_or('0').to_ascii_uppercase());
+                }
+            }
+            _ => into.push(letter),
+        }
+    }
+}
+
+/// What [`push_escaped`] was given.
+pub(crate) fn unescape(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let (digits, after) = rest.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+        rest = after;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("a good name")
+    }
+
+    #[test]
+    fn keys_are_injective_and_stay_in_the_slot_of_their_resource() {
+        let names = ["a", "a}b", "}", "{}", "{", "a{b}c", "%7D", "%", "ü", "a:latch", "a}:latch", "}:fence"];
+        for sharded in [false, true] {
+            let keys = Keys::new("ns", sharded);
+            let mut seen = std::collections::HashSet::new();
+            for text in names {
+                let name = name(text);
+                let key = keys.resource(&name);
+                assert_eq!(keys.name(&key), Some(name.clone()));
+                for other in [key.clone(), keys.latch(&name), keys.fence(&name)] {
+                    assert_eq!(slot(&other), slot(&key), "{other}");
+                    assert!(seen.insert(other.clone()) && other.starts_with("ns:"), "{other}");
+                }
+                if sharded {
+                    assert_eq!(slot(&keys.mark(&name)), slot(&key));
+                    assert_eq!(slot(&keys.watched(&name)), slot(&key));
+                }
+                for topic in [Topic::Changes(name.clone()), Topic::Latch(name)] {
+                    let channel = keys.channel(&topic, KeeperId::from_u128(1));
+                    assert_eq!(keys.topic(&channel), Some(topic));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn slots_are_those_of_the_servers() {
+        assert_eq!(slot("foo"), 12182);
+        assert_eq!(slot("ns:{foo}:x"), 12182);
+        assert_eq!(slot("123456789"), 12739);
+    }
+
+    #[test]
+    fn patterns_match_nothing_by_accident() {
+        assert_eq!(Keys::new("ns", false).pattern("a*[%"), "ns:{a\\*\\[%25*}");
+    }
+}

@@ -1,0 +1,68 @@
+//! The Redis store: a single server, the master behind sentinels, or a cluster.
+//!
+//! ```text
+//! redis://[user:password@]host[:port][/db]        rediss://… is the same with TLS
+//! redis+unix:///path/to/socket[?db=0]
+//! redis+sentinel://host,host/master[/db]          rediss+sentinel://…
+//! redis+cluster://host,host                       rediss+cluster://…
+//! ```
+//!
+//! | option | means | default |
+//! |---|---|---|
+//! | `namespace=app` | what all keys and channels begin with | `lockkeeper` |
+//! | `db=0` | the database | 0 |
+//! | `protocol=resp2` | for old servers and proxies | `resp3` |
+//! | `wait=1`, `wait_limit=500ms` | a grant counts when so many replicas have it | 0, 500ms |
+//! | `strict=true` | refuse servers on which locks are at risk | `false`: warn |
+//! | `request_limit=1s`, `connect_limit=1s` | how long one may take | the keeper's, 1s |
+//! | `nodelay=false` | for a server on the same host | `true` |
+//! | `ca=`, `cert=`, `key=` | PEM files for TLS | the system's certificates |
+//! | `sentinel_user=`, `sentinel_password=` | if the sentinels ask for them | |
+//!
+//! # How it works
+//!
+//! Every transition is a script, so the server does one after another. A resource is one key: a plain string while
+//! one holds it and nobody waits, so that a free lock costs one `SET` and one `DEL`; a sorted set of lines otherwise.
+//! Leases end by the server's own clock. What the tasks of a process ask for at one time is one call. A release grants
+//! to the next in line and publishes the grant on the channel of the waiter's keeper, who enters without asking.
+//!
+//! # Limits
+//!
+//! Redis replicates after it has answered. A failover, a restart without persistence or eviction can lose a grant; its
+//! holder learns of it within one renewal, and tokens still grow, so a fence keeps the data right. `wait=n` makes the
+//! loss less likely, and it is no consensus.
+
+mod check;
+mod dial;
+mod ears;
+mod fleet;
+mod keys;
+mod link;
+mod scripts;
+mod settings;
+mod store;
+mod trouble;
+mod wire;
+
+use lockkeeper_core::{StoreError, store::Connector};
+
+pub use check::{Finding, Risk, check};
+pub use store::CAPABILITY;
+
+/// Connects to the servers that `url` names; see [the crate](self) for its forms.
+///
+/// ```no_run
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let connector = lockkeeper_redis::connector("redis://localhost/0?namespace=shop")?;
+/// let keeper = lockkeeper_core::Keeper::builder(connector).connect().await?;
+/// let guard = keeper.mutex("stock/42").lock().await?;
+/// guard.release().await?;
+/// keeper.close().await;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong; the message never repeats it.
+pub fn connector(url: &str) -> Result<Connector, StoreError> {
+    Ok(store::connector(settings::Settings::parse(url)?))
+}

@@ -1,0 +1,367 @@
+-- One resource: who holds it, who waits. The twin of core/src/model/resource.rs; made only when it is needed.
+--
+-- A resource is one key. Held by one, with nobody in line: a string, the holder's line. Else a sorted set of
+-- lines, all with score 0 and so in the order of their bytes:
+--   g <id> <until>                                              left; late copies of its claim do nothing until then
+--   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <card>      holder, by number
+--   i <asked> <id>                                              when a waiter last asked, oldest first
+--   q <arrival> <id>                                            the line, in order of arrival
+--   w <id> <arrival> <asked> <stamp> <units> <lease> <card>     waiter
+-- Numbers and times (microseconds of the server's clock) have 16 digits, so that their order is that of their text and
+-- the beginning of a holder's line has fixed places. Flags: c confirmed, e evicted, r retired, d detached, or a dash.
+-- Invariant: what is stored is settled but for the passing of time, and it has a time to live that covers it.
+local function library()
+  local FIRST_LEASE, WAIT_LEASE = 3000000, 15000000
+  local lib = {}
+
+  local function full(number)
+    return string.format('%016d', number)
+  end
+
+  -- The resource; nil if the key is not one of ours. No error, which would leave the rest of a group half done.
+  function lib.open(key)
+    local r = {key = key, holders = {}, graves = {}, gone = {}, new = {}, waiting = 0}
+    local lines = {}
+    r.kind = redis.call('TYPE', key).ok
+    if r.kind == 'string' then
+      lines[1] = redis.call('GET', key)
+    elseif r.kind == 'zset' then
+      lines = redis.call('ZRANGEBYLEX', key, '-', '(i')
+      r.waiting = (redis.call('ZCARD', key) - #lines) / 3
+    elseif r.kind ~= 'none' then
+      return nil
+    end
+    for _, line in ipairs(lines) do
+      if string.sub(line, 1, 1) == 'h' then
+        local number, granted, expires, flags, id, capacity, units, lease, card =
+          string.match(line, '^h (%d+) (%d+) (%d+) (%S+) (%S+) (%S+) (%S+) (%d+) (.*)$')
+        if not number then return nil end
+        r.capacity = capacity
+        r.holders[#r.holders + 1] = {
+          line = line, number = tonumber(number), granted = tonumber(granted), expires = tonumber(expires),
+          confirmed = string.sub(flags, 1, 1) == 'c', evicted = string.sub(flags, 2, 2) == 'e',
+          retired = string.sub(flags, 3, 3) == 'r', detached = string.sub(flags, 4, 4) == 'd',
+          id = id, units = units, lease = tonumber(lease), card = card,
+        }
+      else
+        local id, ends = string.match(line, '^g (%S+) (%d+)$')
+        if not ends then return nil end
+        if tonumber(ends) >= now then
+          r.graves[#r.graves + 1] = {line = line, id = id, ends = tonumber(ends)}
+        else
+          r.gone[#r.gone + 1] = line
+        end
+      end
+    end
+    return r
+  end
+
+  -- Something of a holder or grave changes: its line is written anew.
+  local function rewrite(r, what)
+    if what.line then r.gone[#r.gone + 1] = what.line end
+    what.line = nil
+  end
+
+  local function line_of(r, what)
+    if what.ends then return string.format('g %s %016d', what.id, what.ends) end
+    local flags = (what.confirmed and 'c' or '-') .. (what.evicted and 'e' or '-')
+      .. (what.retired and 'r' or '-') .. (what.detached and 'd' or '-')
+    return string.format('h %016d %016d %016d %s %s %s %s %d %s', what.number, what.granted, what.expires,
+      flags, what.id, r.capacity, what.units, what.lease, what.card)
+  end
+
+  function lib.save(r)
+    local ends = r.waiting > 0 and now + WAIT_LEASE or 0
+    local lean = r.kind ~= 'zset' and #r.holders == 1 and #r.graves == 0 and r.waiting == 0
+    local lines = r.new
+    for _, group in ipairs({r.holders, r.graves}) do
+      for _, what in ipairs(group) do
+        ends = math.max(ends, what.expires or what.ends)
+        -- A string that becomes a sorted set is written as a whole.
+        if not what.line or (r.kind == 'string' and not lean) then lines[#lines + 1] = line_of(r, what) end
+      end
+    end
+    local life = string.format('%d', math.ceil((ends - now) / 1000) + 2)
+    if ends == 0 then
+      if r.kind ~= 'none' then redis.call('DEL', r.key) end
+    elseif lean then
+      if lines[1] then redis.call('SET', r.key, lines[1], 'PX', life) end
+    else
+      if r.kind == 'string' then
+        redis.call('DEL', r.key)
+      elseif r.gone[1] then
+        redis.call('ZREM', r.key, unpack(r.gone))
+      end
+      for _, line in ipairs(lines) do redis.call('ZADD', r.key, '0', line) end
+      redis.call('PEXPIRE', r.key, life)
+    end
+    if r.changed and watched then publish(r.key .. ':changed', '') end
+  end
+
+  local function first(r, kind)
+    return redis.call('ZRANGEBYLEX', r.key, '[' .. kind .. ' ', '(' .. kind .. '!', 'LIMIT', '0', '1')[1]
+  end
+
+  local function waiter(r, id)
+    if r.waiting == 0 then return nil end
+    local line = redis.call('ZRANGEBYLEX', r.key, '[w ' .. id .. ' ', '(w ' .. id .. '!')[1]
+    if not line then return nil end
+    local arrival, asked, stamp, units, lease, card =
+      string.match(line, '^w %S+ (%d+) (%d+) (%d+) (%S+) (%d+) (.*)$')
+    return {line = line, id = id, arrival = arrival, asked = asked, stamp = stamp, units = units,
+      lease = tonumber(lease), card = card}
+  end
+
+  local function strike(r, w)
+    redis.call('ZREM', r.key, w.line, 'q ' .. w.arrival .. ' ' .. w.id, 'i ' .. w.asked .. ' ' .. w.id)
+    r.waiting = r.waiting - 1
+  end
+
+  local function lines_of(w)
+    return 'w ' .. w.id .. ' ' .. w.arrival .. ' ' .. w.asked .. ' ' .. w.stamp .. ' ' .. w.units .. ' '
+      .. string.format('%d', w.lease) .. ' ' .. w.card, 'i ' .. w.asked .. ' ' .. w.id
+  end
+
+  -- Units that fit beside those held (I2).
+  local function fits(r, units)
+    if units == 'all' then return r.capacity == 'all' and #r.holders == 0 end
+    local used = tonumber(units)
+    for _, holder in ipairs(r.holders) do
+      if holder.units == 'all' then return false end
+      used = used + holder.units
+    end
+    return r.capacity == 'all' or used <= tonumber(r.capacity)
+  end
+
+  local function grant(r, holder)
+    mark = math.min(math.max(mark + 1, now), LAST_NUMBER)
+    holder.number, holder.granted = mark, now
+    r.holders[#r.holders + 1] = holder
+    r.changed = true
+  end
+
+  -- Grants to the head of the line as far as the capacity allows (I10).
+  local function serve(r)
+    while r.waiting > 0 do
+      local last = r.holders[#r.holders]
+      if last and last.units == 'all' then return end
+      local head = waiter(r, string.match(first(r, 'q'), '^q %d+ (%S+)$'))
+      if not fits(r, head.units) then return end
+      strike(r, head)
+      local lease = math.min(head.lease, FIRST_LEASE)
+      grant(r, {expires = now + lease, id = head.id, units = head.units, lease = head.lease, card = head.card})
+      local keeper = string.match(head.id, '^[^-]+')
+      local channel = sharded and r.key .. ':k:' .. keeper or ARGV[2] .. keeper
+      publish(channel, string.format('%s %d %d %s %d %d %s', head.id, mark, r.holders[1].number,
+        head.stamp, math.max(now - head.asked, 0), lease, r.key))
+    end
+  end
+
+  local function remove(r, place)
+    rewrite(r, r.holders[place])
+    table.remove(r.holders, place)
+    r.changed = true
+  end
+
+  -- Lets end what has ended (I8), and grants if that made room.
+  function lib.settle(r)
+    local silent, ended
+    for place = #r.holders, 1, -1 do
+      local holder = r.holders[place]
+      if holder.expires <= now then
+        if not holder.confirmed then
+          silent = silent or {}
+          silent[string.match(holder.id, '^[^-]+')] = true
+        end
+        remove(r, place)
+        ended = true
+      end
+    end
+    while r.waiting > 0 do
+      local asked, id = string.match(first(r, 'i'), '^i (%d+) (%S+)$')
+      if asked + WAIT_LEASE > now then break end
+      strike(r, waiter(r, id))
+      ended = true
+    end
+    if silent and r.waiting > 0 then
+      for _, line in ipairs(redis.call('ZRANGEBYLEX', r.key, '[q ', '(q!')) do
+        local id = string.match(line, '^q %d+ (%S+)$')
+        if silent[string.match(id, '^[^-]+')] then strike(r, waiter(r, id)) end
+      end
+    end
+    if ended then serve(r) end
+  end
+
+  local function held_by(r, id)
+    for place, holder in ipairs(r.holders) do
+      if holder.id == id then return holder, place end
+    end
+  end
+
+  -- Its owner was heard of: the first short lease becomes the full one, counted from the grant.
+  local function confirm(r, holder)
+    if not holder.confirmed then
+      rewrite(r, holder)
+      holder.confirmed = true
+      holder.expires = math.max(holder.expires, holder.granted + holder.lease)
+    end
+  end
+
+  local function buried(r, id)
+    for _, grave in ipairs(r.graves) do
+      if grave.id == id then return grave end
+    end
+  end
+
+  function lib.append(reply, ...)
+    for _, value in ipairs({...}) do
+      reply[#reply + 1] = type(value) == 'number' and string.format('%d', value) or value
+    end
+  end
+
+  -- Each of these answers with values to append to the reply; see apply.lua, renew.lua, evict.lua.
+  function lib.claim(key, queue, tail, lease, stamp, must_write)
+    local id, capacity, units, card = string.match(tail, '^(%S+) (%S+) (%S+) %d+ (.*)$')
+    local r = lib.open(key)
+    if not r then return 8 end
+    if buried(r, id) then return 3 end
+    lib.settle(r)
+
+    local function busy(ahead)
+      lib.save(r)
+      local soonest
+      for _, holder in ipairs(r.holders) do soonest = math.min(soonest or holder.expires, holder.expires) end
+      return 2, ahead, soonest and soonest - now or FIRST_LEASE
+    end
+    local function granted(holder)
+      lib.save(r)
+      return 1, holder.number, r.holders[1].number, holder.expires - now
+    end
+
+    local holder = held_by(r, id)
+    if holder then
+      if holder.retired then
+        lib.save(r)
+        return 3
+      end
+      confirm(r, holder)
+      -- WAIT counts from the last write of this connection, so there must be one.
+      if must_write then rewrite(r, holder) end
+      return granted(holder)
+    end
+    if #r.holders == 0 and r.waiting == 0 then r.capacity = capacity end
+    if r.capacity ~= capacity
+      or capacity ~= 'all' and (units == 'all' or tonumber(units) > tonumber(capacity)) then
+      lib.save(r)
+      return 4, r.capacity
+    end
+    local w = waiter(r, id)
+    if w then
+      local ahead = redis.call('ZRANK', r.key, 'q ' .. w.arrival .. ' ' .. id)
+        - redis.call('ZLEXCOUNT', r.key, '-', '(q')
+      redis.call('ZREM', r.key, w.line, 'i ' .. w.asked .. ' ' .. id)
+      w.asked, w.stamp = full(now), stamp
+      r.new = {lines_of(w)}
+      return busy(ahead)
+    end
+    if r.waiting == 0 and fits(r, units) then
+      holder = {expires = now + lease, confirmed = true, id = id, units = units, lease = tonumber(lease), card = card}
+      grant(r, holder)
+      return granted(holder)
+    end
+    if not queue then return busy(r.waiting) end
+    local arrival = now
+    if r.waiting > 0 then
+      local last = redis.call('ZREVRANGEBYLEX', r.key, '(q!', '[q ', 'LIMIT', '0', '1')[1]
+      arrival = math.max(now, string.match(last, '^q (%d+) ') + 1)
+    end
+    w = {id = id, arrival = full(arrival), asked = full(now), stamp = stamp, units = units, lease = tonumber(lease), card = card}
+    r.new = {'q ' .. w.arrival .. ' ' .. id, lines_of(w)}
+    r.waiting = r.waiting + 1
+    return busy(r.waiting - 1)
+  end
+
+  function lib.leave(key, id, bury_until, hold)
+    local r = lib.open(key)
+    if not r then return 7 end
+    if bury_until ~= '' and tonumber(bury_until) >= now then
+      local grave = buried(r, id)
+      if not grave then
+        grave = {id = id, ends = 0}
+        r.graves[#r.graves + 1] = grave
+      end
+      rewrite(r, grave)
+      grave.ends = math.max(grave.ends, tonumber(bury_until))
+    end
+    lib.settle(r)
+    local answer = 7
+    local holder, place = held_by(r, id)
+    local w = not holder and waiter(r, id)
+    if holder and not holder.retired then
+      answer = 5
+      -- Never longer than that from now: the clock may have gone back since the grant.
+      local kept_until = math.min(holder.granted, now) + hold
+      if kept_until > now and not holder.evicted then
+        rewrite(r, holder)
+        holder.retired, holder.detached, holder.confirmed = true, true, true
+        holder.expires = kept_until
+      else
+        remove(r, place)
+        serve(r)
+      end
+    elseif w then
+      answer = 6
+      strike(r, w)
+      serve(r)
+    end
+    lib.save(r)
+    return answer
+  end
+
+  function lib.renew(key, id, lease, lower_to, detach)
+    local r = lib.open(key)
+    if not r then return 2 end
+    lib.settle(r)
+    local holder = held_by(r, id)
+    if not holder or holder.retired then
+      lib.save(r)
+      return 2
+    end
+    confirm(r, holder)
+    if holder.evicted then
+      lib.save(r)
+      return 3
+    end
+    rewrite(r, holder)
+    holder.expires = math.max(holder.expires, now + lease)
+    holder.detached = holder.detached or detach
+    local remaining = holder.expires - now
+    if lower_to ~= '' and (holder.units == 'all' or tonumber(lower_to) < tonumber(holder.units)) then
+      holder.units = lower_to
+      r.changed = true
+      serve(r)
+    end
+    lib.save(r)
+    return 1, remaining
+  end
+
+  function lib.evict(key, id, number, at_once)
+    local r = lib.open(key)
+    if not r then return 2 end
+    lib.settle(r)
+    local holder, place = held_by(r, id)
+    local found = holder and holder.number == number
+    if found and (at_once or holder.retired) then
+      remove(r, place)
+      serve(r)
+    elseif found then
+      rewrite(r, holder)
+      holder.evicted = true
+      r.changed = true
+    end
+    lib.save(r)
+    return found and 1 or 2
+  end
+
+  return lib
+end

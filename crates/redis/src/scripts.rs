@@ -1,0 +1,59 @@
+//! The scripts, and how they are called: by digest, and by their text where a server does not know them yet.
+
+use std::sync::LazyLock;
+
+use redis::Cmd;
+
+/// A script and its digest.
+pub(crate) struct Script {
+    text: &'static str,
+    digest: String,
+}
+
+impl Script {
+    fn new(text: &'static str) -> Self {
+        Self { text, digest: redis::Script::new(text).get_hash().to_owned() }
+    }
+}
+
+macro_rules! script {
+    ($($part:literal),+) => {
+        LazyLock::new(|| Script::new(concat!($(include_str!(concat!("lua/", $part))),+)))
+    };
+}
+
+pub(crate) static APPLY: LazyLock<Script> = script!("prelude.lua", "resource.lua", "apply.lua");
+pub(crate) static RENEW: LazyLock<Script> = script!("prelude.lua", "resource.lua", "renew.lua");
+pub(crate) static EVICT: LazyLock<Script> = script!("prelude.lua", "resource.lua", "evict.lua");
+pub(crate) static COUNT: LazyLock<Script> = script!("prelude.lua", "count.lua");
+pub(crate) static INSPECT: LazyLock<Script> = script!("inspect.lua");
+pub(crate) static FENCE: LazyLock<Script> = script!("fence.lua");
+
+/// Appends keys and arguments to a command; the number is the nonce.
+type Fill<'a> = dyn Fn(&mut Cmd, u64) + Send + Sync + 'a;
+
+/// One call of a script.
+pub(crate) struct Call<'a> {
+    pub(crate) script: &'static Script,
+    /// Which slot it belongs to, in a cluster.
+    pub(crate) slot: usize,
+    /// How many of the arguments are keys.
+    pub(crate) keys: usize,
+    /// Appends keys, the nonce it is given, and arguments.
+    pub(crate) fill: Box<Fill<'a>>,
+}
+
+impl Call<'_> {
+    /// The command; with the script's whole text, or only its digest.
+    pub(crate) fn command(&self, whole: bool, nonce: u64) -> Cmd {
+        let mut command = Cmd::with_capacity(8 + self.keys * 6, 128 + self.keys * 256);
+        if whole {
+            command.arg("EVAL").arg(self.script.text);
+        } else {
+            command.arg("EVALSHA").arg(&self.script.digest);
+        }
+        command.arg(self.keys);
+        (self.fill)(&mut command, nonce);
+        command
+    }
+}

@@ -1,0 +1,504 @@
+//! The store: every request becomes calls of scripts, which go out together.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkeeper_core::{
+    Capability, KeeperId, Name, StoreError, StoreErrorKind, Survives,
+    model::COUNT_MEMORY,
+    store::{
+        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
+        Evicted, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime,
+        Topic, Verdict, Watch,
+    },
+};
+use redis::{Cmd, Value};
+use tokio::task::AbortHandle;
+
+use crate::{
+    check,
+    dial::Dialler,
+    ears::{Ears, Subscription},
+    fleet::{Answered, Fleet, Lane, Server},
+    keys::{Keys, slot},
+    scripts::{APPLY, COUNT, Call, EVICT, FENCE, INSPECT, RENEW, Script},
+    settings::Settings,
+    trouble,
+    wire::{self, Reader},
+};
+
+/// What the Redis store can do.
+pub static CAPABILITY: Capability = Capability {
+    store: "redis",
+    between_processes: true,
+    pushes: true,
+    min_lease: Duration::from_millis(100),
+    max_lease: Duration::from_secs(366 * 24 * 3600),
+    lease_per_claim: true,
+    detachable: true,
+    frees_the_dead_at_once: false,
+    group_limit: 256,
+    client_crash: Survives::Fully,
+    restart: Survives::WithFence,
+    data_loss: Survives::WithFence,
+    clock_jump: Survives::WithFence,
+};
+
+/// The version of the key layout. Newer ones are refused.
+const LAYOUT: u32 = 1;
+/// How long a latch that nobody touches lasts.
+const LATCH_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How long scripts tell of changes after somebody last asked for it, and how often a watcher does.
+const WATCHED_FOR: Duration = Duration::from_secs(60);
+const WATCH_AGAIN: Duration = Duration::from_secs(10);
+/// How long subscribing is waited for: it is only a hint that may then come late.
+const SUBSCRIBING: Duration = Duration::from_millis(500);
+
+/// One keeper's connections to a store.
+pub(crate) struct RedisStore {
+    url: Arc<str>,
+    id: String,
+    keeper: KeeperId,
+    keys: Keys,
+    fleet: Arc<Fleet>,
+    ears: Arc<Ears>,
+    /// The keeper's own channel.
+    _grants: Option<Subscription>,
+    background: tokio::runtime::Handle,
+}
+
+pub(crate) fn connector(settings: Settings) -> Connector {
+    Connector::new(move |context| async move {
+        Ok(Arc::new(RedisStore::connect(settings, context).await?) as Arc<dyn Store>)
+    })
+}
+
+impl RedisStore {
+    async fn connect(settings: Settings, context: Context) -> Result<Self, StoreError> {
+        // Within the engine's own limit, so that it is here that a silent connection is given up.
+        let limit = context.request_limit.mul_f32(0.9);
+        let limit = settings.request_limit.map_or(limit, |own| own.min(limit));
+        let (url, strict) = (settings.shown.clone(), settings.strict);
+        let dialler = Arc::new(Dialler::new(settings)?);
+        let fleet = Fleet::find(dialler, context.background.clone(), limit).await?;
+        let keys = Keys::new(&fleet.dialler.settings().namespace, fleet.is_cluster());
+        let id = identify(&fleet, &keys).await?;
+        let ears = Ears::new(&fleet, &keys, &context);
+        let mut grants = None;
+        if !keys.is_sharded() {
+            // In a cluster, messages stay with the slot of their resource, so each has a channel of its own.
+            let channel = format!("{}{}", keys.keeper_channels(), context.keeper);
+            grants = Some(ears.listen(channel, SUBSCRIBING).await);
+        }
+        if strict {
+            check::refuse(&check::look(&fleet).await?)?;
+        } else {
+            let fleet = fleet.clone();
+            context.background.spawn(async move { check::warn(check::look(&fleet).await) });
+        }
+        let (keeper, background) = (context.keeper, context.background);
+        Ok(Self { url, id, keeper, keys, fleet, ears, _grants: grants, background })
+    }
+
+    fn call<'a>(
+        &self,
+        script: &'static Script,
+        name: &Name,
+        keys: usize,
+        fill: impl Fn(&mut Cmd, u64) + Send + Sync + 'a,
+    ) -> Call<'a> {
+        Call { script, slot: slot(&self.keys.resource(name)), keys, fill: Box::new(fill) }
+    }
+
+    /// The calls for a group: one for all of it, or in a cluster one for each entry, as a script works in one slot.
+    fn calls<'a, T: Sync>(
+        &'a self,
+        script: &'static Script,
+        group: &'a [T],
+        name: fn(&T) -> &Name,
+        head: &'static [&'static str],
+        push: fn(&mut Cmd, &T, &mut String),
+    ) -> Vec<Call<'a>> {
+        let size = if self.keys.is_sharded() { 1 } else { group.len().max(1) };
+        let chunk = |chunk: &'a [T]| {
+            self.call(script, name(&chunk[0]), 2 + chunk.len(), move |command, nonce| {
+                let first = name(&chunk[0]);
+                command.arg(self.keys.mark(first)).arg(self.keys.watched(first));
+                for entry in chunk {
+                    command.arg(self.keys.resource(name(entry)));
+                }
+                command.arg(nonce).arg(self.keys.keeper_channels()).arg(head);
+                let mut scratch = String::with_capacity(256);
+                for entry in chunk {
+                    push(command, entry, &mut scratch);
+                }
+            })
+        };
+        group.chunks(size).map(chunk).collect()
+    }
+
+    fn apply_calls<'a>(&'a self, group: &'a [Request]) -> Vec<Call<'a>> {
+        let head: &[&str] = if self.fleet.dialler.settings().wait > 0 { &["1"] } else { &["0"] };
+        self.calls(&APPLY, group, Request::name, head, wire::push_request)
+    }
+
+    async fn apply_group(&self, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
+        if group.is_empty() {
+            return Ok(Answers { now: self.time().await?, each: Vec::new() });
+        }
+        let calls = self.apply_calls(group);
+        let answered = self.fleet.run(Lane::Main, &calls).await;
+        let mut all = Vec::with_capacity(group.len());
+        let (mut now, mut failed) = (StoreTime(0), None);
+        let mut places = Vec::new();
+        for (chunk, answered) in group.chunks(group.len().div_ceil(calls.len())).zip(answered) {
+            match answered.and_then(|answered| read_answers(chunk, answered)) {
+                Ok((at, mut answers, place)) => {
+                    now = at;
+                    if answers.iter().any(|answer| matches!(answer, Answer::Claim(Verdict::Granted(_)))) {
+                        places.push((all.len()..all.len() + answers.len(), place));
+                    }
+                    all.append(&mut answers);
+                }
+                // In a cluster each entry has its own call, and the refusal of one is a value.
+                Err(error) => {
+                    let refused = !error.maybe_applied() && calls.len() > 1;
+                    for request in chunk {
+                        match request {
+                            Request::Claim(_) if refused => {
+                                all.push(Answer::Claim(Verdict::Refused(error.clone())));
+                            }
+                            _ => failed = Some(error.clone()),
+                        }
+                    }
+                }
+            }
+        }
+        if let Some(error) = failed {
+            return Err(if calls.len() > 1 { error.perhaps_applied() } else { error });
+        }
+        if now == StoreTime(0) {
+            now = self.time().await?;
+        }
+        self.replicate(group, &mut all, places).await?;
+        Ok(Answers { now, each: all })
+    }
+
+    /// With `wait=n`: what was granted counts only if enough replicas have it; else it is given back.
+    async fn replicate(
+        &self,
+        group: &[Request],
+        answers: &mut [Answer],
+        places: Vec<(std::ops::Range<usize>, Place)>,
+    ) -> Result<(), StoreError> {
+        let settings = self.fleet.dialler.settings();
+        if settings.wait == 0 {
+            return Ok(());
+        }
+        let mut lacking = Vec::new();
+        for (entries, (server, epoch)) in places {
+            let patience = settings.wait_limit.min(self.fleet.limit / 2);
+            let mut wait = redis::cmd("WAIT");
+            wait.arg(settings.wait).arg(patience.as_millis().max(1) as u64);
+            let until = Instant::now() + patience + self.fleet.limit / 2;
+            let have = match server.link(Lane::Main).send_on(epoch, wait, until).await? {
+                Some(Value::Int(have)) => have,
+                // WAIT on another connection would count nothing.
+                _ => 0,
+            };
+            if have >= i64::from(settings.wait) {
+                continue;
+            }
+            let message = format!(
+                "the grant reached {have} of {} replicas within {patience:?} and was given back; see to the replicas, or \
+                 lower wait=",
+                settings.wait
+            );
+            for entry in entries {
+                if matches!(answers[entry], Answer::Claim(Verdict::Granted(_)))
+                    && let Request::Claim(claim) = &group[entry]
+                {
+                    let (name, contender) = (claim.name.clone(), claim.contender);
+                    let bury_until = Some(claim.not_after);
+                    lacking.push(Request::Leave(Leave {
+                        name,
+                        contender,
+                        bury_until,
+                        hold_at_least: Duration::ZERO,
+                    }));
+                    let error = StoreError::new(StoreErrorKind::Conflict, message.as_str());
+                    answers[entry] = Answer::Claim(Verdict::Refused(error));
+                }
+            }
+        }
+        // If this fails too, the keeper cleans up, as after every claim whose outcome is not known.
+        for result in self.fleet.run(Lane::Main, &self.apply_calls(&lacking)).await {
+            result.map_err(StoreError::perhaps_applied)?;
+        }
+        Ok(())
+    }
+
+    async fn time(&self) -> Result<StoreTime, StoreError> {
+        let map = self.fleet.map();
+        check::time(&self.fleet, &map.servers[map.index(0)]).await
+    }
+
+    async fn inspect_all(&self, names: &[Name]) -> Result<Vec<ResourceView>, StoreError> {
+        let look = |name: &Name| {
+            let key = self.keys.resource(name);
+            self.call(&INSPECT, name, 1, move |command, nonce| _ = command.arg(&key).arg(nonce))
+        };
+        let calls: Vec<_> = names.iter().map(look).collect();
+        let mut views = Vec::new();
+        for (name, answered) in names.iter().zip(self.fleet.run(Lane::Main, &calls).await) {
+            views.extend(Reader::new(answered?).view(name)?);
+        }
+        Ok(views)
+    }
+
+    /// All names of resources that start with `prefix`, in order. Walks through all keys of the servers.
+    async fn names(&self, prefix: &str) -> Result<Vec<Name>, StoreError> {
+        let mut names = std::collections::BTreeSet::new();
+        for server in &self.fleet.map().in_use() {
+            let mut cursor = "0".to_owned();
+            loop {
+                let mut scan = redis::cmd("SCAN");
+                scan.arg(&cursor).arg("MATCH").arg(self.keys.pattern(prefix)).arg("COUNT").arg(1000);
+                let page = self.fleet.ask(Lane::Main, server, scan).await?;
+                let (next, keys): (String, Vec<String>) =
+                    redis::from_redis_value(page).map_err(|_| trouble::nonsense("a page of keys"))?;
+                names.extend(keys.iter().filter_map(|key| self.keys.name(key)));
+                if next == "0" {
+                    break;
+                }
+                cursor = next;
+            }
+        }
+        Ok(names.into_iter().filter(|name| name.as_str().starts_with(prefix)).collect())
+    }
+
+    async fn page(&self, query: &ListQuery) -> Result<Page, StoreError> {
+        let limit = query.limit.max(1);
+        let names = self.names(&query.prefix).await?;
+        let rest: Vec<Name> =
+            names.into_iter().filter(|name| query.after.as_ref().is_none_or(|after| name > after)).collect();
+        let mut resources = Vec::new();
+        for names in rest.chunks(CAPABILITY.group_limit) {
+            resources.append(&mut self.inspect_all(names).await?);
+            if resources.len() > limit {
+                break;
+            }
+        }
+        let more = resources.len() > limit;
+        resources.truncate(limit);
+        let next = resources.last().filter(|_| more).map(|last| last.name.clone());
+        Ok(Page { resources, next })
+    }
+
+    /// Tells the scripts that somebody wants to hear of changes, and goes on doing so.
+    async fn be_told(&self, name: &Name) -> Result<AbortHandle, StoreError> {
+        let mut set = redis::cmd("SET");
+        set.arg(self.keys.watched(name)).arg(1).arg("PX").arg(WATCHED_FOR.as_millis() as u64);
+        let slot = slot(&self.keys.resource(name));
+        let fleet = self.fleet.clone();
+        let server = move |fleet: &Fleet| {
+            let map = fleet.map();
+            map.servers[map.index(slot)].clone()
+        };
+        fleet.ask(Lane::Reserved, &server(&fleet), set.clone()).await?;
+        let again = async move {
+            loop {
+                tokio::time::sleep(WATCH_AGAIN).await;
+                // What fails now is tried again, well before the scripts forget.
+                drop(fleet.ask(Lane::Reserved, &server(&fleet), set.clone()).await);
+            }
+        };
+        Ok(self.background.spawn(again).abort_handle())
+    }
+}
+
+type Place = (Arc<Server>, u64);
+
+fn read_answers(
+    chunk: &[Request],
+    answered: Answered,
+) -> Result<(StoreTime, Vec<Answer>, Place), StoreError> {
+    let place = (answered.server.clone(), answered.epoch);
+    let mut reader = Reader::new(answered);
+    let now = reader.time()?;
+    let read = |request: &Request| match request {
+        Request::Claim(claim) => reader.verdict(claim).map(Answer::Claim),
+        Request::Leave(_) => reader.left().map(Answer::Leave),
+    };
+    let answers = chunk.iter().map(read).collect::<Result<_, _>>()?;
+    Ok((now, answers, place))
+}
+
+/// Checks the layout's version and learns the store's own id, which is made if there is none.
+async fn identify(fleet: &Fleet, keys: &Keys) -> Result<String, StoreError> {
+    let key = keys.layout();
+    let map = fleet.map();
+    let server = &map.servers[map.index(slot(&key))];
+    let mut set = redis::cmd("SET");
+    set.arg(&key).arg(format!("{LAYOUT} {}", KeeperId::random())).arg("NX");
+    let mut get = redis::cmd("GET");
+    get.arg(&key);
+    fleet.ask(Lane::Main, server, set).await?;
+    let corrupt = |message: &str| Err(StoreError::new(StoreErrorKind::Corrupt, message));
+    let Value::BulkString(text) = fleet.ask(Lane::Main, server, get).await? else {
+        return corrupt("the key of the layout has no text; choose another namespace= in the URL");
+    };
+    let text = String::from_utf8_lossy(&text);
+    let Some((version, id)) = text.split_once(' ') else {
+        return corrupt(
+            "the key of the layout is not one of this program; choose another namespace= in the URL",
+        );
+    };
+    match version.parse::<u32>() {
+        Ok(LAYOUT) => Ok(id.to_owned()),
+        _ => corrupt("this namespace was written by a newer version of this program; update this one"),
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Store for RedisStore {
+    fn capability(&self) -> &Capability {
+        &CAPABILITY
+    }
+
+    fn url(&self) -> &Arc<str> {
+        &self.url
+    }
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn server_of(&self, name: &Name) -> usize {
+        if self.keys.is_sharded() { self.fleet.map().index(slot(&self.keys.resource(name))) } else { 0 }
+    }
+
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        Box::pin(self.apply_group(group))
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
+        Box::pin(async move {
+            let calls = self.calls(&RENEW, leases, |renew| &renew.name, &[], wire::push_renewal);
+            let (mut now, mut each) = (StoreTime(0), Vec::with_capacity(leases.len()));
+            let answered = self.fleet.run(Lane::Reserved, &calls).await;
+            for (chunk, answered) in
+                leases.chunks(leases.len().div_ceil(calls.len().max(1)).max(1)).zip(answered)
+            {
+                let mut reader = Reader::new(answered?);
+                now = reader.time()?;
+                for renew in chunk {
+                    each.push(reader.renewed(renew)?);
+                }
+            }
+            Ok(Answers { now, each })
+        })
+    }
+
+    fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
+        Box::pin(async move {
+            let told = match topic {
+                Topic::Grants(_) if !self.keys.is_sharded() => return Ok(None),
+                Topic::Changes(name) => Some(Told(self.be_told(name).await?)),
+                Topic::Grants(_) | Topic::Latch(_) => None,
+            };
+            let channel = self.keys.channel(topic, self.keeper);
+            Ok(Some(Watch::new((self.ears.listen(channel, SUBSCRIBING).await, told))))
+        })
+    }
+
+    fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {
+        Box::pin(async move { Ok(self.inspect_all(std::slice::from_ref(name)).await?.pop()) })
+    }
+
+    fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
+        Box::pin(self.page(query))
+    }
+
+    fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
+        let Evict { name, contender, number, now } = order;
+        let call = self.call(&EVICT, name, 3, move |command, nonce| {
+            command.arg(self.keys.mark(name)).arg(self.keys.watched(name)).arg(self.keys.resource(name));
+            command.arg(nonce).arg(self.keys.keeper_channels());
+            command.arg(contender.to_string()).arg(*number).arg(u8::from(*now));
+        });
+        Box::pin(async move {
+            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?);
+            Ok(if reader.number()? == 1 { Evicted::Done } else { Evicted::NotHeld })
+        })
+    }
+
+    fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
+        let Count { name, op, not_after, action } = count;
+        let (word, amount) = match *action {
+            CountAction::Create(amount) => ("create", amount),
+            CountAction::Down(by) => ("down", by),
+            CountAction::Reset => ("reset", 0),
+            CountAction::Delete => ("delete", 0),
+            CountAction::Read => ("read", 0),
+        };
+        let call = self.call(&COUNT, name, 4, move |command, nonce| {
+            command.arg(self.keys.mark(name)).arg(self.keys.watched(name));
+            command.arg(self.keys.latch(name)).arg(self.keys.operation(name, *op));
+            command.arg(nonce).arg(self.keys.keeper_channels()).arg(not_after.0).arg(word).arg(amount);
+            command.arg(COUNT_MEMORY.as_micros() as u64).arg(LATCH_LIFE.as_millis() as u64);
+        });
+        Box::pin(async move {
+            if matches!(action, CountAction::Create(count) if *count >= 1 << 53) {
+                let message = "a latch of this store counts to 2^53 - 1; use a smaller count";
+                return Err(StoreError::new(StoreErrorKind::Unsupported, message));
+            }
+            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?);
+            Ok(Answers { now: reader.time()?, each: vec![reader.counted()?] })
+        })
+    }
+
+    fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
+        let Admit { name, token, floor } = admit;
+        let call = self.call(&FENCE, name, 1, move |command, nonce| {
+            command.arg(self.keys.fence(name)).arg(nonce).arg(token.to_string()).arg(floor.to_string());
+        });
+        Box::pin(async move {
+            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?);
+            Ok(match reader.number()? {
+                1 => Admitted::Yes,
+                _ => Admitted::Stale { highest: reader.token()? },
+            })
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.ears.close();
+        self.fleet.close();
+        Box::pin(std::future::ready(()))
+    }
+}
+
+impl Drop for RedisStore {
+    fn drop(&mut self) {
+        self.ears.close();
+        self.fleet.close();
+    }
+}
+
+/// A task that keeps scripts telling of changes; ends when dropped.
+struct Told(AbortHandle);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,166 @@
+//! What can go wrong with a server, as typed errors that say what to do. None ever shows a password.
+
+use std::io;
+
+use lockkeeper_core::{StoreError, StoreErrorKind};
+use redis::{RedisError, ServerError};
+
+/// What the server answered instead of doing what it was asked: nothing was changed.
+pub(crate) fn refused(error: &ServerError) -> StoreError {
+    let (code, details) = (error.code(), error.details().unwrap_or_default());
+    explain(code, details)
+}
+
+/// The meaning of a server's error, by its code.
+fn explain(code: &str, details: &str) -> StoreError {
+    use StoreErrorKind::{Config, Conflict, Denied, Unreachable};
+    let (kind, remedy) = match code {
+        "READONLY" => (
+            Unreachable,
+            "this server is a replica and takes no writes: a failover is under way, or the URL names a replica; \
+             name the master, or use redis+sentinel:// or redis+cluster://, which find it",
+        ),
+        "MASTERDOWN" => (Unreachable, "this replica has lost its master; wait for the failover"),
+        "LOADING" => (Unreachable, "the server is loading its data; it answers when that is done"),
+        "CLUSTERDOWN" => (
+            Unreachable,
+            "the cluster does not serve this slot; see `redis-cli cluster info` for the nodes that are missing",
+        ),
+        "TRYAGAIN" | "MOVED" | "ASK" => {
+            (Conflict, "the slot of this resource is being moved to another node; it passes with the move")
+        }
+        "CROSSSLOT" => (Config, "this server is part of a cluster; use redis+cluster:// in the URL"),
+        "OOM" => (
+            Conflict,
+            "the server is out of memory; raise maxmemory or remove data. Renewals and releases go on meanwhile",
+        ),
+        "MISCONF" => (
+            Conflict,
+            "the server takes no writes because it cannot save its data; free disk space or repair its folder",
+        ),
+        "NOREPLICAS" => {
+            (Conflict, "the server takes no writes because it has too few replicas (min-replicas-to-write)")
+        }
+        "BUSY" => {
+            (Conflict, "the server is busy with somebody's script; end it with SCRIPT KILL if it is stuck")
+        }
+        "NOAUTH" => {
+            (Denied, "the server asks for a password; put it into the URL: redis://user:password@host")
+        }
+        "WRONGPASS" => (Denied, "the server refused user or password; check both in the URL"),
+        "NOPERM" => (
+            Denied,
+            "the user may not do this; it needs: ~NAMESPACE:* &NAMESPACE:* +@read +@write +@scripting +@pubsub \
+             +@connection +time +wait +info +config|get +cluster|slots +role",
+        ),
+        "NOPROTO" => (Config, "the server does not speak RESP3; add protocol=resp2 to the URL"),
+        _ if details.contains("invalid DB index") || details.contains("DB index is out of range") => {
+            (Config, "the server has no such database; change the number at the end of the URL")
+        }
+        "ERR" if details.contains("cluster support disabled") => {
+            (Config, "this server is not part of a cluster; use redis:// in the URL")
+        }
+        "ERR" if details.contains("unknown command") => {
+            (Config, "the server does not know a command that locks need; use Redis 6.2 or newer")
+        }
+        _ => {
+            // A script that failed half-way, or something new: nobody knows what was done.
+            let message = format!("the server refused the request (it said: {code} {details})");
+            return StoreError::new(Config, message).perhaps_applied();
+        }
+    };
+    StoreError::new(kind, format!("{remedy} (it said: {code} {details})")).not_applied()
+}
+
+/// The key of a resource holds something else.
+pub(crate) fn foreign() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Corrupt,
+        "the key of this resource holds something that is not a lock; choose another namespace= in the URL",
+    )
+}
+
+/// The server gave no answer to a request: it may have been done.
+pub(crate) fn unanswered(address: &str, error: RedisError) -> StoreError {
+    let message = format!("the connection to {address} broke; it is made anew with the next request");
+    StoreError::new(StoreErrorKind::Unreachable, message).with_source(error)
+}
+
+/// No answer within the limit.
+pub(crate) fn too_late(address: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Unreachable, format!("no answer from {address} in time"))
+}
+
+/// A connection that could not be made, so nothing was sent.
+pub(crate) fn not_connected(address: &str, error: RedisError) -> StoreError {
+    if let Some(code) = error.code().filter(|_| !error.is_io_error()) {
+        return explain(code, error.detail().unwrap_or_default()).with_source(error);
+    }
+    let (kind, remedy) = match error.kind() {
+        redis::ErrorKind::AuthenticationFailed => {
+            (StoreErrorKind::Denied, "the server refused user or password; check both in the URL")
+        }
+        redis::ErrorKind::RESP3NotSupported => {
+            (StoreErrorKind::Config, "the server does not speak RESP3; add protocol=resp2 to the URL")
+        }
+        _ => (StoreErrorKind::Unreachable, "check that it is up, and the address and port"),
+    };
+    StoreError::new(kind, format!("could not connect to {address}; {remedy}"))
+        .not_applied()
+        .with_source(error)
+}
+
+/// A socket that could not be opened, so nothing was sent.
+pub(crate) fn not_dialled(address: &str, error: io::Error) -> StoreError {
+    let (kind, remedy) = match error.kind() {
+        io::ErrorKind::InvalidData => (
+            StoreErrorKind::Denied,
+            "TLS failed: check that the certificate is for this host and that ca= names who signed it",
+        ),
+        io::ErrorKind::PermissionDenied => (StoreErrorKind::Denied, "give this user access to the socket"),
+        io::ErrorKind::NotFound => {
+            (StoreErrorKind::Unreachable, "the socket is not there; check path and server")
+        }
+        _ => (StoreErrorKind::Unreachable, "check that it is up, and the address and port"),
+    };
+    StoreError::new(kind, format!("could not connect to {address}: {error}; {remedy}"))
+        .not_applied()
+        .with_source(error)
+}
+
+/// An answer that is not one to the request, or not of this program's scripts.
+pub(crate) fn nonsense(what: &str) -> StoreError {
+    let message =
+        format!("the server's answer makes no sense ({what}); is a proxy in between that mixes up replies?");
+    StoreError::new(StoreErrorKind::Unreachable, message)
+}
+
+pub(crate) fn config(message: impl Into<String>) -> StoreError {
+    StoreError::new(StoreErrorKind::Config, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_is_told_from_what_does_not() {
+        use StoreErrorKind::{Config, Conflict, Denied, Unreachable};
+        for (code, kind) in [
+            ("READONLY", Unreachable),
+            ("LOADING", Unreachable),
+            ("CLUSTERDOWN", Unreachable),
+            ("TRYAGAIN", Conflict),
+            ("OOM", Conflict),
+            ("NOAUTH", Denied),
+            ("WRONGPASS", Denied),
+            ("NOPERM", Denied),
+            ("CROSSSLOT", Config),
+        ] {
+            let error = explain(code, "details");
+            assert_eq!(error.kind(), kind, "{code}");
+            assert!(!error.maybe_applied() && error.to_string().contains(code), "{error}");
+        }
+        assert!(explain("ERR", "user_script:3: attempt to index a nil value").maybe_applied());
+    }
+}

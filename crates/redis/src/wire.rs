@@ -1,0 +1,314 @@
+//! How requests and answers are written: arguments of the scripts, lines of a resource, messages.
+
+use std::{
+    fmt::Write,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use lockkeeper_core::{
+    Capacity, ContenderId, Name, StoreError, Token, Units,
+    model::WAIT_LEASE,
+    store::{
+        Card, Claim, CountState, Counted, Facts, Grant, GrantNotice, HolderView, Kind, Leave, Left, Renew,
+        Renewed, Request, ResourceView, StoreTime, Verdict, WaiterView,
+    },
+};
+use redis::{Cmd, Value};
+
+use crate::{
+    fleet::Answered,
+    keys::{Keys, push_escaped, unescape},
+    trouble,
+};
+
+fn micros(length: Duration) -> u64 {
+    u64::try_from(length.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Appends the arguments of `apply.lua` for one entry.
+pub(crate) fn push_request(command: &mut Cmd, request: &Request, scratch: &mut String) {
+    match request {
+        Request::Claim(claim) => push_claim(command, claim, scratch),
+        Request::Leave(Leave { contender, bury_until, hold_at_least, .. }) => {
+            command.arg("l");
+            push_id(command, *contender, scratch);
+            match bury_until {
+                Some(until) => command.arg(until.0),
+                None => command.arg(""),
+            };
+            command.arg(micros(*hold_at_least));
+        }
+    }
+}
+
+fn push_claim(command: &mut Cmd, claim: &Claim, scratch: &mut String) {
+    let kind = match (claim.capacity.allows(claim.units), claim.queue) {
+        (false, _) => "m",
+        (true, true) => "c",
+        (true, false) => "t",
+    };
+    let lease = micros(claim.lease);
+    scratch.clear();
+    // Writing to a string cannot fail.
+    _ = write!(scratch, "{} {} {} {lease} ", claim.contender, claim.capacity, claim.units);
+    push_card(scratch, &claim.card);
+    command.arg(kind).arg(&*scratch).arg(lease).arg(claim.not_after.0).arg(claim.stamp);
+}
+
+fn push_id(command: &mut Cmd, id: ContenderId, scratch: &mut String) {
+    scratch.clear();
+    _ = write!(scratch, "{id}");
+    command.arg(&*scratch);
+}
+
+/// Appends the arguments of `renew.lua` for one lease.
+pub(crate) fn push_renewal(command: &mut Cmd, renew: &Renew, scratch: &mut String) {
+    push_id(command, renew.contender, scratch);
+    command.arg(micros(renew.lease));
+    match renew.lower_to {
+        // All is never less than what is held.
+        None | Some(Units::All) => command.arg(""),
+        Some(Units::Count(units)) => command.arg(units.get()),
+    };
+    command.arg(u8::from(renew.detach));
+}
+
+/// A card: words, with `%` before what would end them; `-` for what is not there.
+fn push_card(text: &mut String, card: &Card) {
+    let word = |text: &mut String, word: &str| push_escaped(text, word, |byte| byte <= b' ' || byte == b'%');
+    let Facts { host, pid, program } = &*card.facts;
+    _ = write!(text, "{} {pid} ", card.kind.word());
+    word(text, host);
+    text.push(' ');
+    word(text, program);
+    for optional in [&card.label, &card.value] {
+        text.push_str(if optional.is_some() { " =" } else { " -" });
+        word(text, optional.as_deref().unwrap_or_default());
+    }
+}
+
+fn card(text: &str) -> Option<Card> {
+    let mut words = text.split(' ');
+    let kind = Kind::from_word(words.next()?)?;
+    let pid = words.next()?.parse().ok()?;
+    let facts = Facts { pid, host: unescape(words.next()?)?, program: unescape(words.next()?)? };
+    let mut optional = || match words.next()?.strip_prefix('=') {
+        Some(word) => unescape(word).map(|text| Some(Arc::from(text))),
+        None => Some(None),
+    };
+    Some(Card { kind, facts: Arc::new(facts), label: optional()?, value: optional()? })
+}
+
+/// Reads a reply word by word.
+pub(crate) struct Reader {
+    words: String,
+    at: usize,
+    more: Value,
+}
+
+impl Reader {
+    pub(crate) fn new(answered: Answered) -> Self {
+        Self { words: answered.words, at: 0, more: answered.more }
+    }
+
+    fn word(&mut self) -> Result<&str, StoreError> {
+        let rest = self.words.get(self.at..).filter(|rest| !rest.is_empty());
+        let rest = rest.ok_or_else(|| trouble::nonsense("a missing word"))?;
+        let word = rest.split(' ').next().unwrap_or(rest);
+        self.at += word.len() + 1;
+        Ok(word)
+    }
+
+    pub(crate) fn number(&mut self) -> Result<u64, StoreError> {
+        self.word()?.parse().map_err(|_| trouble::nonsense("a number that is none"))
+    }
+
+    fn length(&mut self) -> Result<Duration, StoreError> {
+        self.number().map(Duration::from_micros)
+    }
+
+    pub(crate) fn time(&mut self) -> Result<StoreTime, StoreError> {
+        self.number().map(StoreTime)
+    }
+
+    pub(crate) fn verdict(&mut self, claim: &Claim) -> Result<Verdict, StoreError> {
+        Ok(match self.number()? {
+            0 => {
+                let number = self.number()?;
+                Verdict::Granted(Grant { number, floor: number, remaining: claim.lease })
+            }
+            1 => Verdict::Granted(Grant {
+                number: self.number()?,
+                floor: self.number()?,
+                remaining: self.length()?,
+            }),
+            2 => Verdict::Busy {
+                ahead: u32::try_from(self.number()?).unwrap_or(u32::MAX),
+                retry_in: self.length()?,
+            },
+            3 => Verdict::Stale,
+            4 => {
+                let in_use = capacity(self.word()?).ok_or_else(|| trouble::nonsense("a capacity"))?;
+                Verdict::Mismatch { in_use }
+            }
+            8 => Verdict::Refused(trouble::foreign()),
+            _ => return Err(trouble::nonsense("a verdict")),
+        })
+    }
+
+    pub(crate) fn left(&mut self) -> Result<Left, StoreError> {
+        match self.number()? {
+            5 => Ok(Left::Released),
+            6 => Ok(Left::LeftQueue),
+            7 => Ok(Left::NotThere),
+            _ => Err(trouble::nonsense("an answer to a leave")),
+        }
+    }
+
+    pub(crate) fn renewed(&mut self, renew: &Renew) -> Result<Renewed, StoreError> {
+        let kind = self.number()?;
+        if kind == 0 {
+            return Ok(Renewed::Held { remaining: renew.lease });
+        }
+        match kind {
+            1 => Ok(Renewed::Held { remaining: self.length()? }),
+            2 => Ok(Renewed::Gone),
+            3 => Ok(Renewed::Evicted),
+            _ => Err(trouble::nonsense("an answer to a renewal")),
+        }
+    }
+
+    pub(crate) fn counted(&mut self) -> Result<Counted, StoreError> {
+        let kind = self.number()?;
+        if matches!(kind, 2 | 4) {
+            return Ok(if kind == 2 { Counted::Missing } else { Counted::Stale });
+        }
+        let state = CountState {
+            remaining: self.number()?,
+            initial: self.number()?,
+            opened: self.number()?,
+            born: self.number()?,
+        };
+        Ok(if kind == 3 { Counted::Exists(state) } else { Counted::State(state) })
+    }
+
+    pub(crate) fn token(&mut self) -> Result<Token, StoreError> {
+        self.word()?.parse().map_err(|_| trouble::nonsense("a token"))
+    }
+
+    /// The resource that lines tell of, without what has ended.
+    pub(crate) fn view(&mut self, name: &Name) -> Result<Option<ResourceView>, StoreError> {
+        let now = self.time()?;
+        let Value::Array(lines) = std::mem::replace(&mut self.more, Value::Nil) else {
+            return Err(trouble::nonsense("missing lines"));
+        };
+        let (mut view, mut line) = (None, Vec::new());
+        for text in lines {
+            // What is not one of our lines is not a lock, and claims of it are refused.
+            let Value::BulkString(text) = text else { continue };
+            let Ok(text) = String::from_utf8(text) else { continue };
+            match text.split_at_checked(2) {
+                Some(("h ", rest)) => {
+                    let Some((in_use, expires, holder)) = holder(rest, now) else { continue };
+                    let (capacity, holders) = view.get_or_insert((in_use, Vec::new()));
+                    *capacity = in_use;
+                    if expires > now {
+                        holders.push(holder);
+                    }
+                }
+                Some(("w ", rest)) => line.extend(waiter(rest)),
+                _ => {}
+            }
+        }
+        line.retain(|(_, asked, _)| asked.after(WAIT_LEASE) > now);
+        line.sort_unstable_by_key(|(arrival, ..)| *arrival);
+        let waiters: Vec<_> = line.into_iter().map(|(.., waiter)| waiter).collect();
+        Ok(view
+            .filter(|(_, holders)| !holders.is_empty() || !waiters.is_empty())
+            .map(|(capacity, holders)| ResourceView { name: name.clone(), capacity, holders, waiters }))
+    }
+}
+
+fn units(text: &str) -> Option<Units> {
+    if text == "all" { Some(Units::All) } else { Units::count(text.parse().ok()?).ok() }
+}
+
+fn capacity(text: &str) -> Option<Capacity> {
+    if text == "all" { Some(Capacity::All) } else { Capacity::count(text.parse().ok()?).ok() }
+}
+
+fn wall(micros: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(micros)
+}
+
+fn holder(line: &str, now: StoreTime) -> Option<(Capacity, StoreTime, HolderView)> {
+    let mut words = line.splitn(9, ' ');
+    let mut next = || words.next();
+    let number = next()?.parse().ok().filter(|number| (1..Token::NUMBER_LIMIT).contains(number))?;
+    let since = wall(next()?.parse().ok()?);
+    let expires = StoreTime(next()?.parse().ok()?);
+    let flags = next()?;
+    let contender = next()?.parse().ok()?;
+    let capacity = capacity(next()?)?;
+    let units = units(next()?)?;
+    next()?;
+    let card = card(next()?)?;
+    let view = HolderView {
+        contender,
+        token: Token::new(number, 0),
+        units,
+        card,
+        since,
+        remaining: expires.since(now),
+        evicted: flags.contains('e'),
+        detached: flags.contains('d'),
+    };
+    Some((capacity, expires, view))
+}
+
+fn waiter(line: &str) -> Option<(u64, StoreTime, WaiterView)> {
+    let mut words = line.splitn(7, ' ');
+    let mut next = || words.next();
+    let contender = next()?.parse().ok()?;
+    let arrival: u64 = next()?.parse().ok()?;
+    let asked = StoreTime(next()?.parse().ok()?);
+    next()?;
+    let units = units(next()?)?;
+    next()?;
+    let card = card(next()?)?;
+    Some((arrival, asked, WaiterView { contender, units, card, since: wall(arrival) }))
+}
+
+/// The grant that a message tells of.
+pub(crate) fn notice(keys: &Keys, message: &str) -> Option<(Name, GrantNotice)> {
+    let mut words = message.splitn(7, ' ');
+    let contender = words.next()?.parse().ok()?;
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let (number, floor, stamp, waited, lease) = (number()?, number()?, number()?, number()?, number()?);
+    let name = keys.name(words.next()?)?;
+    let (waited, lease) = (Duration::from_micros(waited), Duration::from_micros(lease));
+    Some((name, GrantNotice { contender, number, floor, stamp, waited, lease }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_survive_whatever_is_in_them() {
+        let facts = Arc::new(Facts { host: String::new(), pid: 7, program: "a b%\n".into() });
+        for (label, value) in [(None, Some("")), (Some("=- ü\0\t"), None), (Some(" "), Some("%25"))] {
+            let written = Card {
+                kind: Kind::Election,
+                facts: facts.clone(),
+                label: label.map(Arc::from),
+                value: value.map(Arc::from),
+            };
+            let mut text = String::new();
+            push_card(&mut text, &written);
+            assert!(!text.contains(['\0', '\n']));
+            assert_eq!(card(&text), Some(written));
+        }
+    }
+}

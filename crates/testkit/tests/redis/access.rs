@@ -1,0 +1,205 @@
+//! Who may connect, and how: TLS, users with few rights, sockets; and a password that nobody ever sees.
+
+use std::{
+    fmt::Write as _,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use lockkeeper::Keeper;
+use lockkeeper_testkit::{
+    proxy::{Fault, Proxy},
+    servers::{Redis, RedisOptions, RedisSentinel},
+};
+use tokio::time::{Instant, timeout};
+use tracing::{Event, Metadata, Subscriber, field, span};
+
+use crate::{NAME, connect, millis, secs};
+
+/// Everything a program does: a lock, one handed over to a waiter, a latch, a fence, a look around.
+async fn use_everything(url: &str) {
+    let (ours, theirs) = (connect(url).await, connect(url).await);
+    let guard = ours.mutex(NAME).lock().await.expect("free");
+    ours.fence(NAME).admit(guard.token()).await.expect("the newest");
+    let mutex = theirs.mutex(NAME);
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    while ours.inspect(NAME).await.expect("allowed").is_none_or(|view| view.waiters.is_empty()) {
+        tokio::time::sleep(millis(2)).await;
+    }
+    guard.release().await.expect("held");
+    let guard = timeout(secs(10), waiting).await.expect("in time").expect("no panic").expect("granted");
+    assert_eq!(ours.list("", None, 10).await.expect("allowed").resources.len(), 1);
+    guard.release().await.expect("held");
+    let latch = ours.latch(NAME);
+    latch.create(1).await.expect("new");
+    latch.count_down().await.expect("counted");
+    latch.delete().await.expect("there");
+    ours.close().await;
+    theirs.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_tls_and_over_a_socket() {
+    let redis = RedisOptions::default().tls().start().expect("started");
+    use_everything(&redis.url()).await;
+    use_everything(&redis.socket_url()).await;
+    let strangers = [
+        // Nobody said who signed the server's certificate.
+        redis.url().split('?').next().expect("the front").to_owned(),
+        format!("redis://{}/", redis.address()),
+    ];
+    for url in strangers {
+        let error = lockkeeper::connect(&url).await.expect_err("not like this");
+        println!("{error}");
+    }
+}
+
+/// A user that may touch nothing but the namespace and may not run what administrators run.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_a_user_with_few_rights() {
+    let rules = "~app:* &app:* +@all -@admin -@dangerous";
+    let redis = RedisOptions::default().user("app", "pass", rules).start().expect("started");
+    use_everything(&format!("{}?namespace=app", redis.url_as("app", "pass"))).await;
+    let error = match lockkeeper::connect(&redis.url_as("app", "pass")).await {
+        Err(error) => error.to_string(),
+        Ok(keeper) => keeper.mutex(NAME).try_lock().await.expect_err("another namespace").to_string(),
+    };
+    assert!(error.contains("NOPERM") && error.contains("~"), "it says which rights are missing: {error}");
+}
+
+/// Without channels, waiters ask; that takes a little longer and works.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_right_to_subscribe() {
+    let rules = "~* resetchannels +@all -subscribe -psubscribe -ssubscribe -publish -spublish";
+    let redis = RedisOptions::default().user("app", "pass", rules).start().expect("started");
+    let url = redis.url_as("app", "pass");
+    let (ours, theirs) = match (lockkeeper::connect(&url).await, lockkeeper::connect(&url).await) {
+        (Ok(ours), Ok(theirs)) => (ours, theirs),
+        (Err(error), _) | (_, Err(error)) => panic!("{error}"),
+    };
+    let guard = ours.mutex(NAME).lock().await.expect("free");
+    let mutex = theirs.mutex(NAME);
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    while ours.inspect(NAME).await.expect("allowed").is_none_or(|view| view.waiters.is_empty()) {
+        tokio::time::sleep(millis(2)).await;
+    }
+    guard.release().await.expect("held");
+    let released = Instant::now();
+    let guard = timeout(secs(10), waiting).await.expect("in time").expect("no panic").expect("granted");
+    assert!(released.elapsed() < secs(4), "{:?}", released.elapsed());
+    guard.release().await.expect("held");
+}
+
+const CANARY: &str = "canary-d41d8cd9";
+
+/// Everything that any crate logs, at every level.
+static LOGGED: Mutex<String> = Mutex::new(String::new());
+
+struct Log;
+
+struct Text<'a>(&'a mut String);
+
+impl field::Visit for Text<'_> {
+    fn record_debug(&mut self, field: &field::Field, value: &dyn std::fmt::Debug) {
+        write!(self.0, " {field}={value:?}").expect("a string takes everything");
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
+        span.record(&mut Text(&mut LOGGED.lock().unwrap_or_else(PoisonError::into_inner)));
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, values: &span::Record<'_>) {
+        values.record(&mut Text(&mut LOGGED.lock().unwrap_or_else(PoisonError::into_inner)));
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+        write!(logged, "\n{}", event.metadata().target()).expect("a string takes everything");
+        event.record(&mut Text(&mut logged));
+    }
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+fn log_everything() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| tracing::subscriber::set_global_default(Log).expect("the first"));
+}
+
+/// What a program may print of a failure.
+fn shown(error: &dyn std::error::Error) -> String {
+    let mut text = format!("{error} {error:?} {error:#?}");
+    let mut source = error.source();
+    while let Some(cause) = source {
+        write!(text, " {cause} {cause:?}").expect("a string takes everything");
+        source = cause.source();
+    }
+    text
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_is_never_shown() {
+    log_everything();
+    let redis = RedisOptions::default().password(CANARY).start().expect("started");
+    let proxy = Proxy::start(redis.address()).expect("started");
+    let behind = format!("redis://:{CANARY}@{}/", proxy.address());
+    let builder = lockkeeper::builder(&behind).expect("a good URL").request_limit(millis(200));
+    let keeper: Keeper = builder.outage_limit(millis(500)).connect().await.expect("connected");
+    let mut text = format!("{keeper:?} {} {:?}", keeper.url(), keeper.mutex(NAME));
+    let guard = keeper.mutex(NAME).lock().await.expect("free");
+    write!(text, " {guard:?}").expect("a string takes everything");
+    proxy.refuse(true);
+    proxy.now(Fault::LOST_REPLY);
+    text += &shown(&keeper.mutex("other").try_lock().await.expect_err("cut off"));
+    drop(guard);
+    for (port, password) in [(redis.address().port(), "wrong-canary-d41d8cd9"), (1, CANARY)] {
+        for scheme in ["redis", "rediss", "redis+cluster"] {
+            let url = format!("{scheme}://default:{password}@127.0.0.1:{port}/?sentinel_password={CANARY}");
+            text += &shown(&lockkeeper::connect(&url).await.expect_err("it cannot"));
+        }
+        let url =
+            format!("redis+sentinel://default:{password}@127.0.0.1:{port}/main?sentinel_password={CANARY}");
+        text += &shown(&lockkeeper::connect(&url).await.expect_err("it cannot"));
+    }
+    for url in
+        [format!("redis://:{CANARY}@"), format!("redis://:{CANARY}@host:port/{CANARY}?{CANARY}={CANARY}")]
+    {
+        text += &shown(&lockkeeper::connect(&url).await.expect_err("no URL"));
+    }
+    proxy.refuse(false);
+    keeper.close().await;
+    assert!(!text.contains("canary"), "{text}");
+    let logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    assert!(logged.contains("lockkeeper"), "nothing was logged, so nothing was proved: {logged}");
+    assert!(!logged.contains("canary"), "{logged}");
+}
+
+/// Sentinels and servers with a password: used, and not shown.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinels_in_front_of_servers_with_a_password() {
+    log_everything();
+    let servers = RedisSentinel::start_with(&RedisOptions::default().password(CANARY)).expect("started");
+    let url = servers.url();
+    assert!(url.contains(CANARY), "what programs are given: {url}");
+    use_everything(&url).await;
+    let error = lockkeeper::connect(&url.replace(CANARY, "wrong")).await.expect_err("a wrong password");
+    assert!(error.to_string().contains("password"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_password_where_one_is_asked_for() {
+    let redis = RedisOptions::default().password("pass").start().expect("started");
+    let error = lockkeeper::connect(&format!("redis://{}/", redis.address())).await.expect_err("no password");
+    assert!(error.to_string().contains("password"), "{error}");
+    let gone = Redis::start().expect("started").url();
+    let error = lockkeeper::connect(&gone).await.expect_err("nobody listens");
+    assert!(error.to_string().contains("check that it is up"), "{error}");
+}

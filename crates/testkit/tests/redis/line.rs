@@ -1,0 +1,176 @@
+//! The line between client and server is cut, goes silent, or is slow.
+
+use lockkeeper::{Keeper, Token};
+use lockkeeper_testkit::{
+    dice::Dice,
+    proxy::{Act, Fault, Proxy, Way, Weather},
+    servers::Redis,
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{NAME, connect, load::Load, millis, percent, secs, times};
+
+/// A keeper behind a line that can be troubled, and one that is not.
+struct World {
+    redis: Redis,
+    proxy: Proxy,
+    ours: Keeper,
+    theirs: Keeper,
+}
+
+impl World {
+    async fn new(options: &str) -> Self {
+        let redis = Redis::start().expect("started");
+        let proxy = Proxy::start(redis.address()).expect("started");
+        let url = format!("redis://{}/?{options}", proxy.address());
+        let ours = lockkeeper::builder(&url).expect("a good URL").request_limit(millis(300)).connect().await;
+        let theirs = connect(&redis.url()).await;
+        Self { redis, proxy, ours: ours.expect("connected"), theirs }
+    }
+
+    /// Takes and gives back the lock, each over a line that is bad in the same way. Nothing is left of it after
+    /// the lease at the latest, and at once if the release said so.
+    async fn take_and_give_back(&self, fault: Fault, last: Token) -> Token {
+        self.proxy.now(fault);
+        let lease = secs(5);
+        let guard = timeout(secs(20), self.ours.mutex(NAME).lease(lease).lock()).await;
+        let guard = guard.expect("in time").expect("granted in the end");
+        assert!(guard.is_held() && guard.token() > last, "{fault:?}: {} after {last}", guard.token());
+        let token = guard.token();
+        self.theirs.fence(NAME).admit(token).await.expect("the newest");
+        let view = self.theirs.inspect(NAME).await.expect("reachable").expect("held");
+        assert_eq!(view.holders.len(), 1, "{fault:?}");
+        assert!(view.waiters.is_empty(), "{fault:?}: {view:?}");
+        self.proxy.now(fault);
+        let released = guard.release().await;
+        let deadline = Instant::now() + lease + secs(1);
+        while let Some(view) = self.theirs.inspect(NAME).await.expect("reachable") {
+            assert!(released.is_err(), "{fault:?}: said to be free, but {view:?}");
+            assert!(Instant::now() < deadline, "{fault:?}: held without an owner: {view:?}");
+            sleep(millis(5)).await;
+        }
+        token
+    }
+}
+
+async fn first_token(world: &World) -> Token {
+    let guard = world.ours.mutex(NAME).lock().await.expect("free");
+    let token = guard.token();
+    guard.release().await.expect("held");
+    token
+}
+
+/// Requests and replies are shorter than this.
+const LONGEST: u64 = 600;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i5_a_connection_cut_at_any_byte_leaves_nothing() {
+    for options in ["protocol=resp3", "protocol=resp2"] {
+        let world = World::new(options).await;
+        let mut last = first_token(&world).await;
+        let step = if percent().is_some() { 1 } else { 23 };
+        for after in (0..LONGEST).step_by(step) {
+            for way in [Way::ToServer, Way::ToClient] {
+                last = world.take_and_give_back(Fault { way, after, act: Act::Cut }, last).await;
+            }
+        }
+        assert!(world.proxy.struck() as usize > LONGEST as usize / step / 2, "{}", world.proxy.struck());
+    }
+}
+
+/// Each line goes silent for good; only the client's own limit ends the wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_a_swallowed_reply_is_asked_for_again() {
+    let world = World::new("").await;
+    let mut last = first_token(&world).await;
+    let mut dice = Dice::new(1);
+    let rounds = times(6, 1000);
+    for _ in 0..rounds {
+        // Somewhere in the reply, or in the request, or just between the two.
+        let way = if dice.chance(700) { Way::ToClient } else { Way::ToServer };
+        let fault = Fault { way, after: dice.below(60), act: Act::Swallow };
+        last = world.take_and_give_back(fault, last).await;
+    }
+    assert!(world.proxy.struck() as usize >= rounds, "{}", world.proxy.struck());
+}
+
+/// A waiter whose connections died in silence hears nothing of the release, and asks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_wake_costs_a_bounded_wait() {
+    let world = World::new("").await;
+    for round in 0..times(2, 50) {
+        let held = world.theirs.mutex(NAME).lock().await.expect("free");
+        let mutex = world.ours.mutex(NAME);
+        let waiting = tokio::spawn(async move { mutex.lock().await });
+        timeout(secs(10), async {
+            while world
+                .theirs
+                .inspect(NAME)
+                .await
+                .expect("reachable")
+                .is_none_or(|view| view.waiters.is_empty())
+            {
+                sleep(millis(5)).await;
+            }
+        })
+        .await
+        .expect("it waits in line");
+        world.proxy.now(Fault::SILENCE);
+        held.release().await.expect("held");
+        let released = Instant::now();
+        let guard = timeout(secs(10), waiting).await.expect("it asks").expect("no panic").expect("granted");
+        println!("round {round}: {:?}", released.elapsed());
+        assert!(released.elapsed() < secs(4), "{:?}", released.elapsed());
+        guard.release().await.expect("held");
+    }
+}
+
+/// A line slower than a third of the lease, and one that stands still past the lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn i3_a_line_that_stands_still_is_noticed_before_the_lease_ends() {
+    let world = World::new("").await;
+    world.proxy.delay(millis(40));
+    let guard = world.ours.mutex(NAME).lease(secs(1)).lock().await.expect("free");
+    sleep(secs(3)).await;
+    assert!(guard.is_held(), "renewed over a slow line");
+    world.proxy.pause(true);
+    timeout(secs(2), guard.lost()).await.expect("told in time");
+    let view = world.theirs.inspect(NAME).await.expect("reachable");
+    assert!(view.is_some_and(|view| !view.holders.is_empty()), "told before the lease ended at the store");
+    world.proxy.pause(false);
+    world.proxy.delay(millis(0));
+    drop(guard);
+    let again = timeout(secs(10), world.ours.mutex(NAME).lock()).await.expect("in time").expect("free");
+    again.release().await.expect("held");
+    assert!(world.redis.process().id().is_some());
+}
+
+#[test]
+fn a_crew_on_a_bad_line_is_safe() {
+    let redis = Redis::start().expect("started");
+    let proxy = Proxy::start(redis.address()).expect("started");
+    let mut load = Load::on(&format!("redis://{}/?request_limit=300ms", proxy.address()));
+    proxy.weather(Some(Weather { dice: Dice::new(7), per_mille: 700, most: 20_000 }));
+    proxy.cut_all();
+    let (struck, started) = (times(20, 1000) as u64, std::time::Instant::now());
+    while proxy.struck() < struck {
+        load.go_on(20);
+        // Those that were lucky must try their luck again.
+        proxy.cut_all();
+        assert!(
+            started.elapsed() < secs(60) + millis(500) * u32::try_from(struck).expect("few"),
+            "{}",
+            proxy.struck()
+        );
+    }
+    proxy.refuse(true);
+    proxy.cut_all();
+    load.listen(millis(1500));
+    load.through(|| {
+        proxy.weather(None);
+        proxy.refuse(false);
+        proxy.cut_all();
+        Ok(())
+    });
+    load.must_be_safe();
+}

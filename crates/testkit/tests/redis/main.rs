@@ -1,0 +1,40 @@
+//! Redis in trouble: restarts, promotions, wrong clocks, cut lines, dead clients, slots on the move. Each test has
+//! servers of its own. `LOCKKEEPER_FAULTS` sets how often each trouble comes, and the bounds are tight with it:
+//! `./soak redis`.
+#![cfg(target_os = "linux")]
+
+mod access;
+mod clock;
+mod cluster;
+mod crowds;
+mod failover;
+mod line;
+mod load;
+mod memory;
+
+use std::time::Duration;
+
+use lockkeeper::Keeper;
+
+const NAME: &str = "stock/42";
+
+/// How often a trouble comes: a few times, or as often as `LOCKKEEPER_FAULTS` says of `full`, in percent.
+fn times(few: usize, full: usize) -> usize {
+    percent().map_or(few, |percent| (full * percent / 100).max(1))
+}
+
+fn percent() -> Option<usize> {
+    std::env::var("LOCKKEEPER_FAULTS").ok().map(|text| text.parse().expect("a number, in percent"))
+}
+
+fn secs(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+fn millis(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+async fn connect(url: &str) -> Keeper {
+    lockkeeper::connect(url).await.expect("connected")
+}

@@ -1,0 +1,122 @@
+//! The server forgets, dies and comes back, stops for a while, or forgets its scripts.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use lockkeeper::{Lost, ReleaseError};
+use lockkeeper_testkit::servers::{Redis, RedisOptions};
+use tokio::time::{Instant, timeout};
+
+use crate::{NAME, connect, load::Load, millis, secs, times};
+
+#[test]
+fn restarts_with_empty_memory_never_take_a_token_back() {
+    let redis = Redis::start().expect("started");
+    let mut load = Load::on(&redis.url());
+    for _ in 0..times(3, 50) {
+        load.through(|| redis.restart());
+    }
+    load.must_be_fenced();
+}
+
+#[test]
+fn restarts_with_all_data_lose_nothing() {
+    let redis = RedisOptions::default().append_only().start().expect("started");
+    let mut load = Load::on(&redis.url());
+    for _ in 0..times(3, 50) {
+        load.through(|| redis.restart());
+    }
+    load.must_be_safe();
+}
+
+/// Stopped for longer than a lease lasts: everybody loses, and nobody believes otherwise.
+#[test]
+fn a_stopped_server_is_waited_for() {
+    let redis = Redis::start().expect("started");
+    let mut load = Load::on(&redis.url());
+    for round in 0..times(2, 20) {
+        redis.process().pause();
+        load.listen(millis(if round % 2 == 0 { 1500 } else { 300 }));
+        load.through(|| {
+            redis.process().resume();
+            Ok(())
+        });
+    }
+    load.must_be_safe();
+}
+
+#[test]
+fn forgotten_scripts_are_sent_again() {
+    let redis = Redis::start().expect("started");
+    let mut load = Load::on(&redis.url());
+    let stop = AtomicBool::new(false);
+    let flushed = thread::scope(|scope| {
+        let flushing = scope.spawn(|| {
+            let mut flushed = 0;
+            while !stop.load(Ordering::Acquire) {
+                redis.command(["SCRIPT", "FLUSH"]).expect("flushed");
+                flushed += 1;
+            }
+            flushed
+        });
+        load.go_on(times(300, 20_000));
+        stop.store(true, Ordering::Release);
+        flushing.join().expect("no panic")
+    });
+    assert!(flushed > 3, "flushed only {flushed} times");
+    load.must_be_safe();
+}
+
+#[test]
+fn dropped_connections_are_made_anew() {
+    let redis = Redis::start().expect("started");
+    let mut load = Load::on(&redis.url());
+    for round in 0..times(5, 200) {
+        let kind = if round % 2 == 0 { "pubsub" } else { "normal" };
+        load.through(|| redis.command(["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).map(drop));
+    }
+    load.must_be_safe();
+}
+
+/// The lock is gone and somebody else has it: the old holder hears of it within one renewal, and neither its
+/// renewal nor its late release touches the new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn i1_a_forgotten_holder_is_told_and_touches_nothing() {
+    let redis = Redis::start().expect("started");
+    let (ours, theirs) = (connect(&redis.url()).await, connect(&redis.url()).await);
+    for _ in 0..times(2, 20) {
+        let old = ours.mutex(NAME).lease(secs(3)).lock().await.expect("free");
+        redis.restart().expect("restarted");
+        let lost_at = Instant::now();
+        let new = timeout(secs(10), theirs.mutex(NAME).lease(secs(30)).lock()).await;
+        let new = new.expect("in time").expect("forgotten, so free");
+        assert!(new.token() > old.token(), "tokens grow");
+        let lost = timeout(secs(3), old.lost()).await.expect("before the lease ends");
+        assert_eq!(lost, Lost::Gone);
+        assert!(lost_at.elapsed() < secs(2), "within one renewal, but took {:?}", lost_at.elapsed());
+        assert!(matches!(old.release().await, Err(ReleaseError::NotHeld { .. })));
+        let view = theirs.inspect(NAME).await.expect("reachable").expect("held");
+        assert_eq!(view.holders[0].token, new.token());
+        new.release().await.expect("untouched");
+    }
+}
+
+/// Without memory no lock is granted, but what is held is renewed and given back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_says_so_and_goes_on_with_what_is_held() {
+    let redis = Redis::start().expect("started");
+    let keeper = connect(&redis.url()).await;
+    let held = keeper.mutex("held").lease(secs(2)).lock().await.expect("free");
+    redis.command(["CONFIG", "SET", "maxmemory", "1mb"]).expect("set");
+    redis.command(["CONFIG", "SET", "maxmemory", "1"]).expect("set");
+    let error = keeper.mutex(NAME).try_lock().await.expect_err("no memory");
+    assert!(error.to_string().contains("memory"), "{error}");
+    tokio::time::sleep(secs(3)).await;
+    assert!(held.is_held(), "it was renewed meanwhile");
+    held.release().await.expect("freed without memory");
+    redis.command(["CONFIG", "SET", "maxmemory", "0"]).expect("set");
+    let guard = keeper.mutex(NAME).lock().await.expect("there is room again");
+    guard.release().await.expect("held");
+}

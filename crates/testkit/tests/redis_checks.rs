@@ -1,0 +1,77 @@
+//! What the Redis store says about servers on which locks are at risk, and what it refuses.
+
+use lockkeeper::{Keeper, StoreErrorKind, url};
+use lockkeeper_redis::{Risk, check};
+use lockkeeper_testkit::servers::{Redis, RedisOptions, RedisSentinel};
+
+async fn risks(url: &str) -> Vec<Risk> {
+    check(url).await.expect("reached").into_iter().map(|finding| finding.risk).collect()
+}
+
+async fn connect(url: &str) -> Result<Keeper, lockkeeper::StoreError> {
+    Keeper::builder(url::connector(url)?).connect().await
+}
+
+#[tokio::test]
+async fn risks_are_found_and_strict_refuses_them() {
+    let lossy = RedisOptions::default().setting("maxmemory 100mb").setting("maxmemory-policy allkeys-lru");
+    let lossy = lossy.start().expect("started");
+    assert_eq!(risks(&lossy.url()).await, [Risk::Eviction, Risk::NoPersistence]);
+    let error = connect(&format!("{}?strict=true", lossy.url())).await.expect_err("at risk");
+    assert_eq!(error.kind(), StoreErrorKind::Config);
+    assert!(error.to_string().contains("noeviction") && error.to_string().contains("appendonly"), "{error}");
+    connect(&lossy.url()).await.expect("only warned").close().await;
+
+    let sound = RedisOptions::default().append_only().start().expect("started");
+    assert_eq!(risks(&sound.url()).await, []);
+    connect(&format!("{}?strict=true", sound.url())).await.expect("nothing to find").close().await;
+}
+
+#[tokio::test]
+async fn a_clock_far_off_and_replicas_without_wait_are_found() {
+    let redis = RedisOptions::default().append_only().movable_clock().start().expect("started");
+    redis.shift_clock(3600).expect("shifted");
+    assert_eq!(risks(&redis.url()).await, [Risk::Clock]);
+
+    let sentinel = RedisSentinel::start_with(&RedisOptions::default().append_only()).expect("started");
+    assert_eq!(risks(&sentinel.url()).await, [Risk::Replication]);
+    assert_eq!(risks(&format!("{}?wait=1", sentinel.url())).await, []);
+}
+
+/// A grant that too few replicas have is given back, and says so.
+#[tokio::test]
+async fn a_grant_without_its_replicas_is_given_back() {
+    let redis = Redis::start().expect("started");
+    let keeper = connect(&format!("{}?wait=1&wait_limit=50ms", redis.url())).await.expect("up");
+    let error = keeper.mutex("stock").try_lock().await.expect_err("there is no replica");
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    assert!(keeper.inspect("stock").await.expect("up").is_none(), "it was given back");
+    keeper.close().await;
+}
+
+/// A key of somebody else in the namespace is left as it is, and costs nobody else anything.
+#[tokio::test]
+async fn a_foreign_key_is_refused_and_left_alone() {
+    let redis = Redis::start().expect("started");
+    let keeper = connect(&redis.url()).await.expect("up");
+    for (name, command) in [
+        ("text", ["SET", "lockkeeper:{text}", "precious"].as_slice()),
+        ("list", &["RPUSH", "lockkeeper:{list}", "precious"]),
+        ("set", &["ZADD", "lockkeeper:{set}", "0", "h precious"]),
+    ] {
+        redis.command(command.iter().copied()).expect("set");
+        let error = keeper.mutex(name).try_lock().await.expect_err(name);
+        assert!(error.to_string().contains("namespace="), "{error}");
+        assert_eq!(redis.command(["EXISTS", &format!("lockkeeper:{{{name}}}")]).expect("asked"), "1");
+    }
+    keeper.mutex("free").try_lock().await.expect("up").expect("free").release().await.expect("held");
+    keeper.close().await;
+}
+
+#[tokio::test]
+async fn a_newer_layout_is_refused() {
+    let redis = Redis::start().expect("started");
+    redis.command(["SET", "lockkeeper:layout", "2 somebody"]).expect("set");
+    let error = connect(&redis.url()).await.expect_err("newer");
+    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+}
