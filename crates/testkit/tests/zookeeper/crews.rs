@@ -42,7 +42,13 @@ fn crew(task: Task, hands: u32) -> Crew {
 }
 
 /// Runs a crew through `sections` sections, with `trouble` in between, and judges it.
-fn ordeal(task: Task, hands: u32, sections: usize, mut trouble: impl FnMut(&mut Crew, &mut Dice)) -> Report {
+fn ordeal(
+    stage: &Stage,
+    task: Task,
+    hands: u32,
+    sections: usize,
+    mut trouble: impl FnMut(&mut Crew, &mut Dice),
+) -> Report {
     let mut dice = Dice::new(task.seed ^ 1);
     let mut crew = crew(task, hands);
     let deadline = Instant::now() + Duration::from_secs(120) + Duration::from_millis(50) * sections as u32;
@@ -58,11 +64,17 @@ fn ordeal(task: Task, hands: u32, sections: usize, mut trouble: impl FnMut(&mut 
         trouble(&mut crew, &mut dice);
         assert!(Instant::now() < deadline, "only {} sections", crew.sections());
     }
-    let ended = crew.dismiss(Duration::from_secs(60));
+    let ended = crew.dismiss(Duration::from_secs(20));
+    // Who still has a node, and in which session.
+    let nodes = if ended {
+        String::new()
+    } else {
+        ["dump", "cons", "wchc"].map(|word| stage.servers.nodes()[0].ask(word).unwrap_or_default()).concat()
+    };
     let (history, rules) = crew.into_evidence();
     let report = history::check(&history, &rules);
     println!("{report}");
-    assert!(ended, "somebody did not end\n{report}");
+    assert!(ended, "somebody did not end\n{report}\n{nodes}");
     report
 }
 
@@ -82,7 +94,7 @@ fn many_processes_killed_and_stopped() {
     let stage = Stage::single(SESSION);
     let folder = tempfile::tempdir().expect("a folder");
     let sections = number("LOCKKEEPER_SECTIONS", 10_000);
-    let report = ordeal(task(&stage, &folder, 1), 8, sections, |crew, dice| {
+    let report = ordeal(&stage, task(&stage, &folder, 1), 8, sections, |crew, dice| {
         let trouble = if dice.chance(600) { Trouble::Kill } else { Trouble::Stop };
         crew.trouble(trouble).expect("replaced");
     });
@@ -100,7 +112,7 @@ fn an_ensemble_that_loses_its_leader_and_its_majority() {
     let sections = number("LOCKKEEPER_SECTIONS", 10_000) / 10;
     let task = Task { lease: Duration::from_secs(4), ..task(&stage, &folder, 2) };
     let mut round = 0;
-    let report = ordeal(task, 6, sections, |crew, dice| {
+    let report = ordeal(&stage, task, 6, sections, |crew, dice| {
         round += 1;
         if round % 4 != 0 {
             return;
