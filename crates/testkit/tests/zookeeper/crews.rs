@@ -103,44 +103,6 @@ fn many_processes_killed_and_stopped() {
     nothing_is_left(&stage);
 }
 
-/// The leader is killed, followers are stopped, the majority is lost and comes back. The processes themselves run
-/// all the time, so no two may hold at once.
-#[test]
-fn an_ensemble_that_loses_its_leader_and_its_majority() {
-    let stage = Stage::ensemble(Duration::from_secs(4));
-    let folder = tempfile::tempdir().expect("a folder");
-    let sections = number("LOCKKEEPER_SECTIONS", 10_000) / 10;
-    let task = Task { lease: Duration::from_secs(4), ..task(&stage, &folder, 2) };
-    let mut round = 0;
-    let report = ordeal(&stage, task, 6, sections, |crew, dice| {
-        round += 1;
-        if round % 4 != 0 {
-            return;
-        }
-        let servers = stage.servers.nodes();
-        let down: Vec<_> = match dice.below(3) {
-            0 => servers.iter().filter(|server| server.mode().as_deref() == Some("leader")).collect(),
-            1 => {
-                servers.iter().filter(|server| server.mode().as_deref() == Some("follower")).take(1).collect()
-            }
-            _ => servers.iter().take(2).collect(),
-        };
-        if dice.chance(500) {
-            down.iter().for_each(|server| server.process().kill());
-            crew.listen(dice.up_to(3000), |_| false);
-            down.iter().for_each(|server| server.start_again().expect("started"));
-        } else {
-            down.iter().for_each(|server| server.process().pause());
-            crew.listen(dice.up_to(3000), |_| false);
-            down.iter().for_each(|server| server.process().resume());
-        }
-        servers.iter().for_each(|server| server.until_ready().expect("ready"));
-    });
-    assert_eq!(report.verdict, Verdict::Safe, "{report}");
-    assert!(report.sections >= sections, "{report}");
-    nothing_is_left(&stage);
-}
-
 /// A holder that is killed with no time for a last word blocks nobody for longer than its session lasts, and two
 /// ticks of the server.
 #[test]
