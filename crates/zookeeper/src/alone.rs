@@ -120,7 +120,7 @@ impl Shared {
         let stand =
             self.table().entries.get(&leave.contender).map(|entry| (entry.stand, entry.session.clone()));
         match stand {
-            Some((Stand::Unknown, asked_in)) => {
+            Some((Stand::Unknown { .. }, asked_in)) => {
                 let folder = self.place.paths.lock(&leave.name);
                 let Some(made) = self.find(&asked_in, &folder, leave.contender).await? else {
                     self.table().entries.remove(&leave.contender);

@@ -106,7 +106,7 @@ impl Shared {
             return Known::New;
         }
         match &mut entry.stand {
-            Stand::Unknown => Known::Unknown(entry.session.clone()),
+            Stand::Unknown { .. } => Known::Unknown(entry.session.clone()),
             Stand::Leaving(_) | Stand::Retired { .. } => Known::Answer(Verdict::Stale),
             Stand::Waiting { ahead, asked } => {
                 *asked = now;
@@ -161,7 +161,7 @@ impl Shared {
             return Err(None);
         };
         let left = match entry.stand {
-            Stand::Unknown => return Err(None),
+            Stand::Unknown { .. } => return Err(None),
             Stand::Retired { .. } => return Err(Some(Left::NotThere)),
             Stand::Waiting { .. } => Left::LeftQueue,
             Stand::Leaving(left) => left,
@@ -287,7 +287,7 @@ impl Shared {
     /// The outcome of `op` is not known: it is asked for again, or cleared away by the reaper.
     fn unknown(&self, session: &Arc<Session>, op: &Op<'_>) {
         if let Op::Create { claim, .. } = op {
-            self.enter(session, false, claim, String::new(), 0, Stand::Unknown);
+            self.enter(session, false, claim, String::new(), 0, Stand::Unknown { asked: self.now() });
         }
     }
 
@@ -333,7 +333,7 @@ impl Shared {
         let data = Note::new(claim.lease, claim.card.clone()).to_bytes();
         let options = self.sequential();
         let unknown = |error| {
-            self.enter(session, own_session, claim, String::new(), 0, Stand::Unknown);
+            self.enter(session, own_session, claim, String::new(), 0, Stand::Unknown { asked: self.now() });
             Err(trouble(error))
         };
         loop {
@@ -494,8 +494,9 @@ impl Shared {
     }
 
     fn wait_in_line(self: &Arc<Self>, contender: ContenderId) {
-        let task = self.background.spawn(self.clone().wait(contender));
+        // Begun under the lock: an entry that goes takes its task along.
         if let Some(entry) = self.table().entries.get_mut(&contender) {
+            let task = self.background.spawn(self.clone().wait(contender));
             entry.waits = Some(Task(task.abort_handle()));
         }
     }

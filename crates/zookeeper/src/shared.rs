@@ -9,7 +9,7 @@ use std::{
 use lockkeeper_core::{
     ContenderId, Name, StoreError,
     runtime::clock::{BootTime, Clock},
-    store::{Left, StoreTime, Topic, Wake, WakeSink},
+    store::{Leave, Left, StoreTime, Topic, Wake, WakeSink},
 };
 use tokio::{runtime::Handle, sync::Notify};
 use zookeeper_client::{CreateMode, CreateOptions, Error};
@@ -21,6 +21,21 @@ use crate::{
     table::{Entry, Hold, Stand, Table},
     trouble::{no_session, trouble},
 };
+
+/// How long the reaper waits before it tries again what got no answer.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// What the reaper has found.
+struct Ended {
+    /// Sessions that are over.
+    lost: Vec<Arc<Session>>,
+    /// Whose nodes have to go.
+    leaving: Vec<ContenderId>,
+    /// Who may have a node that nobody asks for.
+    unknown: Vec<(ContenderId, Name)>,
+    /// When to look again.
+    next: BootTime,
+}
 
 /// One keeper's side of the store.
 #[derive(Debug)]
@@ -207,9 +222,10 @@ impl Shared {
         }
     }
 
-    /// Marks what has ended. Gives the sessions that are over, what has to leave, and when to look again.
-    fn ended(&self, now: BootTime) -> (Vec<Arc<Session>>, Vec<ContenderId>, BootTime) {
-        let (mut lost, mut leaving, mut next) = (Vec::new(), Vec::new(), BootTime::NEVER);
+    /// Marks what has ended.
+    fn ended(&self, now: BootTime) -> Ended {
+        let mut next = BootTime::NEVER;
+        let (mut lost, mut leaving, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         let mut silent = Vec::new();
         let mut table = self.table();
         for entry in table.entries.values_mut().filter(|entry| entry.due() <= now) {
@@ -226,7 +242,7 @@ impl Shared {
                     entry.leave(Left::Released);
                 }
                 Stand::Retired { .. } => entry.leave(Left::Released),
-                Stand::Unknown | Stand::Leaving(_) => {}
+                Stand::Unknown { .. } | Stand::Leaving(_) => {}
             }
         }
         for (contender, entry) in &mut table.entries {
@@ -234,24 +250,39 @@ impl Shared {
             if matches!(entry.stand, Stand::Waiting { .. }) && silent.contains(&entry.name) {
                 entry.leave(Left::LeftQueue);
             }
-            if matches!(entry.stand, Stand::Leaving(_)) {
-                leaving.push(*contender);
+            match entry.stand {
+                Stand::Leaving(_) => leaving.push(*contender),
+                // Nobody asks for it any more.
+                Stand::Unknown { .. } if entry.due() <= now => unknown.push((*contender, entry.name.clone())),
+                _ => {}
             }
             next = next.min(entry.due());
         }
-        (lost, leaving, next)
+        Ended { lost, leaving, unknown, next }
     }
 
     /// Ends what has ended; returns when to look again.
-    async fn reap(&self) -> BootTime {
+    async fn reap(self: &Arc<Self>) -> BootTime {
         let now = self.now();
-        let (lost, leaving, mut next) = self.ended(now);
+        let Ended { lost, leaving, unknown, mut next } = self.ended(now);
         for session in lost {
             self.bury(&session);
         }
         for contender in leaving {
             if !self.remove_node(contender).await {
-                next = next.min(now.after(Duration::from_millis(100)));
+                next = next.min(now.after(AGAIN));
+            }
+        }
+        for (contender, name) in unknown {
+            let leave = Leave { name, contender, bury_until: None, hold_at_least: Duration::ZERO };
+            let left = async {
+                let session = self.session()?;
+                let _turn = self.turn.lock().await;
+                self.leave_alone(&session, &leave).await
+            };
+            let left: Result<Left, StoreError> = left.await;
+            if left.is_err() {
+                next = next.max(now.after(AGAIN));
             }
         }
         next

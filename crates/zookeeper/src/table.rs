@@ -54,8 +54,10 @@ pub(crate) struct Entry {
 /// How a claim stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stand {
-    /// Its node was asked for, and whether it came to be is not known.
-    Unknown,
+    /// Its node was asked for at this time, and whether it came to be is not known.
+    Unknown {
+        asked: BootTime,
+    },
     Waiting {
         ahead: usize,
         asked: BootTime,
@@ -117,8 +119,8 @@ impl Entry {
     /// When it ends by itself, or has to be looked at.
     pub(crate) fn due(&self) -> BootTime {
         let ends = match self.stand {
-            Stand::Unknown | Stand::Leaving(_) => BootTime::NEVER,
-            Stand::Waiting { asked, .. } => asked.after(WAIT_LEASE),
+            Stand::Leaving(_) => BootTime::NEVER,
+            Stand::Unknown { asked } | Stand::Waiting { asked, .. } => asked.after(WAIT_LEASE),
             Stand::Holding(hold) => hold.expires,
             Stand::Retired { until } => until,
         };
