@@ -2,11 +2,13 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
     process,
     sync::{LazyLock, Mutex, PoisonError},
     time::SystemTime,
 };
+
+use tokio::net::TcpSocket;
 
 use crate::dice::Dice;
 
@@ -39,11 +41,20 @@ impl Port {
         for _ in 0..1000 {
             let number = LOWEST + dice.below(u64::from(HIGHEST - LOWEST)) as u16;
             let Ok(sign) = UdpSocket::bind((Ipv4Addr::LOCALHOST, number)) else { continue };
-            if TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok() {
-                return Ok(Self { number, _sign: sign });
+            let port = Self { number, _sign: sign };
+            if port.has_no_listener()? {
+                return Ok(port);
             }
         }
         Err(io::Error::new(io::ErrorKind::AddrInUse, "no free port on the loopback interface"))
+    }
+
+    /// Asks by binding, but never by listening: a child that another thread starts at this moment inherits the
+    /// socket until it executes its program, and a listening one would keep the port taken for that long.
+    fn has_no_listener(&self) -> io::Result<bool> {
+        let probe = TcpSocket::new_v4()?;
+        probe.set_reuseaddr(true)?;
+        Ok(probe.bind(self.address()).is_ok())
     }
 
     /// Its number.
@@ -59,6 +70,8 @@ impl Port {
 
 #[cfg(test)]
 mod tests {
+    use std::{net::TcpListener, process::Command, thread};
+
     use super::*;
 
     #[test]
@@ -68,5 +81,29 @@ mod tests {
         numbers.sort_unstable();
         numbers.dedup();
         assert_eq!(numbers.len(), ports.len());
+    }
+
+    #[test]
+    fn a_port_with_a_listener_is_not_free() {
+        let port = Port::free().expect("free");
+        assert!(port.has_no_listener().expect("a socket"));
+        let _listener = TcpListener::bind(port.address()).expect("free");
+        assert!(!port.has_no_listener().expect("a socket"));
+    }
+
+    #[test]
+    fn a_port_stays_free_while_programs_are_started() {
+        let starting = thread::spawn(|| {
+            for _ in 0..300 {
+                // A change of folder makes the child run code of its own between its birth and its program.
+                let status = Command::new("true").current_dir("/").status();
+                assert!(status.expect("started").success());
+            }
+        });
+        while !starting.is_finished() {
+            let port = Port::free().expect("free");
+            TcpListener::bind(port.address()).expect("still free");
+        }
+        starting.join().expect("no panic");
     }
 }
