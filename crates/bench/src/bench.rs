@@ -9,7 +9,7 @@ use lockkeeper::Keeper;
 use lockkeeper_testkit::counting::Requests;
 
 use crate::{
-    Failure, held,
+    Failure, crowd, held,
     judge::Verdict,
     peer::{self, KeeperPeer},
     processes, rates,
@@ -28,11 +28,13 @@ pub(crate) enum Workload {
     W3,
     W3p,
     W4,
+    W4p,
     Held,
 }
 
 impl Workload {
-    pub(crate) const ALL: [Self; 6] = [Self::W1, Self::W2, Self::W3, Self::W3p, Self::W4, Self::Held];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::W1, Self::W2, Self::W3, Self::W3p, Self::W4, Self::W4p, Self::Held];
 
     /// What it is called, in the table and on the command line.
     pub(crate) fn word(self) -> &'static str {
@@ -42,6 +44,7 @@ impl Workload {
             Self::W3 => "w3",
             Self::W3p => "w3p",
             Self::W4 => "w4",
+            Self::W4p => "w4p",
             Self::Held => "held",
         }
     }
@@ -157,6 +160,7 @@ impl Bench {
             Workload::W3 => rates::w3(self).await,
             Workload::W3p => processes::w3p(self).await,
             Workload::W4 => waiting::w4(self).await,
+            Workload::W4p => crowd::w4p(self).await,
             Workload::Held => held::held(self).await,
         }
     }

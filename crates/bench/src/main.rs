@@ -5,6 +5,7 @@
 //! one is missed, with 2 if one stayed inconclusive or the harness could not run.
 
 mod bench;
+mod crowd;
 mod files;
 mod held;
 mod judge;
@@ -26,13 +27,14 @@ use table::Row;
 type Failure = Box<dyn Error + Send + Sync>;
 
 const USAGE: &str =
-    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 held ...] [--quick | --rounds N --seconds S]
+    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 w4p held ...] [--quick | --rounds N --seconds S]
   STORE_URL  the store to measure (default memory:)
   w1         one task, one name
   w2         64 tasks, 64 names
   w3         16 tasks, one name
   w3p        16 processes, one name (stores in a file)
   w4         64 tasks wait for a held name, then drain
+  w4p        64 processes wait for a held name, then drain (stores between processes)
   held       100,000 locks held: memory and the watchdog's CPU
   --quick    only see that everything runs: a few seconds, nothing is judged
   --rounds   rounds per peer (default 15); fewer are measured but not judged

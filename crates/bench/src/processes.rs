@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::{
     Failure,
     bench::{Bench, Workload},
-    files,
+    crowd, files,
     judge::{self, Limit, Median, Verdict},
     table::Row,
 };
@@ -38,10 +38,10 @@ struct Passed {
 }
 
 /// A child process of this program.
-struct Hand(Child);
+pub(crate) struct Hand(pub(crate) Child);
 
 impl Hand {
-    fn start(words: &[&str]) -> Result<Self, Failure> {
+    pub(crate) fn start(words: &[&str]) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("child").args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
         Ok(Self(command.spawn()?))
@@ -174,6 +174,7 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
         ["token", folder, own, millis] => {
             token(Path::new(folder), own, Duration::from_millis(millis.parse()?))?
         }
+        ["waiter", url] => return crowd::waiter(url),
         _ => return Err("a child has other words".into()),
     };
     let lines: String = times.iter().map(|(granted, released)| format!("{granted} {released}\n")).collect();

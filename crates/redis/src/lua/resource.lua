@@ -11,7 +11,7 @@
 -- the beginning of a holder's line has fixed places. Flags: c confirmed, e evicted, r retired, d detached, or a dash.
 -- Invariant: what is stored is settled but for the passing of time, and it has a time to live that covers it.
 local function library()
-  local FIRST_LEASE, WAIT_LEASE = 3000000, 15000000
+  local FIRST_LEASE, WAIT_LEASE, PLACE_KEPT = 3000000, 15000000, 5000000
   local lib = {}
 
   local function full(number)
@@ -259,9 +259,12 @@ local function library()
     if w then
       local ahead = redis.call('ZRANK', r.key, 'q ' .. w.arrival .. ' ' .. id)
         - redis.call('ZLEXCOUNT', r.key, '-', '(q')
-      redis.call('ZREM', r.key, w.line, 'i ' .. w.asked .. ' ' .. id)
-      w.asked, w.stamp = full(now), stamp
-      r.new = {lines_of(w)}
+      -- Not only after a while: also if the clock was set back.
+      if math.abs(now - w.asked) >= PLACE_KEPT then
+        redis.call('ZREM', r.key, w.line, 'i ' .. w.asked .. ' ' .. id)
+        w.asked, w.stamp = full(now), stamp
+        r.new = {lines_of(w)}
+      end
       return busy(ahead)
     end
     if r.waiting == 0 and fits(r, units) then
