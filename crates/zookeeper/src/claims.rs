@@ -485,10 +485,8 @@ impl Shared {
             markers: Vec::new(),
             number,
             note: Note::new(claim.lease, claim.card.clone()),
-            version: 0,
             stand,
             waits: None,
-            watches: None,
         };
         self.table().entries.insert(claim.contender, entry);
     }

@@ -6,7 +6,10 @@ use std::{
 };
 
 use lockkeeper::{StoreError, StoreErrorKind};
-use lockkeeper_testkit::servers::{RedisOptions, ZooKeeperOptions};
+use lockkeeper_testkit::{
+    proxy::Proxy,
+    servers::{RedisOptions, ZooKeeperOptions},
+};
 
 use crate::stage::soon;
 
@@ -81,6 +84,33 @@ async fn over_tls_beside_redis_over_tls() {
     // No TLS at all, to the port that wants it.
     let error = refused(url.split('?').next().expect("the front")).await;
     assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{error}");
+}
+
+/// A lost line costs a keeper with a password no more than others: it shows it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_is_shown_again_after_a_cut() {
+    let servers = ZooKeeperOptions::default().sasl("app", "pass").start().expect("started");
+    let proxy = Proxy::start(servers.nodes()[0].address()).expect("started");
+    let url = format!("zookeeper://app:pass@{}?auth=sasl&session=10s&tick=200ms", proxy.address());
+    let keeper = lockkeeper::connect(&url).await.expect("connected");
+    let guard = keeper.rw_lock("stock").write().await.expect("free");
+    let lock = keeper.rw_lock("stock");
+    let waiting = tokio::spawn(async move { lock.read().await });
+    while keeper.inspect("stock").await.expect("asked").is_none_or(|view| view.waiters.is_empty()) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    proxy.cut_all();
+    let left = guard.remaining();
+    soon(async {
+        while guard.remaining() <= left {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    guard.release().await.expect("still held");
+    soon(waiting).await.expect("no panic").expect("granted").release().await.expect("held");
+    keeper.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
