@@ -62,6 +62,9 @@ pub(crate) struct Hold {
 
 const HELD: u8 = 0;
 
+/// With less than this left, a fixed lease that is vouched for no further is not confirmed again.
+const LAST_CONFIRMED: Duration = Duration::from_millis(50);
+
 fn code(lost: Lost) -> u8 {
     match lost {
         Lost::Expired => 1,
@@ -321,8 +324,9 @@ impl Hold {
     }
 
     /// Renewals come at a third of the lease. A fixed lease is confirmed once if it was pushed, and
-    /// again as long as the store vouches for more of it each time; and no renewal is needed that
-    /// could not pass `max_hold` anyway.
+    /// again until the store has vouched for all of it. An answer that took longer than the one before
+    /// may say less; only at the very end that means that nothing more will come. And no renewal is
+    /// needed that could not pass `max_hold` anyway.
     fn plan_renewal(&self, from: BootTime, remaining: Duration, vouched_for_more: bool) {
         self.running.store(u64::try_from(remaining.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
         let confirmed = self.confirmed.load(Ordering::Acquire);
@@ -330,7 +334,8 @@ impl Hold {
             self.limit.load(Ordering::Acquire) > self.deadline.load(Ordering::Acquire)
         } else {
             let end = BootTime(self.fixed_end.load(Ordering::Acquire));
-            vouched_for_more && from.after(remaining).after(deadline::margin(end.since(self.granted))) < end
+            let short = from.after(remaining).after(deadline::margin(end.since(self.granted))) < end;
+            short && (vouched_for_more || remaining > LAST_CONFIRMED)
         };
         let at = if to_come || !confirmed { from.after(remaining / 3) } else { BootTime::NEVER };
         self.renew_at.store(at.0, Ordering::Release);
@@ -377,12 +382,12 @@ mod tests {
         assert!(matches!(hold.plan(hold.due(), Duration::ZERO), Due::Over));
         assert_eq!(hold.lost(), Some(Lost::MaxHold));
     }
-    /// A store whose leases rest on a session vouches for a part of a fixed lease at a time.
-    #[test]
-    fn i3_a_fixed_lease_is_confirmed_until_the_store_has_vouched_for_all_of_it() {
+
+    /// Ten seconds, of which the store has vouched for three.
+    fn a_fixed_lease() -> Hold {
         let lease = 10 * SECOND;
         let terms = Terms { lease, renewed: false, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };
-        let hold = Hold::new(Origin {
+        Hold::new(Origin {
             name: Name::new("stock").expect("a good name"),
             contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
             slot: 1,
@@ -396,7 +401,13 @@ mod tests {
             deadline: deadline::from_answer(START, 3 * SECOND),
             confirmed: true,
             step: 0,
-        });
+        })
+    }
+
+    /// A store whose leases rest on a session vouches for a part of a fixed lease at a time.
+    #[test]
+    fn i3_a_fixed_lease_is_confirmed_until_the_store_has_vouched_for_all_of_it() {
+        let (lease, hold) = (10 * SECOND, a_fixed_lease());
         let mut confirmed = 0;
         while hold.due() < hold.ends() {
             let now = hold.due();
@@ -407,5 +418,22 @@ mod tests {
         assert!(hold.ends() > START.after(lease * 9 / 10), "the whole lease");
         assert!(confirmed < 12, "no more than needed: {confirmed}");
         assert!(matches!(hold.plan(hold.ends(), Duration::ZERO), Due::Over));
+    }
+
+    /// The session's end has not moved between two answers, and the second was slower: it says less. The lease goes
+    /// on all the same; and a store that has nothing more to say is not asked without end.
+    #[test]
+    fn i3_a_slow_answer_does_not_end_a_fixed_lease() {
+        let hold = a_fixed_lease();
+        let session_ends = START.after(3 * SECOND);
+        let mut confirmed = 0;
+        while hold.due() < hold.ends() {
+            let sent = hold.due();
+            let answered = sent.after(SECOND / 20);
+            assert!(matches!(hold.plan(sent, Duration::ZERO), Due::Renew(Duration::ZERO)));
+            hold.answered(sent, session_ends.since(answered), answered);
+            confirmed += 1;
+        }
+        assert!((2..20).contains(&confirmed), "{confirmed}");
     }
 }
