@@ -332,7 +332,10 @@ impl Hold {
             let end = BootTime(self.fixed_end.load(Ordering::Acquire));
             vouched_for_more && from.after(remaining).after(deadline::margin(end.since(self.granted))) < end
         };
-        let at = if to_come || !confirmed { from.after(remaining / 3) } else { BootTime::NEVER };
+        // More than was asked for means that the store's clock went back. It may come forward again, so the next
+        // renewal is no later for it.
+        let third = remaining.min(self.terms.claim_lease()) / 3;
+        let at = if to_come || !confirmed { from.after(third) } else { BootTime::NEVER };
         self.renew_at.store(at.0, Ordering::Release);
     }
 }
@@ -377,6 +380,33 @@ mod tests {
         assert!(matches!(hold.plan(hold.due(), Duration::ZERO), Due::Over));
         assert_eq!(hold.lost(), Some(Lost::MaxHold));
     }
+
+    /// The store's clock went back by an hour, so it says that an hour is left. Whatever it does next is noticed
+    /// within one renewal all the same.
+    #[test]
+    fn a_store_that_promises_more_than_was_asked_for_is_asked_as_often() {
+        let terms = Terms { lease: 3 * SECOND, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };
+        let hold = Hold::new(Origin {
+            name: Name::new("stock").expect("a good name"),
+            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
+            slot: 1,
+            number: 1,
+            floor: 1,
+            terms: Arc::new(terms),
+            bury_until: None,
+            from: START,
+            lease: 3 * SECOND,
+            whole: 3 * SECOND,
+            deadline: deadline::from_answer(START, 3 * SECOND),
+            confirmed: true,
+            step: 0,
+        });
+        let now = START.after(SECOND);
+        assert!(matches!(hold.plan(now, Duration::ZERO), Due::Renew(_)));
+        hold.answered(now, 3600 * SECOND, now);
+        assert_eq!(hold.due(), now.after(SECOND));
+    }
+
     /// A store whose leases rest on a session vouches for a part of a fixed lease at a time.
     #[test]
     fn i3_a_fixed_lease_is_confirmed_until_the_store_has_vouched_for_all_of_it() {
