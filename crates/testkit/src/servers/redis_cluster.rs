@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Answer, Redis, RedisOptions, until};
-use crate::port::Port;
+use crate::{port::Port, proxy::Proxy};
 
 const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
@@ -124,6 +124,28 @@ impl RedisCluster {
             })?;
         }
         Ok(())
+    }
+
+    /// Puts a proxy in front of each server, in the order of [`servers`](Self::servers): from now on that is where
+    /// the servers send their clients.
+    ///
+    /// # Errors
+    /// If the servers do not obey.
+    pub fn behind_proxies(&self) -> io::Result<Vec<Proxy>> {
+        let start = |server: &Redis| {
+            let proxy = Proxy::start(server.address())?;
+            let port = proxy.address().port().to_string();
+            server.command(["CONFIG", "SET", "cluster-announce-port", &port])?;
+            Ok(proxy)
+        };
+        let proxies: Vec<Proxy> = self.servers.iter().map(start).collect::<io::Result<_>>()?;
+        let places = proxies.iter().map(|proxy| format!("{}@", proxy.address())).collect::<Vec<_>>();
+        self.until_all(
+            "knows all proxies",
+            |server| server.command(["CLUSTER", "NODES"]),
+            |members| places.iter().all(|place| members.contains(place)),
+        )?;
+        Ok(proxies)
     }
 
     /// The lockkeeper URL: some of the servers.
@@ -244,7 +266,13 @@ impl RedisCluster {
             let role = self.servers[new].info("replication", "role")?;
             Ok(Answer::when(role == "master", role))
         })?;
-        self.until_all_agree(slot, new)?;
+        self.until_all_agree(slot, new).map_err(|error| {
+            let logs = [old, new].map(|place| self.servers[place].process().end_of_log());
+            io::Error::new(
+                error.kind(),
+                format!("{error}\nthe old one:\n{}\nthe new one:\n{}", logs[0], logs[1]),
+            )
+        })?;
         Ok(new)
     }
 

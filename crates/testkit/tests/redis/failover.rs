@@ -3,15 +3,21 @@
 use lockkeeper_testkit::servers::{Redis, RedisSentinel};
 use tokio::time::{Instant, timeout};
 
-use crate::{NAME, connect, load::Load, millis, secs, times};
+use crate::{
+    NAME, connect,
+    load::{Load, Rest},
+    millis, secs, times,
+};
 
 #[test]
 fn promotions_under_load_never_take_a_token_back() {
     let servers = RedisSentinel::start().expect("started");
     let mut load = Load::on(&servers.url());
     for _ in 0..times(2, 50) {
-        load.through(|| servers.promote());
-        servers.until_settled().expect("settled");
+        load.losing(Rest::OldCopy, || {
+            servers.promote()?;
+            servers.until_settled()
+        });
     }
     load.must_be_fenced();
 }
@@ -22,12 +28,12 @@ fn dead_masters_under_load_are_replaced() {
     let mut load = Load::on(&servers.url());
     for _ in 0..times(1, 10) {
         let master = servers.master().expect("known");
-        load.through(|| {
+        load.losing(Rest::OldCopy, || {
             master.process().kill();
-            servers.until_master_is_not(master.address())
+            servers.until_master_is_not(master.address())?;
+            master.start_again()?;
+            servers.until_settled()
         });
-        master.start_again().expect("started");
-        servers.until_settled().expect("settled");
     }
     load.must_be_fenced();
 }

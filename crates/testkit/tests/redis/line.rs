@@ -6,7 +6,10 @@ use lockkeeper_testkit::{
     proxy::{Act, Fault, Proxy, Way, Weather},
     servers::Redis,
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{NAME, connect, load::Load, millis, percent, secs, times};
 
@@ -65,33 +68,47 @@ const LONGEST: u64 = 600;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn i5_a_connection_cut_at_any_byte_leaves_nothing() {
+    let step = if percent().is_some() { 1 } else { 23 };
+    let mut worlds = JoinSet::new();
     for options in ["protocol=resp3", "protocol=resp2"] {
-        let world = World::new(options).await;
-        let mut last = first_token(&world).await;
-        let step = if percent().is_some() { 1 } else { 23 };
-        for after in (0..LONGEST).step_by(step) {
-            for way in [Way::ToServer, Way::ToClient] {
-                last = world.take_and_give_back(Fault { way, after, act: Act::Cut }, last).await;
-            }
+        for way in [Way::ToServer, Way::ToClient] {
+            worlds.spawn(async move {
+                let world = World::new(options).await;
+                let mut last = first_token(&world).await;
+                for after in (0..LONGEST).step_by(step) {
+                    last = world.take_and_give_back(Fault { way, after, act: Act::Cut }, last).await;
+                }
+                world.proxy.struck() as usize
+            });
         }
-        assert!(world.proxy.struck() as usize > LONGEST as usize / step / 2, "{}", world.proxy.struck());
     }
+    let struck: usize = worlds.join_all().await.into_iter().sum();
+    println!("{struck} connections were cut");
+    assert!(struck > LONGEST as usize / step, "{struck}");
 }
 
 /// Each line goes silent for good; only the client's own limit ends the wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_a_swallowed_reply_is_asked_for_again() {
-    let world = World::new("").await;
-    let mut last = first_token(&world).await;
-    let mut dice = Dice::new(1);
-    let rounds = times(6, 1000);
-    for _ in 0..rounds {
-        // Somewhere in the reply, or in the request, or just between the two.
-        let way = if dice.chance(700) { Way::ToClient } else { Way::ToServer };
-        let fault = Fault { way, after: dice.below(60), act: Act::Swallow };
-        last = world.take_and_give_back(fault, last).await;
+    let (count, rounds) = (4, times(8, 1000).div_ceil(4));
+    let mut worlds = JoinSet::new();
+    for seed in 0..count {
+        worlds.spawn(async move {
+            let world = World::new("").await;
+            let mut last = first_token(&world).await;
+            let mut dice = Dice::new(seed);
+            for _ in 0..rounds {
+                // Somewhere in the reply, or in the request, or just between the two.
+                let way = if dice.chance(700) { Way::ToClient } else { Way::ToServer };
+                let fault = Fault { way, after: dice.below(60), act: Act::Swallow };
+                last = world.take_and_give_back(fault, last).await;
+            }
+            world.proxy.struck() as usize
+        });
     }
-    assert!(world.proxy.struck() as usize >= rounds, "{}", world.proxy.struck());
+    let struck: usize = worlds.join_all().await.into_iter().sum();
+    println!("{struck} lines went silent");
+    assert!(struck >= count as usize * rounds, "{struck}");
 }
 
 /// A waiter whose connections died in silence hears nothing of the release, and asks.
