@@ -1,14 +1,11 @@
 //! A cluster whose slots and masters change while they are used, and whose lines are bad.
 
-use lockkeeper_testkit::{
-    dice::Dice,
-    proxy::{Act, Fault, Way},
-    servers::RedisCluster,
-};
-use tokio::time::{Instant, sleep, timeout};
+use lockkeeper_testkit::servers::RedisCluster;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     NAME, connect,
+    line::replies_get_lost,
     load::{Load, Rest},
     millis, secs, times,
 };
@@ -90,54 +87,11 @@ async fn a_dead_shard_delays_no_other() {
     cluster.servers()[0].process().resume();
 }
 
-/// A reply of a node, or a part of it, never comes; in the end the node knows what the client believes: the grant while
-/// it is held, nothing afterwards. The node is asked past the proxy.
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_a_reply_swallowed_on_the_line_to_a_node_is_asked_for_again() {
     let cluster = RedisCluster::start().expect("started");
     let proxies = cluster.behind_proxies().expect("started");
     let slot = cluster.slot_of(&format!("{{{NAME}}}")).expect("asked");
     let master = cluster.master_of(slot).expect("served");
-    let (node, proxy) = (&cluster.servers()[master], &proxies[master]);
-    // Who holds or waits; marks against late copies are left out, as they end by themselves.
-    let kept = || {
-        let key = format!("lockkeeper:{{{NAME}}}");
-        let lines = match node.command(["TYPE", &key]).expect("asked").as_str() {
-            "string" => node.command(["GET", &key]),
-            "zset" => node.command(["ZRANGE", &key, "0", "-1"]),
-            _ => Ok(String::new()),
-        };
-        // It may have become another kind in between.
-        let lines = lines.unwrap_or_else(|error| format!("h {error}"));
-        lines.lines().filter(|line| line.starts_with(['h', 'q'])).map(str::to_owned).collect::<Vec<_>>()
-    };
-    let builder = lockkeeper::builder(&cluster.url()).expect("a good URL").request_limit(millis(300));
-    let keeper = builder.connect().await.expect("connected");
-    let mut last = keeper.mutex(NAME).lock().await.expect("free").token();
-    let (lease, rounds, mut dice) = (secs(5), times(4, 200), Dice::new(1));
-    let mut faults = 0;
-    for _ in 0..rounds {
-        let act = if dice.chance(700) { Act::Swallow } else { Act::Cut };
-        let way = if dice.chance(700) { Way::ToClient } else { Way::ToServer };
-        let fault = Fault { way, after: dice.below(60), act };
-        let before = proxy.struck();
-        proxy.now(fault);
-        let guard = timeout(secs(20), keeper.mutex(NAME).lease(lease).lock()).await;
-        let guard = guard.expect("in time").expect("granted in the end");
-        assert!(guard.token() > last, "{fault:?}: {} after {last}", guard.token());
-        last = guard.token();
-        let lines = kept();
-        assert_eq!(lines.len(), 1, "{fault:?}: {lines:?}");
-        assert!(lines[0].starts_with(&format!("h {:016} ", last.number())), "{fault:?}: {lines:?}");
-        proxy.now(fault);
-        let released = guard.release().await;
-        let deadline = Instant::now() + lease + secs(1);
-        while !kept().is_empty() {
-            assert!(released.is_err(), "{fault:?}: said to be free, but {:?}", kept());
-            assert!(Instant::now() < deadline, "{fault:?}: held without an owner: {:?}", kept());
-            sleep(millis(5)).await;
-        }
-        faults += usize::from(proxy.struck() > before);
-    }
-    assert!(faults >= rounds / 2, "only {faults} of {rounds} rounds met a fault");
+    replies_get_lost(&cluster.url(), &cluster.servers()[master], &proxies[master], times(4, 200)).await;
 }

@@ -5,6 +5,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     NAME, connect,
+    line::replies_get_lost,
     load::{Load, Rest},
     millis, secs, times,
 };
@@ -52,6 +53,20 @@ async fn a_grant_that_replicas_have_survives_a_promotion() {
         assert!(guard.is_held());
         servers.until_settled().expect("settled");
         guard.release().await.expect("held");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_a_reply_swallowed_on_the_line_to_a_master_is_asked_for_again() {
+    let mut servers = RedisSentinel::start().expect("started");
+    let proxies = servers.behind_proxies().expect("started");
+    for _ in 0..2 {
+        let master = servers.master().expect("known");
+        let place = servers.servers().iter().position(|server| std::ptr::eq(server, master));
+        let proxy = &proxies[place.expect("one of them")];
+        replies_get_lost(&servers.url(), master, proxy, times(2, 100)).await;
+        servers.promote().expect("promoted");
+        servers.until_settled().expect("settled");
     }
 }
 
