@@ -112,13 +112,17 @@ impl Shared {
     /// Holds only `units` from now on: a marker beside the node says so, and the node changes for those
     /// who watch it. `false` if it is gone.
     async fn lower(&self, contender: ContenderId, units: Units) -> Result<bool, StoreError> {
-        let (session, node, note) = {
-            let table = self.table();
-            let Some(entry) = table.entries.get(&contender) else { return Ok(false) };
-            (entry.session.clone(), entry.node.clone(), entry.note.clone())
+        let (session, node, note, marker) = {
+            let mut table = self.table();
+            let Some(entry) = table.entries.get_mut(&contender) else { return Ok(false) };
+            let folder = entry.node.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let marker = format!("{folder}/{}", line::marker(contender, units));
+            // Before it is asked for: it is removed with the node also if the answer is lost.
+            if !entry.markers.contains(&marker) {
+                entry.markers.push(marker.clone());
+            }
+            (entry.session.clone(), entry.node.clone(), entry.note.clone(), marker)
         };
-        let folder = node.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let marker = format!("{folder}/{}", line::marker(contender, units));
         let sent = session.now();
         let mut multi = session.client.new_multi_writer();
         multi.add_create(&marker, b"", &self.ephemeral()).map_err(trouble)?;
@@ -130,9 +134,6 @@ impl Shared {
         }
         if let Some(entry) = self.table().entries.get_mut(&contender) {
             entry.units = units;
-            if !entry.markers.contains(&marker) {
-                entry.markers.push(marker);
-            }
         }
         Ok(true)
     }

@@ -9,7 +9,7 @@
 //! | `session=10s` | how long a session lasts without a sign of life: what a killed process may cost others |
 //! | `tick=2s` | the servers' `tickTime`, or more: it is taken off what a session is sure to last |
 //! | `auth=digest`, `auth=sasl` | how user and password are shown: ZooKeeper's own way (by default) or DIGEST-MD5 |
-//! | `tls=true` | encrypted, to servers whose certificates come from `ca=FILE`; with `cert=FILE&key=FILE` own ones |
+//! | `tls=true` | encrypted, to servers whose certificates come from `ca=FILE`; with `cert=FILE&key=FILE` an own one |
 //!
 //! # How it works
 //!
@@ -48,6 +48,7 @@ mod session;
 mod shared;
 mod store;
 mod table;
+mod tls;
 mod trouble;
 mod waiting;
 mod wakes;

@@ -214,6 +214,11 @@ impl Crew {
         Ok(())
     }
 
+    /// The store itself was in trouble until now: waits are judged from here on.
+    pub fn store_is_well_again(&mut self) {
+        self.last_fault = now();
+    }
+
     /// Anybody, but mostly somebody who holds something: that is where trouble does most.
     fn victim(&mut self) -> Option<u32> {
         let holders = self.holders();
