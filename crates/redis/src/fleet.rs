@@ -22,7 +22,8 @@ use crate::{
     trouble,
 };
 
-/// How often one call may be sent on before that is reported: a slot that moves to and fro.
+/// How often one call may be sent on at once before that is reported: a slot that moves to and fro. With a pause in
+/// between, only the time limit ends it.
 const ROUNDS: usize = 64;
 /// How long a call waits for a slot on the move before it is tried again.
 const SLOT_PAUSE: Duration = Duration::from_millis(20);
@@ -275,7 +276,8 @@ impl Fleet {
             Try { call, server, whole: false, asking: false }
         };
         let mut tries: Vec<Try> = calls.iter().enumerate().map(first).collect();
-        for _ in 0..ROUNDS {
+        let mut rounds = 0;
+        while rounds < ROUNDS {
             while let Some(server) = tries.first().map(|first| first.server.clone()) {
                 let (here, rest) = tries.into_iter().partition(|of| Arc::ptr_eq(&of.server, &server));
                 tries = rest;
@@ -296,6 +298,8 @@ impl Fleet {
             }
             if pause {
                 tokio::time::sleep(SLOT_PAUSE).await;
+            } else {
+                rounds += 1;
             }
         }
         let none = || Err(trouble::nonsense("no answer"));

@@ -159,6 +159,34 @@ pub struct Pause {
     pub to: u64,
 }
 
+/// A stretch of time in which the store lost what it had granted, or let it end before its time: data that was
+/// gone after a restart or a failover, or a clock that jumped.
+///
+/// Whoever asked before it was over may have got something that the store knows nothing of, and believe in it
+/// until it is told; so two may hold the same, and the answer with the smaller token may come second. That is
+/// counted, not held against anybody. Nothing else is excused: not one who asked afterwards, not a token below one
+/// that had returned before it was asked for, not a late signal, and above all no write that went back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// Since when what the store answers may be lost.
+    pub from: u64,
+    /// From when on all that it answers stays.
+    pub to: u64,
+    /// When the last one who holds in vain has been told: at most a lease later.
+    pub told: u64,
+    /// Whether it went on with an old copy of its data. That may know a reader who has left, but not the writer
+    /// who came next; then the floors of further readers reach back to the first until its lease ends. Only an old
+    /// copy can bring this about: what forgets all, or only sees the wrong time, knows of no one who is gone.
+    pub old_copy: bool,
+}
+
+impl Loss {
+    /// Whether this was perhaps granted by what the store then lost, and its holder not told yet.
+    fn casts_doubt_on(&self, section: &Section) -> bool {
+        section.asked <= self.to && (self.from..=self.told).contains(&section.granted)
+    }
+}
+
 /// What is promised for this history. The default promises most and excuses nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
@@ -170,6 +198,8 @@ pub struct Rules {
     pub tolerance: u64,
     /// When which worker did not run. What it wrongly believed meanwhile is counted, not held against it.
     pub pauses: Vec<Pause>,
+    /// When the store lost data or time, in order.
+    pub losses: Vec<Loss>,
     /// Whether workers were killed on purpose.
     pub crashes: bool,
     /// How long a resource may stay free while somebody waits for it. Must be longer than a lease: a killed or
@@ -260,11 +290,12 @@ pub struct Violation {
 pub enum Verdict {
     /// No rule was broken and nobody held what another held.
     Safe,
-    /// Workers that did not run believed to hold what others held, and the fence let nothing of it through.
+    /// Workers that did not run, or whose grants the store had lost, believed to hold what others held, and the
+    /// fence let nothing of it through.
     SafeWithFencing,
     /// A rule was broken.
     Violated,
-    /// Too few sections; or paused workers overlapped and no write shows whether the fence works.
+    /// Too few sections; or some overlapped with an excuse and no write shows whether the fence works.
     #[default]
     Inconclusive,
 }
@@ -289,7 +320,8 @@ pub struct Report {
     pub violations: Vec<Violation>,
     /// How often each rule was broken; rules that held are not in here.
     pub broken: BTreeMap<Rule, u64>,
-    /// Believed overlaps put down to a worker that did not run.
+    /// What was put down to a worker that did not run or to a loss of the store: believed overlaps, and what
+    /// follows from them.
     pub excused: u64,
     /// Sections judged.
     pub sections: usize,
@@ -329,7 +361,7 @@ impl fmt::Display for Report {
             "{sections} sections ({lost} lost, {crashed} crashed, {open} open) on {resources} resources"
         )?;
         writeln!(f, "{accepted} writes accepted, {refused} refused; {waits} acquires not served")?;
-        write!(f, "longest wait {longest:.3} ms; {excused} overlaps of paused workers")?;
+        write!(f, "longest wait {longest:.3} ms; {excused} overlaps excused")?;
         for (rule, count) in &self.broken {
             write!(f, "\n{rule:?}: {count}")?;
             // One example of each rule, and three records of it, so that all rules fit on the screen.

@@ -175,7 +175,7 @@ pub async fn check(subject: &Subject, seed: u64, count: usize) -> Result<Tally, 
     match run(subject, seed, &steps).await {
         Ok(tally) => Ok(tally),
         Err(Apart { at, what }) => {
-            let (what, steps) = shorten(subject, seed, what, steps[..=at.min(count - 1)].to_vec()).await;
+            let (what, steps) = shorten(subject, seed, what, steps[..=at].to_vec()).await;
             Err(Box::new(Failure { seed, what, steps }))
         }
     }

@@ -14,7 +14,7 @@ use lockkeeper_testkit::{
     broken::Bug,
     dice::Dice,
     history::{self, Report, Verdict},
-    processes::{Crew, FencedCounter, Task, Trouble},
+    processes::{Crew, DiskFault, FencedCounter, Task, Trouble},
     refinement::{self, Pace, Subject, Tally},
 };
 use rustix::process::Signal;
@@ -75,7 +75,9 @@ fn many_processes_in_every_kind_of_trouble() {
     let sections = number("LOCKKEEPER_SECTIONS", 10_000);
     let folder = tempfile::tempdir().expect("a folder");
     let task = task(&folder, 1);
-    let kinds = [Trouble::Kill, Trouble::Kill, Trouble::Stop, Trouble::FullDisk, Trouble::NoFiles];
+    let (full, gone) = (Trouble::Disk(DiskFault::Full), Trouble::Disk(DiskFault::Gone));
+    let kinds =
+        [Trouble::Kill, Trouble::Kill, Trouble::Stop, Trouble::SmallFiles, Trouble::NoFiles, full, gone];
     let started = Instant::now();
     let (report, served) = ordeal(task, 16, sections, &kinds);
     println!("{report}\n{:?}", started.elapsed());

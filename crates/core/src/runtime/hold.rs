@@ -337,7 +337,10 @@ impl Hold {
             let short = from.after(remaining).after(deadline::margin(end.since(self.granted))) < end;
             short && (vouched_for_more || remaining > LAST_CONFIRMED)
         };
-        let at = if to_come || !confirmed { from.after(remaining / 3) } else { BootTime::NEVER };
+        // More than was asked for means that the store's clock went back. It may come forward again, so the next
+        // renewal is no later for it.
+        let third = remaining.min(self.terms.claim_lease()) / 3;
+        let at = if to_come || !confirmed { from.after(third) } else { BootTime::NEVER };
         self.renew_at.store(at.0, Ordering::Release);
     }
 }
@@ -350,6 +353,25 @@ mod tests {
     const START: BootTime = BootTime(1_000_000_000_000);
     const SECOND: Duration = Duration::from_secs(1);
 
+    /// A hold with these terms, for which the store has vouched so far for `lease`.
+    fn granted(terms: Terms, lease: Duration) -> Hold {
+        Hold::new(Origin {
+            name: Name::new("stock").expect("a good name"),
+            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
+            slot: 1,
+            number: 1,
+            floor: 1,
+            whole: terms.lease,
+            terms: Arc::new(terms),
+            bury_until: None,
+            from: START,
+            lease,
+            deadline: deadline::from_answer(START, lease),
+            confirmed: true,
+            step: 0,
+        })
+    }
+
     #[test]
     fn one_renewal_reaches_max_hold_and_max_hold_ends_it() {
         let terms = Terms {
@@ -357,21 +379,7 @@ mod tests {
             max_hold: Some(12 * SECOND),
             ..Terms::new(Kind::Mutex, Units::All, Capacity::All)
         };
-        let hold = Hold::new(Origin {
-            name: Name::new("stock").expect("a good name"),
-            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
-            slot: 1,
-            number: 1,
-            floor: 1,
-            terms: Arc::new(terms),
-            bury_until: None,
-            from: START,
-            lease: 10 * SECOND,
-            whole: 10 * SECOND,
-            deadline: deadline::from_answer(START, 10 * SECOND),
-            confirmed: true,
-            step: 0,
-        });
+        let hold = granted(terms, 10 * SECOND);
         let now = START.after(10 * SECOND / 3);
         let Due::Renew(lease) = hold.plan(now, Duration::ZERO) else {
             panic!("a third of its lease is over")
@@ -383,25 +391,23 @@ mod tests {
         assert_eq!(hold.lost(), Some(Lost::MaxHold));
     }
 
+    /// The store's clock went back by an hour, so it says that an hour is left. Whatever it does next is noticed
+    /// within one renewal all the same.
+    #[test]
+    fn a_store_that_promises_more_than_was_asked_for_is_asked_as_often() {
+        let terms = Terms { lease: 3 * SECOND, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };
+        let hold = granted(terms, 3 * SECOND);
+        let now = START.after(SECOND);
+        assert!(matches!(hold.plan(now, Duration::ZERO), Due::Renew(_)));
+        hold.answered(now, 3600 * SECOND, now);
+        assert_eq!(hold.due(), now.after(SECOND));
+    }
+
     /// Ten seconds, of which the store has vouched for three.
     fn a_fixed_lease() -> Hold {
         let lease = 10 * SECOND;
         let terms = Terms { lease, renewed: false, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };
-        Hold::new(Origin {
-            name: Name::new("stock").expect("a good name"),
-            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
-            slot: 1,
-            number: 1,
-            floor: 1,
-            terms: Arc::new(terms),
-            bury_until: None,
-            from: START,
-            lease: 3 * SECOND,
-            whole: lease,
-            deadline: deadline::from_answer(START, 3 * SECOND),
-            confirmed: true,
-            step: 0,
-        })
+        granted(terms, 3 * SECOND)
     }
 
     /// A store whose leases rest on a session vouches for a part of a fixed lease at a time.

@@ -73,6 +73,17 @@ impl Section {
     }
 }
 
+/// The smallest floor that fences off all who came before. Nothing from before the last exclusive grant still held,
+/// nor that one unless it had stepped down.
+fn least_floor(s: &Section, last_alone: Option<&Section>) -> u64 {
+    match last_alone {
+        _ if s.exclusive() => s.token,
+        Some(alone) if alone.share == Share::Exclusive => s.token.min(alone.token.saturating_add(1)),
+        Some(downgraded) => downgraded.token,
+        None => 0,
+    }
+}
+
 /// A part of a section in which neither its share nor its excuse changes.
 #[derive(Clone, Copy)]
 struct Piece {
@@ -189,11 +200,16 @@ impl Judge<'_> {
                 let before_asking = highest[returned][0];
                 // Of two that exclude each other the one that returned first was granted first, because it
                 // cannot have been granted while the other held. That needs an answer that came in time.
+                // And a store that kept what it had granted.
                 let in_time = s.granted <= s.deadline && !self.paused(s.worker, s.asked, s.granted);
                 let rival = highest[instant][usize::from(!s.exclusive())].filter(|_| in_time);
+                let lost = rival.filter(|_| self.rules.losses.iter().any(|loss| loss.casts_doubt_on(s)));
+                let rival = rival.filter(|_| lost.is_none());
                 let earlier = before_asking.into_iter().chain(rival).max_by_key(|x| x.token);
                 if let Some(earlier) = earlier.filter(|x| x.token > s.token) {
                     self.found(Rule::TokenFell, s.granted, [earlier, s]);
+                } else if lost.is_some_and(|x| x.token > s.token) {
+                    self.report.excused += 1;
                 }
             }
             if s.exclusive() && of_alone.is_none_or(|top| top.token <= s.token) {
@@ -220,16 +236,24 @@ impl Judge<'_> {
     /// A floor reaches back to those who may still hold, and no further: stale writes would pass.
     fn floors(&mut self, by_token: &[&Section]) {
         let mut last_alone: Option<&Section> = None;
-        for &s in by_token {
-            // Nothing from before the last exclusive grant still held, nor that one unless it had stepped down.
-            let least = match last_alone {
-                _ if s.exclusive() => s.token,
-                Some(alone) if alone.share == Share::Exclusive => s.token.min(alone.token.saturating_add(1)),
-                Some(downgraded) => downgraded.token,
-                None => 0,
-            };
-            if s.floor < least || s.floor > s.token {
-                self.found(Rule::Floor, s.granted, last_alone.into_iter().chain([s]));
+        for (place, &s) in by_token.iter().enumerate() {
+            if s.floor < least_floor(s, last_alone) || s.floor > s.token {
+                // An old copy may not know the last ones who were alone; all others it does.
+                let loss = self
+                    .rules
+                    .losses
+                    .iter()
+                    .find(|loss| loss.old_copy && (loss.from..=loss.told).contains(&s.granted));
+                let known = loss.map(|loss| {
+                    let known =
+                        |x: &&&Section| x.exclusive() && !(x.asked <= loss.to && x.granted >= loss.from);
+                    by_token[..place].iter().rev().find(known).copied()
+                });
+                if s.floor <= s.token && known.is_some_and(|alone| s.floor >= least_floor(s, alone)) {
+                    self.report.excused += 1;
+                } else {
+                    self.found(Rule::Floor, s.granted, last_alone.into_iter().chain([s]));
+                }
             }
             if s.exclusive() {
                 last_alone = Some(s);
@@ -252,15 +276,18 @@ impl Judge<'_> {
         }
     }
 
-    /// Cuts a section where its worker stops, runs again or steps down.
+    /// Cuts a section where its worker stops, runs again or steps down, and where the store loses it.
     fn cut(&self, section: usize, s: &Section, pieces: &mut Vec<Piece>) {
         let mut from = s.granted;
         while from < s.ended {
             let mut to = s.ended;
             let mut excused = false;
-            if let Some(pause) = self.pause_after(s.worker, from) {
-                excused = pause.from <= from;
-                to = to.min(if excused { pause.to } else { pause.from });
+            let pause = self.pause_after(s.worker, from).map(|pause| (pause.from, pause.to));
+            let losses = self.rules.losses.iter().filter(|loss| s.asked <= loss.to && from < loss.told);
+            let loss = losses.map(|loss| (loss.from, loss.told)).min();
+            if let Some(excuse) = pause.into_iter().chain(loss).min() {
+                excused = excuse.0 <= from;
+                to = to.min(if excused { excuse.1 } else { excuse.0 });
             }
             let units = match s.share {
                 Share::Exclusive => None,

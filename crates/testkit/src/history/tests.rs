@@ -1,5 +1,7 @@
 use super::*;
 
+mod losses;
+
 /// An exclusive section of resource 0 that asks one tick before it is granted. Worker and contender follow
 /// the token, so sections with different tokens differ in all that must differ.
 fn alone(token: u64, granted: u64, ended: u64) -> Section {

@@ -411,14 +411,16 @@ impl<'a> Both<'a> {
         let leases: Vec<Renew> = entries
             .filter_map(|entry| {
                 let claim = &self.people.get(&entry.who)?.claim;
+                let lease = match self.lease(entry.lease, claim.detachable) {
+                    _ if entry.lease.is_zero() => entry.lease,
+                    // A session is as long as what it began with.
+                    lease if self.in_parts() => lease.max(claim.lease),
+                    lease => lease,
+                };
                 Some(Renew {
                     name: claim.name.clone(),
                     contender: claim.contender,
-                    lease: if entry.lease.is_zero() {
-                        entry.lease
-                    } else {
-                        claim.lease.max(self.lease(entry.lease, claim.detachable))
-                    },
+                    lease,
                     lower_to: entry.lower.then_some(Units::ONE),
                     detach: entry.detach && claim.detachable,
                 })

@@ -107,9 +107,35 @@ pub(super) enum Step {
     PassUntilNextEnd,
 }
 
-/// Draws `count` steps.
+/// Draws `count` steps, after those that every run begins with.
 pub(super) fn draw(dice: &mut Dice, count: usize, pace: Pace) -> Vec<Step> {
-    (0..count).map(|_| step(dice, pace)).collect()
+    let drawn = (0..count).map(|_| step(dice, pace));
+    lone_holder().into_iter().chain(drawn).collect()
+}
+
+/// One who holds alone, with nobody in line and nothing left by others, renews for longer, as long, shorter, and not at
+/// all (I11). It is what locks are used for most and where stores have a short way of their own, and dice seldom
+/// leave anybody that alone.
+fn lone_holder() -> Vec<Step> {
+    let (keeper, who) = (0, 0);
+    let alone = |entry| Step::Group { keeper, entries: vec![entry] };
+    let hour = Duration::from_secs(3600);
+    let mut steps = vec![alone(Entry::Claim {
+        who,
+        resource: 0,
+        units: 0,
+        lease: hour,
+        queue: true,
+        life: 5_000,
+        mismatch: false,
+        detachable: false,
+    })];
+    for lease in [hour, 2 * hour, hour, Duration::from_secs(2), Duration::ZERO] {
+        let renewals = vec![Renewal { who, lease, lower: false, detach: false }];
+        steps.push(Step::Renew { keeper, renewals });
+    }
+    steps.push(alone(Entry::Leave { who, bury: false, hold_at_least: Duration::ZERO }));
+    steps
 }
 
 fn step(dice: &mut Dice, pace: Pace) -> Step {

@@ -88,7 +88,7 @@ impl Process {
     }
 
     /// The last lines that it printed.
-    fn end_of_log(&self) -> String {
+    pub(super) fn end_of_log(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")

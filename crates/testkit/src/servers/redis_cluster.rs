@@ -1,15 +1,23 @@
 //! A Redis cluster of three masters with one replica each.
 
 use std::{
+    collections::HashMap,
     io,
+    sync::{Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
 use super::{Answer, Redis, RedisOptions, until};
-use crate::port::Port;
+use crate::{port::Port, proxy::Proxy};
 
 const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
+/// Longer than a busy machine may let a healthy server wait.
+const NODE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a server remembers the votes of its last election (of 7.0.15). Told to stand again earlier, it takes them for
+/// new ones: it is a master for a tenth of a second, which nobody else believes, and what it answers then is lost.
+const VOTES_LAST: Duration = Duration::from_secs(4 * NODE_TIMEOUT.as_secs() + 1);
 
 /// Six servers that share the slots between them.
 #[derive(Debug)]
@@ -18,6 +26,8 @@ pub struct RedisCluster {
     ids: Vec<String>,
     /// Those on which the servers talk among themselves.
     bus_ports: Vec<Port>,
+    /// When each server was last elected.
+    elected: Mutex<HashMap<usize, Instant>>,
 }
 
 /// What a server says of a member of its cluster.
@@ -45,15 +55,16 @@ impl RedisCluster {
     pub fn start_with(options: &RedisOptions) -> io::Result<Self> {
         let ports: Vec<Port> = (0..2 * MASTERS).map(|_| Port::free()).collect::<io::Result<_>>()?;
         let start = |port: &Port| {
-            // Longer than a busy machine may let a healthy server wait; and each replica stays with its master.
-            let member = options.clone().setting("cluster-enabled yes").setting("cluster-node-timeout 5000");
+            let member = options.clone().setting("cluster-enabled yes");
+            let member = member.setting(format!("cluster-node-timeout {}", NODE_TIMEOUT.as_millis()));
+            // Each replica stays with its master.
             let member = member.setting("cluster-allow-replica-migration no");
             member.setting(format!("cluster-port {}", port.number())).start()
         };
         let servers: Vec<Redis> = ports.iter().map(start).collect::<io::Result<_>>()?;
         let ids =
             servers.iter().map(|server| server.command(["CLUSTER", "MYID"])).collect::<io::Result<_>>()?;
-        let cluster = Self { servers, ids, bus_ports: ports };
+        let cluster = Self { servers, ids, bus_ports: ports, elected: Mutex::default() };
         cluster.join()?;
         Ok(cluster)
     }
@@ -124,6 +135,28 @@ impl RedisCluster {
             })?;
         }
         Ok(())
+    }
+
+    /// Puts a proxy in front of each server, in the order of [`servers`](Self::servers): from now on that is where
+    /// the servers send their clients.
+    ///
+    /// # Errors
+    /// If the servers do not obey.
+    pub fn behind_proxies(&self) -> io::Result<Vec<Proxy>> {
+        let start = |server: &Redis| {
+            let proxy = Proxy::start(server.address())?;
+            let port = proxy.address().port().to_string();
+            server.command(["CONFIG", "SET", "cluster-announce-port", &port])?;
+            Ok(proxy)
+        };
+        let proxies: Vec<Proxy> = self.servers.iter().map(start).collect::<io::Result<_>>()?;
+        let places = proxies.iter().map(|proxy| format!("{}@", proxy.address())).collect::<Vec<_>>();
+        self.until_all(
+            "knows all proxies",
+            |server| server.command(["CLUSTER", "NODES"]),
+            |members| places.iter().all(|place| members.contains(place)),
+        )?;
+        Ok(proxies)
     }
 
     /// The lockkeeper URL: some of the servers.
@@ -232,6 +265,10 @@ impl RedisCluster {
         let listed = self.servers[old].command(["CLUSTER", "REPLICAS", &self.ids[old]])?;
         let replica = self.ids.iter().position(|id| listed.contains(id.as_str()) && *id != self.ids[old]);
         let new = replica.ok_or_else(|| io::Error::other(format!("no replica: {listed}")))?;
+        let mut elected = self.elected.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = elected.get(&new).filter(|_| !force) {
+            thread::sleep(VOTES_LAST.saturating_sub(last.elapsed()));
+        }
         let order: &[&str] =
             if force { &["CLUSTER", "FAILOVER", "TAKEOVER"] } else { &["CLUSTER", "FAILOVER"] };
         let mut ordered: Option<Instant> = None;
@@ -244,7 +281,15 @@ impl RedisCluster {
             let role = self.servers[new].info("replication", "role")?;
             Ok(Answer::when(role == "master", role))
         })?;
-        self.until_all_agree(slot, new)?;
+        elected.insert(new, Instant::now());
+        drop(elected);
+        self.until_all_agree(slot, new).map_err(|error| {
+            let logs = [old, new].map(|place| self.servers[place].process().end_of_log());
+            io::Error::new(
+                error.kind(),
+                format!("{error}\nthe old one:\n{}\nthe new one:\n{}", logs[0], logs[1]),
+            )
+        })?;
         Ok(new)
     }
 

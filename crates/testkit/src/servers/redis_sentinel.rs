@@ -3,6 +3,7 @@
 use std::{io, net::SocketAddr};
 
 use super::{Answer, Redis, RedisOptions, until};
+use crate::proxy::Proxy;
 
 /// The name under which the sentinels know the master.
 const NAME: &str = "main";
@@ -12,6 +13,9 @@ const NAME: &str = "main";
 pub struct RedisSentinel {
     servers: Vec<Redis>,
     sentinels: Vec<Redis>,
+    /// Where the sentinels send clients of each server.
+    announced: Vec<SocketAddr>,
+    password: Option<String>,
 }
 
 impl RedisSentinel {
@@ -33,20 +37,67 @@ impl RedisSentinel {
         for replica in replicas {
             replica.follow(master)?;
         }
-        let mut watch = RedisOptions::default()
-            .setting(format!("sentinel monitor {NAME} 127.0.0.1 {} 2", master.address().port()))
-            .setting(format!("sentinel down-after-milliseconds {NAME} 2000"))
-            .setting(format!("sentinel failover-timeout {NAME} 3000"))
-            .setting(format!("sentinel parallel-syncs {NAME} 2"));
-        if let Some(password) = options.secret() {
-            watch = watch.setting(format!("sentinel auth-pass {NAME} {password}"));
-        }
+        // Two of them must agree; each begins with what it is told of the master.
         let sentinels = (0..3)
-            .map(|_| Redis::start_with("redis-sentinel", "redis-sentinel", watch.clone()))
+            .map(|_| Redis::start_with("redis-sentinel", "redis-sentinel", RedisOptions::default()))
             .collect::<io::Result<_>>()?;
-        let all = Self { servers, sentinels };
-        all.until_settled()?;
+        let announced = servers.iter().map(Redis::address).collect();
+        let all = Self { servers, sentinels, announced, password: options.secret().map(str::to_owned) };
+        all.watch(all.announced[0])?;
         Ok(all)
+    }
+
+    /// Tells the sentinels where the master is, and waits until all is in order.
+    fn watch(&self, master: SocketAddr) -> io::Result<()> {
+        for sentinel in &self.sentinels {
+            let port = master.port().to_string();
+            sentinel.command(["SENTINEL", "MONITOR", NAME, "127.0.0.1", &port, "2"])?;
+            for (what, value) in [
+                ("auth-pass", self.password.as_deref().unwrap_or_default()),
+                ("down-after-milliseconds", "2000"),
+                ("failover-timeout", "3000"),
+                ("parallel-syncs", "2"),
+            ] {
+                sentinel.command(["SENTINEL", "SET", NAME, what, value])?;
+            }
+        }
+        self.until_settled()
+    }
+
+    /// Puts a proxy in front of each server, in the order of [`servers`](Self::servers): from now on that is where the
+    /// sentinels send their clients.
+    ///
+    /// # Errors
+    /// If the servers do not obey.
+    pub fn behind_proxies(&mut self) -> io::Result<Vec<Proxy>> {
+        let master = self.place(self.master()?.address())?;
+        let start = |server: &Redis| Proxy::start(server.address());
+        let proxies: Vec<Proxy> = self.servers.iter().map(start).collect::<io::Result<_>>()?;
+        self.announced = proxies.iter().map(Proxy::address).collect();
+        let ports: Vec<String> = self.announced.iter().map(|place| place.port().to_string()).collect();
+        for (server, port) in self.servers.iter().zip(&ports) {
+            server.command(["CONFIG", "SET", "replica-announce-port", port])?;
+        }
+        for (place, server) in self.servers.iter().enumerate().filter(|(place, _)| *place != master) {
+            server.command(["REPLICAOF", "127.0.0.1", &ports[master]])?;
+            until(&format!("replica {place} is in step"), || {
+                let link = server.info("replication", "master_link_status")?;
+                Ok(Answer::when(link == "up", link))
+            })?;
+        }
+        for sentinel in &self.sentinels {
+            sentinel.command(["SENTINEL", "REMOVE", NAME])?;
+        }
+        self.watch(self.announced[master])?;
+        Ok(proxies)
+    }
+
+    fn place(&self, address: SocketAddr) -> io::Result<usize> {
+        let ours =
+            |place: &usize| [self.announced[*place], self.servers[*place].address()].contains(&address);
+        (0..self.servers.len())
+            .find(ours)
+            .ok_or_else(|| io::Error::other(format!("{address} is no server of ours")))
     }
 
     /// The lockkeeper URL: the sentinels and the master's name.
@@ -71,9 +122,7 @@ impl RedisSentinel {
     /// # Errors
     /// If no sentinel can be asked.
     pub fn master(&self) -> io::Result<&Redis> {
-        let address = self.master_by(&self.sentinels[0])?;
-        let master = self.servers.iter().find(|server| server.address() == address);
-        master.ok_or_else(|| io::Error::other(format!("{address} is no server of ours")))
+        Ok(&self.servers[self.place(self.master_by(&self.sentinels[0])?)?])
     }
 
     fn master_by(&self, sentinel: &Redis) -> io::Result<SocketAddr> {
@@ -103,12 +152,15 @@ impl RedisSentinel {
     /// # Errors
     /// If that does not happen.
     pub fn until_master_is_not(&self, before: SocketAddr) -> io::Result<()> {
+        let before = self.place(before)?;
         until("there is a new master", || {
             let named = self
                 .sentinels
                 .iter()
                 .map(|sentinel| self.master_by(sentinel))
                 .collect::<io::Result<Vec<_>>>()?;
+            let named: Vec<usize> =
+                named.into_iter().map(|master| self.place(master)).collect::<io::Result<_>>()?;
             let agreed = named.iter().all(|master| *master == named[0] && *master != before);
             if !agreed {
                 return Ok(Answer::No(format!("{named:?}")));

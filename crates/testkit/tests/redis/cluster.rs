@@ -1,9 +1,14 @@
-//! A cluster whose slots and masters change while they are used.
+//! A cluster whose slots and masters change while they are used, and whose lines are bad.
 
 use lockkeeper_testkit::servers::RedisCluster;
 use tokio::time::{Instant, sleep};
 
-use crate::{connect, load::Load, millis, secs, times};
+use crate::{
+    NAME, connect,
+    line::replies_get_lost,
+    load::{Load, Rest},
+    millis, secs, times,
+};
 
 /// Keys of a resource that workers use are now here, now there, and for a moment on both.
 #[test]
@@ -45,8 +50,10 @@ fn promotions_by_force_never_take_a_token_back() {
     let mut load = Load::on(&cluster.url());
     for round in 0..times(2, 50) {
         let slot = cluster.slot_of(&format!("{{load/{}}}", round % 4)).expect("asked");
-        load.through(|| cluster.promote(slot, true).map(drop));
-        cluster.until_settled().expect("settled");
+        load.losing(Rest::OldCopy, || {
+            cluster.promote(slot, true)?;
+            cluster.until_settled()
+        });
     }
     load.must_be_fenced();
 }
@@ -78,4 +85,13 @@ async fn a_dead_shard_delays_no_other() {
     assert!(!dead.is_held(), "nobody could renew it");
     cluster.servers()[3].process().resume();
     cluster.servers()[0].process().resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_a_reply_swallowed_on_the_line_to_a_node_is_asked_for_again() {
+    let cluster = RedisCluster::start().expect("started");
+    let proxies = cluster.behind_proxies().expect("started");
+    let slot = cluster.slot_of(&format!("{{{NAME}}}")).expect("asked");
+    let master = cluster.master_of(slot).expect("served");
+    replies_get_lost(&cluster.url(), &cluster.servers()[master], &proxies[master], times(4, 200)).await;
 }

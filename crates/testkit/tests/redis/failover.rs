@@ -3,15 +3,22 @@
 use lockkeeper_testkit::servers::{Redis, RedisSentinel};
 use tokio::time::{Instant, timeout};
 
-use crate::{NAME, connect, load::Load, millis, secs, times};
+use crate::{
+    NAME, connect,
+    line::replies_get_lost,
+    load::{Load, Rest},
+    millis, secs, times,
+};
 
 #[test]
 fn promotions_under_load_never_take_a_token_back() {
     let servers = RedisSentinel::start().expect("started");
     let mut load = Load::on(&servers.url());
     for _ in 0..times(2, 50) {
-        load.through(|| servers.promote());
-        servers.until_settled().expect("settled");
+        load.losing(Rest::OldCopy, || {
+            servers.promote()?;
+            servers.until_settled()
+        });
     }
     load.must_be_fenced();
 }
@@ -22,12 +29,12 @@ fn dead_masters_under_load_are_replaced() {
     let mut load = Load::on(&servers.url());
     for _ in 0..times(1, 10) {
         let master = servers.master().expect("known");
-        load.through(|| {
+        load.losing(Rest::OldCopy, || {
             master.process().kill();
-            servers.until_master_is_not(master.address())
+            servers.until_master_is_not(master.address())?;
+            master.start_again()?;
+            servers.until_settled()
         });
-        master.start_again().expect("started");
-        servers.until_settled().expect("settled");
     }
     load.must_be_fenced();
 }
@@ -46,6 +53,20 @@ async fn a_grant_that_replicas_have_survives_a_promotion() {
         assert!(guard.is_held());
         servers.until_settled().expect("settled");
         guard.release().await.expect("held");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_a_reply_swallowed_on_the_line_to_a_master_is_asked_for_again() {
+    let mut servers = RedisSentinel::start().expect("started");
+    let proxies = servers.behind_proxies().expect("started");
+    for _ in 0..2 {
+        let master = servers.master().expect("known");
+        let place = servers.servers().iter().position(|server| std::ptr::eq(server, master));
+        let proxy = &proxies[place.expect("one of them")];
+        replies_get_lost(&servers.url(), master, proxy, times(2, 100)).await;
+        servers.promote().expect("promoted");
+        servers.until_settled().expect("settled");
     }
 }
 

@@ -9,14 +9,18 @@ use lockkeeper::{Lost, ReleaseError};
 use lockkeeper_testkit::servers::{Redis, RedisOptions};
 use tokio::time::{Instant, timeout};
 
-use crate::{NAME, connect, load::Load, millis, secs, times};
+use crate::{
+    NAME, connect,
+    load::{Load, Rest},
+    millis, secs, times,
+};
 
 #[test]
 fn restarts_with_empty_memory_never_take_a_token_back() {
     let redis = Redis::start().expect("started");
     let mut load = Load::on(&redis.url());
     for _ in 0..times(3, 50) {
-        load.through(|| redis.restart());
+        load.losing(Rest::Own, || redis.restart());
     }
     load.must_be_fenced();
 }

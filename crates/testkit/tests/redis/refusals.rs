@@ -1,0 +1,237 @@
+//! What a real server answers instead of doing what it was asked. Each such answer must say what to do; a waiter
+//! outwaits it; and a lock that is held meanwhile is kept if its lease lasts.
+
+use std::{fs, io, thread};
+
+use lockkeeper::{AcquireError, Guard, Keeper};
+use lockkeeper_testkit::servers::{Redis, RedisCluster, RedisOptions};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{NAME, connect, millis, secs};
+
+/// A keeper that holds one lock for long enough, and asks for another.
+struct Client {
+    keeper: Keeper,
+    held: Guard,
+}
+
+impl Client {
+    async fn new(url: &str) -> Self {
+        let builder = lockkeeper::builder(url).expect("a good URL").request_limit(secs(1));
+        let keeper = builder.connect().await.expect("connected");
+        let held = keeper.mutex("held").lease(secs(30)).lock().await.expect("free");
+        Self { keeper, held }
+    }
+
+    /// What one who does not wait is told; the trouble may need a moment to show.
+    async fn is_told(&self, code: &str, remedy: &str) {
+        let started = Instant::now();
+        loop {
+            match self.keeper.mutex(NAME).try_lock().await {
+                Err(error) if error.to_string().contains(code) => {
+                    println!("{error}");
+                    return assert!(error.to_string().contains(remedy), "{code} without a remedy: {error}");
+                }
+                other => {
+                    assert!(started.elapsed() < secs(20), "no {code}, but {other:?}");
+                    // The servers do not tell when it shows.
+                    sleep(millis(10)).await;
+                }
+            }
+        }
+    }
+
+    /// Somebody who waits while the trouble lasts.
+    async fn waits(&self) -> JoinHandle<Result<Guard, AcquireError>> {
+        let mutex = self.keeper.mutex(NAME);
+        let waiting = tokio::spawn(async move { mutex.lock().await });
+        // Long enough for several tries.
+        sleep(millis(400)).await;
+        assert!(!waiting.is_finished(), "{:?}", waiting.await);
+        waiting
+    }
+
+    /// The trouble is over: who waited is served, and what was held still is.
+    async fn goes_on(self, waiting: JoinHandle<Result<Guard, AcquireError>>) {
+        let over = Instant::now();
+        let served = timeout(secs(20), waiting).await.expect("in time").expect("no panic");
+        println!("served {:?} after it was over", over.elapsed());
+        served.expect("granted").release().await.expect("held");
+        assert!(self.held.is_held(), "the lease outlasted the trouble");
+        self.held.release().await.expect("held");
+        self.keeper.close().await;
+    }
+}
+
+/// A trouble that is there at once and goes away at once.
+async fn outwaits(
+    url: &str,
+    (code, remedy): (&str, &str),
+    begin: impl FnOnce() -> io::Result<()>,
+    end: impl FnOnce() -> io::Result<()>,
+) {
+    let client = Client::new(url).await;
+    begin().expect("in trouble");
+    client.is_told(code, remedy).await;
+    let waiting = client.waits().await;
+    end().expect("out of trouble");
+    client.goes_on(waiting).await;
+}
+
+fn set(redis: &Redis, name: &str, value: &str) -> io::Result<()> {
+    redis.command(["CONFIG", "SET", name, value]).map(drop)
+}
+
+/// A server that was restarted with much data answers nobody until it has read all of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn loading_is_outwaited() {
+    // It reads one key in a millisecond, and looks for clients now and then.
+    let slow = RedisOptions::default().setting("key-load-delay 1000");
+    let slow =
+        slow.setting("loading-process-events-interval-bytes 1024").setting("enable-debug-command local");
+    let redis = slow.start().expect("started");
+    let client = Client::new(&redis.url()).await;
+    redis.command(["DEBUG", "POPULATE", "3000", "data", "100"]).expect("filled");
+    redis.command(["SAVE"]).expect("saved");
+    redis.process().kill();
+    let url = redis.url();
+    let loading = thread::spawn(move || redis.start_again().map(|()| redis));
+    client.is_told("LOADING", "it answers when that is done").await;
+    let newcomer = lockkeeper::connect(&url).await.expect_err("not yet");
+    assert!(newcomer.to_string().contains("LOADING"), "{newcomer}");
+    let waiting = client.waits().await;
+    let redis = loading.join().expect("no panic").expect("started");
+    client.goes_on(waiting).await;
+    connect(&url).await.close().await;
+    assert_ne!(redis.info("errorstats", "errorstat_LOADING").expect("counted"), "");
+}
+
+/// The master becomes a replica and, after a while, the master again: a failover as a single address sees it.
+#[tokio::test(flavor = "multi_thread")]
+async fn readonly_is_outwaited() {
+    let (redis, other) = (Redis::start().expect("started"), Redis::start().expect("started"));
+    other.follow(&redis).expect("in step");
+    let turn = || {
+        other.promote()?;
+        redis.follow(&other)
+    };
+    outwaits(&redis.url(), ("READONLY", "name the master"), turn, || redis.promote()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn masterdown_is_outwaited() {
+    let (redis, other) = (Redis::start().expect("started"), Redis::start().expect("started"));
+    other.follow(&redis).expect("in step");
+    let lose = || {
+        other.promote()?;
+        redis.follow(&other)?;
+        set(&redis, "replica-serve-stale-data", "no")?;
+        other.process().kill();
+        Ok(())
+    };
+    outwaits(&redis.url(), ("MASTERDOWN", "wait for the failover"), lose, || redis.promote()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_few_replicas_are_outwaited() {
+    let redis = Redis::start().expect("started");
+    let need = |count: &str| set(&redis, "min-replicas-to-write", count);
+    outwaits(&redis.url(), ("NOREPLICAS", "min-replicas-to-write"), || need("1"), || need("0")).await;
+}
+
+/// It cannot save its data, since there is a folder where the file should be.
+#[tokio::test(flavor = "multi_thread")]
+async fn misconf_is_outwaited() {
+    let redis = Redis::start().expect("started");
+    let answer = redis.command(["CONFIG", "GET", "dir"]).expect("asked");
+    let in_the_way = std::path::Path::new(answer.lines().nth(1).expect("a folder")).join("dump.rdb");
+    let fail = || {
+        fs::create_dir(&in_the_way)?;
+        set(&redis, "save", "3600 1")?;
+        redis.command(["BGSAVE"]).map(drop)
+    };
+    let mend = || {
+        fs::remove_dir(&in_the_way)?;
+        redis.command(["SAVE"]).map(drop)
+    };
+    outwaits(&redis.url(), ("MISCONF", "free disk space"), fail, mend).await;
+}
+
+/// Somebody else's script runs and runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn busy_is_outwaited() {
+    let redis = RedisOptions::default().setting("busy-reply-threshold 20").start().expect("started");
+    let client = Client::new(&redis.url()).await;
+    thread::scope(|scope| {
+        let stuck = scope.spawn(|| redis.command(["EVAL", "while true do end", "0"]));
+        let runtime = tokio::runtime::Handle::current();
+        let waiting = tokio::task::block_in_place(|| {
+            runtime.block_on(client.is_told("BUSY", "SCRIPT KILL"));
+            let waiting = runtime.block_on(client.waits());
+            redis.command(["SCRIPT", "KILL"]).expect("killed");
+            waiting
+        });
+        stuck.join().expect("no panic").expect_err("killed");
+        tokio::task::block_in_place(|| runtime.block_on(client.goes_on(waiting)));
+    });
+}
+
+/// How often the servers of a cluster have given this answer.
+fn answered(cluster: &RedisCluster, code: &str) -> u64 {
+    let name = format!("errorstat_{code}");
+    let count =
+        |server: &Redis| server.info("errorstats", &name).ok()?.strip_prefix("count=")?.parse::<u64>().ok();
+    cluster.servers().iter().filter_map(count).sum::<u64>()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_nobody_serves_is_outwaited() {
+    let cluster = RedisCluster::start().expect("started");
+    let slot = cluster.slot_of(&format!("{{{NAME}}}")).expect("asked");
+    let master = &cluster.servers()[cluster.master_of(slot).expect("served")];
+    let order = |order: &str| master.command(["CLUSTER", order, &slot.to_string()]).map(drop);
+    let (drop_it, serve_it) = (|| order("DELSLOTS"), || order("ADDSLOTS"));
+    outwaits(&cluster.url(), ("CLUSTERDOWN", "cluster info"), drop_it, serve_it).await;
+}
+
+/// Every answer that a move of a slot brings, one after the other, each at a moment at which it must come.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_step_of_a_move_is_followed() {
+    let cluster = RedisCluster::start().expect("started");
+    let builder = lockkeeper::builder(&cluster.url()).expect("a good URL").request_limit(secs(20));
+    let keeper = builder.connect().await.expect("connected");
+    let slot = cluster.slot_of(&format!("{{{NAME}}}")).expect("asked");
+    let to = (cluster.master_of(slot).expect("served") + 1) % 3;
+    let guard = keeper.mutex(NAME).lock().await.expect("free");
+    cluster.begin_move(slot, to).expect("begun");
+    // A key that the old place does not have is asked for at the new one.
+    keeper.fence(NAME).admit(guard.token()).await.expect("followed");
+    assert_eq!(answered(&cluster, "ASK"), 1);
+
+    // Of the lock and its mark one goes ahead: until the move is over, no place has both.
+    assert_eq!(cluster.move_keys(slot, to, 1).expect("moved"), 1);
+    let mutex = keeper.mutex(NAME);
+    let waiting = tokio::spawn(async move { mutex.try_lock().await });
+    timeout(secs(20), async {
+        while answered(&cluster, "TRYAGAIN") < 100 {
+            sleep(millis(5)).await;
+        }
+    })
+    .await
+    .expect("it tries again and again");
+    assert!(!waiting.is_finished(), "{:?}", waiting.await);
+    while cluster.move_keys(slot, to, 10).expect("moved") > 0 {}
+    cluster.end_move(slot, to).expect("ended");
+    let taken = waiting.await.expect("no panic").expect("outwaited");
+    assert!(taken.is_none(), "it is held");
+
+    // The client has been sent on, but not been told that the slot is another's. Now it is.
+    let taken = keeper.mutex(NAME).try_lock().await.expect("followed");
+    assert!(taken.is_none() && answered(&cluster, "MOVED") > 0, "{taken:?}");
+    assert!(guard.is_held());
+    guard.release().await.expect("held");
+    keeper.close().await;
+}
