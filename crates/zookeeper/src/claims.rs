@@ -15,7 +15,7 @@ use crate::{
     session::Session,
     shared::Shared,
     table::{Entry, Hold, Stand, Task},
-    trouble::{corrupt, refused, trouble},
+    trouble::{corrupt, refused, trouble, used_up},
 };
 
 /// What has to be asked of the server for one entry of a group.
@@ -414,6 +414,13 @@ impl Shared {
             self.enter(session, own_session, claim, node.clone(), number, Stand::Leaving(Left::LeftQueue));
             Ok(verdict)
         };
+        if line.is_used_up(child) {
+            self.enter(session, own_session, claim, node.clone(), number, Stand::Leaving(Left::LeftQueue));
+            self.remove_node(claim.contender).await;
+            // Without its folder the resource counts from zero. Somebody still in there keeps it.
+            drop(session.read(session.client.delete(folder, None)).await);
+            return Err(used_up());
+        }
         let answer = if let Some(in_use) = line.disagrees(child) {
             turned_away(Verdict::Mismatch { in_use })
         } else {

@@ -24,10 +24,14 @@ pub(crate) struct Node {
     pub(crate) name: String,
 }
 
-/// The number that the server appends to a sequential node: a counter of the parent that overflows
-/// from 2147483647 to -2147483648, or goes on, in servers that count further.
+/// The number that the server appends to a sequential node: a counter of the parent. At 2147483647 servers overflow,
+/// go on, or stay there (3.8 does), and then nobody knows any more who came first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Sequence(i64);
+
+/// From here on no claim is let in, so that the line becomes empty and begins anew. What lies above is for those who
+/// are turned away.
+const LAST: i64 = i32::MAX as i64 - 1_000_000;
 
 impl Sequence {
     fn parse(text: &str) -> Option<Self> {
@@ -169,6 +173,12 @@ impl Line {
             let other = self.nodes.iter().find(|other| alone && other.capacity != me.capacity);
             other.map(|other| other.capacity)
         })
+    }
+
+    /// Whether the numbers of this line are used up for the claim under `name`.
+    pub(crate) fn is_used_up(&self, name: &str) -> bool {
+        let me = self.nodes.iter().find(|node| node.name == name);
+        me.is_some_and(|me| (LAST + 1..=i64::from(i32::MAX)).contains(&me.sequence.0))
     }
 
     /// Those of the capacity that counts, each with whether it is admitted. One who is not stops

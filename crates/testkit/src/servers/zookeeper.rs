@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -256,6 +256,11 @@ impl ZooKeeperNode {
     /// Where it listens for clients.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
+    }
+
+    /// The folder with all it has written.
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data/version-2")
     }
 
     /// Its process: to stop it, to let it go on, to kill it.

@@ -11,7 +11,7 @@ use lockkeeper_testkit::{
     servers::{RedisOptions, ZooKeeperOptions},
 };
 
-use crate::stage::soon;
+use crate::stage::{soon, until_renewed};
 
 /// Nobody waits longer than this for a no.
 const QUICK: Duration = Duration::from_secs(3);
@@ -99,15 +99,8 @@ async fn a_password_is_shown_again_after_a_cut() {
     while keeper.inspect("stock").await.expect("asked").is_none_or(|view| view.waiters.is_empty()) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    tokio::time::sleep(Duration::from_millis(300)).await;
     proxy.cut_all();
-    let left = guard.remaining();
-    soon(async {
-        while guard.remaining() <= left {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until_renewed(&guard).await;
     guard.release().await.expect("still held");
     soon(waiting).await.expect("no panic").expect("granted").release().await.expect("held");
     keeper.close().await;

@@ -7,6 +7,7 @@ mod costs;
 mod crews;
 mod lines;
 mod nodes;
+mod numbers;
 mod sessions;
 mod stage;
 mod suite;

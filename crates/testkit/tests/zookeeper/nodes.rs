@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::StoreErrorKind;
+use lockkeeper_testkit::servers::ZooKeeperOptions;
 use zookeeper_client::{Acls, CreateMode};
 
 use crate::stage::{Stage, nodes, soon};
@@ -36,6 +37,36 @@ async fn strangers_are_left_alone() {
     expected.sort();
     assert_eq!(left, expected);
     a.close().await;
+}
+
+/// A resource that nobody uses leaves no folder behind: the servers remove it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_uses_vanishes() {
+    let options = ZooKeeperOptions::default().check_containers(Duration::from_millis(200));
+    let stage = Stage::with(&options, SESSION);
+    let (keeper, client) = (stage.keeper().await, stage.client().await);
+    let permits = keeper.semaphore("permits", 3);
+    let held = keeper.mutex("held").lock().await.expect("locked");
+    for _ in 0..20 {
+        keeper.mutex("stock").lock().await.expect("locked").release().await.expect("released");
+        permits.acquire_many(2).await.expect("acquired").release().await.expect("released");
+    }
+    assert!(keeper.mutex("held").try_lock().await.expect("asked").is_none());
+    assert!(keeper.mutex("tried").try_lock().await.expect("asked").is_some());
+    soon(async {
+        while client.list_children("/lockkeeper/locks").await.expect("listed") != ["held"] {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    // Gone in the very moment in which somebody comes: it comes again.
+    for _ in 0..40 {
+        let guard = soon(keeper.mutex("stock").lock()).await.expect("locked");
+        guard.release().await.expect("released");
+        tokio::time::sleep(Duration::from_millis(45)).await;
+    }
+    held.release().await.expect("released");
+    keeper.close().await;
 }
 
 /// A namespace that belongs to something else, or to a later version, is not touched.

@@ -5,8 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper::Keeper;
-use lockkeeper_testkit::{proxy::Proxy, servers::ZooKeeper};
+use lockkeeper::{Guard, Keeper};
+use lockkeeper_testkit::{
+    proxy::Proxy,
+    servers::{ZooKeeper, ZooKeeperOptions},
+};
 use zookeeper_client::{Client, Error};
 
 /// Longer than anything takes that is to happen.
@@ -25,6 +28,11 @@ impl Stage {
     /// One server; sessions end after `session` without a sign of life.
     pub(crate) fn single(session: Duration) -> Self {
         Self { servers: ZooKeeper::start().expect("started"), session }
+    }
+
+    /// One server with something special about it.
+    pub(crate) fn with(options: &ZooKeeperOptions, session: Duration) -> Self {
+        Self { servers: options.start().expect("started"), session }
     }
 
     /// Three servers.
@@ -93,4 +101,17 @@ pub(crate) async fn until_nodes(client: &Client, name: &str, count: usize) {
 /// What comes of `work`, which must not take long.
 pub(crate) async fn soon<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(LONG, work).await.expect("in time")
+}
+
+/// Waits until the lock is certain to be held for longer than it is now.
+pub(crate) async fn until_renewed<M>(guard: &Guard<M>) {
+    let ends = || Instant::now() + guard.remaining();
+    let certain = ends() + Duration::from_millis(500);
+    soon(async {
+        while ends() < certain {
+            assert!(guard.is_held(), "lost");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
 }
