@@ -9,13 +9,14 @@ use lockkeeper::Keeper;
 use lockkeeper_testkit::counting::Requests;
 
 use crate::{
-    Failure, held,
+    Failure, crowd, held,
     judge::Verdict,
     peer::{self, KeeperPeer},
     processes, rates,
     rounds::Contestant,
     table::Row,
     waiting,
+    zookeeper::ZooKeeper,
 };
 
 /// How often a workload is repeated until its rates are conclusive.
@@ -28,11 +29,13 @@ pub(crate) enum Workload {
     W3,
     W3p,
     W4,
+    W4p,
     Held,
 }
 
 impl Workload {
-    pub(crate) const ALL: [Self; 6] = [Self::W1, Self::W2, Self::W3, Self::W3p, Self::W4, Self::Held];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::W1, Self::W2, Self::W3, Self::W3p, Self::W4, Self::W4p, Self::Held];
 
     /// What it is called, in the table and on the command line.
     pub(crate) fn word(self) -> &'static str {
@@ -42,6 +45,7 @@ impl Workload {
             Self::W3 => "w3",
             Self::W3p => "w3p",
             Self::W4 => "w4",
+            Self::W4p => "w4p",
             Self::Held => "held",
         }
     }
@@ -101,17 +105,26 @@ pub(crate) struct Bench {
     peers: Vec<Box<dyn Contestant>>,
     /// Where the files of peers are, on the disk of the store; `None` if it has no file.
     folder: Option<PathBuf>,
+    /// The server that was started for this run, and what is measured on it beside the usual.
+    zookeeper: Option<ZooKeeper>,
 }
 
 impl Bench {
     pub(crate) async fn connect(url: &str, pace: Pace) -> Result<Self, Failure> {
         let requests = Requests::default();
+        let mut zookeeper = ZooKeeper::for_url(url)?;
+        let url = zookeeper.as_ref().map_or(url, ZooKeeper::url);
         let connector = requests.of(lockkeeper::url::connector(url)?);
         let keeper = Keeper::builder(connector).connect().await?;
         let folder = peers_folder(url)?;
+        let mut peers = peer::peers_of(&keeper, folder.as_deref());
+        if let Some(zookeeper) = &mut zookeeper {
+            peers.extend(zookeeper.peers().await?);
+        }
         Ok(Self {
-            peers: peer::peers_of(&keeper, folder.as_deref()),
+            peers,
             folder,
+            zookeeper,
             usual: KeeperPeer::usual(&keeper, &requests),
             fifo: KeeperPeer::fifo(&keeper, &requests),
             keeper,
@@ -122,6 +135,12 @@ impl Bench {
 
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
+    }
+
+    /// Which store it was, without secrets, and what has to be known of it.
+    pub(crate) fn place(&self) -> String {
+        let remarks = self.zookeeper.as_ref().map_or(String::new(), ZooKeeper::remarks);
+        format!("`{}`{remarks}", self.keeper.url())
     }
 
     pub(crate) fn usual(&self) -> &dyn Contestant {
@@ -151,14 +170,19 @@ impl Bench {
     }
 
     async fn measure(&self, workload: Workload) -> Result<Vec<Row>, Failure> {
-        match workload {
+        let mut rows = match workload {
             Workload::W1 => rates::w1(self).await,
             Workload::W2 => rates::w2(self).await,
             Workload::W3 => rates::w3(self).await,
             Workload::W3p => processes::w3p(self).await,
             Workload::W4 => waiting::w4(self).await,
+            Workload::W4p => crowd::w4p(self).await,
             Workload::Held => held::held(self).await,
+        }?;
+        if let Some(zookeeper) = &self.zookeeper {
+            rows.extend(zookeeper.measure(self, workload).await?);
         }
+        Ok(rows)
     }
 }
 

@@ -5,6 +5,7 @@
 //! one is missed, with 2 if one stayed inconclusive or the harness could not run.
 
 mod bench;
+mod crowd;
 mod files;
 mod held;
 mod judge;
@@ -15,6 +16,7 @@ mod rates;
 mod rounds;
 mod table;
 mod waiting;
+mod zookeeper;
 
 use std::{error::Error, process::ExitCode, time::Duration};
 
@@ -26,13 +28,14 @@ use table::Row;
 type Failure = Box<dyn Error + Send + Sync>;
 
 const USAGE: &str =
-    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 held ...] [--quick | --rounds N --seconds S]
-  STORE_URL  the store to measure (default memory:)
+    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 w4p held ...] [--quick | --rounds N --seconds S]
+  STORE_URL  the store to measure (default memory:); zookeeper: starts a server, and its peers
   w1         one task, one name
   w2         64 tasks, 64 names
   w3         16 tasks, one name
-  w3p        16 processes, one name (stores in a file)
+  w3p        16 processes, one name (stores in a file, zookeeper:)
   w4         64 tasks wait for a held name, then drain
+  w4p        64 processes wait for a held name, then drain (stores between processes)
   held       100,000 locks held: memory and the watchdog's CPU
   --quick    only see that everything runs: a few seconds, nothing is judged
   --rounds   rounds per peer (default 15); fewer are measured but not judged
@@ -77,7 +80,7 @@ impl Order {
     }
 }
 
-/// All rows, and the store's URL without secrets.
+/// All rows, and where they were taken.
 async fn measure(order: &Order) -> Result<(Vec<Row>, String), Failure> {
     let bench = Bench::connect(&order.url, order.pace).await?;
     let mut rows = Vec::new();
@@ -85,20 +88,20 @@ async fn measure(order: &Order) -> Result<(Vec<Row>, String), Failure> {
         rows.extend(bench.run(*workload).await?);
     }
     bench.keeper.close().await;
-    let url = bench.keeper.url().to_owned();
+    let place = bench.place();
     if !order.judged {
         rows = rows.into_iter().map(Row::unjudged).collect();
     }
-    Ok((rows, url))
+    Ok((rows, place))
 }
 
 fn run(order: &Order) -> Result<Vec<Row>, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let meter = Meter::start()?;
-    let (rows, url) = runtime.block_on(measure(order))?;
+    let (rows, place) = runtime.block_on(measure(order))?;
     println!("{}", table::markdown(&rows));
     println!(
-        "Store `{url}`, {} rounds of {:?}, 2 worker threads; {}.",
+        "Store {place}, {} rounds of {:?}, 2 worker threads; {}.",
         order.pace.rounds,
         order.pace.length,
         meter.surroundings()?

@@ -16,35 +16,72 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::{
     Failure,
     bench::{Bench, Workload},
-    files,
+    crowd, files,
     judge::{self, Limit, Median, Verdict},
     table::Row,
+    zookeeper,
 };
 
-const PROCESSES: usize = 16;
+pub(crate) const PROCESSES: usize = 16;
 
 /// Nanoseconds on a clock that all processes share.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
 /// What a round between processes brought.
-struct Passed {
-    rate: f64,
-    shares: Vec<u64>,
+pub(crate) struct Passed {
+    pub(crate) rate: f64,
+    pub(crate) shares: Vec<u64>,
     /// From the call to release to the next process's acquisition, in nanoseconds.
-    hand_offs: Histogram<u64>,
+    pub(crate) hand_offs: Histogram<u64>,
+}
+
+impl Passed {
+    /// Joins what each process tells of its acquisitions: when it had the lock, and when it began to
+    /// give it back.
+    pub(crate) fn of(times: &[Vec<(u64, u64)>], length: Duration) -> Result<Self, Failure> {
+        let each = times.iter().enumerate();
+        let mut all: Vec<(u64, u64, usize)> = each
+            .flat_map(|(place, times)| {
+                times.iter().map(move |(granted, released)| (*granted, *released, place))
+            })
+            .collect();
+        all.sort_unstable();
+        let mut hand_offs = Histogram::new_with_max(60_000_000_000, 3)?;
+        for pair in all.windows(2) {
+            if pair[1].0 < pair[0].1 {
+                return Err("two processes held the lock at the same time".into());
+            }
+            if pair[0].2 != pair[1].2 {
+                hand_offs.saturating_record(pair[1].0 - pair[0].1);
+            }
+        }
+        let shares = times.iter().map(|times| times.len() as u64).collect();
+        Ok(Self { rate: all.len() as f64 / length.as_secs_f64(), shares, hand_offs })
+    }
+}
+
+/// What a process tells of one acquisition.
+pub(crate) fn parse_times(line: &str) -> Result<(u64, u64), Failure> {
+    let (granted, released) = line.split_once(' ').ok_or("half a line")?;
+    Ok((granted.parse()?, released.parse()?))
 }
 
 /// A child process of this program.
-struct Hand(Child);
+pub(crate) struct Hand(pub(crate) Child);
 
 impl Hand {
-    fn start(words: &[&str]) -> Result<Self, Failure> {
+    pub(crate) fn start(words: &[&str]) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("child").args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
-        Ok(Self(command.spawn()?))
+        command.arg("child").args(words);
+        Self::spawn(command)
+    }
+
+    /// Any program that is told what to do, and answers.
+    pub(crate) fn spawn(mut command: Command) -> Result<Self, Failure> {
+        Ok(Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?))
     }
 }
 
@@ -69,27 +106,11 @@ fn race(mut hands: Vec<Hand>, length: Duration) -> Result<Passed, Failure> {
     for hand in &mut hands {
         hand.0.stdin.as_mut().ok_or("no input")?.write_all(b"go\n")?;
     }
-    let mut all: Vec<(u64, u64, usize)> = Vec::new();
-    let mut shares = vec![0; hands.len()];
-    for (place, output) in outputs.into_iter().enumerate() {
-        for line in output.lines() {
-            let line = line?;
-            let (granted, released) = line.split_once(' ').ok_or("half a line")?;
-            all.push((granted.parse()?, released.parse()?, place));
-            shares[place] += 1;
-        }
+    let mut times = Vec::new();
+    for output in outputs {
+        times.push(output.lines().map(|line| parse_times(&line?)).collect::<Result<Vec<_>, Failure>>()?);
     }
-    all.sort_unstable();
-    let mut hand_offs = Histogram::new_with_max(60_000_000_000, 3)?;
-    for pair in all.windows(2) {
-        if pair[1].0 < pair[0].1 {
-            return Err("two processes held the lock at the same time".into());
-        }
-        if pair[0].2 != pair[1].2 {
-            hand_offs.saturating_record(pair[1].0 - pair[0].1);
-        }
-    }
-    Ok(Passed { rate: all.len() as f64 / length.as_secs_f64(), shares, hand_offs })
+    Passed::of(&times, length)
 }
 
 fn keepers(url: &str, length: Duration) -> Result<Passed, Failure> {
@@ -174,6 +195,8 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
         ["token", folder, own, millis] => {
             token(Path::new(folder), own, Duration::from_millis(millis.parse()?))?
         }
+        ["waiter", url] => return crowd::waiter(url),
+        ["zookeeper", who, url] => return zookeeper::child(who, url),
         _ => return Err("a child has other words".into()),
     };
     let lines: String = times.iter().map(|(granted, released)| format!("{granted} {released}\n")).collect();

@@ -20,8 +20,9 @@
 //! 5. **Late copies do nothing.** A claim processed after its `not_after`, or whose contender has
 //!    left with a mark, answers [`Verdict::Stale`] and changes nothing.
 //! 6. **The dead are passed.** A lease that ends frees its units; a grant that nobody confirmed
-//!    within its first lease drops that keeper's places in that queue; a place in the queue that
-//!    is not asked for within [`WAIT_LEASE`](crate::model::WAIT_LEASE) ends.
+//!    within its first lease drops that keeper's places in that queue; a place in the queue ends
+//!    [`WAIT_LEASE`](crate::model::WAIT_LEASE) after it was last asked for and that was written
+//!    down, which it is unless that was done within [`PLACE_KEPT`](crate::model::PLACE_KEPT).
 //! 7. **Wakes are hints** that may be lost, late or doubled: nothing depends on them but time.
 //! 8. **No retries below.** A driver never repeats a claim, renewal or leave by itself; an
 //!    unknown outcome is reported as [`StoreErrorKind::Unreachable`](crate::StoreErrorKind) and

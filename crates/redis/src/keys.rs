@@ -38,18 +38,9 @@ impl Keys {
         self.resource(name) + what
     }
 
-    fn shared(&self, name: &Name, what: &str) -> String {
-        if self.sharded { self.of(name, what) } else { format!("{}{}", self.prefix, &what[1..]) }
-    }
-
     /// The last grant number: one for all, or in a cluster one for each resource.
     pub(crate) fn mark(&self, name: &Name) -> String {
-        self.shared(name, ":mark")
-    }
-
-    /// Exists while somebody wants to hear of changes.
-    pub(crate) fn watched(&self, name: &Name) -> String {
-        self.shared(name, ":watched")
+        if self.sharded { self.of(name, ":mark") } else { format!("{}mark", self.prefix) }
     }
 
     pub(crate) fn latch(&self, name: &Name) -> String {
@@ -70,17 +61,16 @@ impl Keys {
         format!("{}layout", self.prefix)
     }
 
-    /// What scripts put before a keeper's id to get its channel; nothing in a cluster, where the
-    /// channel is the resource's.
-    pub(crate) fn keeper_channels(&self) -> String {
-        if self.sharded { String::new() } else { format!("{}k:", self.prefix) }
+    /// The one channel on which a keeper is told of its grants, unless it is a cluster.
+    pub(crate) fn grants(&self, keeper: KeeperId) -> String {
+        format!("{}k:{keeper}", self.prefix)
     }
 
     /// The channel on which `topic` is told to `keeper`.
     pub(crate) fn channel(&self, topic: &Topic, keeper: KeeperId) -> String {
         match topic {
             Topic::Grants(name) if self.sharded => format!("{}:k:{keeper}", self.resource(name)),
-            Topic::Grants(_) => format!("{}k:{keeper}", self.prefix),
+            Topic::Grants(_) => self.grants(keeper),
             Topic::Changes(name) => self.of(name, ":changed"),
             Topic::Latch(name) => self.of(name, ":latch:changed"),
         }
@@ -193,7 +183,6 @@ mod tests {
                 }
                 if sharded {
                     assert_eq!(slot(&keys.mark(&name)), slot(&key));
-                    assert_eq!(slot(&keys.watched(&name)), slot(&key));
                 }
                 for topic in [Topic::Changes(name.clone()), Topic::Latch(name)] {
                     let channel = keys.channel(&topic, KeeperId::from_u128(1));

@@ -2,7 +2,10 @@
 
 use std::sync::LazyLock;
 
+use lockkeeper_core::Name;
 use redis::Cmd;
+
+use crate::keys::{Keys, slot};
 
 /// A script and its digest.
 pub(crate) struct Script {
@@ -25,7 +28,8 @@ macro_rules! script {
 pub(crate) static APPLY: LazyLock<Script> = script!("prelude.lua", "resource.lua", "apply.lua");
 pub(crate) static RENEW: LazyLock<Script> = script!("prelude.lua", "resource.lua", "renew.lua");
 pub(crate) static EVICT: LazyLock<Script> = script!("prelude.lua", "resource.lua", "evict.lua");
-pub(crate) static COUNT: LazyLock<Script> = script!("prelude.lua", "count.lua");
+pub(crate) static TELL: LazyLock<Script> = script!("prelude.lua", "resource.lua", "tell.lua");
+pub(crate) static COUNT: LazyLock<Script> = script!("prelude.lua", "resource.lua", "count.lua");
 pub(crate) static INSPECT: LazyLock<Script> = script!("inspect.lua");
 pub(crate) static FENCE: LazyLock<Script> = script!("fence.lua");
 
@@ -43,7 +47,20 @@ pub(crate) struct Call<'a> {
     pub(crate) fill: Box<Fill<'a>>,
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// A call that is about `name`, with so many keys.
+    pub(crate) fn new(
+        script: &'static Script,
+        of: &Keys,
+        name: &Name,
+        keys: usize,
+        fill: impl Fn(&mut Cmd, u64) + Send + Sync + 'a,
+    ) -> Self {
+        // Only a cluster has slots.
+        let slot = if of.is_sharded() { slot(&of.resource(name)) } else { 0 };
+        Self { script, slot, keys, fill: Box::new(fill) }
+    }
+
     /// The command; with the script's whole text, or only its digest.
     pub(crate) fn command(&self, whole: bool, nonce: u64) -> Cmd {
         let mut command = Cmd::with_capacity(8 + self.keys * 6, 128 + self.keys * 256);

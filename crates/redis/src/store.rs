@@ -24,7 +24,7 @@ use crate::{
     ears::{Ears, Subscription},
     fleet::{Answered, Fleet, Lane, Server},
     keys::{Keys, slot},
-    scripts::{APPLY, COUNT, Call, EVICT, FENCE, INSPECT, RENEW, Script},
+    scripts::{APPLY, COUNT, Call, EVICT, FENCE, INSPECT, RENEW, Script, TELL},
     settings::Settings,
     trouble,
     wire::{self, Reader},
@@ -90,8 +90,7 @@ impl RedisStore {
         let mut grants = None;
         if !keys.is_sharded() {
             // In a cluster, messages stay with the slot of their resource, so each has a channel of its own.
-            let channel = format!("{}{}", keys.keeper_channels(), context.keeper);
-            grants = Some(ears.listen(channel, SUBSCRIBING).await);
+            grants = Some(ears.listen(keys.grants(context.keeper), SUBSCRIBING).await);
         }
         if strict {
             check::refuse(&check::look(&fleet).await?)?;
@@ -103,34 +102,22 @@ impl RedisStore {
         Ok(Self { url, id, keeper, keys, fleet, ears, _grants: grants, background })
     }
 
-    fn call<'a>(
-        &self,
-        script: &'static Script,
-        name: &Name,
-        keys: usize,
-        fill: impl Fn(&mut Cmd, u64) + Send + Sync + 'a,
-    ) -> Call<'a> {
-        Call { script, slot: slot(&self.keys.resource(name)), keys, fill: Box::new(fill) }
-    }
-
     /// The calls for a group: one for all of it, or in a cluster one for each entry, as a script works in one slot.
     fn calls<'a, T: Sync>(
         &'a self,
         script: &'static Script,
         group: &'a [T],
         name: fn(&T) -> &Name,
-        head: &'static [&'static str],
         push: fn(&mut Cmd, &T, &mut String),
     ) -> Vec<Call<'a>> {
         let size = if self.keys.is_sharded() { 1 } else { group.len().max(1) };
         let chunk = |chunk: &'a [T]| {
-            self.call(script, name(&chunk[0]), 2 + chunk.len(), move |command, nonce| {
-                let first = name(&chunk[0]);
-                command.arg(self.keys.mark(first)).arg(self.keys.watched(first));
+            Call::new(script, &self.keys, name(&chunk[0]), 1 + chunk.len(), move |command, nonce| {
+                command.arg(self.keys.mark(name(&chunk[0])));
                 for entry in chunk {
                     command.arg(self.keys.resource(name(entry)));
                 }
-                command.arg(nonce).arg(self.keys.keeper_channels()).arg(head);
+                command.arg(nonce);
                 let mut scratch = String::with_capacity(256);
                 for entry in chunk {
                     push(command, entry, &mut scratch);
@@ -141,8 +128,7 @@ impl RedisStore {
     }
 
     fn apply_calls<'a>(&'a self, group: &'a [Request]) -> Vec<Call<'a>> {
-        let head: &[&str] = if self.fleet.dialler.settings().wait > 0 { &["1"] } else { &["0"] };
-        self.calls(&APPLY, group, Request::name, head, wire::push_request)
+        self.calls(&APPLY, group, Request::name, wire::push_request)
     }
 
     async fn apply_group(&self, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
@@ -249,7 +235,7 @@ impl RedisStore {
     async fn inspect_all(&self, names: &[Name]) -> Result<Vec<ResourceView>, StoreError> {
         let look = |name: &Name| {
             let key = self.keys.resource(name);
-            self.call(&INSPECT, name, 1, move |command, nonce| _ = command.arg(&key).arg(nonce))
+            Call::new(&INSPECT, &self.keys, name, 1, move |command, nonce| _ = command.arg(&key).arg(nonce))
         };
         let calls: Vec<_> = names.iter().map(look).collect();
         let mut views = Vec::new();
@@ -298,26 +284,26 @@ impl RedisStore {
         Ok(Page { resources, next })
     }
 
-    /// Tells the scripts that somebody wants to hear of changes, and goes on doing so.
-    async fn be_told(&self, name: &Name) -> Result<AbortHandle, StoreError> {
-        let mut set = redis::cmd("SET");
-        set.arg(self.keys.watched(name)).arg(1).arg("PX").arg(WATCHED_FOR.as_millis() as u64);
-        let slot = slot(&self.keys.resource(name));
-        let fleet = self.fleet.clone();
-        let server = move |fleet: &Fleet| {
-            let map = fleet.map();
-            map.servers[map.index(slot)].clone()
-        };
-        fleet.ask(Lane::Reserved, &server(&fleet), set.clone()).await?;
+    /// Has the scripts tell of changes of a resource, and goes on doing so.
+    async fn be_told(&self, name: &Name) -> Result<Told, StoreError> {
+        let (fleet, keys, name) = (self.fleet.clone(), self.keys.clone(), name.clone());
+        tell(&fleet, &keys, &name).await?;
         let again = async move {
             loop {
                 tokio::time::sleep(WATCH_AGAIN).await;
                 // What fails now is tried again, well before the scripts forget.
-                drop(fleet.ask(Lane::Reserved, &server(&fleet), set.clone()).await);
+                drop(tell(&fleet, &keys, &name).await);
             }
         };
-        Ok(self.background.spawn(again).abort_handle())
+        Ok(Told(self.background.spawn(again).abort_handle()))
     }
+}
+
+async fn tell(fleet: &Fleet, keys: &Keys, name: &Name) -> Result<(), StoreError> {
+    let call = Call::new(&TELL, keys, name, 2, |command, nonce| {
+        command.arg(keys.mark(name)).arg(keys.resource(name)).arg(nonce).arg(WATCHED_FOR.as_micros() as u64);
+    });
+    fleet.run_one(Lane::Reserved, call).await.map(drop)
 }
 
 type Place = (Arc<Server>, u64);
@@ -330,7 +316,7 @@ fn read_answers(
     let mut reader = Reader::new(answered);
     let now = reader.time()?;
     let read = |request: &Request| match request {
-        Request::Claim(claim) => reader.verdict(claim).map(Answer::Claim),
+        Request::Claim(claim) => reader.verdict(claim, now).map(Answer::Claim),
         Request::Leave(_) => reader.left().map(Answer::Leave),
     };
     let answers = chunk.iter().map(read).collect::<Result<_, _>>()?;
@@ -392,7 +378,7 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
         Box::pin(async move {
-            let calls = self.calls(&RENEW, leases, |renew| &renew.name, &[], wire::push_renewal);
+            let calls = self.calls(&RENEW, leases, |renew| &renew.name, wire::push_renewal);
             let (mut now, mut each) = (StoreTime(0), Vec::with_capacity(leases.len()));
             let answered = self.fleet.run(Lane::Reserved, &calls).await;
             for (chunk, answered) in
@@ -412,7 +398,7 @@ impl Store for RedisStore {
         Box::pin(async move {
             let told = match topic {
                 Topic::Grants(_) if !self.keys.is_sharded() => return Ok(None),
-                Topic::Changes(name) => Some(Told(self.be_told(name).await?)),
+                Topic::Changes(name) => Some(self.be_told(name).await?),
                 Topic::Grants(_) | Topic::Latch(_) => None,
             };
             let channel = self.keys.channel(topic, self.keeper);
@@ -430,9 +416,8 @@ impl Store for RedisStore {
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
         let Evict { name, contender, number, now } = order;
-        let call = self.call(&EVICT, name, 3, move |command, nonce| {
-            command.arg(self.keys.mark(name)).arg(self.keys.watched(name)).arg(self.keys.resource(name));
-            command.arg(nonce).arg(self.keys.keeper_channels());
+        let call = Call::new(&EVICT, &self.keys, name, 2, move |command, nonce| {
+            command.arg(self.keys.mark(name)).arg(self.keys.resource(name)).arg(nonce);
             command.arg(contender.to_string()).arg(*number).arg(u8::from(*now));
         });
         Box::pin(async move {
@@ -450,10 +435,9 @@ impl Store for RedisStore {
             CountAction::Delete => ("delete", 0),
             CountAction::Read => ("read", 0),
         };
-        let call = self.call(&COUNT, name, 4, move |command, nonce| {
-            command.arg(self.keys.mark(name)).arg(self.keys.watched(name));
-            command.arg(self.keys.latch(name)).arg(self.keys.operation(name, *op));
-            command.arg(nonce).arg(self.keys.keeper_channels()).arg(not_after.0).arg(word).arg(amount);
+        let call = Call::new(&COUNT, &self.keys, name, 3, move |command, nonce| {
+            command.arg(self.keys.mark(name)).arg(self.keys.latch(name)).arg(self.keys.operation(name, *op));
+            command.arg(nonce).arg(not_after.0).arg(word).arg(amount);
             command.arg(COUNT_MEMORY.as_micros() as u64).arg(LATCH_LIFE.as_millis() as u64);
         });
         Box::pin(async move {
@@ -468,7 +452,7 @@ impl Store for RedisStore {
 
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
         let Admit { name, token, floor } = admit;
-        let call = self.call(&FENCE, name, 1, move |command, nonce| {
+        let call = Call::new(&FENCE, &self.keys, name, 1, move |command, nonce| {
             command.arg(self.keys.fence(name)).arg(nonce).arg(token.to_string()).arg(floor.to_string());
         });
         Box::pin(async move {

@@ -26,45 +26,51 @@ fn micros(length: Duration) -> u64 {
     u64::try_from(length.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// The last time that has 16 digits, and so can be compared as text.
+const LAST_TIME: u64 = 9_999_999_999_999_999;
+
 /// Appends the arguments of `apply.lua` for one entry.
 pub(crate) fn push_request(command: &mut Cmd, request: &Request, scratch: &mut String) {
     match request {
         Request::Claim(claim) => push_claim(command, claim, scratch),
         Request::Leave(Leave { contender, bury_until, hold_at_least, .. }) => {
-            command.arg("l");
-            push_id(command, *contender, scratch);
-            match bury_until {
-                Some(until) => command.arg(until.0),
-                None => command.arg(""),
-            };
-            command.arg(micros(*hold_at_least));
+            if bury_until.is_none() && hold_at_least.is_zero() {
+                push_alone(command, *contender, scratch);
+            } else {
+                let until = bury_until.map_or_else(String::new, |until| until.0.to_string());
+                command.arg("b").arg(contender.to_string()).arg(until).arg(micros(*hold_at_least));
+            }
         }
     }
 }
 
 fn push_claim(command: &mut Cmd, claim: &Claim, scratch: &mut String) {
-    let kind = match (claim.capacity.allows(claim.units), claim.queue) {
-        (false, _) => "m",
-        (true, true) => "c",
-        (true, false) => "t",
-    };
     let lease = micros(claim.lease);
     scratch.clear();
     // Writing to a string cannot fail.
     _ = write!(scratch, "{} {} {} {lease} ", claim.contender, claim.capacity, claim.units);
     push_card(scratch, &claim.card);
-    command.arg(kind).arg(&*scratch).arg(lease).arg(claim.not_after.0).arg(claim.stamp);
+    command.arg(if claim.queue { "c" } else { "t" }).arg(&*scratch);
+    if lease.is_multiple_of(1000) && claim.capacity.allows(claim.units) {
+        command.arg(lease / 1000 + 1);
+    } else {
+        command.arg("");
+    }
+    scratch.clear();
+    _ = write!(scratch, "{:016} {}", claim.not_after.0.min(LAST_TIME), claim.stamp);
+    command.arg(&*scratch);
 }
 
-fn push_id(command: &mut Cmd, id: ContenderId, scratch: &mut String) {
+/// The part of a holder's line that says that it holds alone, with nothing special about it.
+fn push_alone(command: &mut Cmd, id: ContenderId, scratch: &mut String) {
     scratch.clear();
-    _ = write!(scratch, "{id}");
+    _ = write!(scratch, "c--- {id} ");
     command.arg(&*scratch);
 }
 
 /// Appends the arguments of `renew.lua` for one lease.
 pub(crate) fn push_renewal(command: &mut Cmd, renew: &Renew, scratch: &mut String) {
-    push_id(command, renew.contender, scratch);
+    push_alone(command, renew.contender, scratch);
     command.arg(micros(renew.lease));
     match renew.lower_to {
         // All is never less than what is held.
@@ -132,10 +138,10 @@ impl Reader {
         self.number().map(StoreTime)
     }
 
-    pub(crate) fn verdict(&mut self, claim: &Claim) -> Result<Verdict, StoreError> {
+    pub(crate) fn verdict(&mut self, claim: &Claim, now: StoreTime) -> Result<Verdict, StoreError> {
         Ok(match self.number()? {
-            0 => {
-                let number = self.number()?;
+            kind @ (0 | 9) => {
+                let number = if kind == 0 { now.0 } else { self.number()? };
                 Verdict::Granted(Grant { number, floor: number, remaining: claim.lease })
             }
             1 => Verdict::Granted(Grant {
@@ -167,11 +173,8 @@ impl Reader {
     }
 
     pub(crate) fn renewed(&mut self, renew: &Renew) -> Result<Renewed, StoreError> {
-        let kind = self.number()?;
-        if kind == 0 {
-            return Ok(Renewed::Held { remaining: renew.lease });
-        }
-        match kind {
+        match self.number()? {
+            0 => Ok(Renewed::Held { remaining: renew.lease }),
             1 => Ok(Renewed::Held { remaining: self.length()? }),
             2 => Ok(Renewed::Gone),
             3 => Ok(Renewed::Evicted),

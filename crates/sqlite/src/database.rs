@@ -147,14 +147,31 @@ impl Database {
         group: &[Request],
     ) -> Result<(Vec<Answer>, StoreTime), StoreError> {
         let few = group.len() <= poll::FEW;
+        let polls = group.iter().all(poll::is_poll);
+        if few
+            && polls
+            && let Some(done) = self.look_for(ticket, group)?
+        {
+            return Ok(done);
+        }
         let light = match group {
-            _ if group.iter().all(poll::is_poll) => true,
+            _ if polls => true,
             // Many at once mostly hold a grant, and share its sync.
             _ if few => self.read(|transaction, _| poll::gives_nothing(transaction, group))?,
             _ => group.iter().all(|request| matches!(request, Request::Leave(_))),
         };
         let act = |work: &mut Work<'_>| group.iter().map(|request| work.apply(request, few)).collect();
         if light { self.write_lightly(ticket, act) } else { self.write(ticket, Urgency::Usual, act) }
+    }
+
+    /// The answers to a few polls, if nothing has to be written for them. Waits for no writer.
+    fn look_for(
+        &mut self,
+        ticket: &Ticket,
+        polls: &[Request],
+    ) -> Result<Option<(Vec<Answer>, StoreTime)>, StoreError> {
+        let answers = self.read_work(|work| work.look(polls))?;
+        Ok(answers.0.filter(|_| ticket.begin()).map(|each| (each, answers.1)))
     }
 
     /// Does `act` in one transaction: all of it or nothing.
@@ -187,11 +204,18 @@ impl Database {
         count: &Count,
     ) -> Result<(Counted, StoreTime), StoreError> {
         ticket.begin();
+        self.read_work(|work| work.count(count))
+    }
+
+    /// Does work that only reads. It gives no grant number, so it does not matter which was the last.
+    fn read_work<T>(
+        &mut self,
+        act: impl FnOnce(&mut Work<'_>) -> rusqlite::Result<T>,
+    ) -> Result<(T, StoreTime), StoreError> {
         let (keepers, own) = (self.place.keepers.clone(), self.own);
         self.read(|transaction, now| {
-            // Reading a latch gives no grant number, so it does not matter which was the last.
-            let counted = Work::new(transaction, &keepers, own, now, Mark::default()).count(count)?;
-            Ok((counted, now.lease))
+            let answer = act(&mut Work::new(transaction, &keepers, own, now, Mark::default()))?;
+            Ok((answer, now.lease))
         })
     }
 

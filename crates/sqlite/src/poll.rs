@@ -1,10 +1,11 @@
 //! Polls: by far the most of what waiting processes ask for, and mostly all they do is keep a
-//! place. So that costs little: one look at the line and one row written, nothing loaded whole.
+//! place. So that costs little: one look at the line, and now and then one row written; nothing is
+//! loaded whole.
 
 use lockkeeper_core::{
     Units,
-    model::{FIRST_LEASE, WAIT_LEASE},
-    store::{Claim, Leave, Request, StoreTime, Verdict},
+    model::{FIRST_LEASE, PLACE_KEPT, WAIT_LEASE},
+    store::{Answer, Claim, Leave, Request, StoreTime, Verdict},
 };
 use rusqlite::{Transaction, params};
 
@@ -54,11 +55,44 @@ pub(crate) fn gives_nothing(transaction: &Transaction<'_>, group: &[Request]) ->
     Ok(true)
 }
 
+/// Where somebody stands who asks again.
+struct Place {
+    turn: i64,
+    /// Whether that was last written so lately that it need not be written again.
+    fresh: bool,
+    verdict: Verdict,
+}
+
 impl Work<'_> {
+    /// The answers to a group of polls if nothing at all has to be written for them.
+    pub(crate) fn look(&mut self, group: &[Request]) -> rusqlite::Result<Option<Vec<Answer>>> {
+        let mut answers = Vec::with_capacity(group.len());
+        for request in group {
+            let Request::Claim(claim) = request else { return Ok(None) };
+            let Some(place) = self.place_of(claim)?.filter(|place| place.fresh) else { return Ok(None) };
+            answers.push(Answer::Claim(place.verdict));
+        }
+        Ok(Some(answers))
+    }
+
     /// The model's claim where it does no more than keep a place in line; `None` where it may do
-    /// more, so that the whole step is needed. What ends behind that place may end later: the model
-    /// lets things end whenever somebody looks.
+    /// more, so that the whole step is needed.
     pub(crate) fn keep_place(&mut self, claim: &Claim) -> rusqlite::Result<Option<Verdict>> {
+        let Some(place) = self.place_of(claim)? else { return Ok(None) };
+        if !place.fresh {
+            self.transaction().prepare_cached(KEEP)?.execute(params![
+                self.now.lease.0.cast_signed(),
+                claim.stamp.cast_signed(),
+                claim.name.as_str(),
+                place.turn
+            ])?;
+        }
+        Ok(Some(place.verdict))
+    }
+
+    /// Finds the place; `None` where the model might do more than keep it. What ends behind it may
+    /// end later: the model lets things end whenever somebody looks.
+    fn place_of(&mut self, claim: &Claim) -> rusqlite::Result<Option<Place>> {
         let now = self.now.lease;
         if self.loaded.contains_key(&claim.name) || claim.not_after < now || self.is_buried(claim)? {
             return Ok(None);
@@ -69,7 +103,7 @@ impl Work<'_> {
         let mut taken = Vec::new();
         let mut first_end: Option<StoreTime> = None;
         let mut ahead = 0;
-        let place: i64 = loop {
+        let (turn, fresh) = loop {
             let Some(row) = rows.next()? else { return Ok(None) };
             let (waits, own): (bool, bool) = (row.get(0)?, row.get(2)?);
             let (units, time) = (units_from(row.get(4)?)?, StoreTime(unsigned(row, 5)?));
@@ -93,21 +127,14 @@ impl Work<'_> {
                 return Ok(None);
             }
             if own {
-                break row.get(1)?;
+                break (row.get(1)?, time.after(PLACE_KEPT) > now);
             }
             ahead += 1;
         };
-        drop(rows);
         if !claim.capacity.allows(claim.units) {
             return Ok(None);
         }
-        self.transaction().prepare_cached(KEEP)?.execute(params![
-            now.0.cast_signed(),
-            claim.stamp.cast_signed(),
-            claim.name.as_str(),
-            place
-        ])?;
         let retry_in = first_end.map_or(FIRST_LEASE, |end| end.since(now));
-        Ok(Some(Verdict::Busy { ahead, retry_in }))
+        Ok(Some(Place { turn, fresh, verdict: Verdict::Busy { ahead, retry_in } }))
     }
 }

@@ -6,7 +6,7 @@ use std::{
     fs,
     os::unix::fs::symlink,
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -164,4 +164,66 @@ fn a_full_disk_is_reported_and_what_was_granted_stays() {
         .expect("started");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("full after"), "{output:?}");
+}
+
+/// Only does something as a child process of the test below, whose disk fails after a while.
+#[tokio::test]
+async fn in_a_process_whose_disk_fails() {
+    let Ok(file) = std::env::var("LOCKKEEPER_BAD_DISK") else { return };
+    let keeper = connect(Path::new(&file)).await.expect("it is well at first");
+    let lease = Duration::from_secs(5);
+    let guard = keeper.mutex("held").lease(lease).lock().await.expect("free");
+    println!("token {}", guard.token());
+    let error = loop {
+        match keeper.mutex("other").try_lock().await {
+            Ok(other) => drop(other.expect("free")),
+            Err(error) => break store_error(error),
+        }
+    };
+    println!("{:?}: {error}", error.kind());
+    let failed = Instant::now();
+    assert!(guard.is_held(), "it has its lease");
+    guard.lost().await;
+    assert!(failed.elapsed() < lease, "told before its lease ends");
+}
+
+/// A child process whose calls on files fail from some call on, in the middle of a transaction.
+fn start_on_bad_disk(file: &Path, calls: &str, error: &str, from: u32) -> Child {
+    Command::new("strace")
+        .args(["-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", &format!("trace={calls}")])
+        .args(["-e", &format!("inject={calls}:error={error}:when={from}+")])
+        .arg(std::env::current_exe().expect("known"))
+        .args(["--exact", "in_a_process_whose_disk_fails", "--nocapture"])
+        .env("LOCKKEEPER_BAD_DISK", file)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("strace is there")
+}
+
+/// Errors as the kernel reports them: what each is called and says, and that whoever holds a lock
+/// hears in time that it cannot be renewed. Others find the file as it was.
+#[tokio::test]
+async fn a_disk_that_fails_is_reported_and_nobody_holds_beyond_the_lease() {
+    let full = ("pwrite64,ftruncate,fallocate", "ENOSPC", "Conflict", "free some space");
+    let gone = ("pread64,pwrite64,ftruncate,fdatasync,fsync", "EIO", "Unreachable", "check that its disk");
+    let mut children = Vec::new();
+    for (calls, name, kind, remedy) in [full, gone] {
+        for from in [60, 61, 62] {
+            let folder = folder();
+            let child = start_on_bad_disk(&folder.path().join("locks.db"), calls, name, from);
+            children.push((folder, child, format!("{name} from {from} on"), kind, remedy));
+        }
+    }
+    for (folder, child, case, kind, remedy) in children {
+        let output = child.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{case}: {said}");
+        assert!(said.contains(kind) && said.contains(remedy), "{case}: {said}");
+        let number = |text: &str| text.parse::<u64>().ok();
+        let token = said.lines().find_map(|line| number(line.split_once("token ")?.1)).expect("it held");
+        let keeper = connect(&folder.path().join("locks.db")).await.expect("the file is well");
+        let next = keeper.mutex("held").try_lock().await.expect("asked").expect("the dead do not hold");
+        assert!(number(&next.token().to_string()).is_some_and(|next| next > token), "{case}: {said}");
+    }
 }

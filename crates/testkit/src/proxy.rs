@@ -97,10 +97,11 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     struck: watch::Sender<u64>,
+    server: Mutex<SocketAddr>,
 }
 
 #[derive(Debug, Default)]
@@ -115,6 +116,10 @@ impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn server(&self) -> MutexGuard<'_, SocketAddr> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Proxy {
@@ -126,12 +131,13 @@ impl Proxy {
         let port = Port::free()?;
         let listener = TcpListener::bind(port.address())?;
         let (mood, moods) = watch::channel(Mood::default());
-        let shared = Arc::<Shared>::default();
+        let (state, struck) = (Mutex::default(), watch::Sender::default());
+        let shared = Arc::new(Shared { state, struck, server: Mutex::new(server) });
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         // A thread of its own: a test that blocks, or its paused clock, must not stop the line.
         let thread = thread::Builder::new().name("proxy".to_owned()).spawn({
             let shared = shared.clone();
-            move || runtime.block_on(listen(listener, server, moods, &shared))
+            move || runtime.block_on(listen(listener, moods, &shared))
         })?;
         Ok(Self { port, mood, shared, thread: Some(thread) })
     }
@@ -163,6 +169,11 @@ impl Proxy {
         for line in &self.shared.state().open {
             line.cut();
         }
+    }
+
+    /// New connections lead to another server, as if a name had got another address.
+    pub fn lead_to(&self, server: SocketAddr) {
+        *self.shared.server() = server;
     }
 
     /// Whether new connections are refused. Open ones stay.
@@ -214,12 +225,7 @@ impl Drop for Proxy {
 }
 
 /// Takes connections until the proxy is closed; while it refuses, nobody listens on the port.
-async fn listen(
-    listener: TcpListener,
-    server: SocketAddr,
-    mut mood: watch::Receiver<Mood>,
-    shared: &Arc<Shared>,
-) {
+async fn listen(listener: TcpListener, mut mood: watch::Receiver<Mood>, shared: &Arc<Shared>) {
     let Ok(address) = listener.local_addr() else { return };
     let mut listener = Some(listener);
     let mut lines = JoinSet::new();
@@ -254,7 +260,7 @@ async fn listen(
                 Some(_) = lines.join_next() => continue,
             };
             let Ok((client, _)) = accepted else { continue };
-            let line = shared.admit();
+            let (line, server) = (shared.admit(), *shared.server());
             lines.spawn(pump::carry(client, server, line, mood.clone(), shared.clone()));
         }
     }

@@ -5,7 +5,9 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader},
     path::Path,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -14,7 +16,7 @@ use lockkeeper_testkit::{
     broken::Bug,
     dice::Dice,
     history::{self, Report, Verdict},
-    processes::{Crew, FencedCounter, Task, Trouble},
+    processes::{Crew, DiskFault, FencedCounter, Task, Trouble},
     refinement::{self, Pace, Subject, Tally},
 };
 use rustix::process::Signal;
@@ -75,7 +77,9 @@ fn many_processes_in_every_kind_of_trouble() {
     let sections = number("LOCKKEEPER_SECTIONS", 10_000);
     let folder = tempfile::tempdir().expect("a folder");
     let task = task(&folder, 1);
-    let kinds = [Trouble::Kill, Trouble::Kill, Trouble::Stop, Trouble::FullDisk, Trouble::NoFiles];
+    let (full, gone) = (Trouble::Disk(DiskFault::Full), Trouble::Disk(DiskFault::Gone));
+    let kinds =
+        [Trouble::Kill, Trouble::Kill, Trouble::Stop, Trouble::SmallFiles, Trouble::NoFiles, full, gone];
     let started = Instant::now();
     let (report, served) = ordeal(task, 16, sections, &kinds);
     println!("{report}\n{:?}", started.elapsed());
@@ -151,10 +155,12 @@ fn a_killed_holder_is_passed_within_a_second() {
 /// A crew that proves nothing finds no bug: each of these must be caught between processes too.
 #[test]
 fn planted_bugs_are_caught_between_processes() {
-    for bug in [Bug::ReleaseByName, Bug::TokenReset, Bug::GrantedTwice, Bug::LostWakeWithoutPoll] {
+    let good_line = [Bug::ReleaseByName, Bug::TokenReset, Bug::GrantedTwice, Bug::LostWakeWithoutPoll];
+    let good_line = good_line.map(|bug| (bug, false));
+    for (bug, bad_line) in good_line.into_iter().chain([(Bug::DoubleEntry, true)]) {
         let caught = (0..5).find(|seed| {
             let folder = tempfile::tempdir().expect("a folder");
-            let task = Task { bug, resources: 4, ..task(&folder, *seed) };
+            let task = Task { bug, bad_line, resources: 4, ..task(&folder, *seed) };
             let (report, served) = ordeal(task, 4, 200, &[Trouble::Kill]);
             !served || report.verdict != Verdict::Safe
         });
@@ -220,6 +226,40 @@ async fn tokens_never_fall_after_a_power_cut() {
         assert!(token > told, "cut {cut}: {token} after {told}");
         keeper.close().await;
     }
+}
+
+/// The test above takes SQLite's word for what is synced. This one sees it: before a worker tells of each grant, the
+/// kernel was asked to write to the disk, and did.
+#[test]
+fn each_grant_is_synced_before_it_is_told() {
+    const SECTIONS: usize = 50;
+    let folder = tempfile::tempdir().expect("a folder");
+    let calls = folder.path().join("calls");
+    let task = Task { resources: 1, tasks: 1, ..task(&folder, 5) };
+    let mut child = Command::new("strace")
+        .args(["-f", "--seccomp-bpf", "-qq", "-e", "trace=write,fdatasync,fsync", "-o"])
+        .arg(&calls)
+        .arg(worker())
+        .args(task.words())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("strace is there");
+    let told = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    // What the worker says after this finds no reader, which ends it.
+    assert_eq!(told.filter(|line| line.starts_with("held")).take(SECTIONS).count(), SECTIONS);
+    drop(child.stdin.take());
+    child.wait().expect("it ends");
+    let (mut grants, mut synced) = (0, false);
+    for call in fs::read_to_string(&calls).expect("written").lines() {
+        // With several threads a call is two lines: this one ends it.
+        synced |= call.contains("sync") && call.ends_with("= 0");
+        if call.contains("write(1, \"held") {
+            assert!(synced, "grant {grants} was told before it was synced");
+            (grants, synced) = (grants + 1, false);
+        }
+    }
+    assert!(grants >= SECTIONS, "{grants}");
 }
 
 /// Layer 3: SQLite and the model go through the same random steps. The store's clock is set

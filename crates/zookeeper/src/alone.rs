@@ -120,6 +120,11 @@ impl Shared {
         let stand =
             self.table().entries.get(&leave.contender).map(|entry| (entry.stand, entry.session.clone()));
         match stand {
+            Some((Stand::Unknown { .. }, asked_in)) if !asked_in.lives() => {
+                // What it may have made ends with its session, and nothing can be asked in that any more.
+                self.table().entries.remove(&leave.contender);
+                Ok(Left::NotThere)
+            }
             Some((Stand::Unknown { .. }, asked_in)) => {
                 let folder = self.place.paths.lock(&leave.name);
                 let Some(made) = self.find(&asked_in, &folder, leave.contender).await? else {

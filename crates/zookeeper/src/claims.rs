@@ -56,8 +56,17 @@ type Placed = Vec<Option<Answer>>;
 impl Shared {
     /// Does a group.
     pub(crate) async fn apply(self: &Arc<Self>, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
-        let session = self.session()?;
+        // Nobody waits for a turn only to hear this.
+        self.session()?;
         let _turn = self.turn.lock().await;
+        let answers = self.apply_in_turn(group).await;
+        // Also what got no answer has to be looked after.
+        self.sooner.notify_one();
+        answers
+    }
+
+    async fn apply_in_turn(self: &Arc<Self>, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
+        let session = self.session()?;
         let mut answers: Placed = vec![None; group.len()];
         let mut ops = Vec::with_capacity(group.len());
         for (place, request) in group.iter().enumerate() {
@@ -88,7 +97,6 @@ impl Shared {
             answers[place] = Some(answer);
         }
         self.send(&session, ops, &mut answers).await?;
-        self.sooner.notify_one();
         let each = answers.into_iter().flatten().collect();
         Ok(Answers { now: self.store_time(), each })
     }
@@ -136,7 +144,8 @@ impl Shared {
         let floor = self.floor(session, folder, &line, child, claim.units, number).await?;
         let mut table = self.table();
         let Some(entry) = table.entries.get_mut(&claim.contender) else { return Ok(None) };
-        let Stand::Holding(hold) = &mut entry.stand else { return Ok(None) };
+        // Its time ended while this asked: it is on its way out.
+        let Stand::Holding(hold) = &mut entry.stand else { return Ok(Some(Verdict::Stale)) };
         hold.confirm(claim.lease);
         hold.floor = floor;
         let hold = *hold;
@@ -386,22 +395,19 @@ impl Shared {
     ) -> Result<Verdict, StoreError> {
         let Made { node, number } = made;
         let (folder, child) = node.rsplit_once('/').unwrap_or_default();
+        let waits = |ahead| {
+            let stand = Stand::Waiting { ahead, asked: self.now() };
+            self.enter(session, own_session, claim, node.clone(), number, stand);
+            self.wait_in_line(claim.contender);
+        };
+        // The node is there, whatever cannot be learned now: it finds out by itself where it stands.
+        let not_known = |error| {
+            waits(0);
+            Err(error)
+        };
         let children = match listed {
             Ok(children) => children,
-            Err(error) => {
-                // It stands somewhere in line, and finds out where by itself.
-                let asked = self.now();
-                self.enter(
-                    session,
-                    own_session,
-                    claim,
-                    node.clone(),
-                    number,
-                    Stand::Waiting { ahead: 0, asked },
-                );
-                self.wait_in_line(claim.contender);
-                return Err(trouble(error));
-            }
+            Err(error) => return not_known(trouble(error)),
         };
         let line = self.line_of(folder, children);
         let turned_away = |verdict| {
@@ -415,7 +421,10 @@ impl Shared {
                 // Taken away by somebody the moment it came.
                 None => return Ok(Verdict::Stale),
                 Some(standing) if standing.admitted => {
-                    let floor = self.floor(session, folder, &line, child, claim.units, number).await?;
+                    let floor = match self.floor(session, folder, &line, child, claim.units, number).await {
+                        Ok(floor) => floor,
+                        Err(error) => return not_known(error),
+                    };
                     let hold = Hold::confirmed(self.now(), claim.lease, floor);
                     self.enter(session, own_session, claim, node.clone(), number, Stand::Holding(hold));
                     let remaining = hold.expires.min(session.deadline()).since(self.now());
@@ -423,16 +432,7 @@ impl Shared {
                     return Ok(Verdict::Granted(grant));
                 }
                 Some(Standing { ahead, .. }) if claim.queue => {
-                    let asked = self.now();
-                    self.enter(
-                        session,
-                        own_session,
-                        claim,
-                        node.clone(),
-                        number,
-                        Stand::Waiting { ahead, asked },
-                    );
-                    self.wait_in_line(claim.contender);
+                    waits(ahead);
                     return Ok(self.busy(ahead));
                 }
                 Some(Standing { ahead, .. }) => turned_away(self.busy(ahead)),
@@ -485,10 +485,8 @@ impl Shared {
             markers: Vec::new(),
             number,
             note: Note::new(claim.lease, claim.card.clone()),
-            version: 0,
             stand,
             waits: None,
-            watches: None,
         };
         self.table().entries.insert(claim.contender, entry);
     }

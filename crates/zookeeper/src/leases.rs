@@ -1,7 +1,7 @@
 //! Renewals, and leases that outlive their process.
 //!
-//! A lease is kept by its session, so renewing it costs no request once its node is watched: the
-//! session's own signs of life stand for all of them. A lease that may outlive its process has a session
+//! A lease is kept by its session, whose signs of life stand for all of them. A renewal reads the nodes: they may have
+//! been taken away, or marked by an operator. A lease that may outlive its process has a session
 //! of its own, which nobody has to close. To take such a lease over, its node is replaced by one of the
 //! same name in another session, in one transaction: nobody can come in between.
 
@@ -41,30 +41,65 @@ impl Shared {
     pub(crate) async fn renew(self: &Arc<Self>, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
         let session = self.session()?;
         let mut each = Vec::with_capacity(leases.len());
-        // What was done to a node before this is told on the same line before the answer to this.
-        for used in self.sessions_of(leases) {
-            used.check(&self.place.paths.root).await.map_err(trouble)?;
-        }
-        for renew in leases {
-            let watched = {
-                let table = self.table();
-                table.entries.get(&renew.contender).map(|entry| entry.watches.is_some())
-            };
-            each.push(match watched {
+        for (renew, node) in leases.iter().zip(self.read_again(leases).await?) {
+            each.push(match node {
                 Some(true) => self.renew_here(renew).await?,
-                Some(false) => {
-                    if self.watch_own_node(renew.contender).await? {
-                        self.renew_here(renew).await?
-                    } else {
-                        self.table().entries.remove(&renew.contender);
-                        Renewed::Gone
-                    }
-                }
+                Some(false) => Renewed::Gone,
                 None => self.take_over(&session, renew).await?,
             });
         }
         self.sooner.notify_one();
         Ok(Answers { now: self.store_time(), each })
+    }
+
+    /// Reads the nodes of these leases, not older than this call: whether each is there; `None` for those that this
+    /// keeper does not have.
+    async fn read_again(&self, leases: &[Renew]) -> Result<Vec<Option<bool>>, StoreError> {
+        // Whoever answers the reads knows of everything that was done before these were answered.
+        for used in self.sessions_of(leases) {
+            used.check(&self.place.paths.root).await.map_err(trouble)?;
+        }
+        let held: Vec<_> = {
+            let table = self.table();
+            let node = |entry: &Entry| match entry.stand {
+                Stand::Holding(_) if entry.session.lives() => {
+                    Some((entry.session.clone(), entry.node.clone()))
+                }
+                // There is no hold to be renewed.
+                _ => None,
+            };
+            leases.iter().map(|renew| table.entries.get(&renew.contender).map(node)).collect()
+        };
+        let read = |(session, node): &(Arc<Session>, String)| session.client.get_data(node);
+        // All are sent before the first is awaited.
+        let reads: Vec<_> =
+            held.iter().map(|entry| entry.as_ref().map(|held| held.as_ref().map(read))).collect();
+        let mut there = Vec::with_capacity(leases.len());
+        for ((renew, held), answer) in leases.iter().zip(&held).zip(reads) {
+            let (Some(Some((session, node))), Some(Some(answer))) = (held, answer) else {
+                there.push(held.as_ref().map(|_| true));
+                continue;
+            };
+            let read = session.read(answer).await;
+            let mut table = self.table();
+            let same = |entry: &&mut Entry| entry.node == *node;
+            match read {
+                Ok((data, _)) => {
+                    if let Some(entry) = table.entries.get_mut(&renew.contender).filter(same) {
+                        entry.note = Note::from_bytes(&data);
+                    }
+                    there.push(Some(true));
+                }
+                Err(Error::NoNode) => {
+                    if table.entries.get_mut(&renew.contender).filter(same).is_some() {
+                        table.entries.remove(&renew.contender);
+                    }
+                    there.push(Some(false));
+                }
+                Err(error) => return Err(trouble(error)),
+            }
+        }
+        Ok(there)
     }
 
     /// The sessions that these leases rest on, each once.
@@ -112,13 +147,17 @@ impl Shared {
     /// Holds only `units` from now on: a marker beside the node says so, and the node changes for those
     /// who watch it. `false` if it is gone.
     async fn lower(&self, contender: ContenderId, units: Units) -> Result<bool, StoreError> {
-        let (session, node, note) = {
-            let table = self.table();
-            let Some(entry) = table.entries.get(&contender) else { return Ok(false) };
-            (entry.session.clone(), entry.node.clone(), entry.note.clone())
+        let (session, node, note, marker) = {
+            let mut table = self.table();
+            let Some(entry) = table.entries.get_mut(&contender) else { return Ok(false) };
+            let folder = entry.node.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let marker = format!("{folder}/{}", line::marker(contender, units));
+            // Before it is asked for: it is removed with the node also if the answer is lost.
+            if !entry.markers.contains(&marker) {
+                entry.markers.push(marker.clone());
+            }
+            (entry.session.clone(), entry.node.clone(), entry.note.clone(), marker)
         };
-        let folder = node.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let marker = format!("{folder}/{}", line::marker(contender, units));
         let sent = session.now();
         let mut multi = session.client.new_multi_writer();
         multi.add_create(&marker, b"", &self.ephemeral()).map_err(trouble)?;
@@ -130,9 +169,6 @@ impl Shared {
         }
         if let Some(entry) = self.table().entries.get_mut(&contender) {
             entry.units = units;
-            if !entry.markers.contains(&marker) {
-                entry.markers.push(marker);
-            }
         }
         Ok(true)
     }
@@ -314,10 +350,8 @@ impl Shared {
             markers: found.markers,
             number: found.number,
             note,
-            version: 0,
             stand: Stand::Holding(hold),
             waits: None,
-            watches: None,
         };
         let remaining = entry.remaining(&hold, self.now());
         self.table().entries.insert(renew.contender, entry);

@@ -9,7 +9,7 @@
 //! | `session=10s` | how long a session lasts without a sign of life: what a killed process may cost others |
 //! | `tick=2s` | the servers' `tickTime`, or more: it is taken off what a session is sure to last |
 //! | `auth=digest`, `auth=sasl` | how user and password are shown: ZooKeeper's own way (by default) or DIGEST-MD5 |
-//! | `tls=true` | encrypted, to servers whose certificates come from `ca=FILE`; with `cert=FILE&key=FILE` own ones |
+//! | `tls=true` | encrypted, to servers whose certificates come from `ca=FILE`; with `cert=FILE&key=FILE` an own one |
 //!
 //! # How it works
 //!
@@ -17,8 +17,9 @@
 //!   nodes says who is admitted, by the same function as in the [model](lockkeeper_core::Capacity::fits).
 //! * **A grant is proven.** The reply to the creation proves it if nobody stands before; after a wait it is proven
 //!   by a request that takes the quorum. Its number is that of the transaction that made the node.
-//! * **Nobody wakes a herd.** Who waits watches the one node that lets it in and its own. Only the first who waits
-//!   for permits watches all holders, since any of them may make room.
+//! * **Nobody wakes a herd.** Who waits watches the one node that lets it in. Only the first who waits for permits
+//!   watches all holders, since any of them may make room. If a keeper waits in more than about a thousand places, the
+//!   last of them look once a second instead.
 //! * **A session has a deadline,** moved only by answers that took the quorum. It is never later than the earliest
 //!   moment at which the servers may end the session. Past it nothing is claimed or confirmed any more; the keeper
 //!   goes on in a new session. A lost connection alone loses nothing.
@@ -48,6 +49,7 @@ mod session;
 mod shared;
 mod store;
 mod table;
+mod tls;
 mod trouble;
 mod waiting;
 mod wakes;

@@ -2,12 +2,15 @@
 //!
 //! `zookeeper://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/CHROOT][?OPTION=VALUE&...]`
 
-use std::{fmt, fs, time::Duration};
+use std::{fmt, time::Duration};
 
 use lockkeeper_core::{StoreError, StoreErrorKind};
-use zookeeper_client::{Acls, Client, Connector, SaslOptions, TlsOptions};
+use zookeeper_client::{Acls, Client, Connector, SaslOptions};
 
-use crate::path::Paths;
+use crate::{
+    path::Paths,
+    tls::{self, Tls},
+};
 
 /// What a URL says.
 #[derive(Clone)]
@@ -31,22 +34,18 @@ struct Login {
     sasl: bool,
 }
 
-#[derive(Clone, Default)]
-struct Tls {
-    ca: Option<String>,
-    cert: Option<String>,
-    key: Option<String>,
-}
-
 impl fmt::Debug for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
     }
 }
 
-fn config(message: impl Into<String>) -> StoreError {
+pub(crate) fn config(message: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Config, message)
 }
+
+/// Where servers listen, if nothing else is said.
+const PORT: u16 = 2181;
 
 const OPTIONS: &str = "namespace, session, tick, auth (digest or sasl), tls, ca, cert, key";
 
@@ -67,7 +66,8 @@ impl Place {
         }
         let mut namespace = "lockkeeper".to_owned();
         let (mut session, mut tick) = (Duration::from_secs(10), Duration::from_secs(2));
-        let (mut auth, mut tls, mut with_tls) = ("digest".to_owned(), Tls::default(), false);
+        let (mut auth, mut with_tls) = ("digest".to_owned(), false);
+        let [mut ca, mut cert, mut key] = [None, None, None];
         for option in options.split('&').filter(|option| !option.is_empty()) {
             let (word, value) = option.split_once('=').unwrap_or((option, ""));
             let value = percent(value).ok_or_else(|| config(format!("the value of {word} is not UTF-8")))?;
@@ -77,14 +77,24 @@ impl Place {
                 "tick" => tick = span(word, &value)?,
                 "auth" if value == "digest" || value == "sasl" => auth = value,
                 "tls" => with_tls = switch(word, &value)?,
-                "ca" => tls.ca = Some(value),
-                "cert" => tls.cert = Some(value),
-                "key" => tls.key = Some(value),
+                "ca" => ca = Some(value),
+                "cert" => cert = Some(value),
+                "key" => key = Some(value),
                 _ => return Err(config(format!("zookeeper:// has only the options {OPTIONS}"))),
             }
         }
-        if tls.cert.is_some() != tls.key.is_some() {
+        if cert.is_some() != key.is_some() {
             return Err(config("cert and key belong together: give both or neither"));
+        }
+        let tls = match ca {
+            Some(ca) if with_tls => Some(Tls { ca, own: cert.zip(key) }),
+            None if with_tls => {
+                return Err(config("tls needs ca=FILE: who signed the servers' certificates"));
+            }
+            _ => None,
+        };
+        if tls.is_some() && addresses(servers).iter().any(|(host, _)| !tls::can_be_certified(host)) {
+            return Err(config("a server has a name that no certificate can be for"));
         }
         if session < tick * 2 {
             return Err(config(
@@ -106,7 +116,6 @@ impl Place {
             Some((_, rest)) => format!("zookeeper://{rest}"),
             None => url.to_owned(),
         };
-        let tls = with_tls.then_some(tls);
         Ok(Self { servers: servers.to_owned(), paths: Paths { root }, login, tls, session, tick, shown })
     }
 
@@ -142,29 +151,32 @@ impl Place {
         connected.map_err(crate::trouble::trouble)
     }
 
+    /// What stands behind `error`, which nobody could be reached with, as far as more can be said.
+    pub(crate) async fn explain(&self, error: StoreError) -> StoreError {
+        match &self.tls {
+            Some(tls) if error.kind() == StoreErrorKind::Unreachable => {
+                tls.clone().explain(&addresses(&self.servers)).await.unwrap_or(error)
+            }
+            _ => error,
+        }
+    }
+
     /// Who may touch what we make: with a login its owner, else everybody.
     pub(crate) fn acls(&self) -> Acls<'static> {
         if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
     }
 }
 
-impl Tls {
-    fn options(&self) -> Result<TlsOptions, StoreError> {
-        let read = |path: &str| {
-            fs::read_to_string(path)
-                .map_err(|error| config(format!("{path} could not be read")).with_source(error))
+/// Hosts and ports of good servers.
+fn addresses(servers: &str) -> Vec<(String, u16)> {
+    let split = |server: &str| {
+        let (host, port) = match server.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => (host, port.parse().unwrap_or(PORT)),
+            _ => (server, PORT),
         };
-        let bad = |what: &str, error| config(format!("the {what} could not be used")).with_source(error);
-        let mut options = TlsOptions::new();
-        if let Some(ca) = &self.ca {
-            options = options.with_pem_ca(&read(ca)?).map_err(|error| bad("ca", error))?;
-        }
-        if let (Some(cert), Some(key)) = (&self.cert, &self.key) {
-            let (cert, key) = (read(cert)?, read(key)?);
-            options = options.with_pem_identity(&cert, &key).map_err(|error| bad("cert or key", error))?;
-        }
-        Ok(options)
-    }
+        (host.trim_matches(['[', ']']).to_owned(), port)
+    };
+    servers.split(',').map(split).collect()
 }
 
 fn is_server(server: &str) -> bool {
@@ -275,6 +287,8 @@ mod tests {
             "zookeeper://a?namespace=x/y",
             "zookeeper://a?tls=maybe",
             "zookeeper://a?tls&cert=x",
+            "zookeeper://a?tls",
+            "zookeeper://a..b?tls&ca=x",
             "zookeeper://user@a",
             "zookeeper://a/zookeeper",
         ] {

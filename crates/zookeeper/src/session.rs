@@ -9,7 +9,10 @@
 use std::{
     collections::VecDeque,
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -36,6 +39,25 @@ pub(crate) struct Session {
     pulse: Mutex<Pulse>,
     over: watch::Sender<bool>,
     beat: Mutex<Option<AbortHandle>>,
+    /// How many bytes the paths have that are watched.
+    watched: AtomicUsize,
+}
+
+/// The client asks for its watches again when it has connected again. What does not fit into one such request would
+/// cost it the session.
+const WATCHES: usize = 100 << 10;
+
+/// The right to watch a path; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct MayWatch {
+    session: Arc<Session>,
+    bytes: usize,
+}
+
+impl Drop for MayWatch {
+    fn drop(&mut self) {
+        self.session.watched.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// How far the session is known to live.
@@ -91,6 +113,7 @@ impl Session {
             pulse: Mutex::new(Pulse { deadline: lives_until(sent, timeout), answered: VecDeque::new() }),
             over: watch::channel(false).0,
             beat: Mutex::default(),
+            watched: AtomicUsize::new(0),
         });
         let beat = background.spawn(beat(Arc::downgrade(&session), place.paths.root.clone()));
         *session.beat.lock().unwrap_or_else(PoisonError::into_inner) = Some(beat.abort_handle());
@@ -142,6 +165,14 @@ impl Session {
             answer = answer => answer,
             () = self.ended() => Err(Error::SessionExpired.into()),
         }
+    }
+
+    /// The right to watch `path`, unless very many are watched already.
+    pub(crate) fn may_watch(self: &Arc<Self>, path: &str) -> Option<MayWatch> {
+        let bytes = path.len();
+        let more = |watched: usize| (watched + bytes <= WATCHES).then_some(watched + bytes);
+        self.watched.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(MayWatch { session: self.clone(), bytes })
     }
 
     /// The time just before a request is sent.

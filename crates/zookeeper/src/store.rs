@@ -75,7 +75,10 @@ impl ZooKeeperStore {
             let limit = context.request_limit;
             let opening = async {
                 let (clock, background) = (&context.clock, &context.background);
-                let session = Session::open(&place, place.session, false, clock, background).await?;
+                let session = match Session::open(&place, place.session, false, clock, background).await {
+                    Ok(session) => session,
+                    Err(error) => return Err(place.explain(error).await),
+                };
                 if session.timeout > place.session {
                     return Err(StoreError::new(
                         StoreErrorKind::Config,

@@ -42,13 +42,9 @@ pub(crate) struct Entry {
     pub(crate) markers: Vec<String>,
     pub(crate) number: GrantNumber,
     pub(crate) note: Note,
-    /// The version of the node's data.
-    pub(crate) version: i32,
     pub(crate) stand: Stand,
     /// Waits for its turn.
     pub(crate) waits: Option<Task>,
-    /// Watches its own node.
-    pub(crate) watches: Option<Task>,
 }
 
 /// How a claim stands.
@@ -110,10 +106,10 @@ impl Entry {
         Grant { number: self.number, floor: hold.floor, remaining: self.remaining(hold, now) }
     }
 
-    /// It is on its way out: whoever waits or watches for it stops.
+    /// It is on its way out: whoever waits for it stops.
     pub(crate) fn leave(&mut self, left: Left) {
         self.stand = Stand::Leaving(left);
-        (self.waits, self.watches) = (None, None);
+        self.waits = None;
     }
 
     /// When it ends by itself, or has to be looked at.

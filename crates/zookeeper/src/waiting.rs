@@ -1,7 +1,7 @@
-//! How a claim waits: it watches the node before it and its own, and nothing else, until it is its turn
-//! and the quorum has confirmed that it is still there.
+//! How a claim waits: it watches the node before it, and nothing else, until it is its turn and the quorum has
+//! confirmed that it is still there.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, StoreError,
@@ -9,16 +9,28 @@ use lockkeeper_core::{
     store::{GrantNotice, Wake},
 };
 use tokio::task::JoinSet;
-use zookeeper_client::{Error, EventType, OneshotWatcher};
+use zookeeper_client::Error;
 
 use crate::{
     line::{Line, Standing},
     note::Note,
     session::Session,
     shared::Shared,
-    table::{Hold, Stand, Task},
+    table::{Hold, Stand},
     trouble::trouble,
 };
+
+/// How often somebody looks who may not watch, because very many of its keeper do.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How the watches of a place are.
+enum Armed {
+    /// What was to be watched has changed already.
+    Changed,
+    Watching,
+    /// There are too many to watch them all.
+    Looking,
+}
 
 /// A place in line, from inside.
 struct Place {
@@ -48,7 +60,7 @@ impl Shared {
                     if !place.session.lives() {
                         return;
                     }
-                    let soon = self.now().after(std::time::Duration::from_millis(20));
+                    let soon = self.now().after(Duration::from_millis(20));
                     self.clock.sleep_until(soon).await;
                 }
             }
@@ -84,30 +96,38 @@ impl Shared {
         {
             *ahead = standing.ahead;
         }
-        if !self.arm(place, &standing).await? {
-            return Ok(false);
-        }
-        match place.watched.join_next().await {
-            Some(Ok(path)) => place.armed.remove(&path),
-            // A watch cannot panic, and is not aborted while this waits for it.
-            Some(Err(_)) | None => false,
+        let look_again = match self.arm(place, &standing).await? {
+            Armed::Changed => return Ok(false),
+            Armed::Watching if !place.watched.is_empty() => BootTime::NEVER,
+            Armed::Watching | Armed::Looking => self.now().after(LOOK_EVERY),
         };
+        tokio::select! {
+            // A watch cannot panic, and is not aborted while this waits for it.
+            Some(Ok(path)) = place.watched.join_next() => {
+                place.armed.remove(&path);
+            }
+            () = self.clock.sleep_until(look_again) => {}
+        }
         Ok(false)
     }
 
-    /// Watches what `standing` waits for; `false` if it has changed already.
-    async fn arm(self: &Arc<Self>, place: &mut Place, standing: &Standing) -> Result<bool, StoreError> {
+    /// Watches what `standing` waits for.
+    async fn arm(self: &Arc<Self>, place: &mut Place, standing: &Standing) -> Result<Armed, StoreError> {
         let session = place.session.clone();
-        self.watch_own_node(place.contender).await?;
-        let mut asked = Vec::new();
+        let (mut asked, mut armed) = (Vec::new(), Armed::Watching);
         for name in &standing.waits_for {
             let path = format!("{}/{name}", place.folder);
-            if !place.armed.contains(&path) {
+            if place.armed.contains(&path) {
+                continue;
+            }
+            if let Some(may) = session.may_watch(&path) {
                 let answer = session.client.get_and_watch_data(&path);
-                asked.push((path, answer));
+                asked.push((path, may, answer));
+            } else {
+                armed = Armed::Looking;
             }
         }
-        for (path, answer) in asked {
+        for (path, may, answer) in asked {
             match session.read(answer).await {
                 Ok((data, _, watcher)) => {
                     let news = standing.behind_a_waiter && Note::from_bytes(&data).granted;
@@ -115,63 +135,68 @@ impl Shared {
                     place.watched.spawn_on(
                         async move {
                             drop(watcher.changed().await);
+                            drop(may);
                             of
                         },
                         &self.background,
                     );
                     place.armed.insert(path);
                     if news {
-                        return Ok(false);
+                        return Ok(Armed::Changed);
                     }
                 }
-                Err(Error::NoNode) => return Ok(false),
+                Err(Error::NoNode) => return Ok(Armed::Changed),
                 Err(error) => return Err(trouble(error)),
             }
         }
-        Ok(true)
+        Ok(armed)
     }
 
     /// Nobody is before it any more. It holds once the quorum has confirmed that its node is there.
     async fn admitted(self: &Arc<Self>, place: &Place, line: &Line, child: &str) -> Result<bool, StoreError> {
-        let (mut note, units, capacity, version, number) = {
+        let (mut note, units, capacity, number) = {
             let table = self.table();
             let Some(entry) = table.entries.get(&place.contender) else { return Ok(true) };
-            (entry.note.clone(), entry.units, entry.capacity, entry.version, entry.number)
+            (entry.note.clone(), entry.units, entry.capacity, entry.number)
         };
         let session = &place.session;
         let floor = self.floor(session, &place.folder, line, child, units, number).await?;
         let sent = session.now();
         let proof = if capacity == Capacity::All {
-            session.check(&place.node).await.map(|()| version)
+            session.check(&place.node).await
         } else {
             // Whoever stands behind it watches it, and may fit beside it.
             note.granted = true;
-            let set = session.client.set_data(&place.node, &note.to_bytes(), None);
-            session.write(sent, set).await.map(|stat| stat.version)
+            // Only over what this keeper wrote: an operator may have marked it. Then the next renewal reads that.
+            let set = session.client.set_data(&place.node, &note.to_bytes(), Some(0));
+            match session.write(sent, set).await {
+                Err(Error::BadVersion) => session.check(&place.node).await,
+                set => set.map(drop),
+            }
         };
         match proof {
-            Ok(version) => self.granted(place, sent, floor, note, version),
+            Ok(()) => self.granted(place, sent, floor, note),
             Err(Error::NoNode) => self.lost_its_place(place),
             Err(error) => return Err(trouble(error)),
         }
         Ok(true)
     }
 
-    fn granted(&self, place: &Place, sent: BootTime, floor: u64, note: Note, version: i32) {
+    fn granted(&self, place: &Place, sent: BootTime, floor: u64, note: Note) {
         let mut table = self.table();
         let Some(entry) = table.entries.get_mut(&place.contender) else { return };
         if !matches!(entry.stand, Stand::Waiting { .. }) || entry.node != place.node {
             return;
         }
         let hold = Hold::pushed(sent, note.lease, floor);
-        (entry.note, entry.version, entry.stand) = (note, version, Stand::Holding(hold));
+        (entry.note, entry.stand) = (note, Stand::Holding(hold));
         let notice = GrantNotice {
             contender: place.contender,
             number: entry.number,
             floor,
             // The moment of the grant by the keeper's own clock: nothing has to be measured.
             stamp: sent.0,
-            waited: std::time::Duration::ZERO,
+            waited: Duration::ZERO,
             lease: entry.remaining(&hold, sent),
         };
         let name = entry.name.clone();
@@ -188,73 +213,6 @@ impl Shared {
         drop(table);
         if let Some(lost) = lost {
             self.wake_waiters(&lost.name);
-        }
-    }
-
-    /// Watches the own node of `contender` from now on, and learns what stands in it. `false` if it is
-    /// gone.
-    pub(crate) async fn watch_own_node(self: &Arc<Self>, contender: ContenderId) -> Result<bool, StoreError> {
-        let (session, node) = {
-            let table = self.table();
-            let Some(entry) = table.entries.get(&contender) else { return Ok(false) };
-            if entry.watches.is_some() {
-                return Ok(true);
-            }
-            (entry.session.clone(), entry.node.clone())
-        };
-        let (data, stat, watcher) = match session.read(session.client.get_and_watch_data(&node)).await {
-            Ok(read) => read,
-            Err(Error::NoNode) => return Ok(false),
-            Err(error) => return Err(trouble(error)),
-        };
-        let mut table = self.table();
-        let Some(entry) = table.entries.get_mut(&contender).filter(|entry| entry.node == node) else {
-            return Ok(false);
-        };
-        (entry.note, entry.version) = (Note::from_bytes(&data), stat.version);
-        let task = self.background.spawn(self.clone().follow(contender, session, node, watcher));
-        entry.watches = Some(Task(task.abort_handle()));
-        Ok(true)
-    }
-
-    /// Keeps what is known of a node up to date, until it is gone.
-    async fn follow(
-        self: Arc<Self>,
-        contender: ContenderId,
-        session: Arc<Session>,
-        node: String,
-        mut watcher: OneshotWatcher,
-    ) {
-        loop {
-            let event = watcher.changed().await;
-            let read = match event.event_type {
-                EventType::NodeDataChanged => session.read(session.client.get_and_watch_data(&node)).await,
-                EventType::NodeDeleted => Err(Error::NoNode),
-                _ => return,
-            };
-            let mut table = self.table();
-            let Some(entry) = table.entries.get_mut(&contender).filter(|entry| entry.node == node) else {
-                return;
-            };
-            match read {
-                Ok((data, stat, again)) => {
-                    (entry.note, entry.version) = (Note::from_bytes(&data), stat.version);
-                    watcher = again;
-                }
-                Err(Error::NoNode) => {
-                    let lost = table.entries.remove(&contender);
-                    drop(table);
-                    if let Some(lost) = lost {
-                        self.wake_waiters(&lost.name);
-                    }
-                    return;
-                }
-                Err(_) => {
-                    // The next renewal reads it again.
-                    entry.watches = None;
-                    return;
-                }
-            }
         }
     }
 }

@@ -88,7 +88,7 @@ impl Shared {
         }
     }
 
-    /// Forgets all claims: whoever waits or watches for them stops.
+    /// Forgets all claims: whoever waits for them stops.
     fn abandon_claims(&self) {
         let entries = std::mem::take(&mut self.table().entries);
         drop(entries);

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{Effects, FIRST_LEASE, Mark, Now, WAIT_LEASE};
+use super::{Effects, FIRST_LEASE, Mark, Now, PLACE_KEPT, WAIT_LEASE};
 use crate::{
     id::{ContenderId, KeeperId},
     name::Name,
@@ -59,7 +59,7 @@ pub struct Waiter {
     pub units: Units,
     /// The lease it asks for.
     pub lease: Duration,
-    /// The stamp of the last claim copy that was processed.
+    /// The stamp of the last claim copy that was written down.
     pub stamp: u64,
     /// When that copy was processed.
     pub asked: StoreTime,
@@ -188,8 +188,10 @@ impl Resource {
         }
         if let Some(place) = self.queue.iter().position(|waiter| waiter.contender == claim.contender) {
             let waiter = &mut self.queue[place];
-            waiter.stamp = claim.stamp;
-            waiter.asked = now.lease;
+            if waiter.asked.after(PLACE_KEPT) <= now.lease {
+                waiter.stamp = claim.stamp;
+                waiter.asked = now.lease;
+            }
             return self.busy(now, place);
         }
         if self.queue.is_empty() && self.fits(claim.units) {

@@ -312,6 +312,28 @@ proptest! {
         });
     }
 
+    /// I8: a place lasts as long as its claim is asked again, though not every copy is written down.
+    #[test]
+    fn i8_asking_again_keeps_a_place(capacity in capacities(), ops in ops()) {
+        run(capacity, &ops, |step| {
+            let place = |model: &Model| {
+                let queue = model.resource(&name()).map(|resource| &resource.queue);
+                queue.into_iter().flatten().find(|waiter| waiter.contender == step.who()).cloned()
+            };
+            if let (Some(before), Some(after), Some(Verdict::Busy { .. })) =
+                (place(step.before), place(step.after), step.verdict)
+            {
+                let now = step.now.lease;
+                let (kept, fresh) = (after.asked == before.asked, before.asked.after(PLACE_KEPT) > now);
+                // One whose keeper was silent, or that was away for too long, has come anew.
+                assert!(if kept { fresh } else { after.asked == now }, "{before:?}, at {now:?}: {after:?}");
+                // Time is measured from the copy whose stamp is kept. Claims here are stamped with the store's time.
+                let (copy, stamp) = (matches!(step.op, Op::Copy { .. }), if kept { before.stamp } else { now.0 });
+                assert!(after.stamp == stamp || copy && !kept, "{before:?}, at {now:?}: {after:?}");
+            }
+        });
+    }
+
     /// I9: however often a claim arrives, a contender is at most once among holders and waiters,
     /// and one that has left with a mark does not come back before its time.
     #[test]

@@ -45,7 +45,7 @@ enum Source {
 
 /// While asleep, the boot-time clock is looked at this often: tokio's timers stand still while
 /// the machine is suspended, so a single long sleep would end that much too late.
-const LONGEST_NAP: Duration = Duration::from_secs(1);
+pub(crate) const LONGEST_NAP: Duration = Duration::from_secs(1);
 
 impl Clock {
     /// The machine's boot-time clock.
@@ -74,13 +74,18 @@ impl Clock {
 
     /// Sleeps until `moment`, on this clock.
     pub async fn sleep_until(&self, moment: BootTime) {
+        self.nap_until(moment, LONGEST_NAP).await;
+    }
+
+    /// Sleeps until `moment`, but notices only after a nap that the machine was suspended.
+    pub(crate) async fn nap_until(&self, moment: BootTime, longest: Duration) {
         loop {
             let left = moment.since(self.now());
             if left.is_zero() {
                 return;
             }
             // At least one tick of tokio's timers, or a clock that runs slow would never get there.
-            tokio::time::sleep(left.clamp(Duration::from_millis(1), LONGEST_NAP)).await;
+            tokio::time::sleep(left.clamp(Duration::from_millis(1), longest)).await;
         }
     }
 

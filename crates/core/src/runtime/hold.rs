@@ -62,6 +62,9 @@ pub(crate) struct Hold {
 
 const HELD: u8 = 0;
 
+/// With less than this left, a fixed lease that is vouched for no further is not confirmed again.
+const LAST_CONFIRMED: Duration = Duration::from_millis(50);
+
 fn code(lost: Lost) -> u8 {
     match lost {
         Lost::Expired => 1,
@@ -321,8 +324,9 @@ impl Hold {
     }
 
     /// Renewals come at a third of the lease. A fixed lease is confirmed once if it was pushed, and
-    /// again as long as the store vouches for more of it each time; and no renewal is needed that
-    /// could not pass `max_hold` anyway.
+    /// again until the store has vouched for all of it. An answer that took longer than the one before
+    /// may say less; only at the very end that means that nothing more will come. And no renewal is
+    /// needed that could not pass `max_hold` anyway.
     fn plan_renewal(&self, from: BootTime, remaining: Duration, vouched_for_more: bool) {
         self.running.store(u64::try_from(remaining.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
         let confirmed = self.confirmed.load(Ordering::Acquire);
@@ -330,7 +334,8 @@ impl Hold {
             self.limit.load(Ordering::Acquire) > self.deadline.load(Ordering::Acquire)
         } else {
             let end = BootTime(self.fixed_end.load(Ordering::Acquire));
-            vouched_for_more && from.after(remaining).after(deadline::margin(end.since(self.granted))) < end
+            let short = from.after(remaining).after(deadline::margin(end.since(self.granted))) < end;
+            short && (vouched_for_more || remaining > LAST_CONFIRMED)
         };
         // More than was asked for means that the store's clock went back. It may come forward again, so the next
         // renewal is no later for it.
@@ -348,6 +353,25 @@ mod tests {
     const START: BootTime = BootTime(1_000_000_000_000);
     const SECOND: Duration = Duration::from_secs(1);
 
+    /// A hold with these terms, for which the store has vouched so far for `lease`.
+    fn granted(terms: Terms, lease: Duration) -> Hold {
+        Hold::new(Origin {
+            name: Name::new("stock").expect("a good name"),
+            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
+            slot: 1,
+            number: 1,
+            floor: 1,
+            whole: terms.lease,
+            terms: Arc::new(terms),
+            bury_until: None,
+            from: START,
+            lease,
+            deadline: deadline::from_answer(START, lease),
+            confirmed: true,
+            step: 0,
+        })
+    }
+
     #[test]
     fn one_renewal_reaches_max_hold_and_max_hold_ends_it() {
         let terms = Terms {
@@ -355,21 +379,7 @@ mod tests {
             max_hold: Some(12 * SECOND),
             ..Terms::new(Kind::Mutex, Units::All, Capacity::All)
         };
-        let hold = Hold::new(Origin {
-            name: Name::new("stock").expect("a good name"),
-            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
-            slot: 1,
-            number: 1,
-            floor: 1,
-            terms: Arc::new(terms),
-            bury_until: None,
-            from: START,
-            lease: 10 * SECOND,
-            whole: 10 * SECOND,
-            deadline: deadline::from_answer(START, 10 * SECOND),
-            confirmed: true,
-            step: 0,
-        });
+        let hold = granted(terms, 10 * SECOND);
         let now = START.after(10 * SECOND / 3);
         let Due::Renew(lease) = hold.plan(now, Duration::ZERO) else {
             panic!("a third of its lease is over")
@@ -386,47 +396,24 @@ mod tests {
     #[test]
     fn a_store_that_promises_more_than_was_asked_for_is_asked_as_often() {
         let terms = Terms { lease: 3 * SECOND, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };
-        let hold = Hold::new(Origin {
-            name: Name::new("stock").expect("a good name"),
-            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
-            slot: 1,
-            number: 1,
-            floor: 1,
-            terms: Arc::new(terms),
-            bury_until: None,
-            from: START,
-            lease: 3 * SECOND,
-            whole: 3 * SECOND,
-            deadline: deadline::from_answer(START, 3 * SECOND),
-            confirmed: true,
-            step: 0,
-        });
+        let hold = granted(terms, 3 * SECOND);
         let now = START.after(SECOND);
         assert!(matches!(hold.plan(now, Duration::ZERO), Due::Renew(_)));
         hold.answered(now, 3600 * SECOND, now);
         assert_eq!(hold.due(), now.after(SECOND));
     }
 
+    /// Ten seconds, of which the store has vouched for three.
+    fn a_fixed_lease() -> Hold {
+        let lease = 10 * SECOND;
+        let terms = Terms { lease, renewed: false, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };
+        granted(terms, 3 * SECOND)
+    }
+
     /// A store whose leases rest on a session vouches for a part of a fixed lease at a time.
     #[test]
     fn i3_a_fixed_lease_is_confirmed_until_the_store_has_vouched_for_all_of_it() {
-        let lease = 10 * SECOND;
-        let terms = Terms { lease, renewed: false, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };
-        let hold = Hold::new(Origin {
-            name: Name::new("stock").expect("a good name"),
-            contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
-            slot: 1,
-            number: 1,
-            floor: 1,
-            terms: Arc::new(terms),
-            bury_until: None,
-            from: START,
-            lease: 3 * SECOND,
-            whole: lease,
-            deadline: deadline::from_answer(START, 3 * SECOND),
-            confirmed: true,
-            step: 0,
-        });
+        let (lease, hold) = (10 * SECOND, a_fixed_lease());
         let mut confirmed = 0;
         while hold.due() < hold.ends() {
             let now = hold.due();
@@ -437,5 +424,22 @@ mod tests {
         assert!(hold.ends() > START.after(lease * 9 / 10), "the whole lease");
         assert!(confirmed < 12, "no more than needed: {confirmed}");
         assert!(matches!(hold.plan(hold.ends(), Duration::ZERO), Due::Over));
+    }
+
+    /// The session's end has not moved between two answers, and the second was slower: it says less. The lease goes
+    /// on all the same; and a store that has nothing more to say is not asked without end.
+    #[test]
+    fn i3_a_slow_answer_does_not_end_a_fixed_lease() {
+        let hold = a_fixed_lease();
+        let session_ends = START.after(3 * SECOND);
+        let mut confirmed = 0;
+        while hold.due() < hold.ends() {
+            let sent = hold.due();
+            let answered = sent.after(SECOND / 20);
+            assert!(matches!(hold.plan(sent, Duration::ZERO), Due::Renew(Duration::ZERO)));
+            hold.answered(sent, session_ends.since(answered), answered);
+            confirmed += 1;
+        }
+        assert!((2..20).contains(&confirmed), "{confirmed}");
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{
-    clock::{BootTime, Clock},
+    clock::{BootTime, Clock, LONGEST_NAP},
     hold::Hold,
     seat::Seat,
 };
@@ -22,6 +22,9 @@ use crate::name::Name;
 /// With nothing to do the beat still looks again after this long, so that a steady flow of short
 /// locks does not wake it each time.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
+
+/// How long the beat sleeps at a stretch while nothing is held: longer than between two polls.
+const LAZY_NAP: Duration = Duration::from_secs(5);
 
 /// How many leases that were let go are remembered: more than can be on their way at one time.
 const REMEMBERED: usize = 4096;
@@ -227,19 +230,22 @@ impl Ledger {
     /// Sleeps until something is due, but not past `latest`.
     pub(crate) async fn until_due(&self, clock: &Clock, latest: BootTime) {
         let now = clock.now();
-        let looks_at = {
+        let (looks_at, nap) = {
             let mut inner = self.lock();
             let first = inner.schedule.first().map_or(BootTime::NEVER, |(at, _)| *at);
             let touched = std::mem::take(&mut inner.touched);
-            let idle = !touched && inner.waiting.is_empty() && inner.held.is_empty();
+            // Those who wait are asked for again sooner than anything they may come to hold is due.
+            let idle = !touched && inner.held.is_empty();
             let look = if idle { BootTime::NEVER } else { now.after(IDLE_LOOK) };
             inner.looks_at = first.min(look).min(latest);
-            inner.looks_at
+            // Where nothing is held, nothing ends: then a suspended machine costs time and nothing else.
+            let nap = if inner.held.is_empty() { LAZY_NAP } else { LONGEST_NAP };
+            (inner.looks_at, nap)
         };
         tokio::select! {
             biased;
             () = self.earlier.notified() => {}
-            () = clock.sleep_until(looks_at) => {}
+            () = clock.nap_until(looks_at, nap) => {}
         }
     }
 

@@ -1,16 +1,16 @@
 -- One operation on a latch's counter; however often it arrives, it counts once (I13).
--- KEYS[1]    mark    KEYS[2] unused    KEYS[3] the counter: '<remaining> <initial> <opened> <born>'
--- KEYS[4]    the answer to this operation, remembered
--- ARGV[3]    not_after    ARGV[4] create, down, reset, delete or read    ARGV[5] amount
--- ARGV[6]    how long after not_after the answer is remembered    ARGV[7] milliseconds that an unused counter lasts
+-- KEYS[2]    the counter: '<remaining> <initial> <opened> <born>'
+-- KEYS[3]    the answer to this operation, remembered
+-- ARGV[2]    not_after    ARGV[3] create, down, reset, delete or read    ARGV[4] amount
+-- ARGV[5]    how long after not_after the answer is remembered    ARGV[6] milliseconds that an unused counter lasts
 -- Reply      nonce, now, 1 (state), 2 (missing), 3 (exists) or 4 (stale), then remaining, initial, opened, born
-local not_after, action, amount = tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local now, not_after, action, amount = tonumber(now_text), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 
 local function answer(text)
-  return finish({ARGV[1], now_text, text})
+  return ARGV[1] .. ' ' .. now_text .. ' ' .. text
 end
 
-local done = redis.call('GET', KEYS[4])
+local done = call('GET', KEYS[3])
 if done then return answer(done) end
 if not_after < now then return answer('4') end
 
@@ -18,13 +18,12 @@ local function text_of(remaining, initial, opened, born)
   return string.format('%d %d %d %d', remaining, initial, opened, born)
 end
 
-local state, result = redis.call('GET', KEYS[3]), nil
+local state, result = call('GET', KEYS[2]), nil
 if action == 'create' then
   if state then
     result = '3 ' .. state
   else
-    mark = math.min(math.max(mark + 1, now), LAST_NUMBER)
-    state = text_of(amount, amount, amount == 0 and 1 or 0, mark)
+    state = text_of(amount, amount, amount == 0 and 1 or 0, next_number())
   end
 elseif state then
   local remaining, initial, opened, born = string.match(state, '^(%d+) (%d+) (%d+) (%d+)$')
@@ -42,14 +41,14 @@ end
 result = result or '1 ' .. state
 
 if action == 'delete' then
-  redis.call('DEL', KEYS[3])
+  call('DEL', KEYS[2])
 elseif action == 'read' then
-  if state and redis.call('PTTL', KEYS[3]) < ARGV[7] / 2 then redis.call('PEXPIRE', KEYS[3], ARGV[7]) end
+  if state and call('PTTL', KEYS[2]) < ARGV[6] / 2 then call('PEXPIRE', KEYS[2], ARGV[6]) end
 elseif state then
-  redis.call('SET', KEYS[3], state, 'PX', ARGV[7])
+  call('SET', KEYS[2], state, 'PX', ARGV[6])
 end
 if action ~= 'read' then
-  redis.call('SET', KEYS[4], result, 'PX', math.ceil((not_after + ARGV[6] - now) / 1000) + 2)
-  publish(KEYS[3] .. ':changed', '')
+  call('SET', KEYS[3], result, 'PX', math.ceil((not_after + ARGV[5] - now) / 1000) + 2)
+  library().publish(KEYS[2] .. ':changed', '')
 end
 return answer(result)

@@ -1,33 +1,33 @@
--- What every transition of a resource begins with: the server's time, the mark, and those to be told.
--- KEYS[1] mark    KEYS[2] exists while somebody watches changes    then the resources
--- ARGV[1] nonce, the first word of the reply    ARGV[2] prefix of the keepers' channels, '' in a cluster
--- Invariant: numbers only grow (I6), and stay below 2^53, where a double is exact. No token is ever seen here.
--- Numbers become text by string.format only: what redis.call makes of them costs as much as the call itself.
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local now_text = string.format('%016d', now)
--- The third is the first resource's line, if it is a string; a sorted set has no value for MGET.
-local kept = redis.call('MGET', KEYS[1], KEYS[2], KEYS[3])
-local mark = tonumber(kept[1] or 0)
-local mark_before, watched, sharded = mark, kept[2], ARGV[2] == ''
-local LAST_NUMBER = 9007199254740991
+-- What every transition of a resource begins with: the server's time, and the numbers of grants.
+-- KEYS[1]    mark: no grant number so far is above it    then the resources
+-- ARGV[1]    nonce, the first word of the reply, which is one text of words: cheaper than many values on both sides
+-- Invariant  Numbers only grow (I6), and stay below 2^53, where a double is exact. No token is ever seen here.
+-- Times (microseconds) and numbers are text of 16 digits, whose order is that of the numbers. A call costs about as much
+-- as all the Lua of a free lock, and a new function or a number made text a quarter of that: so there are few of each.
+local call, time = redis.call, redis.call('TIME')
+local now_text = time[1] .. time[2]
+if #now_text ~= 16 then now_text = string.format('%016d', time[1] * 1000000 + time[2]) end
 
--- A message is a hint: that it cannot be sent must not undo what it tells of.
-local function publish(channel, message)
-  redis.pcall(sharded and 'SPUBLISH' or 'PUBLISH', channel, message)
-end
+-- The last number that this call gave, and the last that it may give without writing the mark.
+local mark, reserved
 
--- A server without memory refuses a script's first write if it could need some, and no other. What is held must be
--- renewed and given back all the same, so this comes first: a write that changes nothing, or only how long the mark is kept.
-local function without_memory()
-  if sharded then redis.call('PEXPIRE', KEYS[1], '86400000') else redis.call('PERSIST', KEYS[1]) end
-end
-
--- In a cluster each resource has its own mark, which outlives it by a day; else there is one for all. The reply is one text of words: cheaper than many values on both sides.
-local function finish(reply)
-  if mark ~= mark_before then
-    local text = string.format('%d', mark)
-    if sharded then redis.call('SET', KEYS[1], text, 'PX', '86400000') else redis.call('SET', KEYS[1], text) end
+-- The number of one more grant: the time, or the next one if that is not above the mark. One SET reads the mark and
+-- reserves as many as there are entries. In a cluster each resource has its own mark, which outlives it by a day.
+local function next_number()
+  local number = mark and string.format('%016d', mark + 1) or now_text
+  if not reserved or number > reserved then
+    reserved = #KEYS == 2 and number or string.format('%016d', number + #KEYS)
+    local before
+    if string.byte(KEYS[1], -6) == 125 then -- '}:mark'
+      before = call('SET', KEYS[1], reserved, 'PX', '86400000', 'GET')
+    else
+      before = call('SET', KEYS[1], reserved, 'GET')
+    end
+    if not mark and before and before >= number then
+      mark = before
+      return next_number()
+    end
   end
-  return table.concat(reply, ' ')
+  mark = number
+  return number
 end

@@ -3,6 +3,7 @@
 -- A resource is one key. Held by one, with nobody in line: a string, the holder's line. Else a sorted set of
 -- lines, all with score 0 and so in the order of their bytes:
 --   g <id> <until>                                              left; late copies of its claim do nothing until then
+--   g * <until>                                                 changes are published until then
 --   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <card>      holder, by number
 --   i <asked> <id>                                              when a waiter last asked, oldest first
 --   q <arrival> <id>                                            the line, in order of arrival
@@ -11,8 +12,20 @@
 -- the beginning of a holder's line has fixed places. Flags: c confirmed, e evicted, r retired, d detached, or a dash.
 -- Invariant: what is stored is settled but for the passing of time, and it has a time to live that covers it.
 local function library()
-  local FIRST_LEASE, WAIT_LEASE = 3000000, 15000000
-  local lib = {}
+  local FIRST_LEASE, WAIT_LEASE, PLACE_KEPT = 3000000, 15000000, 5000000
+  local lib, now, sharded = {}, tonumber(now_text), string.byte(KEYS[1], -6) == 125
+
+  -- A message is a hint: that it cannot be sent must not undo what it tells of.
+  function lib.publish(channel, message)
+    redis.pcall(sharded and 'SPUBLISH' or 'PUBLISH', channel, message)
+  end
+
+  -- A server without memory refuses a script's first write if it could need some, and no other. What is held must be
+  -- renewed and given back all the same, so this comes first: a write that changes nothing, or only how long the mark
+  -- is kept.
+  function lib.without_memory()
+    if sharded then call('PEXPIRE', KEYS[1], '86400000') else call('PERSIST', KEYS[1]) end
+  end
 
   local function full(number)
     return string.format('%016d', number)
@@ -22,12 +35,12 @@ local function library()
   function lib.open(key)
     local r = {key = key, holders = {}, graves = {}, gone = {}, new = {}, waiting = 0}
     local lines = {}
-    r.kind = redis.call('TYPE', key).ok
+    r.kind = call('TYPE', key).ok
     if r.kind == 'string' then
-      lines[1] = redis.call('GET', key)
+      lines[1] = call('GET', key)
     elseif r.kind == 'zset' then
-      lines = redis.call('ZRANGEBYLEX', key, '-', '(i')
-      r.waiting = (redis.call('ZCARD', key) - #lines) / 3
+      lines = call('ZRANGEBYLEX', key, '-', '(i')
+      r.waiting = (call('ZCARD', key) - #lines) / 3
     elseif r.kind ~= 'none' then
       return nil
     end
@@ -70,6 +83,22 @@ local function library()
       flags, what.id, r.capacity, what.units, what.lease, what.card)
   end
 
+  local function buried(r, id)
+    for _, grave in ipairs(r.graves) do
+      if grave.id == id then return grave end
+    end
+  end
+
+  local function bury(r, id, ends)
+    local grave = buried(r, id)
+    if not grave then
+      grave = {id = id, ends = 0}
+      r.graves[#r.graves + 1] = grave
+    end
+    rewrite(r, grave)
+    grave.ends = math.max(grave.ends, ends)
+  end
+
   function lib.save(r)
     local ends = r.waiting > 0 and now + WAIT_LEASE or 0
     local lean = r.kind ~= 'zset' and #r.holders == 1 and #r.graves == 0 and r.waiting == 0
@@ -83,28 +112,28 @@ local function library()
     end
     local life = string.format('%d', math.ceil((ends - now) / 1000) + 2)
     if ends == 0 then
-      if r.kind ~= 'none' then redis.call('DEL', r.key) end
+      if r.kind ~= 'none' then call('DEL', r.key) end
     elseif lean then
-      if lines[1] then redis.call('SET', r.key, lines[1], 'PX', life) end
+      if lines[1] then call('SET', r.key, lines[1], 'PX', life) end
     else
       if r.kind == 'string' then
-        redis.call('DEL', r.key)
+        call('DEL', r.key)
       elseif r.gone[1] then
-        redis.call('ZREM', r.key, unpack(r.gone))
+        call('ZREM', r.key, unpack(r.gone))
       end
-      for _, line in ipairs(lines) do redis.call('ZADD', r.key, '0', line) end
-      redis.call('PEXPIRE', r.key, life)
+      for _, line in ipairs(lines) do call('ZADD', r.key, '0', line) end
+      call('PEXPIRE', r.key, life)
     end
-    if r.changed and watched then publish(r.key .. ':changed', '') end
+    if r.changed and buried(r, '*') then lib.publish(r.key .. ':changed', '') end
   end
 
   local function first(r, kind)
-    return redis.call('ZRANGEBYLEX', r.key, '[' .. kind .. ' ', '(' .. kind .. '!', 'LIMIT', '0', '1')[1]
+    return call('ZRANGEBYLEX', r.key, '[' .. kind .. ' ', '(' .. kind .. '!', 'LIMIT', '0', '1')[1]
   end
 
   local function waiter(r, id)
     if r.waiting == 0 then return nil end
-    local line = redis.call('ZRANGEBYLEX', r.key, '[w ' .. id .. ' ', '(w ' .. id .. '!')[1]
+    local line = call('ZRANGEBYLEX', r.key, '[w ' .. id .. ' ', '(w ' .. id .. '!')[1]
     if not line then return nil end
     local arrival, asked, stamp, units, lease, card =
       string.match(line, '^w %S+ (%d+) (%d+) (%d+) (%S+) (%d+) (.*)$')
@@ -113,7 +142,7 @@ local function library()
   end
 
   local function strike(r, w)
-    redis.call('ZREM', r.key, w.line, 'q ' .. w.arrival .. ' ' .. w.id, 'i ' .. w.asked .. ' ' .. w.id)
+    call('ZREM', r.key, w.line, 'q ' .. w.arrival .. ' ' .. w.id, 'i ' .. w.asked .. ' ' .. w.id)
     r.waiting = r.waiting - 1
   end
 
@@ -134,8 +163,7 @@ local function library()
   end
 
   local function grant(r, holder)
-    mark = math.min(math.max(mark + 1, now), LAST_NUMBER)
-    holder.number, holder.granted = mark, now
+    holder.number, holder.granted = tonumber(next_number()), now
     r.holders[#r.holders + 1] = holder
     r.changed = true
   end
@@ -151,8 +179,8 @@ local function library()
       local lease = math.min(head.lease, FIRST_LEASE)
       grant(r, {expires = now + lease, id = head.id, units = head.units, lease = head.lease, card = head.card})
       local keeper = string.match(head.id, '^[^-]+')
-      local channel = sharded and r.key .. ':k:' .. keeper or ARGV[2] .. keeper
-      publish(channel, string.format('%s %d %d %s %d %d %s', head.id, mark, r.holders[1].number,
+      local channel = (sharded and r.key .. ':' or string.sub(KEYS[1], 1, -5)) .. 'k:' .. keeper
+      lib.publish(channel, string.format('%s %s %d %s %d %d %s', head.id, mark, r.holders[1].number,
         head.stamp, math.max(now - head.asked, 0), lease, r.key))
     end
   end
@@ -184,7 +212,7 @@ local function library()
       ended = true
     end
     if silent and r.waiting > 0 then
-      for _, line in ipairs(redis.call('ZRANGEBYLEX', r.key, '[q ', '(q!')) do
+      for _, line in ipairs(call('ZRANGEBYLEX', r.key, '[q ', '(q!')) do
         local id = string.match(line, '^q %d+ (%S+)$')
         if silent[string.match(id, '^[^-]+')] then strike(r, waiter(r, id)) end
       end
@@ -207,61 +235,52 @@ local function library()
     end
   end
 
-  local function buried(r, id)
-    for _, grave in ipairs(r.graves) do
-      if grave.id == id then return grave end
-    end
-  end
-
-  function lib.append(reply, ...)
-    for _, value in ipairs({...}) do
-      reply[#reply + 1] = type(value) == 'number' and string.format('%d', value) or value
-    end
-  end
-
-  -- Each of these answers with values to append to the reply; see apply.lua, renew.lua, evict.lua.
-  function lib.claim(key, queue, tail, lease, stamp, must_write)
-    local id, capacity, units, card = string.match(tail, '^(%S+) (%S+) (%S+) %d+ (.*)$')
+  -- Each of these answers with words of the reply; see apply.lua, renew.lua, evict.lua.
+  function lib.claim(key, queue, tail, stamp)
+    local id, capacity, units, lease, card = string.match(tail, '^(%S+) (%S+) (%S+) (%d+) (.*)$')
     local r = lib.open(key)
-    if not r then return 8 end
-    if buried(r, id) then return 3 end
+    if not r then return '8' end
+    if buried(r, id) then return '3' end
     lib.settle(r)
 
     local function busy(ahead)
       lib.save(r)
       local soonest
       for _, holder in ipairs(r.holders) do soonest = math.min(soonest or holder.expires, holder.expires) end
-      return 2, ahead, soonest and soonest - now or FIRST_LEASE
+      return string.format('2 %d %d', ahead, soonest and soonest - now or FIRST_LEASE)
     end
     local function granted(holder)
       lib.save(r)
-      return 1, holder.number, r.holders[1].number, holder.expires - now
+      return string.format('1 %d %d %d', holder.number, r.holders[1].number, holder.expires - now)
     end
 
     local holder = held_by(r, id)
     if holder then
       if holder.retired then
         lib.save(r)
-        return 3
+        return '3'
       end
       confirm(r, holder)
-      -- WAIT counts from the last write of this connection, so there must be one.
-      if must_write then rewrite(r, holder) end
+      -- With wait=n, WAIT counts from the last write of this connection, so there must be one.
+      rewrite(r, holder)
       return granted(holder)
     end
     if #r.holders == 0 and r.waiting == 0 then r.capacity = capacity end
     if r.capacity ~= capacity
       or capacity ~= 'all' and (units == 'all' or tonumber(units) > tonumber(capacity)) then
       lib.save(r)
-      return 4, r.capacity
+      return '4 ' .. r.capacity
     end
     local w = waiter(r, id)
     if w then
-      local ahead = redis.call('ZRANK', r.key, 'q ' .. w.arrival .. ' ' .. id)
-        - redis.call('ZLEXCOUNT', r.key, '-', '(q')
-      redis.call('ZREM', r.key, w.line, 'i ' .. w.asked .. ' ' .. id)
-      w.asked, w.stamp = full(now), stamp
-      r.new = {lines_of(w)}
+      local ahead = call('ZRANK', r.key, 'q ' .. w.arrival .. ' ' .. id)
+        - call('ZLEXCOUNT', r.key, '-', '(q')
+      -- Not only after a while: also if the clock was set back.
+      if math.abs(now - w.asked) >= PLACE_KEPT then
+        call('ZREM', r.key, w.line, 'i ' .. w.asked .. ' ' .. id)
+        w.asked, w.stamp = full(now), stamp
+        r.new = {lines_of(w)}
+      end
       return busy(ahead)
     end
     if r.waiting == 0 and fits(r, units) then
@@ -272,7 +291,7 @@ local function library()
     if not queue then return busy(r.waiting) end
     local arrival = now
     if r.waiting > 0 then
-      local last = redis.call('ZREVRANGEBYLEX', r.key, '(q!', '[q ', 'LIMIT', '0', '1')[1]
+      local last = call('ZREVRANGEBYLEX', r.key, '(q!', '[q ', 'LIMIT', '0', '1')[1]
       arrival = math.max(now, string.match(last, '^q (%d+) ') + 1)
     end
     w = {id = id, arrival = full(arrival), asked = full(now), stamp = stamp, units = units, lease = tonumber(lease), card = card}
@@ -282,23 +301,16 @@ local function library()
   end
 
   function lib.leave(key, id, bury_until, hold)
+    lib.without_memory()
     local r = lib.open(key)
-    if not r then return 7 end
-    if bury_until ~= '' and tonumber(bury_until) >= now then
-      local grave = buried(r, id)
-      if not grave then
-        grave = {id = id, ends = 0}
-        r.graves[#r.graves + 1] = grave
-      end
-      rewrite(r, grave)
-      grave.ends = math.max(grave.ends, tonumber(bury_until))
-    end
+    if not r then return '7' end
+    if bury_until ~= '' and tonumber(bury_until) >= now then bury(r, id, tonumber(bury_until)) end
     lib.settle(r)
-    local answer = 7
+    local answer = '7'
     local holder, place = held_by(r, id)
     local w = not holder and waiter(r, id)
     if holder and not holder.retired then
-      answer = 5
+      answer = '5'
       -- Never longer than that from now: the clock may have gone back since the grant.
       local kept_until = math.min(holder.granted, now) + hold
       if kept_until > now and not holder.evicted then
@@ -310,7 +322,7 @@ local function library()
         serve(r)
       end
     elseif w then
-      answer = 6
+      answer = '6'
       strike(r, w)
       serve(r)
     end
@@ -320,17 +332,17 @@ local function library()
 
   function lib.renew(key, id, lease, lower_to, detach)
     local r = lib.open(key)
-    if not r then return 2 end
+    if not r then return '2' end
     lib.settle(r)
     local holder = held_by(r, id)
     if not holder or holder.retired then
       lib.save(r)
-      return 2
+      return '2'
     end
     confirm(r, holder)
     if holder.evicted then
       lib.save(r)
-      return 3
+      return '3'
     end
     rewrite(r, holder)
     holder.expires = math.max(holder.expires, now + lease)
@@ -342,12 +354,13 @@ local function library()
       serve(r)
     end
     lib.save(r)
-    return 1, remaining
+    return string.format('1 %d', remaining)
   end
 
   function lib.evict(key, id, number, at_once)
+    lib.without_memory()
     local r = lib.open(key)
-    if not r then return 2 end
+    if not r then return '2' end
     lib.settle(r)
     local holder, place = held_by(r, id)
     local found = holder and holder.number == number
@@ -360,7 +373,15 @@ local function library()
       r.changed = true
     end
     lib.save(r)
-    return found and 1 or 2
+    return found and '1' or '2'
+  end
+
+  function lib.tell(key, length)
+    local r = lib.open(key)
+    if not r then return end
+    lib.settle(r)
+    bury(r, '*', now + length)
+    lib.save(r)
   end
 
   return lib

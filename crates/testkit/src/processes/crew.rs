@@ -13,7 +13,7 @@ use std::{
 use lockkeeper_core::runtime::clock::Clock;
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
-use super::{Line, PERMITS, Task, line};
+use super::{DiskFault, Line, PERMITS, Task, disk::BadDisk, line};
 use crate::{
     dice::Dice,
     history::{End, History, Pause, Rules, Section, Wait, Write},
@@ -64,8 +64,10 @@ pub enum Trouble {
     Kill,
     /// Stopped for a while, longer than its leases last.
     Stop,
-    /// Its writes fail for a while, as on a full disk.
-    FullDisk,
+    /// Its files cannot grow for a while.
+    SmallFiles,
+    /// Its disk fails for a while.
+    Disk(DiskFault),
     /// It cannot open files for a while.
     NoFiles,
 }
@@ -204,7 +206,11 @@ impl Crew {
                 let tasks = self.task.tasks;
                 self.pauses.extend((0..tasks).map(|task| Pause { worker: number * tasks + task, from, to }));
             }
-            Trouble::FullDisk => {
+            Trouble::Disk(fault) => {
+                let from = 1 + self.dice.below(30);
+                self.break_disk(number, fault, from, length)?;
+            }
+            Trouble::SmallFiles => {
                 let most = self.dice.below(4 << 20);
                 self.limit(number, Resource::Fsize, Some(most), length);
             }
@@ -212,6 +218,11 @@ impl Crew {
         }
         self.last_fault = now();
         Ok(())
+    }
+
+    /// The store itself was in trouble until now: waits are judged from here on.
+    pub fn store_is_well_again(&mut self) {
+        self.last_fault = now();
     }
 
     /// Anybody, but mostly somebody who holds something: that is where trouble does most.
@@ -255,6 +266,16 @@ impl Crew {
         };
         self.listen(length, |_| false);
         rustix::process::prlimit(Some(pid), what, before).ok();
+    }
+
+    fn break_disk(&mut self, number: u32, fault: DiskFault, from: u64, length: Duration) -> io::Result<()> {
+        let Some(pid) = self.hand(number).and_then(|hand| hand.pid()) else { return Ok(()) };
+        let mut disk = BadDisk::of(pid, fault, from)?;
+        self.listen(length, |_| false);
+        if !disk.is_bad() && self.hand(number).is_some() {
+            return Err(io::Error::other("strace could not break the disk of a worker"));
+        }
+        Ok(())
     }
 
     /// Ends all workers in good order. False if some did not end within `limit`.

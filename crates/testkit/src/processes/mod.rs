@@ -2,6 +2,7 @@
 //! while the history checker judges what they saw. Any store with a URL can be tested so.
 
 mod crew;
+mod disk;
 mod fenced;
 mod line;
 mod worker;
@@ -9,6 +10,7 @@ mod worker;
 use std::{path::PathBuf, time::Duration};
 
 pub use crew::{Crew, Hand, Trouble};
+pub use disk::DiskFault;
 pub use fenced::{FencedCounter, Seen};
 pub use line::Line;
 pub use worker::work;

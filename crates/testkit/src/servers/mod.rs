@@ -24,7 +24,7 @@ pub use process::Process;
 pub use redis::{Redis, RedisOptions};
 pub use redis_cluster::RedisCluster;
 pub use redis_sentinel::RedisSentinel;
-pub use zookeeper::{ZooKeeper, ZooKeeperNode};
+pub use zookeeper::{ZooKeeper, ZooKeeperNode, ZooKeeperOptions};
 
 /// How long a server may take to do what it was told. Much more than it needs, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);

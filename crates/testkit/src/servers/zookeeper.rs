@@ -10,10 +10,12 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{Answer, Process, missing, program};
+use super::{Answer, Certificates, Process, missing, process::write_private, program};
 use crate::port::Port;
 
-const JARS: [&str; 3] = ["zookeeper.jar", "slf4j-log4j12.jar", "log4j-1.2.jar"];
+/// The last two are for TLS.
+const JARS: [&str; 5] =
+    ["zookeeper.jar", "slf4j-log4j12.jar", "log4j-1.2.jar", "netty-codec.jar", "netty-resolver.jar"];
 
 /// Short ticks, so that sessions may be short; no server on port 8080; any number of connections.
 const SETTINGS: &str = "\
@@ -35,6 +37,46 @@ log4j.appender.S.layout=org.apache.log4j.PatternLayout
 log4j.appender.S.layout.ConversionPattern=%d{ISO8601} %p %c{1} %m%n
 ";
 
+/// What is special about servers.
+#[derive(Clone, Debug, Default)]
+pub struct ZooKeeperOptions {
+    tls: bool,
+    sasl: Option<(String, String)>,
+    containers: Option<Duration>,
+}
+
+impl ZooKeeperOptions {
+    /// It also listens with TLS, and asks clients there for a certificate of the same authority:
+    /// [`ZooKeeper::tls_url`].
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
+    /// Only who shows this password with DIGEST-MD5 gets a session.
+    #[must_use]
+    pub fn sasl(mut self, user: &str, password: &str) -> Self {
+        self.sasl = Some((user.to_owned(), password.to_owned()));
+        self
+    }
+
+    /// How often it looks for containers that have become empty, instead of once a minute.
+    #[must_use]
+    pub fn check_containers(mut self, every: Duration) -> Self {
+        self.containers = Some(every);
+        self
+    }
+
+    /// One server alone.
+    ///
+    /// # Errors
+    /// If a program is missing or it does not start.
+    pub fn start(&self) -> io::Result<ZooKeeper> {
+        ZooKeeper::start_many(1, self)
+    }
+}
+
 /// Servers that are one store together.
 #[derive(Debug)]
 pub struct ZooKeeper {
@@ -49,6 +91,7 @@ pub struct ZooKeeperNode {
     number: usize,
     /// On which the servers of an ensemble talk: for data, and to elect.
     peers: [Port; 2],
+    secure: Option<(Port, Certificates)>,
     /// Last, so that the process is gone when it is removed.
     folder: TempDir,
 }
@@ -59,7 +102,7 @@ impl ZooKeeper {
     /// # Errors
     /// If a program is missing or it does not start.
     pub fn start() -> io::Result<Self> {
-        Self::start_many(1)
+        Self::start_many(1, &ZooKeeperOptions::default())
     }
 
     /// Three servers, of which two must live.
@@ -67,11 +110,12 @@ impl ZooKeeper {
     /// # Errors
     /// If a program is missing or they do not find each other.
     pub fn ensemble() -> io::Result<Self> {
-        Self::start_many(3)
+        Self::start_many(3, &ZooKeeperOptions::default())
     }
 
-    fn start_many(count: usize) -> io::Result<Self> {
-        let nodes: Vec<_> = (1..=count).map(ZooKeeperNode::new).collect::<io::Result<_>>()?;
+    fn start_many(count: usize, options: &ZooKeeperOptions) -> io::Result<Self> {
+        let nodes = (1..=count).map(|number| ZooKeeperNode::new(number, options));
+        let nodes: Vec<_> = nodes.collect::<io::Result<_>>()?;
         let mut members = String::new();
         if count > 1 {
             members.push_str("standaloneEnabled=false\n");
@@ -81,7 +125,7 @@ impl ZooKeeper {
             }
         }
         for node in &nodes {
-            node.write_files(&members)?;
+            node.write_files(&members, options)?;
         }
         let all = Self { nodes };
         for node in &all.nodes {
@@ -98,6 +142,27 @@ impl ZooKeeper {
     pub fn url(&self) -> String {
         let nodes: Vec<_> = self.nodes.iter().map(|node| node.address().to_string()).collect();
         format!("zookeeper://{}", nodes.join(","))
+    }
+
+    /// The lockkeeper URL for TLS, with a client's certificate.
+    ///
+    /// # Panics
+    /// If the servers were not started with [`ZooKeeperOptions::tls`].
+    pub fn tls_url(&self) -> String {
+        let secure = self.nodes.iter().map(|node| node.secure.as_ref().expect("started with TLS"));
+        let addresses: Vec<_> = secure.clone().map(|(port, _)| port.address().to_string()).collect();
+        let certificates = self.certificates();
+        let (cert, key) = certificates.client();
+        let [ca, cert, key] = [certificates.authority(), cert, key].map(|file| file.display().to_string());
+        format!("zookeeper://{}?tls=true&ca={ca}&cert={cert}&key={key}", addresses.join(","))
+    }
+
+    /// The certificates of the first server.
+    ///
+    /// # Panics
+    /// If it was not started with [`ZooKeeperOptions::tls`].
+    pub fn certificates(&self) -> &Certificates {
+        &self.nodes[0].secure.as_ref().expect("started with TLS").1
     }
 
     /// The servers.
@@ -118,7 +183,7 @@ impl ZooKeeper {
 }
 
 impl ZooKeeperNode {
-    fn new(number: usize) -> io::Result<Self> {
+    fn new(number: usize, options: &ZooKeeperOptions) -> io::Result<Self> {
         let java = program("java", "default-jre-headless")?;
         let jars = JARS.map(|jar| format!("/usr/share/java/{jar}"));
         if let Some(jar) = jars.iter().find(|jar| !Path::new(jar).is_file()) {
@@ -128,6 +193,9 @@ impl ZooKeeperNode {
         let port = Port::free()?;
         let file = |name: &str| folder.path().join(name).display().to_string();
         let name = format!("zookeeper on port {}", port.number());
+        let secure = options.tls.then(|| io::Result::Ok((Port::free()?, Certificates::make(folder.path())?)));
+        let secure = secure.transpose()?;
+        let every = options.containers.unwrap_or(Duration::from_secs(60));
         let process = Process::new(name, &java, folder.path().join("log"))
             // A small server that starts quickly.
             .arguments(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
@@ -135,16 +203,46 @@ impl ZooKeeperNode {
             // sessions.
             .arguments(["-Dzookeeper.forceSync=no"])
             .arguments([format!("-Dlog4j.configuration=file:{}", file("log4j.properties"))])
+            .arguments(
+                options.sasl.iter().map(|_| format!("-Djava.security.auth.login.config={}", file("logins"))),
+            )
+            .arguments([format!("-Dznode.container.checkIntervalMs={}", every.as_millis())])
             .arguments(["-cp", &jars.join(":"), "org.apache.zookeeper.server.quorum.QuorumPeerMain"])
             .arguments([file("zoo.cfg")]);
-        Ok(Self { process, port, number, peers: [Port::free()?, Port::free()?], folder })
+        Ok(Self { process, port, number, peers: [Port::free()?, Port::free()?], secure, folder })
     }
 
-    fn write_files(&self, members: &str) -> io::Result<()> {
+    fn write_files(&self, members: &str, options: &ZooKeeperOptions) -> io::Result<()> {
         let folder = self.folder.path();
         let data = folder.join("data");
         let own = format!("dataDir={}\nclientPort={}\n", data.display(), self.port.number());
-        fs::write(folder.join("zoo.cfg"), format!("{SETTINGS}{own}{members}"))?;
+        let mut special = String::new();
+        if let Some((port, certificates)) = &self.secure {
+            // One file with both, and an ending that it knows.
+            let (certificate, key) = certificates.server();
+            let (both, authority) = (folder.join("server.pem"), certificates.authority());
+            write_private(&both, &(fs::read_to_string(key)? + &fs::read_to_string(certificate)?))?;
+            special.push_str(&format!(
+                "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
+                 secureClientPortAddress=127.0.0.1\nsecureClientPort={}\nssl.clientAuth=need\n\
+                 ssl.keyStore.type=PEM\nssl.keyStore.location={}\n\
+                 ssl.trustStore.type=PEM\nssl.trustStore.location={}\n",
+                port.number(),
+                both.display(),
+                authority.display(),
+            ));
+        }
+        let mut logins = String::new();
+        if let Some((user, password)) = &options.sasl {
+            special.push_str(
+                "authProvider.1=org.apache.zookeeper.server.auth.SASLAuthenticationProvider\n\
+                 sessionRequireClientSASLAuth=true\n",
+            );
+            let module = "org.apache.zookeeper.server.auth.DigestLoginModule";
+            logins = format!("Server {{ {module} required user_{user}=\"{password}\"; }};\n");
+        }
+        write_private(&folder.join("logins"), &logins)?;
+        fs::write(folder.join("zoo.cfg"), format!("{SETTINGS}{own}{special}{members}"))?;
         fs::write(folder.join("log4j.properties"), LOGGING)?;
         self.make_data()
     }

@@ -18,6 +18,9 @@ use crate::stage::{Stage, TICK, until_nodes};
 
 const SESSION: Duration = Duration::from_secs(2);
 
+/// Five sessions of the ensemble, and a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+
 fn number(variable: &str, usual: usize) -> usize {
     std::env::var(variable).map_or(usual, |text| text.parse().expect("a number"))
 }
@@ -56,8 +59,9 @@ fn ordeal(
         let next = crew.sections() + 1;
         assert!(
             crew.listen(Duration::from_secs(60), |crew| crew.sections() >= next),
-            "nobody was served for a minute, after {} sections",
-            crew.sections()
+            "nobody was served for a minute, after {} sections\n{}",
+            crew.sections(),
+            evidence(stage)
         );
         let pause = dice.up_to(400);
         crew.listen(pause, |crew| crew.sections() >= sections);
@@ -65,17 +69,39 @@ fn ordeal(
         assert!(Instant::now() < deadline, "only {} sections", crew.sections());
     }
     let ended = crew.dismiss(Duration::from_secs(20));
-    // Who still has a node, and in which session.
-    let nodes = if ended {
-        String::new()
-    } else {
-        ["dump", "cons", "wchc"].map(|word| stage.servers.nodes()[0].ask(word).unwrap_or_default()).concat()
-    };
+    let nodes = if ended { String::new() } else { evidence(stage) };
     let (history, rules) = crew.into_evidence();
     let report = history::check(&history, &rules);
     println!("{report}");
     assert!(ended, "somebody did not end\n{report}\n{nodes}");
     report
+}
+
+/// Who has a node, and in which session, as each server sees it; and who is connected where.
+fn evidence(stage: &Stage) -> String {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let mut all = String::new();
+    for server in stage.servers.nodes() {
+        all.push_str(&format!("-- {}, {:?}\n", server.address(), server.mode()));
+        all.push_str(&["dump", "cons"].map(|word| server.ask(word).unwrap_or_default()).concat());
+        let nodes = runtime.block_on(owners(&server.address().to_string()));
+        all.push_str(&nodes.unwrap_or_else(|error| format!("{error}\n")));
+    }
+    all
+}
+
+/// Every node of a claim with its owner.
+async fn owners(server: &str) -> Result<String, zookeeper_client::Error> {
+    let client = zookeeper_client::Client::connector().with_fail_eagerly().connect(server).await?;
+    let mut all = String::new();
+    for name in client.list_children("/lockkeeper/locks").await? {
+        for child in client.list_children(&format!("/lockkeeper/locks/{name}")).await? {
+            let stat = client.check_stat(&format!("/lockkeeper/locks/{name}/{child}")).await?;
+            let owner = stat.map_or(0, |stat| stat.ephemeral_owner);
+            all.push_str(&format!("{name} {child} of {owner:#x}\n"));
+        }
+    }
+    Ok(all)
 }
 
 /// Nothing is held, waited for or left of anybody.
@@ -100,6 +126,53 @@ fn many_processes_killed_and_stopped() {
     });
     assert!(matches!(report.verdict, Verdict::Safe | Verdict::SafeWithFencing), "{report}");
     assert!(report.sections >= sections && report.crashed > 0, "{report}");
+    nothing_is_left(&stage);
+}
+
+/// The leader is killed, followers are stopped, the majority is lost and comes back. The processes themselves run
+/// all the time, so no two may hold at once.
+#[test]
+fn an_ensemble_that_loses_its_leader_and_its_majority() {
+    let stage = Stage::ensemble(Duration::from_secs(4));
+    let folder = tempfile::tempdir().expect("a folder");
+    let sections = number("LOCKKEEPER_SECTIONS", 10_000) / 10;
+    let task = Task { lease: Duration::from_secs(4), ..task(&stage, &folder, 2) };
+    let (mut round, mut slowest) = (0, Duration::ZERO);
+    let report = ordeal(&stage, task, 6, sections, |crew, dice| {
+        round += 1;
+        if round % 4 != 0 {
+            return;
+        }
+        let servers = stage.servers.nodes();
+        let down: Vec<_> = match dice.below(3) {
+            0 => servers.iter().filter(|server| server.mode().as_deref() == Some("leader")).collect(),
+            1 => {
+                servers.iter().filter(|server| server.mode().as_deref() == Some("follower")).take(1).collect()
+            }
+            _ => servers.iter().take(2).collect(),
+        };
+        if dice.chance(500) {
+            down.iter().for_each(|server| server.process().kill());
+            crew.listen(dice.up_to(3000), |_| false);
+            down.iter().for_each(|server| server.start_again().expect("started"));
+        } else {
+            down.iter().for_each(|server| server.process().pause());
+            crew.listen(dice.up_to(3000), |_| false);
+            down.iter().for_each(|server| server.process().resume());
+        }
+        servers.iter().for_each(|server| server.until_ready().expect("ready"));
+        let (ready, next) = (Instant::now(), crew.sections() + 1);
+        assert!(
+            crew.listen(SOON, |crew| crew.sections() >= next),
+            "nobody was served within {SOON:?} after all servers were well again\n{}",
+            evidence(&stage)
+        );
+        crew.store_is_well_again();
+        slowest = slowest.max(ready.elapsed());
+    });
+    println!("{round} rounds, served at most {slowest:?} after all servers were well again");
+    assert_eq!(report.verdict, Verdict::Safe, "{report}");
+    assert!(report.sections >= sections, "{report}");
     nothing_is_left(&stage);
 }
 

@@ -46,6 +46,30 @@ async fn a_cut_at_every_point_leaves_nothing() {
     other.close().await;
 }
 
+/// As above for a reader beside another: the answer to its claim takes one more question, about who holds already.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_cut_at_every_point_leaves_nothing() {
+    let stage = Stage::single(SESSION);
+    let (proxy, keeper) = stage.proxied().await;
+    let (client, other) = (stage.client().await, stage.keeper().await);
+    let first = other.rw_lock("stock").read().await.expect("locked");
+    for way in [Way::ToServer, Way::ToClient] {
+        for after in (0..620).step_by(41) {
+            connected_again(&keeper).await;
+            let struck = proxy.struck();
+            proxy.now(Fault { way, after, act: Act::Cut });
+            let guard = soon(keeper.rw_lock("stock").read()).await.expect("locked");
+            assert_eq!(nodes(&client, "stock").await.len(), 2, "one entry, cut {way:?} after {after}");
+            assert_eq!(guard.floor(), first.floor());
+            drop(guard.release().await);
+            until_nodes(&client, "stock", 1).await;
+            soon(proxy.until_struck(struck + 1)).await;
+        }
+    }
+    keeper.close().await;
+    other.close().await;
+}
+
 /// The node was made and nobody told: asked again, the claim finds it instead of making another.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_reply_to_the_claim_enters_once() {

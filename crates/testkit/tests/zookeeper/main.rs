@@ -2,6 +2,7 @@
 //! stopped. `LOCKKEEPER_SECTIONS` sets how many sections are run.
 #![cfg(target_os = "linux")]
 
+mod access;
 mod costs;
 mod crews;
 mod lines;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper::{Lost, StoreErrorKind};
 
-use crate::stage::{Stage, soon, until_nodes};
+use crate::stage::{Stage, nodes, soon, until_nodes};
 
 const SESSION: Duration = Duration::from_secs(3);
 
@@ -37,6 +37,47 @@ async fn suspended_is_not_expired() {
         "the same node"
     );
     soon(guard.release()).await.expect("still held");
+    keeper.close().await;
+}
+
+/// The address in the URL leads to another server of the ensemble from now on, and the one that it led to is gone: the
+/// session moves along with all that is held and waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_moves_behind_its_address() {
+    // Longer than an election takes on a busy machine.
+    let stage = Stage::ensemble(Duration::from_secs(10));
+    let (proxy, keeper) = stage.proxied().await;
+    let servers = stage.servers.nodes();
+    let guard = keeper.mutex("stock").lock().await.expect("locked");
+    let other = lockkeeper::connect(&stage.url()).await.expect("connected");
+    let token = guard.token();
+    let waiter = tokio::spawn(async move {
+        let guard = other.mutex("stock").lock().await.expect("served");
+        let token = guard.token();
+        guard.release().await.expect("released");
+        other.close().await;
+        token
+    });
+    proxy.lead_to(servers[1].address());
+    servers[0].process().kill();
+    let certain = guard.remaining();
+    soon(async {
+        while guard.remaining() <= certain {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    assert!(!waiter.is_finished());
+    soon(guard.release()).await.expect("still held");
+    assert!(soon(waiter).await.expect("no panic") > token);
+    // And back, to a server that has been away.
+    servers[0].start_again().expect("started");
+    servers[0].until_ready().expect("ready");
+    proxy.lead_to(servers[0].address());
+    servers[1].process().kill();
+    let guard = soon(keeper.mutex("stock").lock()).await.expect("locked");
+    assert!(guard.token() > token);
+    soon(guard.release()).await.expect("released");
     keeper.close().await;
 }
 
@@ -101,4 +142,54 @@ async fn a_minimum_hold_ends_in_time_without_its_process() {
     let kept = locked.elapsed();
     // Not 40 seconds, for which its first session would have lasted.
     assert!(kept >= least && kept < least + Duration::from_secs(5), "kept for {kept:?}");
+}
+
+/// However much a keeper holds and waits for, a line that is cut costs it nothing: all is held as before, and all who
+/// wait are served, also those for whom there are too many watches.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_holds_and_waits_outlive_a_cut() {
+    const MANY: usize = 1200;
+    let stage = Stage::single(Duration::from_secs(10));
+    let ((line, holder), (other_line, waiter)) = (stage.proxied().await, stage.proxied().await);
+    let client = stage.client().await;
+    let name = |nth: usize| format!("a-lock-with-a-name-that-is-long-but-not-as-long-as-it-may-be-{nth}");
+    let mut locks = tokio::task::JoinSet::new();
+    for mutex in (0..MANY).map(|nth| holder.mutex(&name(nth))) {
+        locks.spawn(async move { mutex.lock().await.expect("locked") });
+    }
+    let held = locks.join_all().await;
+    let mut waits = tokio::task::JoinSet::new();
+    for mutex in (0..MANY).map(|nth| waiter.mutex(&name(nth))) {
+        waits.spawn(async move { mutex.lock().await.expect("served").token() });
+    }
+    for nth in 0..MANY {
+        until_nodes(&client, &name(nth), 2).await;
+    }
+    let mut places = Vec::new();
+    for nth in 0..MANY {
+        let mut made = Vec::new();
+        for node in nodes(&client, &name(nth)).await {
+            let stat = client.check_stat(&format!("/lockkeeper/locks/{}/{node}", name(nth))).await;
+            made.push(stat.expect("asked").expect("there").czxid);
+        }
+        places.extend(made.into_iter().max());
+    }
+    let (certain, connected) = (held[0].remaining(), other_line.accepted());
+    line.cut_all();
+    other_line.cut_all();
+    soon(async {
+        while held[0].remaining() <= certain {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    assert_eq!(held.iter().filter(|guard| guard.is_held()).count(), MANY);
+    holder.close().await;
+    let mut served: Vec<i64> =
+        soon(waits.join_all()).await.iter().map(|token| token.as_i64() / 1024).collect();
+    served.sort_unstable();
+    places.sort_unstable();
+    assert!(served == places, "somebody lost its place");
+    assert_eq!(other_line.accepted(), connected + 1, "connected again once, and for good");
+    waiter.close().await;
 }
