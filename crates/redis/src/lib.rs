@@ -28,9 +28,9 @@
 //!
 //! # Limits
 //!
-//! Redis replicates after it has answered. A failover, a restart without persistence or eviction can lose a grant; its
-//! holder learns of it within one renewal, and tokens still grow, so a fence keeps the data right. `wait=n` makes the
-//! loss less likely, and it is no consensus.
+//! Redis replicates after it has answered, and writes to its disk after that unless it has `appendfsync always`. So a
+//! failover, a restart or eviction can lose a grant; its holder learns of it within one renewal, and tokens still
+//! grow, so a fence keeps the data right. `wait=n` makes the loss less likely, and it is no consensus.
 
 mod check;
 mod dial;

@@ -164,8 +164,9 @@ pub struct Pause {
 ///
 /// Whoever asked before it was over may have got something that the store knows nothing of, and believe in it
 /// until it is told; so two may hold the same, and the answer with the smaller token may come second. That is
-/// counted, not held against anybody. Nothing else is excused: not one who asked afterwards, not a token below one
-/// that had returned before it was asked for, not a late signal, and above all no write that went back.
+/// counted, not held against anybody; nor against those to whom such a grant is handed on inside a process, with
+/// its number. Nothing else is excused: not one who asked afterwards, not a grant whose token lies below one that
+/// had returned before it was asked for, not a late signal, and above all no write that went back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
     /// Since when what the store answers may be lost.
@@ -181,9 +182,9 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Whether this was perhaps granted by what the store then lost, and its holder not told yet.
-    fn casts_doubt_on(&self, section: &Section) -> bool {
-        section.asked <= self.to && (self.from..=self.told).contains(&section.granted)
+    /// Whether a section whose grant was asked for at `asked` may have lost it, and not been told yet.
+    fn casts_doubt_on(&self, section: &Section, asked: u64) -> bool {
+        asked <= self.to && (self.from..=self.told).contains(&section.granted)
     }
 }
 

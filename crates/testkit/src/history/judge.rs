@@ -5,6 +5,8 @@ use std::{
     collections::{BinaryHeap, HashMap},
 };
 
+use lockkeeper_core::Token;
+
 use super::{
     End, History, Pause, Record, Report, Rule, Rules, Section, Share, Verdict, Violation, Wait, Write,
 };
@@ -22,8 +24,19 @@ pub(super) fn judge(history: &History, rules: &Rules) -> Report {
     let mut writes = history.writes.clone();
     writes.sort_by_key(|w| (w.resource, w.at));
 
-    let mut judge =
-        Judge { rules, pauses: merged(&rules.pauses), free: HashMap::new(), report: Report::default() };
+    let mut judge = Judge {
+        rules,
+        pauses: merged(&rules.pauses),
+        asked: HashMap::new(),
+        free: HashMap::new(),
+        report: Report::default(),
+    };
+    if !rules.losses.is_empty() {
+        for s in &sections {
+            let asked = judge.asked.entry(s.grant()).or_insert(s.asked);
+            *asked = s.asked.min(*asked);
+        }
+    }
     for of_one in sections.chunk_by(|a, b| a.resource == b.resource) {
         judge.report.resources += 1;
         let mut by_token: Vec<&Section> = of_one.iter().collect();
@@ -64,6 +77,11 @@ impl Section {
     /// Whether it was granted alone.
     pub(super) fn exclusive(&self) -> bool {
         !matches!(self.share, Share::Units(_))
+    }
+
+    /// The resource and the number of the grant, which all have to whom it was handed on inside a process.
+    fn grant(&self) -> (u32, u64) {
+        (self.resource, self.token / u64::from(Token::STEPS))
     }
 
     /// Until when the store may have kept it for its holder. A release frees at once; in all other cases
@@ -125,6 +143,8 @@ impl Load {
 struct Judge<'a> {
     rules: &'a Rules,
     pauses: HashMap<u32, Vec<Pause>>,
+    /// When each grant was asked for by the first who had it. Only for a store that lost something.
+    asked: HashMap<(u32, u64), u64>,
     /// For each resource, when it was free for longer than the bound.
     free: HashMap<u32, Vec<(u64, u64)>>,
     report: Report,
@@ -150,6 +170,11 @@ impl Judge<'_> {
     /// Whether this worker stood still at any time between the two.
     fn paused(&self, worker: u32, from: u64, to: u64) -> bool {
         self.pause_after(worker, from).is_some_and(|p| p.from <= to)
+    }
+
+    /// When the grant of this section was asked for: by itself, or by who had it first if the store lost something.
+    fn asked(&self, s: &Section) -> u64 {
+        self.asked.get(&s.grant()).map_or(s.asked, |asked| *asked)
     }
 
     /// What one section shows without the others.
@@ -195,16 +220,18 @@ impl Judge<'_> {
             if of_all.is_none_or(|top| top.token <= s.token) {
                 of_all = Some(s);
             } else {
-                // Rare, so it may cost a search: who had returned before this one asked?
-                let returned = sections[..i].partition_point(|x| x.granted < s.asked);
+                let in_doubt = self.rules.losses.iter().any(|loss| loss.casts_doubt_on(s, self.asked(s)));
+                let asked = if in_doubt { self.asked(s) } else { s.asked };
+                // Rare, so it may cost a search: who had returned before this one was asked for?
+                let returned = sections[..i].partition_point(|x| x.granted < asked);
                 let before_asking = highest[returned][0];
                 // Of two that exclude each other the one that returned first was granted first, because it
-                // cannot have been granted while the other held. That needs an answer that came in time.
-                // And a store that kept what it had granted.
+                // cannot have been granted while the other held. That needs an answer that came in time, and a
+                // store that kept what it had granted.
                 let in_time = s.granted <= s.deadline && !self.paused(s.worker, s.asked, s.granted);
                 let rival = highest[instant][usize::from(!s.exclusive())].filter(|_| in_time);
-                let lost = rival.filter(|_| self.rules.losses.iter().any(|loss| loss.casts_doubt_on(s)));
-                let rival = rival.filter(|_| lost.is_none());
+                let lost = rival.filter(|_| in_doubt);
+                let rival = rival.filter(|_| !in_doubt);
                 let earlier = before_asking.into_iter().chain(rival).max_by_key(|x| x.token);
                 if let Some(earlier) = earlier.filter(|x| x.token > s.token) {
                     self.found(Rule::TokenFell, s.granted, [earlier, s]);
@@ -283,7 +310,8 @@ impl Judge<'_> {
             let mut to = s.ended;
             let mut excused = false;
             let pause = self.pause_after(s.worker, from).map(|pause| (pause.from, pause.to));
-            let losses = self.rules.losses.iter().filter(|loss| s.asked <= loss.to && from < loss.told);
+            let asked = self.asked(s);
+            let losses = self.rules.losses.iter().filter(|loss| asked <= loss.to && from < loss.told);
             let loss = losses.map(|loss| (loss.from, loss.told)).min();
             if let Some(excuse) = pause.into_iter().chain(loss).min() {
                 excused = excuse.0 <= from;

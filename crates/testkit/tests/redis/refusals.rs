@@ -88,13 +88,13 @@ fn set(redis: &Redis, name: &str, value: &str) -> io::Result<()> {
 /// A server that was restarted with much data answers nobody until it has read all of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn loading_is_outwaited() {
-    // It reads one key in a millisecond, and looks for clients now and then.
-    let slow = RedisOptions::default().setting("key-load-delay 1000");
+    // It reads one key in ten milliseconds, and looks for clients now and then.
+    let slow = RedisOptions::default().setting("key-load-delay 10000");
     let slow =
         slow.setting("loading-process-events-interval-bytes 1024").setting("enable-debug-command local");
     let redis = slow.start().expect("started");
     let client = Client::new(&redis.url()).await;
-    redis.command(["DEBUG", "POPULATE", "3000", "data", "100"]).expect("filled");
+    redis.command(["DEBUG", "POPULATE", "300", "data", "100"]).expect("filled");
     redis.command(["SAVE"]).expect("saved");
     redis.process().kill();
     let url = redis.url();
@@ -201,7 +201,7 @@ async fn a_slot_that_nobody_serves_is_outwaited() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_step_of_a_move_is_followed() {
     let cluster = RedisCluster::start().expect("started");
-    let builder = lockkeeper::builder(&cluster.url()).expect("a good URL").request_limit(secs(20));
+    let builder = lockkeeper::builder(&cluster.url()).expect("a good URL").request_limit(secs(60));
     let keeper = builder.connect().await.expect("connected");
     let slot = cluster.slot_of(&format!("{{{NAME}}}")).expect("asked");
     let to = (cluster.master_of(slot).expect("served") + 1) % 3;
@@ -215,7 +215,7 @@ async fn every_step_of_a_move_is_followed() {
     assert_eq!(cluster.move_keys(slot, to, 1).expect("moved"), 1);
     let mutex = keeper.mutex(NAME);
     let waiting = tokio::spawn(async move { mutex.try_lock().await });
-    timeout(secs(20), async {
+    timeout(secs(40), async {
         while answered(&cluster, "TRYAGAIN") < 100 {
             sleep(millis(5)).await;
         }

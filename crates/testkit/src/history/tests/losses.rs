@@ -2,6 +2,17 @@
 
 use super::*;
 
+const STEPS: u64 = lockkeeper_core::Token::STEPS as u64;
+
+/// Sections and writes of the first step of a grant, by its number.
+fn alone(number: u64, granted: u64, ended: u64) -> Section {
+    super::alone(number * STEPS, granted, ended)
+}
+
+fn shared(number: u64, floor: u64, units: u32, granted: u64, ended: u64) -> Section {
+    super::shared(number * STEPS, floor * STEPS, units, granted, ended)
+}
+
 /// The store loses grants from 100 to 200; all are told by 300.
 fn losing(old_copy: bool) -> Rules {
     Rules { losses: vec![Loss { from: 100, to: 200, told: 300, old_copy }], ..Rules::default() }
@@ -48,6 +59,23 @@ fn the_answers_of_two_who_hold_the_same_may_overtake_each_other() {
     breaks(&of(&[seen, fallen]), &losing(true), Rule::TokenFell, [&seen, &fallen]);
 }
 
+/// What was lost is handed on inside the process that does not know, with the number that it has.
+#[test]
+fn a_lost_grant_may_be_handed_on() {
+    let step = |number: u64, step: u64, asked: u64| {
+        let token = number * STEPS + step;
+        Section { asked, ..super::alone(token, asked + 1, asked + 10) }
+    };
+    let (first, other) = (alone(2, 91, 210), alone(3, 215, 225));
+    excused(&[first, step(2, 1, 220), other], &losing(false));
+    // A grant that nobody had before; or one whose last holder has been told by now.
+    let not_lost = step(1, 1, 220);
+    let report = check(&of(&[first, not_lost, other]), &losing(false));
+    assert_eq!(report.count(Rule::TokenFell), 1, "{report}");
+    let told = step(2, 1, 305);
+    breaks(&of(&[first, other, told]), &losing(false), Rule::TokenFell, [&other, &told]);
+}
+
 /// A reader has left and a writer has come; the copy knows only the reader.
 #[test]
 fn an_old_copy_may_know_a_reader_and_not_the_writer_after_it() {
@@ -64,9 +92,9 @@ fn an_old_copy_may_know_a_reader_and_not_the_writer_after_it() {
     let known = Section { asked: 201, ..alone(2, 210, 215) };
     breaks(&of(&[reader, known, next]), &losing(true), Rule::Floor, [&known, &next]);
     // One who is alone has no older one beside it, and a floor is never above its token.
-    let alone_with_others = Section { floor: 1, ..alone(3, 220, 230) };
+    let alone_with_others = Section { floor: STEPS, ..alone(3, 220, 230) };
     breaks(&of(&[writer, alone_with_others]), &losing(true), Rule::Floor, [&writer, &alone_with_others]);
-    let above = Section { floor: 4, ..next };
+    let above = Section { floor: 4 * STEPS, ..next };
     breaks(&of(&[writer, above]), &losing(true), Rule::Floor, [&writer, &above]);
 }
 
