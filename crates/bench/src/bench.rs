@@ -12,7 +12,7 @@ use crate::{
     Failure, held,
     judge::Verdict,
     peer::{self, KeeperPeer},
-    processes, rates,
+    processes, rates, redis,
     rounds::Contestant,
     table::Row,
     waiting,
@@ -96,28 +96,31 @@ pub(crate) struct Bench {
     pub(crate) keeper: Keeper,
     pub(crate) requests: Requests,
     pub(crate) pace: Pace,
-    usual: KeeperPeer,
-    fifo: KeeperPeer,
+    usual: Box<dyn Contestant>,
+    fifo: Box<dyn Contestant>,
     peers: Vec<Box<dyn Contestant>>,
     /// Where the files of peers are, on the disk of the store; `None` if it has no file.
     folder: Option<PathBuf>,
+    /// The server, if the store is Redis; started by this program if the URL names none.
+    pub(crate) redis: Option<redis::Server>,
 }
 
 impl Bench {
     pub(crate) async fn connect(url: &str, pace: Pace) -> Result<Self, Failure> {
         let requests = Requests::default();
+        let redis = redis::Server::of(url)?;
+        let url = redis.as_ref().map_or(url, |server| server.url());
         let connector = requests.of(lockkeeper::url::connector(url)?);
         let keeper = Keeper::builder(connector).connect().await?;
         let folder = peers_folder(url)?;
-        Ok(Self {
-            peers: peer::peers_of(&keeper, folder.as_deref()),
-            folder,
-            usual: KeeperPeer::usual(&keeper, &requests),
-            fifo: KeeperPeer::fifo(&keeper, &requests),
-            keeper,
-            requests,
-            pace,
-        })
+        let mut usual: Box<dyn Contestant> = Box::new(KeeperPeer::usual(&keeper, &requests));
+        let mut fifo: Box<dyn Contestant> = Box::new(KeeperPeer::fifo(&keeper, &requests));
+        let mut peers = peer::peers_of(&keeper, folder.as_deref());
+        if let Some(server) = &redis {
+            (usual, fifo) = (server.metered(usual), server.metered(fifo));
+            peers = server.peers().await?;
+        }
+        Ok(Self { peers, folder, usual, fifo, keeper, requests, pace, redis })
     }
 
     pub(crate) fn folder(&self) -> Option<&Path> {
@@ -125,11 +128,11 @@ impl Bench {
     }
 
     pub(crate) fn usual(&self) -> &dyn Contestant {
-        &self.usual
+        &*self.usual
     }
 
     pub(crate) fn fifo(&self) -> &dyn Contestant {
-        &self.fifo
+        &*self.fifo
     }
 
     /// Whom Lockkeeper is compared with.
@@ -155,7 +158,10 @@ impl Bench {
             Workload::W1 => rates::w1(self).await,
             Workload::W2 => rates::w2(self).await,
             Workload::W3 => rates::w3(self).await,
-            Workload::W3p => processes::w3p(self).await,
+            Workload::W3p => match &self.redis {
+                Some(server) => redis::w3p(server, &self.pace).await,
+                None => processes::w3p(self).await,
+            },
             Workload::W4 => waiting::w4(self).await,
             Workload::Held => held::held(self).await,
         }

@@ -12,6 +12,7 @@ mod measure;
 mod peer;
 mod processes;
 mod rates;
+mod redis;
 mod rounds;
 mod table;
 mod waiting;
@@ -27,11 +28,11 @@ type Failure = Box<dyn Error + Send + Sync>;
 
 const USAGE: &str =
     "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 held ...] [--quick | --rounds N --seconds S]
-  STORE_URL  the store to measure (default memory:)
+  STORE_URL  the store to measure (default memory:); redis: alone starts a server for it
   w1         one task, one name
   w2         64 tasks, 64 names
   w3         16 tasks, one name
-  w3p        16 processes, one name (stores in a file)
+  w3p        16 processes, one name (SQLite, Redis)
   w4         64 tasks wait for a held name, then drain
   held       100,000 locks held: memory and the watchdog's CPU
   --quick    only see that everything runs: a few seconds, nothing is judged

@@ -18,30 +18,31 @@ use crate::{
     bench::{Bench, Workload},
     files,
     judge::{self, Limit, Median, Verdict},
+    redis,
     table::Row,
 };
 
-const PROCESSES: usize = 16;
+pub(crate) const PROCESSES: usize = 16;
 
 /// Nanoseconds on a clock that all processes share.
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
 /// What a round between processes brought.
-struct Passed {
-    rate: f64,
-    shares: Vec<u64>,
+pub(crate) struct Passed {
+    pub(crate) rate: f64,
+    pub(crate) shares: Vec<u64>,
     /// From the call to release to the next process's acquisition, in nanoseconds.
-    hand_offs: Histogram<u64>,
+    pub(crate) hand_offs: Histogram<u64>,
 }
 
 /// A child process of this program.
-struct Hand(Child);
+pub(crate) struct Hand(Child);
 
 impl Hand {
-    fn start(words: &[&str]) -> Result<Self, Failure> {
+    pub(crate) fn start(words: &[&str]) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("child").args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
         Ok(Self(command.spawn()?))
@@ -58,7 +59,7 @@ impl Drop for Hand {
 
 /// Lets the children run together and joins what they tell: a line per acquisition, with the
 /// times at which it had it and at which it began to give it back.
-fn race(mut hands: Vec<Hand>, length: Duration) -> Result<Passed, Failure> {
+pub(crate) fn race(mut hands: Vec<Hand>, length: Duration) -> Result<Passed, Failure> {
     let mut outputs = Vec::new();
     for hand in &mut hands {
         let mut output = BufReader::new(hand.0.stdout.take().ok_or("no output")?);
@@ -92,7 +93,8 @@ fn race(mut hands: Vec<Hand>, length: Duration) -> Result<Passed, Failure> {
     Ok(Passed { rate: all.len() as f64 / length.as_secs_f64(), shares, hand_offs })
 }
 
-fn keepers(url: &str, length: Duration) -> Result<Passed, Failure> {
+/// Sixteen processes with a keeper each.
+pub(crate) fn keepers(url: &str, length: Duration) -> Result<Passed, Failure> {
     let millis = length.as_millis().to_string();
     let hands: Result<Vec<_>, _> = (0..PROCESSES).map(|_| Hand::start(&["keeper", url, &millis])).collect();
     race(hands?, length)
@@ -174,6 +176,7 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
         ["token", folder, own, millis] => {
             token(Path::new(folder), own, Duration::from_millis(millis.parse()?))?
         }
+        ["ping", url, own, millis] => redis::ping(url, own, Duration::from_millis(millis.parse()?))?,
         _ => return Err("a child has other words".into()),
     };
     let lines: String = times.iter().map(|(granted, released)| format!("{granted} {released}\n")).collect();
@@ -181,7 +184,7 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn wait_for_go() -> Result<Instant, Failure> {
+pub(crate) fn wait_for_go() -> Result<Instant, Failure> {
     println!("ready");
     std::io::stdin().read_line(&mut String::new())?;
     Ok(Instant::now())
