@@ -12,7 +12,7 @@ use crate::{
     Failure, crowd, held,
     judge::Verdict,
     peer::{self, KeeperPeer},
-    processes, rates,
+    processes, rates, redis,
     rounds::Contestant,
     table::Row,
     waiting,
@@ -100,37 +100,37 @@ pub(crate) struct Bench {
     pub(crate) keeper: Keeper,
     pub(crate) requests: Requests,
     pub(crate) pace: Pace,
-    usual: KeeperPeer,
-    fifo: KeeperPeer,
+    usual: Box<dyn Contestant>,
+    fifo: Box<dyn Contestant>,
     peers: Vec<Box<dyn Contestant>>,
     /// Where the files of peers are, on the disk of the store; `None` if it has no file.
     folder: Option<PathBuf>,
     /// The server that was started for this run, and what is measured on it beside the usual.
     zookeeper: Option<ZooKeeper>,
+    /// The server, if the store is Redis; started by this program if the URL names none.
+    pub(crate) redis: Option<redis::Server>,
 }
 
 impl Bench {
     pub(crate) async fn connect(url: &str, pace: Pace) -> Result<Self, Failure> {
         let requests = Requests::default();
-        let mut zookeeper = ZooKeeper::for_url(url)?;
-        let url = zookeeper.as_ref().map_or(url, ZooKeeper::url);
+        let (redis, mut zookeeper) = (redis::Server::of(url)?, ZooKeeper::for_url(url)?);
+        let started = redis.as_ref().map(redis::Server::url).or(zookeeper.as_ref().map(ZooKeeper::url));
+        let url = started.unwrap_or(url);
         let connector = requests.of(lockkeeper::url::connector(url)?);
         let keeper = Keeper::builder(connector).connect().await?;
         let folder = peers_folder(url)?;
+        let mut usual: Box<dyn Contestant> = Box::new(KeeperPeer::usual(&keeper, &requests));
+        let mut fifo: Box<dyn Contestant> = Box::new(KeeperPeer::fifo(&keeper, &requests));
         let mut peers = peer::peers_of(&keeper, folder.as_deref());
+        if let Some(server) = &redis {
+            (usual, fifo) = (server.metered(usual), server.metered(fifo));
+            peers = server.peers().await?;
+        }
         if let Some(zookeeper) = &mut zookeeper {
             peers.extend(zookeeper.peers().await?);
         }
-        Ok(Self {
-            peers,
-            folder,
-            zookeeper,
-            usual: KeeperPeer::usual(&keeper, &requests),
-            fifo: KeeperPeer::fifo(&keeper, &requests),
-            keeper,
-            requests,
-            pace,
-        })
+        Ok(Self { peers, folder, usual, fifo, keeper, requests, pace, redis, zookeeper })
     }
 
     pub(crate) fn folder(&self) -> Option<&Path> {
@@ -144,11 +144,11 @@ impl Bench {
     }
 
     pub(crate) fn usual(&self) -> &dyn Contestant {
-        &self.usual
+        &*self.usual
     }
 
     pub(crate) fn fifo(&self) -> &dyn Contestant {
-        &self.fifo
+        &*self.fifo
     }
 
     /// Whom Lockkeeper is compared with.
@@ -174,7 +174,10 @@ impl Bench {
             Workload::W1 => rates::w1(self).await,
             Workload::W2 => rates::w2(self).await,
             Workload::W3 => rates::w3(self).await,
-            Workload::W3p => processes::w3p(self).await,
+            Workload::W3p => match &self.redis {
+                Some(server) => redis::w3p(server, &self.pace).await,
+                None => processes::w3p(self).await,
+            },
             Workload::W4 => waiting::w4(self).await,
             Workload::W4p => crowd::w4p(self).await,
             Workload::Held => held::held(self).await,

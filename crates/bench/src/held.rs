@@ -8,7 +8,7 @@ use crate::{
     Failure,
     bench::{Bench, Pace, Workload},
     judge::{Limit, Verdict},
-    measure,
+    measure, redis,
     table::Row,
 };
 
@@ -19,7 +19,7 @@ const FIRST_PART: usize = 10;
 /// Bytes of resident memory for each lock, the store's part included when it is in this process.
 const BYTES_EACH: Limit = Limit::AtMost(1024.0);
 
-/// CPU of this process while all of them are renewed, in per cent of a core.
+/// CPU of this process, and of the server, while all of them are renewed, in per cent of a core.
 const CPU_PERCENT: Limit = Limit::Below(5.0);
 
 /// Holds many locks, a hundred thousand in a full run.
@@ -37,11 +37,16 @@ pub(crate) async fn held(bench: &Bench) -> Result<Vec<Row>, Failure> {
         guard.release().await?;
     }
     tokio::time::sleep(lease / 30).await;
+    let server_cpu = || bench.redis.as_ref().map(redis::Server::cpu).transpose();
+    let server = server_cpu()?;
     let (cpu, requests, started) = (measure::cpu(), bench.requests.so_far(), Instant::now());
     // As long as a lease: each is renewed two or three times, and one that was not has ended.
     tokio::time::sleep(lease).await;
     let used = measure::percent(measure::cpu().saturating_sub(cpu), started.elapsed());
     let requests = bench.requests.so_far() - requests;
+    let server = server_cpu()?.zip(server);
+    let server =
+        server.map(|(after, before)| measure::percent(after.saturating_sub(before), started.elapsed()));
     let lost = guards.iter().filter(|guard| !guard.is_held()).count();
 
     let started = Instant::now();
@@ -55,14 +60,16 @@ pub(crate) async fn held(bench: &Bench) -> Result<Vec<Row>, Failure> {
         if locks < Pace::FULL.locks { Verdict::TooShort } else { limit.judge(value) }
     };
     let goal = |what, value, limit| row(what, value).goal(limit, judge(limit, value));
-    Ok(vec![
+    let mut rows = vec![
         row("locks", locks as f64),
         goal("resident memory, bytes per lock", bytes, BYTES_EACH),
         goal("client CPU while renewed, % of a core", used, CPU_PERCENT),
         goal("lost within one lease", lost as f64, Limit::AtMost(0.0)),
         row("requests/s while renewed", requests as f64 / lease.as_secs_f64()),
         row("release with all others held, µs", each),
-    ])
+    ];
+    rows.extend(server.map(|used| goal("server CPU while renewed, % of a core", used, CPU_PERCENT)));
+    Ok(rows)
 }
 
 /// Takes locks until there are `count`.

@@ -13,6 +13,7 @@ mod measure;
 mod peer;
 mod processes;
 mod rates;
+mod redis;
 mod rounds;
 mod table;
 mod waiting;
@@ -29,11 +30,11 @@ type Failure = Box<dyn Error + Send + Sync>;
 
 const USAGE: &str =
     "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 w4p held ...] [--quick | --rounds N --seconds S]
-  STORE_URL  the store to measure (default memory:); zookeeper: starts a server, and its peers
+  STORE_URL  the store to measure (default memory:); redis: and zookeeper: start a server, and peers
   w1         one task, one name
   w2         64 tasks, 64 names
   w3         16 tasks, one name
-  w3p        16 processes, one name (stores in a file, zookeeper:)
+  w3p        16 processes, one name (stores between processes)
   w4         64 tasks wait for a held name, then drain
   w4p        64 processes wait for a held name, then drain (stores between processes)
   held       100,000 locks held: memory and the watchdog's CPU

@@ -18,6 +18,7 @@ use crate::{
     bench::{Bench, Workload},
     crowd, files,
     judge::{self, Limit, Median, Verdict},
+    redis,
     table::Row,
     zookeeper,
 };
@@ -95,7 +96,7 @@ impl Drop for Hand {
 
 /// Lets the children run together and joins what they tell: a line per acquisition, with the
 /// times at which it had it and at which it began to give it back.
-fn race(mut hands: Vec<Hand>, length: Duration) -> Result<Passed, Failure> {
+pub(crate) fn race(mut hands: Vec<Hand>, length: Duration) -> Result<Passed, Failure> {
     let mut outputs = Vec::new();
     for hand in &mut hands {
         let mut output = BufReader::new(hand.0.stdout.take().ok_or("no output")?);
@@ -113,7 +114,8 @@ fn race(mut hands: Vec<Hand>, length: Duration) -> Result<Passed, Failure> {
     Passed::of(&times, length)
 }
 
-fn keepers(url: &str, length: Duration) -> Result<Passed, Failure> {
+/// Sixteen processes with a keeper each.
+pub(crate) fn keepers(url: &str, length: Duration) -> Result<Passed, Failure> {
     let millis = length.as_millis().to_string();
     let hands: Result<Vec<_>, _> = (0..PROCESSES).map(|_| Hand::start(&["keeper", url, &millis])).collect();
     race(hands?, length)
@@ -197,6 +199,7 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
         }
         ["waiter", url] => return crowd::waiter(url),
         ["zookeeper", who, url] => return zookeeper::child(who, url),
+        ["ping", url, own, millis] => redis::ping(url, own, Duration::from_millis(millis.parse()?))?,
         _ => return Err("a child has other words".into()),
     };
     let lines: String = times.iter().map(|(granted, released)| format!("{granted} {released}\n")).collect();
@@ -204,7 +207,7 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn wait_for_go() -> Result<Instant, Failure> {
+pub(crate) fn wait_for_go() -> Result<Instant, Failure> {
     println!("ready");
     std::io::stdin().read_line(&mut String::new())?;
     Ok(Instant::now())

@@ -4,6 +4,7 @@ use crate::{
     Failure,
     bench::{Bench, Pace, Workload},
     judge::{Limit, Median, Verdict},
+    redis,
     rounds::{Contestant, Load, Round, fairness, interleaved},
     table::Row,
 };
@@ -23,7 +24,7 @@ async fn uncontended(bench: &Bench, workload: Workload, tasks: usize) -> Result<
     let results = race(bench, vec![bench.usual()], &load).await?;
     let mut rows: Vec<Row> = results.iter().flat_map(|result| speed(workload, result)).collect();
     rows.extend(ratios(workload, &results, 1, &bench.pace));
-    Ok(rows)
+    Ok(redis::judged(workload, rows, &results, &bench.pace))
 }
 
 /// 16 tasks, one name.
@@ -57,7 +58,7 @@ pub(crate) async fn w3(bench: &Bench) -> Result<Vec<Row>, Failure> {
 }
 
 /// A contestant and its rounds.
-type Raced<'a> = (&'a dyn Contestant, Vec<Round>);
+pub(crate) type Raced<'a> = (&'a dyn Contestant, Vec<Round>);
 
 /// Rounds of `ours` and of all peers of the store, in turn.
 async fn race<'a>(
@@ -81,6 +82,10 @@ fn speed(workload: Workload, (contestant, rounds): &Raced<'_>) -> Vec<Row> {
     ];
     let requests: Option<Vec<f64>> = rounds.iter().map(Round::requests_each).collect();
     rows.extend(requests.map(|requests| row("requests each", Median::of(requests))));
+    let commands: Option<Vec<f64>> = rounds.iter().map(Round::commands_each).collect();
+    rows.extend(commands.map(|commands| row("commands each", Median::of(commands))));
+    let busy: Option<Vec<f64>> = rounds.iter().map(Round::server_micros).collect();
+    rows.extend(busy.map(|busy| row("server, µs each", Median::of(busy))));
     rows
 }
 
@@ -129,6 +134,7 @@ mod tests {
             shares: vec![acquired / 2, acquired / 2],
             passed: acquired,
             requests: Some(2 * acquired),
+            served: None,
             times: Histogram::new(3).expect("three digits"),
         }
     }

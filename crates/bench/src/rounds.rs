@@ -31,7 +31,7 @@ const TIMED: u64 = 7;
 /// The longest time that is told apart from longer ones, in nanoseconds.
 const LONGEST: u64 = 60_000_000_000;
 
-fn no_times() -> Result<Histogram<u64>, Failure> {
+pub(crate) fn no_times() -> Result<Histogram<u64>, Failure> {
     Ok(Histogram::new_with_max(LONGEST, 3)?)
 }
 
@@ -52,6 +52,15 @@ impl Load {
     }
 }
 
+/// What a server did in a round, by its own account.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Served {
+    /// Commands that came to it.
+    pub(crate) commands: u64,
+    /// How long it worked on them.
+    pub(crate) busy: Duration,
+}
+
 /// What a round brought.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
@@ -64,6 +73,8 @@ pub(crate) struct Round {
     pub(crate) passed: u64,
     /// Requests to the store, if they are counted.
     pub(crate) requests: Option<u64>,
+    /// What the server says, if it is asked.
+    pub(crate) served: Option<Served>,
     /// How long an acquisition and its release took, in nanoseconds, without what was done
     /// in between.
     pub(crate) times: Histogram<u64>,
@@ -86,6 +97,16 @@ impl Round {
     /// Requests per acquisition and release.
     pub(crate) fn requests_each(&self) -> Option<f64> {
         self.requests.map(|requests| requests as f64 / self.acquired())
+    }
+
+    /// Commands to the server per acquisition and release.
+    pub(crate) fn commands_each(&self) -> Option<f64> {
+        self.served.map(|served| served.commands as f64 / self.acquired())
+    }
+
+    /// The server's work per acquisition and release, in microseconds.
+    pub(crate) fn server_micros(&self) -> Option<f64> {
+        self.served.map(|served| served.busy.as_secs_f64() * 1e6 / self.acquired())
     }
 
     pub(crate) fn micros_at(&self, quantile: f64) -> f64 {
@@ -231,6 +252,7 @@ async fn round<P: Peer>(peer: &P, load: &Load) -> Result<Round, Failure> {
         shares: Vec::new(),
         passed: 0,
         requests: None,
+        served: None,
         times: no_times()?,
     };
     while let Some(turns) = tasks.join_next().await {

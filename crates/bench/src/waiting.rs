@@ -14,6 +14,7 @@ use crate::{
     judge::{Limit, Median},
     measure,
     peer::{Lock, Peer},
+    redis,
     rounds::Contestant,
     table::Row,
 };
@@ -65,9 +66,12 @@ pub(crate) async fn w4(bench: &Bench) -> Result<Vec<Row>, Failure> {
         row("drain of 64 waiters, ms", |drain| Some(drain.drained.as_secs_f64() * 1e3));
         row("client CPU of the drain, ms", |drain| Some(drain.cpu.as_secs_f64() * 1e3));
     }
-    if bench.keeper.capability().store == "sqlite" {
-        rows = rows.into_iter().map(|row| row.held_to("lockkeeper", &SQLITE_GOALS)).collect();
-    }
+    let goals: &[_] = match bench.keeper.capability().store {
+        "sqlite" => &SQLITE_GOALS,
+        "redis" => &redis::WAITING_GOALS,
+        _ => &[],
+    };
+    rows = rows.into_iter().map(|row| row.held_to("lockkeeper", goals)).collect();
     Ok(rows)
 }
 

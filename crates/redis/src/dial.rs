@@ -68,10 +68,7 @@ impl Dialler {
             None => config,
         };
         self.with_limit(address, async {
-            let socket = self
-                .socket(address)
-                .await
-                .map_err(|error| trouble::not_dialled(&address.to_string(), error))?;
+            let socket = self.socket(address).await?;
             let (connection, driver) = MultiplexedConnection::new_with_config(&info, socket, config)
                 .await
                 .map_err(|error| trouble::not_connected(&address.to_string(), error))?;
@@ -84,10 +81,7 @@ impl Dialler {
     pub(crate) async fn messages(&self, address: &Address) -> Result<PubSub, StoreError> {
         let info = self.info(&self.settings.login, self.settings.database, self.settings.resp3);
         self.with_limit(address, async {
-            let socket = self
-                .socket(address)
-                .await
-                .map_err(|error| trouble::not_dialled(&address.to_string(), error))?;
+            let socket = self.socket(address).await?;
             PubSub::new(&info, socket)
                 .await
                 .map_err(|error| trouble::not_connected(&address.to_string(), error))
@@ -112,10 +106,7 @@ impl Dialler {
     async fn ask_sentinel(&self, sentinel: &Address, master: &str) -> Result<Address, StoreError> {
         let failed = |error| trouble::not_connected(&sentinel.to_string(), error);
         let info = self.info(&self.settings.sentinel_login, 0, false);
-        let socket = self
-            .socket(sentinel)
-            .await
-            .map_err(|error| trouble::not_dialled(&sentinel.to_string(), error))?;
+        let socket = self.socket(sentinel).await?;
         let (mut connection, driver) =
             MultiplexedConnection::new_with_config(&info, socket, AsyncConnectionConfig::new())
                 .await
@@ -158,7 +149,11 @@ impl Dialler {
         info
     }
 
-    async fn socket(&self, address: &Address) -> io::Result<Box<dyn Socket>> {
+    async fn socket(&self, address: &Address) -> Result<Box<dyn Socket>, StoreError> {
+        self.dial(address).await.map_err(|error| trouble::not_dialled(&address.to_string(), error))
+    }
+
+    async fn dial(&self, address: &Address) -> io::Result<Box<dyn Socket>> {
         let (host, port) = match address {
             #[cfg(unix)]
             Address::Unix(path) => return Ok(Box::new(tokio::net::UnixStream::connect(path).await?)),

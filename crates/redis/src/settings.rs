@@ -179,6 +179,7 @@ impl Settings {
             "false" | "0" => Ok(false),
             _ => Err(wrong("true or false")),
         };
+        let time = || span(value).ok_or_else(|| wrong("a time such as 500ms or 2s"));
         let files = |tls: &mut Option<TlsFiles>| {
             tls.take()
                 .ok_or_else(|| config(format!("the option {key} is for TLS; write rediss:// in the URL")))
@@ -203,16 +204,10 @@ impl Settings {
             }
             "nodelay" => self.nodelay = flag()?,
             "strict" => self.strict = flag()?,
-            "connect_limit" => {
-                self.connect_limit = span(value).ok_or_else(|| wrong("a time such as 500ms or 2s"))?;
-            }
-            "request_limit" => {
-                self.request_limit = Some(span(value).ok_or_else(|| wrong("a time such as 500ms or 2s"))?);
-            }
+            "connect_limit" => self.connect_limit = time()?,
+            "request_limit" => self.request_limit = Some(time()?),
             "wait" => self.wait = value.parse().map_err(|_| wrong("a number of replicas"))?,
-            "wait_limit" => {
-                self.wait_limit = span(value).ok_or_else(|| wrong("a time such as 500ms or 2s"))?;
-            }
+            "wait_limit" => self.wait_limit = time()?,
             "ca" => self.tls = Some(TlsFiles { ca: Some(value.into()), ..files(&mut self.tls)? }),
             "cert" => self.tls = Some(TlsFiles { cert: Some(value.into()), ..files(&mut self.tls)? }),
             "key" => self.tls = Some(TlsFiles { key: Some(value.into()), ..files(&mut self.tls)? }),

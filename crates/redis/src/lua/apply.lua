@@ -5,8 +5,8 @@
 --                               not_after and stamp as one text
 --                      leave:  flags and id as in the line of its only holder; or for a leave with more to it
 --                              'b', id, bury_until or '', hold_at_least
--- Reply      nonce, now, then per entry: 9 number (granted now, alone, for the whole lease), 0 (the same, and the number
---            is now), 1 number floor remaining (granted), 2 ahead retry_in (busy), 3 (stale), 4 capacity (mismatch),
+-- Reply      nonce, now, then per entry: 9 number (granted now, alone, for the whole lease), 0 (the same, and the
+--            number is now), 1 number floor remaining (granted), 2 ahead retry_in (busy), 3 (stale), 4 capacity (mismatch),
 --            5 (released), 6 (left the line), 7 (not there), 8 (the key holds something else)
 -- Invariant  An entry asked again never enters twice (I9). A free resource is claimed by one SET, and one that is
 --            held by its leaver alone is freed by one DEL; everything else goes through resource.lua.

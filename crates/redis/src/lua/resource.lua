@@ -278,7 +278,7 @@ local function library()
       -- Not only after a while: also if the clock was set back.
       if math.abs(now - w.asked) >= PLACE_KEPT then
         call('ZREM', r.key, w.line, 'i ' .. w.asked .. ' ' .. id)
-        w.asked, w.stamp = full(now), stamp
+        w.asked, w.stamp = now_text, stamp
         r.new = {lines_of(w)}
       end
       return busy(ahead)
@@ -294,7 +294,8 @@ local function library()
       local last = call('ZREVRANGEBYLEX', r.key, '(q!', '[q ', 'LIMIT', '0', '1')[1]
       arrival = math.max(now, string.match(last, '^q (%d+) ') + 1)
     end
-    w = {id = id, arrival = full(arrival), asked = full(now), stamp = stamp, units = units, lease = tonumber(lease), card = card}
+    w = {id = id, arrival = full(arrival), asked = now_text, stamp = stamp, units = units, lease = tonumber(lease),
+      card = card}
     r.new = {'q ' .. w.arrival .. ' ' .. id, lines_of(w)}
     r.waiting = r.waiting + 1
     return busy(r.waiting - 1)
