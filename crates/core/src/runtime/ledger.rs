@@ -19,12 +19,9 @@ use super::{
 };
 use crate::name::Name;
 
-/// With nothing to do the beat still looks again after this long, so that a steady flow of short
-/// locks does not wake it each time.
-const IDLE_LOOK: Duration = Duration::from_secs(1);
-
-/// How long the beat sleeps at a stretch while nothing is held: longer than between two polls.
-const LAZY_NAP: Duration = Duration::from_secs(5);
+/// While nothing is held, the beat looks again after this long, so that a steady flow of short locks does not wake it
+/// each time: longer than between two polls. While something is held, after [`LONGEST_NAP`].
+const LAZY_LOOK: Duration = Duration::from_millis(2500);
 
 /// How many leases that were let go are remembered: more than can be on their way at one time.
 const REMEMBERED: usize = 4096;
@@ -234,12 +231,12 @@ impl Ledger {
             let mut inner = self.lock();
             let first = inner.schedule.first().map_or(BootTime::NEVER, |(at, _)| *at);
             let touched = std::mem::take(&mut inner.touched);
-            // Those who wait are asked for again sooner than anything they may come to hold is due.
-            let idle = !touched && inner.held.is_empty();
-            let look = if idle { BootTime::NEVER } else { now.after(IDLE_LOOK) };
+            let idle = !touched && inner.waiting.is_empty() && inner.held.is_empty();
+            // Where nothing is held, nothing ends: then it only has to look as often as those who wait ask again, and
+            // a suspended machine costs time and nothing else.
+            let nap = if inner.held.is_empty() { LAZY_LOOK } else { LONGEST_NAP };
+            let look = if idle { BootTime::NEVER } else { now.after(nap) };
             inner.looks_at = first.min(look).min(latest);
-            // Where nothing is held, nothing ends: then a suspended machine costs time and nothing else.
-            let nap = if inner.held.is_empty() { LAZY_NAP } else { LONGEST_NAP };
             (inner.looks_at, nap)
         };
         tokio::select! {
