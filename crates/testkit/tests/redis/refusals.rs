@@ -85,6 +85,14 @@ fn set(redis: &Redis, name: &str, value: &str) -> io::Result<()> {
     redis.command(["CONFIG", "SET", name, value]).map(drop)
 }
 
+/// Makes a replica the master once it knows what is held: what it does not know would be lost.
+fn promote_in_step(replica: &Redis) -> io::Result<()> {
+    while replica.command(["EXISTS", "lockkeeper:{held}"])? != "1" {
+        thread::sleep(millis(5));
+    }
+    replica.promote()
+}
+
 /// A server that was restarted with much data answers nobody until it has read all of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn loading_is_outwaited() {
@@ -115,7 +123,7 @@ async fn readonly_is_outwaited() {
     let (redis, other) = (Redis::start().expect("started"), Redis::start().expect("started"));
     other.follow(&redis).expect("in step");
     let turn = || {
-        other.promote()?;
+        promote_in_step(&other)?;
         redis.follow(&other)
     };
     outwaits(&redis.url(), ("READONLY", "name the master"), turn, || redis.promote()).await;
@@ -126,7 +134,7 @@ async fn masterdown_is_outwaited() {
     let (redis, other) = (Redis::start().expect("started"), Redis::start().expect("started"));
     other.follow(&redis).expect("in step");
     let lose = || {
-        other.promote()?;
+        promote_in_step(&other)?;
         redis.follow(&other)?;
         set(&redis, "replica-serve-stale-data", "no")?;
         other.process().kill();
