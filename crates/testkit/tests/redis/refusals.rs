@@ -96,13 +96,13 @@ fn promote_in_step(replica: &Redis) -> io::Result<()> {
 /// A server that was restarted with much data answers nobody until it has read all of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn loading_is_outwaited() {
-    // It reads twenty keys in a second, and looks for clients in between.
-    let slow = RedisOptions::default().setting("key-load-delay 50000");
-    let slow =
-        slow.setting("loading-process-events-interval-bytes 1024").setting("enable-debug-command local");
+    // It reads twenty keys in a second, and looks for clients after each.
+    let slow = RedisOptions::default().setting("key-load-delay 50000").setting("rdbcompression no");
+    let slow = slow.setting("loading-process-events-interval-bytes 1024");
+    let slow = slow.setting("enable-debug-command local");
     let redis = Arc::new(slow.start().expect("started"));
     let client = Client::new(&redis.url()).await;
-    redis.command(["DEBUG", "POPULATE", "1000", "data", "100"]).expect("filled");
+    redis.command(["DEBUG", "POPULATE", "1000", "data", "2000"]).expect("filled");
     redis.command(["SAVE"]).expect("saved");
     redis.process().kill();
     let loading = thread::spawn({
