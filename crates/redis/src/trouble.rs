@@ -29,6 +29,8 @@ fn explain(code: &str, details: &str) -> StoreError {
         "TRYAGAIN" | "MOVED" | "ASK" => {
             (Conflict, "the slot of this resource is being moved to another node; it passes with the move")
         }
+        // Only if there was no time left to send its text.
+        "NOSCRIPT" => (Conflict, "the server has forgotten a script; it is sent with the next try"),
         "CROSSSLOT" => (Config, "this server is part of a cluster; use redis+cluster:// in the URL"),
         "OOM" => (
             Conflict,
@@ -151,6 +153,7 @@ mod tests {
             ("LOADING", Unreachable),
             ("CLUSTERDOWN", Unreachable),
             ("TRYAGAIN", Conflict),
+            ("NOSCRIPT", Conflict),
             ("OOM", Conflict),
             ("NOAUTH", Denied),
             ("WRONGPASS", Denied),

@@ -108,7 +108,8 @@ struct Shared {
 struct State {
     next: VecDeque<Fault>,
     weather: Option<Weather>,
-    open: Vec<Arc<Line>>,
+    /// Each with how many had come until then.
+    open: Vec<(u64, Arc<Line>)>,
     accepted: u64,
 }
 
@@ -154,7 +155,13 @@ impl Proxy {
 
     /// Every connection that is open gets this fault, counted from now.
     pub fn now(&self, fault: Fault) {
-        for line in &self.shared.state().open {
+        self.now_after(0, fault);
+    }
+
+    /// Every connection that is open and came after the first `others` gets this fault, counted from now. So those
+    /// that servers have among each other can be left in peace.
+    pub fn now_after(&self, others: u64, fault: Fault) {
+        for (_, line) in self.shared.state().open.iter().filter(|(number, _)| *number > others) {
             line.arm(fault);
         }
     }
@@ -166,7 +173,7 @@ impl Proxy {
 
     /// Closes all connections; new ones are welcome.
     pub fn cut_all(&self) {
-        for line in &self.shared.state().open {
+        for (_, line) in &self.shared.state().open {
             line.cut();
         }
     }
@@ -274,12 +281,13 @@ impl Shared {
         let scripted = state.next.pop_front();
         let fault = scripted.or_else(|| state.weather.as_mut().and_then(Weather::next));
         let line = Arc::new(Line::new(fault));
-        state.open.push(line.clone());
+        let number = state.accepted;
+        state.open.push((number, line.clone()));
         line
     }
 
     fn forget(&self, line: &Arc<Line>) {
-        self.state().open.retain(|open| !Arc::ptr_eq(open, line));
+        self.state().open.retain(|(_, open)| !Arc::ptr_eq(open, line));
     }
 
     fn strike(&self) {
