@@ -72,7 +72,8 @@ impl ZooKeeperStore {
     async fn connect(place: Place, context: Context) -> Result<Self, StoreError> {
         let background = context.background.clone();
         let connected = background.spawn(async move {
-            let limit = context.request_limit;
+            // A server that is silent may be tried first; it takes the client a part of a session to turn to the next.
+            let limit = context.request_limit.max(place.session);
             let opening = async {
                 let (clock, background) = (&context.clock, &context.background);
                 let session = match Session::open(&place, place.session, false, clock, background).await {

@@ -69,6 +69,30 @@ async fn a_server_moves_behind_its_address() {
     keeper.close().await;
 }
 
+/// One of three servers accepts connections and says nothing. Whoever tries it first turns to another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_server_keeps_nobody_out() {
+    let stage = Stage::ensemble(Duration::from_secs(10));
+    // Somebody has to make the namespace; an election would be another matter.
+    stage.keeper().await.close().await;
+    let follower = stage.servers.nodes().iter().find(|server| server.mode().as_deref() == Some("follower"));
+    let follower = follower.expect("two of them");
+    follower.process().pause();
+    let mut keepers = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let url = stage.url();
+        keepers.spawn(async move {
+            let keeper = lockkeeper::connect(&url).await.expect("connected");
+            soon(keeper.mutex("stock").lock()).await.expect("locked").release().await.expect("released");
+            keeper.close().await;
+        });
+    }
+    while let Some(served) = keepers.join_next().await {
+        served.expect("served");
+    }
+    follower.process().resume();
+}
+
 /// A session that ended is replaced: old guards stay lost, waiters go on, new locks are to be had.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keeper_goes_on_in_a_new_session() {
