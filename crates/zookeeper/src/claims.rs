@@ -7,7 +7,7 @@ use lockkeeper_core::{
     ContenderId, GrantNumber, StoreError, Token, Units,
     store::{Answer, Answers, Claim, Leave, Left, Request, Verdict},
 };
-use zookeeper_client::{Error, MultiWriteError, MultiWriteResult, MultiWriter};
+use zookeeper_client::{Error, MultiReadResult, MultiWriteError, MultiWriteResult, MultiWriter};
 
 use crate::{
     line::{Line, Standing, claim_prefix},
@@ -221,13 +221,13 @@ impl Shared {
             add_number(&mut multi, &folder)?;
         }
         let committed = multi.commit();
-        let claims = ops.iter().filter_map(|op| match op {
-            Op::Create { claim, .. } => {
-                Some(session.client.list_children(&self.place.paths.lock(&claim.name)))
+        let mut lists = session.client.new_multi_reader();
+        for op in &ops {
+            if let Op::Create { claim, .. } = op {
+                lists.add_get_children(&self.place.paths.lock(&claim.name)).map_err(trouble)?;
             }
-            Op::Delete { .. } => None,
-        });
-        let lists: Vec<_> = claims.collect();
+        }
+        let listed = lists.commit();
         let results = match session.write(sent, committed).await {
             Ok(results) => results,
             Err(error) if refused(&error) => return self.send_singly(session, ops, answers).await,
@@ -243,8 +243,7 @@ impl Shared {
             MultiWriteResult::Create { path, .. } => Some(path),
             _ => None,
         });
-        let mut lists = lists.into_iter();
-        let mut first_trouble = None;
+        let (mut lists, mut first_trouble) = (children_of(session.read(listed).await), None);
         for op in ops {
             match op {
                 Op::Delete { place, contender, left, .. } => {
@@ -252,11 +251,10 @@ impl Shared {
                     answers[place] = Some(Answer::Leave(left));
                 }
                 Op::Create { place, claim } => {
-                    let Some(((node, list), number)) = made.next().zip(lists.next()).zip(number) else {
+                    let Some(((node, line), number)) = made.next().zip(lists.next()).zip(number) else {
                         return Err(corrupt("ZooKeeper answered fewer operations than it was asked"));
                     };
                     let made = Made { node, number: checked(number)? };
-                    let line = session.read(list).await;
                     match self.placed(session, false, claim, made, line).await {
                         Ok(verdict) => answers[place] = Some(Answer::Claim(verdict)),
                         // The others are in the table by now, or will be asked for again.
@@ -395,14 +393,14 @@ impl Shared {
     ) -> Result<Verdict, StoreError> {
         let Made { node, number } = made;
         let (folder, child) = node.rsplit_once('/').unwrap_or_default();
-        let waits = |ahead| {
+        let waits = |ahead, standing| {
             let stand = Stand::Waiting { ahead, asked: self.now() };
             self.enter(session, own_session, claim, node.clone(), number, stand);
-            self.wait_in_line(claim.contender);
+            self.wait_in_line(claim.contender, standing);
         };
         // The node is there, whatever cannot be learned now: it finds out by itself where it stands.
         let not_known = |error| {
-            waits(0);
+            waits(0, None);
             Err(error)
         };
         let children = match listed {
@@ -431,8 +429,9 @@ impl Shared {
                     let grant = lockkeeper_core::store::Grant { number, floor, remaining };
                     return Ok(Verdict::Granted(grant));
                 }
-                Some(Standing { ahead, .. }) if claim.queue => {
-                    waits(ahead);
+                Some(standing) if claim.queue => {
+                    let ahead = standing.ahead;
+                    waits(ahead, Some(standing));
                     return Ok(self.busy(ahead));
                 }
                 Some(Standing { ahead, .. }) => turned_away(self.busy(ahead)),
@@ -493,12 +492,26 @@ impl Shared {
         self.table().entries.insert(claim.contender, entry);
     }
 
-    fn wait_in_line(self: &Arc<Self>, contender: ContenderId) {
+    fn wait_in_line(self: &Arc<Self>, contender: ContenderId, standing: Option<Standing>) {
         // Begun under the lock: an entry that goes takes its task along.
         if let Some(entry) = self.table().entries.get_mut(&contender) {
-            let task = self.background.spawn(self.clone().wait(contender));
+            let task = self.background.spawn(self.clone().wait(contender, standing));
             entry.waits = Some(Task(task.abort_handle()));
         }
+    }
+}
+
+/// The listings of a group, one by one; if there was no answer at all, each of them failed.
+fn children_of(
+    read: Result<Vec<MultiReadResult>, Error>,
+) -> Box<dyn Iterator<Item = Result<Vec<String>, Error>> + Send> {
+    match read {
+        Ok(results) => Box::new(results.into_iter().filter_map(|result| match result {
+            MultiReadResult::Children { children } => Some(Ok(children)),
+            MultiReadResult::Error { err } => Some(Err(err)),
+            _ => None,
+        })),
+        Err(error) => Box::new(std::iter::repeat(Err(error))),
     }
 }
 

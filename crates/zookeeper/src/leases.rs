@@ -297,7 +297,9 @@ impl Shared {
             multi.add_delete(marker, None).map_err(trouble)?;
             multi.add_create(marker, b"", &self.ephemeral()).map_err(trouble)?;
         }
-        multi.add_delete(&found.node, Some(found.version)).map_err(trouble)?;
+        // Who watches the node sees it change, and not go: it is still there.
+        multi.add_set_data(&found.node, &note.to_bytes(), Some(found.version)).map_err(trouble)?;
+        multi.add_delete(&found.node, None).map_err(trouble)?;
         multi.add_create(&found.node, &note.to_bytes(), &self.ephemeral()).map_err(trouble)?;
         match own.write(sent, multi.commit()).await {
             Ok(_) => {}

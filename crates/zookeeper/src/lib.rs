@@ -30,7 +30,7 @@
 //!
 //! # Limits
 //!
-//! * ZooKeeper 3.5 or later, for nodes that vanish with their last child.
+//! * ZooKeeper 3.6 or later, for listings of many resources in one request.
 //! * Somebody who tries a lock and loses a race for it stands in line for a moment: another who tries just then may
 //!   be told that it is busy although its holder has gone.
 //! * Tokens fall if the servers' data is wiped or restored from a backup.

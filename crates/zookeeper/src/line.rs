@@ -103,7 +103,7 @@ pub(crate) struct Line {
 }
 
 /// Where somebody stands in a line.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Standing {
     /// Whether it holds.
     pub(crate) admitted: bool,
@@ -113,6 +113,10 @@ pub(crate) struct Standing {
     pub(crate) waits_for: Vec<String>,
     /// Whether those in `waits_for` wait themselves: then their admission is news too.
     pub(crate) behind_a_waiter: bool,
+    /// Whether it is next: nobody stands before it but the one in `waits_for`.
+    pub(crate) next: bool,
+    /// Of a writer that is not next, the one before the one it waits for: when that has gone, it may be.
+    pub(crate) forewarned_by: Option<String>,
 }
 
 impl Line {
@@ -200,7 +204,7 @@ impl Line {
         if self.capacity() != Some(me.capacity) {
             let first = self.nodes.first().map(|first| first.name.clone());
             let waits_for = first.into_iter().collect();
-            return Some(Standing { admitted: false, ahead: 0, waits_for, behind_a_waiter: false });
+            return Some(Standing { waits_for, ..Standing::default() });
         }
         let before: Vec<(&Node, bool)> =
             self.admissions().take_while(|(node, _)| node.name != name).collect();
@@ -220,7 +224,12 @@ impl Line {
             // The first that waits for permits: any holder may make room.
             (Capacity::Count(_), _) => (before.iter().map(name_of).collect(), false),
         };
-        Some(Standing { admitted, ahead, waits_for, behind_a_waiter })
+        let waiting_writer = (me.capacity, me.units) == (Capacity::All, Units::All) && !admitted;
+        // Not `before`, which leaves out those of another capacity.
+        let next = waiting_writer && self.nodes.get(1) == Some(me);
+        let second = before.iter().rev().nth(1).filter(|_| waiting_writer && !next);
+        let forewarned_by = second.map(name_of);
+        Some(Standing { admitted, ahead, waits_for, behind_a_waiter, next, forewarned_by })
     }
 
     /// The nodes of a contender, in order.
@@ -309,6 +318,20 @@ mod tests {
         assert_eq!((waits_for(4), waits_for(5)), (names[3..4].to_vec(), names[3..4].to_vec()));
         assert_eq!(waits_for(6), names[5..6]);
         assert_eq!(line.standing(&names[6]).expect("there").ahead, 4);
+    }
+
+    #[test]
+    fn a_writer_knows_when_it_is_next() {
+        let names: Vec<String> = (0..4).map(|nth| node(nth, WRITE, &format!("{nth:010}"))).collect();
+        let all = line(&names.iter().collect::<Vec<_>>());
+        let standing = |nth: usize| all.standing(&names[nth]).expect("there");
+        assert!(!standing(0).next && standing(0).admitted);
+        assert!(standing(1).next && standing(1).forewarned_by.is_none());
+        assert!(!standing(3).next);
+        assert_eq!(standing(3).forewarned_by, Some(names[1].clone()));
+        let stranger = node(9, permits(1), "0000000000");
+        let mixed = line(&[&names[1], &stranger, &names[2]]);
+        assert!(!mixed.standing(&names[2]).expect("there").next, "somebody of another capacity is before it");
     }
 
     #[test]

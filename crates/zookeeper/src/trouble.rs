@@ -27,7 +27,7 @@ pub(crate) fn trouble(error: Error) -> StoreError {
         ),
         Error::BadArguments(_) => (StoreErrorKind::Config, "the store's URL or its settings are wrong"),
         Error::Unimplemented => {
-            (StoreErrorKind::Unsupported, "this ZooKeeper is too old; version 3.5 or later is needed")
+            (StoreErrorKind::Unsupported, "this ZooKeeper is too old; version 3.6 or later is needed")
         }
         _ => (StoreErrorKind::Corrupt, "ZooKeeper said something unexpected; report this as a bug"),
     };

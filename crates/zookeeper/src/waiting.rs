@@ -1,7 +1,9 @@
-//! How a claim waits: it watches the node before it and its own, and nothing else, until it is its turn
-//! and the quorum has confirmed that it is still there.
+//! How a claim waits: it watches the node before it, and nothing else, until that is gone and it is first.
+//!
+//! A writer also watches the one before that. When that goes, it looks at the line while the one before it
+//! holds, and so knows that it is next: the lock then passes without another look.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, StoreError,
@@ -20,6 +22,10 @@ use crate::{
     trouble::trouble,
 };
 
+/// For so long a look at the line tells who is next. Nobody comes in before that one, but its own node may
+/// be removed by hand, which only a look can show.
+const LOOK_COUNTS: Duration = Duration::from_secs(1);
+
 /// A place in line, from inside.
 struct Place {
     contender: ContenderId,
@@ -27,29 +33,39 @@ struct Place {
     folder: String,
     node: String,
     /// The watches under way, by path.
-    watched: JoinSet<String>,
+    watched: JoinSet<(String, EventType)>,
     armed: HashSet<String>,
+    /// Whose going lets it in, and until when that is certain.
+    next_after: Option<(String, BootTime)>,
+}
+
+/// What came of a look at the line.
+enum Seen {
+    /// It is to be looked at again.
+    Again,
+    /// There is nothing more to wait for.
+    Done,
 }
 
 impl Shared {
-    /// Waits until `contender` is admitted and tells its keeper, or until it has lost its place.
-    pub(crate) async fn wait(self: Arc<Self>, contender: ContenderId) {
+    /// Waits until `contender` is admitted and tells its keeper, or until it has lost its place. It begins
+    /// where it was last seen to stand, if it was.
+    pub(crate) async fn wait(self: Arc<Self>, contender: ContenderId, mut known: Option<Standing>) {
         let Some((session, node)) = self.place_of(contender) else { return };
         let folder = node.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_owned());
         let (watched, armed) = (JoinSet::new(), HashSet::new());
-        let mut place = Place { contender, session, folder, node, watched, armed };
+        let mut place = Place { contender, session, folder, node, watched, armed, next_after: None };
         loop {
-            match self.step(&mut place).await {
-                Ok(true) => return,
-                Ok(false) => {}
+            match self.step(&mut place, known.take()).await {
+                Ok(Seen::Done) => return,
+                Ok(Seen::Again) => {}
                 // Connected again, it looks again; a session that is over is replaced by its keeper.
                 Err(error) => {
                     tracing::debug!(%contender, %error, "waiting for ZooKeeper");
                     if !place.session.lives() {
                         return;
                     }
-                    let soon = self.now().after(std::time::Duration::from_millis(20));
-                    self.clock.sleep_until(soon).await;
+                    self.clock.sleep_until(self.now().after(Duration::from_millis(20))).await;
                 }
             }
         }
@@ -61,46 +77,51 @@ impl Shared {
         Some((entry.session.clone(), entry.node.clone()))
     }
 
-    /// Looks at the line once, and waits until it has changed; `true` if there is nothing more to wait
-    /// for.
-    async fn step(self: &Arc<Self>, place: &mut Place) -> Result<bool, StoreError> {
-        let session = place.session.clone();
-        let child = place.node.rsplit_once('/').map_or("", |(_, child)| child).to_owned();
-        let listed = session.client.list_children(&place.folder);
-        let line = match session.read(listed).await {
-            Ok(children) => self.line_of(&place.folder, children),
-            Err(Error::NoNode) => Line::default(),
-            Err(error) => return Err(trouble(error)),
+    /// Looks at the line once, unless it is known, and waits until it has changed.
+    async fn step(self: &Arc<Self>, place: &mut Place, known: Option<Standing>) -> Result<Seen, StoreError> {
+        let looked = self.now();
+        let standing = match known {
+            Some(standing) => standing,
+            None => {
+                let line = self.line(&place.session, &place.folder).await?;
+                let child = place.node.rsplit_once('/').map_or("", |(_, child)| child);
+                let Some(standing) = line.standing(child) else {
+                    self.lost_its_place(place);
+                    return Ok(Seen::Done);
+                };
+                if standing.admitted {
+                    return self.admitted(place, &line, child).await;
+                }
+                standing
+            }
         };
-        let Some(standing) = line.standing(&child) else {
-            self.lost_its_place(place);
-            return Ok(true);
-        };
-        if standing.admitted {
-            return self.admitted(place, &line, &child).await;
-        }
         if let Some(entry) = self.table().entries.get_mut(&place.contender)
             && let Stand::Waiting { ahead, .. } = &mut entry.stand
         {
             *ahead = standing.ahead;
         }
+        let last = standing.waits_for.first().filter(|_| standing.next);
+        place.next_after = last.map(|name| (format!("{}/{name}", place.folder), looked.after(LOOK_COUNTS)));
         if !self.arm(place, &standing).await? {
-            return Ok(false);
+            return Ok(Seen::Again);
         }
-        match place.watched.join_next().await {
-            Some(Ok(path)) => place.armed.remove(&path),
-            // A watch cannot panic, and is not aborted while this waits for it.
-            Some(Err(_)) | None => false,
-        };
-        Ok(false)
+        // A watch cannot panic, and is not aborted while this waits for it.
+        if let Some(Ok((path, event))) = place.watched.join_next().await {
+            place.armed.remove(&path);
+            let now = self.now();
+            let last = place.next_after.take().is_some_and(|(last, until)| last == path && now < until);
+            if last && event == EventType::NodeDeleted {
+                return self.admitted(place, &Line::default(), "").await;
+            }
+        }
+        Ok(Seen::Again)
     }
 
     /// Watches what `standing` waits for; `false` if it has changed already.
     async fn arm(self: &Arc<Self>, place: &mut Place, standing: &Standing) -> Result<bool, StoreError> {
         let session = place.session.clone();
-        self.watch_own_node(place.contender).await?;
         let mut asked = Vec::new();
-        for name in &standing.waits_for {
+        for name in standing.waits_for.iter().chain(&standing.forewarned_by) {
             let path = format!("{}/{name}", place.folder);
             if !place.armed.contains(&path) {
                 let answer = session.client.get_and_watch_data(&path);
@@ -114,8 +135,8 @@ impl Shared {
                     let of = path.clone();
                     place.watched.spawn_on(
                         async move {
-                            drop(watcher.changed().await);
-                            of
+                            let event = watcher.changed().await;
+                            (of, event.event_type)
                         },
                         &self.background,
                     );
@@ -131,30 +152,34 @@ impl Shared {
         Ok(true)
     }
 
-    /// Nobody is before it any more. It holds once the quorum has confirmed that its node is there.
-    async fn admitted(self: &Arc<Self>, place: &Place, line: &Line, child: &str) -> Result<bool, StoreError> {
+    /// Nobody is before it any more: it holds, as long as its session lives. Of an exclusive claim nothing
+    /// in the line matters then.
+    async fn admitted(self: &Arc<Self>, place: &Place, line: &Line, child: &str) -> Result<Seen, StoreError> {
         let (mut note, units, capacity, version, number) = {
             let table = self.table();
-            let Some(entry) = table.entries.get(&place.contender) else { return Ok(true) };
+            let Some(entry) = table.entries.get(&place.contender) else { return Ok(Seen::Done) };
             (entry.note.clone(), entry.units, entry.capacity, entry.version, entry.number)
         };
         let session = &place.session;
         let floor = self.floor(session, &place.folder, line, child, units, number).await?;
         let sent = session.now();
-        let proof = if capacity == Capacity::All {
-            session.check(&place.node).await.map(|()| version)
-        } else {
-            // Whoever stands behind it watches it, and may fit beside it.
-            note.granted = true;
-            let set = session.client.set_data(&place.node, &note.to_bytes(), None);
-            session.write(sent, set).await.map(|stat| stat.version)
-        };
-        match proof {
-            Ok(version) => self.granted(place, sent, floor, note, version),
+        if capacity == Capacity::All {
+            // Past its deadline the node may be gone, whatever this server says.
+            if !session.lives() {
+                return Err(trouble(Error::SessionExpired));
+            }
+            self.granted(place, sent, floor, note, version);
+            return Ok(Seen::Done);
+        }
+        // Whoever stands behind it watches it, and may fit beside it.
+        note.granted = true;
+        let set = session.client.set_data(&place.node, &note.to_bytes(), None);
+        match session.write(sent, set).await {
+            Ok(stat) => self.granted(place, sent, floor, note, stat.version),
             Err(Error::NoNode) => self.lost_its_place(place),
             Err(error) => return Err(trouble(error)),
         }
-        Ok(true)
+        Ok(Seen::Done)
     }
 
     fn granted(&self, place: &Place, sent: BootTime, floor: u64, note: Note, version: i32) {
@@ -203,8 +228,9 @@ impl Shared {
             (entry.session.clone(), entry.node.clone())
         };
         let (data, stat, watcher) = match session.read(session.client.get_and_watch_data(&node)).await {
-            Ok(read) => read,
-            Err(Error::NoNode) => return Ok(false),
+            Ok(read) if read.1.ephemeral_owner == session.id => read,
+            // In another session it is somebody else's.
+            Ok(_) | Err(Error::NoNode) => return Ok(false),
             Err(error) => return Err(trouble(error)),
         };
         let mut table = self.table();
@@ -237,11 +263,12 @@ impl Shared {
                 return;
             };
             match read {
-                Ok((data, stat, again)) => {
+                Ok((data, stat, again)) if stat.ephemeral_owner == session.id => {
                     (entry.note, entry.version) = (Note::from_bytes(&data), stat.version);
                     watcher = again;
                 }
-                Err(Error::NoNode) => {
+                // Gone, or somebody else's by now.
+                Ok(_) | Err(Error::NoNode) => {
                     let lost = table.entries.remove(&contender);
                     drop(table);
                     if let Some(lost) = lost {
