@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper::StoreErrorKind;
 use zookeeper_client::{Acls, CreateMode};
 
-use crate::stage::{Stage, nodes, soon};
+use crate::stage::{Stage, nodes, soon, until_nodes};
 
 const SESSION: Duration = Duration::from_secs(4);
 
@@ -72,4 +72,59 @@ async fn a_login_keeps_others_out() {
     }
     guard.release().await.expect("released");
     keeper.close().await;
+}
+
+/// Who is next in line holds as soon as the node before it has gone. A lease that is adopted gets another node of
+/// the same name, and that is no such moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_next_waits_for_a_lease_that_is_adopted() {
+    let stage = Stage::single(SESSION);
+    let (first, second, third) = (stage.keeper().await, stage.keeper().await, stage.keeper().await);
+    let client = stage.client().await;
+    let lease = first.mutex("stock").detachable().lock().await.expect("locked");
+    let lease = lease.into_lease().await.expect("detached").to_string();
+    let waiter = tokio::spawn({
+        let mutex = third.mutex("stock");
+        async move { mutex.lock().await }
+    });
+    until_nodes(&client, "stock", 2).await;
+    let adopted = second.adopt(&lease).await.expect("adopted");
+    // Served at once if at all: what it watched has changed before this answer.
+    let served = tokio::time::timeout(Duration::from_millis(500), async {
+        while !waiter.is_finished() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    assert!(served.await.is_err(), "two hold at once");
+    adopted.release().await.expect("released");
+    soon(waiter).await.expect("no panic").expect("served").release().await.expect("released");
+    for keeper in [first, second, third] {
+        keeper.close().await;
+    }
+}
+
+/// A node that somebody removes by hand is not counted on: who waited with it comes again.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_lost_its_place_by_hand_does_not_hold_without_one() {
+    let stage = Stage::single(SESSION);
+    let (holder, keeper, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
+    let guard = holder.mutex("stock").lock().await.expect("locked");
+    let held = client.list_children("/lockkeeper/locks/stock").await.expect("listed");
+    let waiter = tokio::spawn({
+        let mutex = keeper.mutex("stock");
+        async move { mutex.lock().await }
+    });
+    until_nodes(&client, "stock", 2).await;
+    let nodes = client.list_children("/lockkeeper/locks/stock").await.expect("listed");
+    for node in nodes.iter().filter(|node| !held.contains(node)) {
+        client.delete(&format!("/lockkeeper/locks/stock/{node}"), None).await.expect("removed");
+    }
+    // What it saw of the line counts for a second.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    guard.release().await.expect("released");
+    let guard = soon(waiter).await.expect("no panic").expect("served");
+    until_nodes(&client, "stock", 1).await;
+    guard.release().await.expect("released");
+    keeper.close().await;
+    holder.close().await;
 }
