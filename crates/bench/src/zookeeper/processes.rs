@@ -6,19 +6,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper_testkit::counting::Requests;
 use tokio::task::{block_in_place, spawn_blocking};
 
 use super::{
     CURATOR, LOCKKEEPER, RECIPE, ZooKeeper,
     curator::{Program, Talk},
-    peers::RecipePeer,
+    peers::{DroppedPeer, RecipePeer},
 };
 use crate::{
     Failure,
     bench::{Bench, Workload},
     judge::{self, Limit, Median, Verdict},
-    peer::{KeeperPeer, Lock, Peer},
+    peer::{Lock, Peer},
     processes::{Hand, PROCESSES, Passed, now},
     table::Row,
 };
@@ -125,7 +124,7 @@ pub(crate) fn child(who: &str, place: &str) -> Result<(), Failure> {
     runtime.block_on(async {
         if who == LOCKKEEPER {
             let keeper = lockkeeper::connect(place).await?;
-            take_part(KeeperPeer::usual(&keeper, &Requests::default())).await?;
+            take_part(DroppedPeer(keeper.clone())).await?;
             keeper.close().await;
         } else {
             take_part(RecipePeer::connect(place).await?).await?;
