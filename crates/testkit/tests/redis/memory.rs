@@ -65,7 +65,9 @@ fn forgotten_scripts_are_sent_again() {
             }
             flushed
         });
-        load.go_on(times(300, 20_000));
+        for _ in 0..times(3, 200) {
+            load.go_on(100);
+        }
         stop.store(true, Ordering::Release);
         flushing.join().expect("no panic")
     });

@@ -20,7 +20,7 @@ struct Client {
 
 impl Client {
     async fn new(url: &str) -> Self {
-        let builder = lockkeeper::builder(url).expect("a good URL").request_limit(secs(1));
+        let builder = lockkeeper::builder(url).expect("a good URL").request_limit(secs(3));
         let keeper = builder.connect().await.expect("connected");
         let held = keeper.mutex("held").lease(secs(30)).lock().await.expect("free");
         Self { keeper, held }
