@@ -229,7 +229,15 @@ fn round_of(answer: &str, cpu: Duration) -> Result<Round, Failure> {
             format!("Curator: two threads held one lock: {acquired} acquired, {counted} counted").into()
         );
     }
-    Ok(Round { elapsed: Duration::from_nanos(elapsed), cpu, shares, passed, requests: None, times })
+    Ok(Round {
+        elapsed: Duration::from_nanos(elapsed),
+        cpu,
+        shares,
+        passed,
+        requests: None,
+        served: None,
+        times,
+    })
 }
 
 #[cfg(test)]
