@@ -8,7 +8,7 @@ use std::{
 use lockkeeper_core::Token;
 
 use super::{
-    End, History, Pause, Record, Report, Rule, Rules, Section, Share, Verdict, Violation, Wait, Write,
+    End, History, Loss, Pause, Record, Report, Rule, Rules, Section, Share, Verdict, Violation, Wait, Write,
 };
 
 /// How many violations of one rule are kept with their records; the others are only counted.
@@ -266,17 +266,13 @@ impl Judge<'_> {
         for (place, &s) in by_token.iter().enumerate() {
             if s.floor < least_floor(s, last_alone) || s.floor > s.token {
                 // An old copy may not know the last ones who were alone; all others it does.
-                let loss = self
-                    .rules
-                    .losses
-                    .iter()
-                    .find(|loss| loss.old_copy && (loss.from..=loss.told).contains(&s.granted));
-                let known = loss.map(|loss| {
-                    let known =
-                        |x: &&&Section| x.exclusive() && !(x.asked <= loss.to && x.granted >= loss.from);
-                    by_token[..place].iter().rev().find(known).copied()
-                });
-                if s.floor <= s.token && known.is_some_and(|alone| s.floor >= least_floor(s, alone)) {
+                let excuses = |loss: &&Loss| {
+                    let lost = |x: &Section| self.asked(x) <= loss.to && x.granted >= loss.from;
+                    let known = by_token[..place].iter().rev().find(|x| x.exclusive() && !lost(x)).copied();
+                    let in_doubt = loss.old_copy && (loss.from..=loss.told).contains(&s.granted);
+                    in_doubt && s.floor >= least_floor(s, known)
+                };
+                if s.floor <= s.token && self.rules.losses.iter().any(|loss| excuses(&loss)) {
                     self.report.excused += 1;
                 } else {
                     self.found(Rule::Floor, s.granted, last_alone.into_iter().chain([s]));

@@ -84,6 +84,11 @@ fn an_old_copy_may_know_a_reader_and_not_the_writer_after_it() {
     excused(&[reader, writer, next], &losing(true));
     breaks(&of(&[reader, writer, next]), &losing(false), Rule::Floor, [&writer, &next]);
 
+    // One loss after another, the second before all have been told of the first.
+    let earlier = Loss { from: 10, to: 50, told: 225, old_copy: true };
+    let losses = vec![earlier, losing(true).losses[0]];
+    excused(&[reader, writer, next], &Rules { losses, ..Rules::default() });
+
     // That reader's lease has ended; or the copy knew the writer, who had come before or after.
     let late = shared(3, 1, 1, 301, 310);
     breaks(&of(&[reader, writer, late]), &losing(true), Rule::Floor, [&writer, &late]);
