@@ -159,8 +159,8 @@ impl Fleet {
     fn server(&self, address: &Address) -> Arc<Server> {
         Arc::new(Server {
             address: address.clone(),
-            main: Link::new(&self.dialler, address, &self.home),
-            reserved: Link::new(&self.dialler, address, &self.home),
+            main: Link::new(&self.dialler, address, None),
+            reserved: Link::new(&self.dialler, address, Some(self.home.clone())),
         })
     }
 

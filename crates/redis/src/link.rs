@@ -22,9 +22,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Link {
     dialler: Arc<Dialler>,
     address: Address,
-    /// Where the connection lives: the keeper's thread, which is where requests are waited for. Driven by a user's
-    /// runtime, each would change threads twice more, and a blocked one would keep others' answers.
-    home: Handle,
+    /// Where the connection lives; the runtime of whoever needs it if none is named.
+    home: Option<Handle>,
     live: Mutex<Option<Live>>,
     dialling: tokio::sync::Mutex<Failures>,
 }
@@ -54,11 +53,11 @@ struct Failures {
 }
 
 impl Link {
-    pub(crate) fn new(dialler: &Arc<Dialler>, address: &Address, home: &Handle) -> Self {
+    pub(crate) fn new(dialler: &Arc<Dialler>, address: &Address, home: Option<Handle>) -> Self {
         Self {
             dialler: dialler.clone(),
             address: address.clone(),
-            home: home.clone(),
+            home,
             live: Mutex::default(),
             dialling: tokio::sync::Mutex::default(),
         }
@@ -118,10 +117,13 @@ impl Link {
             let (connection, driver) = dialler.requests(&at, None).await?;
             Ok((connection, driver, at))
         };
-        self.home.spawn(dial).await.unwrap_or_else(|_| {
-            let message = "the keeper's thread has ended; connect anew";
-            Err(StoreError::new(StoreErrorKind::Unreachable, message).not_applied())
-        })
+        match &self.home {
+            Some(home) => home.spawn(dial).await.unwrap_or_else(|_| {
+                let message = "the keeper's thread has ended; connect anew";
+                Err(StoreError::new(StoreErrorKind::Unreachable, message).not_applied())
+            }),
+            None => dial.await,
+        }
     }
 
     /// Sends commands as one and waits for all answers, at most until `until`.
