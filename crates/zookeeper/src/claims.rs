@@ -15,7 +15,7 @@ use crate::{
     session::Session,
     shared::Shared,
     table::{Entry, Hold, Stand, Task},
-    trouble::{corrupt, refused, trouble, used_up},
+    trouble::{corrupt, refused, trouble},
 };
 
 /// What has to be asked of the server for one entry of a group.
@@ -415,11 +415,16 @@ impl Shared {
             Ok(verdict)
         };
         if line.is_used_up(child) {
+            tracing::warn!(
+                folder,
+                "two billion claims without a break: newcomers wait until nobody is in line"
+            );
             self.enter(session, own_session, claim, node.clone(), number, Stand::Leaving(Left::LeftQueue));
             self.remove_node(claim.contender).await;
             // Without its folder the resource counts from zero. Somebody still in there keeps it.
             drop(session.read(session.client.delete(folder, None)).await);
-            return Err(used_up());
+            // It comes again when it asks again.
+            return Ok(self.busy(line.nodes.len()));
         }
         let answer = if let Some(in_use) = line.disagrees(child) {
             turned_away(Verdict::Mismatch { in_use })

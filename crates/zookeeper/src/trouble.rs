@@ -43,14 +43,6 @@ pub(crate) fn no_session() -> StoreError {
     .not_applied()
 }
 
-/// A resource has had more claims than ZooKeeper can count.
-pub(crate) fn used_up() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Conflict,
-        "this resource has had two billion claims without a break, and begins anew once nobody holds or waits",
-    )
-}
-
 /// Whether the request was certainly refused, so that it changed nothing.
 pub(crate) fn refused(error: &MultiWriteError) -> bool {
     matches!(error, MultiWriteError::OperationFailed { .. })

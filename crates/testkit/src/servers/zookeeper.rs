@@ -292,7 +292,10 @@ impl ZooKeeperNode {
     /// # Errors
     /// If it never does.
     pub fn until_ready(&self) -> io::Result<()> {
-        self.process.until_ready(|| Ok(Answer::when(self.mode().is_some(), "no mode")))
+        // The port for TLS is opened last.
+        let secure =
+            || self.secure.as_ref().is_none_or(|(port, _)| TcpStream::connect(port.address()).is_ok());
+        self.process.until_ready(|| Ok(Answer::when(self.mode().is_some() && secure(), "no mode or port")))
     }
 
     /// Starts it again after [`Process::kill`], with what it had written. Of an ensemble, it serves only once

@@ -98,12 +98,13 @@ async fn a_resource_that_has_used_up_its_numbers_begins_anew() {
             guard.release().await.expect("released");
         })
     };
+    let mut all = Vec::new();
     for place in 0..8 {
-        waits(place);
+        all.push(waits(place));
         until_nodes(&client, "stock", place + 2).await;
     }
     // There are too few numbers for these.
-    let late: Vec<_> = (8..40).map(waits).collect();
+    all.extend((8..40).map(waits));
     tokio::time::sleep(Duration::from_millis(500)).await;
     guard.release().await.expect("released");
     for place in 0..8 {
@@ -111,10 +112,13 @@ async fn a_resource_that_has_used_up_its_numbers_begins_anew() {
         assert!(next == place && token > last, "{next} instead of {place}");
         last = token;
     }
-    for _ in &late {
+    for _ in 8..40 {
         let (_, token) = soon(served.recv()).await.expect("served");
         assert!(token > last);
         last = token;
+    }
+    for served in all {
+        served.await.expect("released");
     }
     let guard = keeper.mutex("stock").lock().await.expect("locked");
     let name = nodes(&client, "stock").await.remove(0);
