@@ -87,6 +87,6 @@ mod tests {
         let received = received_in(answer);
         assert_eq!(received.len(), 2);
         assert_eq!(received.get(&0x10000f7e0a80000), Some(&12));
-        assert_eq!(received.get(&-0xfffeffffffffff), Some(&7));
+        assert_eq!(received.get(&0xffff000000000001_u64.cast_signed()), Some(&7));
     }
 }
