@@ -26,12 +26,12 @@ use super::{
 const TICK: Duration = Duration::from_millis(10);
 /// How long a grant may be handed on: as in the lane.
 const OPEN_FOR: Duration = Duration::from_millis(10);
-const LEASE: Duration = Duration::from_millis(30);
+const LEASE: Duration = Duration::from_millis(20);
 /// How many steps a grant is good for: fewer than in life, so that they run out here.
 const STEPS: u32 = 3;
 const TASKS: usize = 3;
-/// A task works at most this many ticks on what it holds.
-const WORK: u32 = 1;
+/// A task works at most this many ticks on what it holds: long enough to lose it, if it is not renewed.
+const WORK: u32 = 2;
 const LAST_TICK: u32 = 5;
 /// Grants that the process gets at most.
 const GRANTS: u64 = 2;
