@@ -174,8 +174,11 @@ async fn in_a_process_whose_disk_fails() {
     let lease = Duration::from_secs(5);
     let guard = keeper.mutex("held").lease(lease).lock().await.expect("free");
     println!("token {}", guard.token());
+    let mut others = 0;
     let error = loop {
-        match keeper.mutex("other").try_lock().await {
+        // Another name each time: it may be a release that fails first.
+        others += 1;
+        match keeper.mutex(&format!("other/{others}")).try_lock().await {
             Ok(other) => drop(other.expect("free")),
             Err(error) => break store_error(error),
         }
