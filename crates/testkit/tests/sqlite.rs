@@ -155,12 +155,10 @@ fn a_killed_holder_is_passed_within_a_second() {
 /// A crew that proves nothing finds no bug: each of these must be caught between processes too.
 #[test]
 fn planted_bugs_are_caught_between_processes() {
-    let good_line = [Bug::ReleaseByName, Bug::TokenReset, Bug::GrantedTwice, Bug::LostWakeWithoutPoll];
-    let good_line = good_line.map(|bug| (bug, false));
-    for (bug, bad_line) in good_line.into_iter().chain([(Bug::DoubleEntry, true)]) {
+    for bug in [Bug::ReleaseByName, Bug::TokenReset, Bug::GrantedTwice, Bug::LostWakeWithoutPoll] {
         let caught = (0..5).find(|seed| {
             let folder = tempfile::tempdir().expect("a folder");
-            let task = Task { bug, bad_line, resources: 4, ..task(&folder, *seed) };
+            let task = Task { bug, resources: 4, ..task(&folder, *seed) };
             let (report, served) = ordeal(task, 4, 200, &[Trouble::Kill]);
             !served || report.verdict != Verdict::Safe
         });
