@@ -62,8 +62,13 @@ pub(crate) fn encode(text: &str) -> String {
 
 /// The text that [`encode`] made `encoded` of; `None` for what it never makes.
 pub(crate) fn decode(encoded: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(encoded.len());
-    let mut rest = encoded.bytes();
+    unescape(encoded).filter(|text| encode(text) == encoded)
+}
+
+/// Undoes `%XX`, in paths and in URLs.
+pub(crate) fn unescape(escaped: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(escaped.len());
+    let mut rest = escaped.bytes();
     while let Some(byte) = rest.next() {
         bytes.push(if byte == b'%' {
             let digit = |digit: u8| char::from(digit).to_digit(16);
@@ -72,8 +77,7 @@ pub(crate) fn decode(encoded: &str) -> Option<String> {
             byte
         });
     }
-    let text = String::from_utf8(bytes).ok()?;
-    (encode(&text) == encoded).then_some(text)
+    String::from_utf8(bytes).ok()
 }
 
 /// The name of a child of `locks`; `None` for what Lockkeeper did not put there.

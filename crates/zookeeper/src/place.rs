@@ -8,7 +8,7 @@ use lockkeeper_core::{StoreError, StoreErrorKind};
 use zookeeper_client::{Acls, Client, Connector, SaslOptions};
 
 use crate::{
-    path::Paths,
+    path::{Paths, unescape},
     tls::{self, Tls},
 };
 
@@ -70,7 +70,7 @@ impl Place {
         let [mut ca, mut cert, mut key] = [None, None, None];
         for option in options.split('&').filter(|option| !option.is_empty()) {
             let (word, value) = option.split_once('=').unwrap_or((option, ""));
-            let value = percent(value).ok_or_else(|| config(format!("the value of {word} is not UTF-8")))?;
+            let value = unescape(value).ok_or_else(|| config(format!("the value of {word} is not UTF-8")))?;
             match word {
                 "namespace" => namespace = value,
                 "session" => session = span(word, &value)?,
@@ -106,7 +106,7 @@ impl Place {
             Some(user) => {
                 let (user, password) =
                     user.split_once(':').ok_or_else(|| config("write USER:PASSWORD before the @"))?;
-                let both = percent(user).zip(percent(password));
+                let both = unescape(user).zip(unescape(password));
                 let (user, password) = both.ok_or_else(|| config("user or password is not UTF-8"))?;
                 Some(Login { user, password, sasl: auth == "sasl" })
             }
@@ -229,21 +229,6 @@ fn switch(word: &str, text: &str) -> Result<bool, StoreError> {
         "false" | "no" | "0" => Ok(false),
         _ => Err(config(format!("{word} is true or false"))),
     }
-}
-
-/// Undoes the escapes of a URL.
-fn percent(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(if byte == b'%' {
-            let digit = |digit: u8| char::from(digit).to_digit(16);
-            u8::try_from(digit(rest.next()?)? * 16 + digit(rest.next()?)?).ok()?
-        } else {
-            byte
-        });
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

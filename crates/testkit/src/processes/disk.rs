@@ -20,7 +20,7 @@ pub enum DiskFault {
 impl DiskFault {
     /// The words that make `strace` fail a process's calls, from the `from`th of each thread on. These are the
     /// calls that SQLite reads and writes with, and that nothing else in a worker uses.
-    pub fn words(self, from: u64) -> [String; 7] {
+    fn words(self, from: u64) -> [String; 7] {
         let (calls, error) = match self {
             Self::Full => ("pwrite64,ftruncate,fallocate", "ENOSPC"),
             Self::Gone => ("pread64,pwrite64,ftruncate,fdatasync,fsync", "EIO"),
