@@ -59,6 +59,9 @@ pub struct Capability {
     pub frees_the_dead_at_once: bool,
     /// The most entries of a group, and the most leases of one renewal.
     pub group_limit: usize,
+    /// How many groups of one keeper a server can make use of at a time: one if it would only finish them one by one,
+    /// and a larger group costs it less than two.
+    pub requests_at_once: usize,
     /// The client dies.
     pub client_crash: Survives,
     /// The store restarts.

@@ -163,6 +163,7 @@ impl KeeperBuilder {
         let alive = Alive::new(engine.clone());
         unless_kept.keep();
         engine.learn_clock().await?;
+        engine.background().spawn(engine.patrol().clone().go(engine.clock().clone()));
         engine.background().spawn(watchdog::beat(engine.clone()));
         Ok(Keeper { alive })
     }

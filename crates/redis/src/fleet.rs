@@ -31,8 +31,8 @@ const SLOT_PAUSE: Duration = Duration::from_millis(20);
 /// One server: a connection for requests, and one on the keeper's thread for what must not wait behind them.
 pub(crate) struct Server {
     pub(crate) address: Address,
-    main: Link,
-    reserved: Link,
+    main: Arc<Link>,
+    reserved: Arc<Link>,
 }
 
 /// Which connection to take.
@@ -43,7 +43,7 @@ pub(crate) enum Lane {
 }
 
 impl Server {
-    pub(crate) fn link(&self, lane: Lane) -> &Link {
+    pub(crate) fn link(&self, lane: Lane) -> &Arc<Link> {
         match lane {
             Lane::Main => &self.main,
             Lane::Reserved => &self.reserved,
@@ -80,7 +80,10 @@ impl Map {
 /// All servers of a store.
 pub(crate) struct Fleet {
     pub(crate) dialler: Arc<Dialler>,
+    /// The keeper's thread.
     home: Handle,
+    /// The runtime that the keeper was made in, which is mostly the one that waits for answers.
+    caller: Handle,
     pub(crate) limit: Duration,
     map: RwLock<Arc<Map>>,
     /// Counts changes of the map.
@@ -129,6 +132,7 @@ impl Fleet {
         let fleet = Arc::new_cyclic(|me| Self {
             dialler,
             home,
+            caller: Handle::current(),
             limit,
             map: RwLock::default(),
             changes: watch::channel(0).0,
@@ -159,8 +163,8 @@ impl Fleet {
     fn server(&self, address: &Address) -> Arc<Server> {
         Arc::new(Server {
             address: address.clone(),
-            main: Link::new(&self.dialler, address, None),
-            reserved: Link::new(&self.dialler, address, Some(self.home.clone())),
+            main: Arc::new(Link::new(&self.dialler, address, &self.caller, &self.home)),
+            reserved: Arc::new(Link::new(&self.dialler, address, &self.home, &self.home)),
         })
     }
 

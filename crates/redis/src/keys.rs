@@ -1,6 +1,8 @@
 //! Names of keys and channels. All start with the namespace, and all of one resource share one
 //! hash tag, so that a cluster keeps them together.
 
+use std::borrow::Cow;
+
 use lockkeeper_core::{ContenderId, KeeperId, Name, store::Topic};
 
 /// How many slots a cluster has.
@@ -11,13 +13,15 @@ pub(crate) const SLOTS: usize = 16384;
 pub(crate) struct Keys {
     /// The namespace and a colon.
     prefix: String,
+    /// The mark of all resources that share one.
+    mark: String,
     /// In a cluster everything a script touches must lie in the slot of its resource.
     sharded: bool,
 }
 
 impl Keys {
     pub(crate) fn new(namespace: &str, sharded: bool) -> Self {
-        Self { prefix: format!("{namespace}:"), sharded }
+        Self { prefix: format!("{namespace}:"), mark: format!("{namespace}:mark"), sharded }
     }
 
     pub(crate) fn is_sharded(&self) -> bool {
@@ -39,8 +43,8 @@ impl Keys {
     }
 
     /// The last grant number: one for all, or in a cluster one for each resource.
-    pub(crate) fn mark(&self, name: &Name) -> String {
-        if self.sharded { self.of(name, ":mark") } else { format!("{}mark", self.prefix) }
+    pub(crate) fn mark(&self, name: &Name) -> Cow<'_, str> {
+        if self.sharded { Cow::Owned(self.of(name, ":mark")) } else { Cow::Borrowed(&self.mark) }
     }
 
     pub(crate) fn latch(&self, name: &Name) -> String {

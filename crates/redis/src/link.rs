@@ -18,12 +18,17 @@ use crate::{dial::Dialler, settings::Address, trouble};
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// A runtime that starts no task for this long is taken to be blocked.
+const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
+
 /// A connection to one server.
 pub(crate) struct Link {
     dialler: Arc<Dialler>,
     address: Address,
-    /// Where the connection lives; the runtime of whoever needs it if none is named.
-    home: Option<Handle>,
+    /// Where the connection lives: where its answers are waited for, so that they change threads as little as can be.
+    home: Mutex<Handle>,
+    /// Where it lives if that is blocked or gone.
+    keeper: Handle,
     live: Mutex<Option<Live>>,
     dialling: tokio::sync::Mutex<Failures>,
 }
@@ -53,11 +58,12 @@ struct Failures {
 }
 
 impl Link {
-    pub(crate) fn new(dialler: &Arc<Dialler>, address: &Address, home: Option<Handle>) -> Self {
+    pub(crate) fn new(dialler: &Arc<Dialler>, address: &Address, home: &Handle, keeper: &Handle) -> Self {
         Self {
             dialler: dialler.clone(),
             address: address.clone(),
-            home,
+            home: Mutex::new(home.clone()),
+            keeper: keeper.clone(),
             live: Mutex::default(),
             dialling: tokio::sync::Mutex::default(),
         }
@@ -111,36 +117,67 @@ impl Link {
     }
 
     async fn dial(&self) -> Result<(MultiplexedConnection, JoinHandle<()>, Address), StoreError> {
-        let (dialler, address) = (self.dialler.clone(), self.address.clone());
-        let dial = async move {
-            let at = dialler.locate(&address).await?;
-            let (connection, driver) = dialler.requests(&at, None).await?;
-            Ok((connection, driver, at))
+        let dial = || {
+            let (dialler, address) = (self.dialler.clone(), self.address.clone());
+            async move {
+                let at = dialler.locate(&address).await?;
+                let (connection, driver) = dialler.requests(&at, None).await?;
+                Ok((connection, driver, at))
+            }
         };
-        match &self.home {
-            Some(home) => home.spawn(dial).await.unwrap_or_else(|_| {
-                let message = "the keeper's thread has ended; connect anew";
-                Err(StoreError::new(StoreErrorKind::Unreachable, message).not_applied())
-            }),
-            None => dial.await,
+        // As a task, since the socket and its timers must live in one runtime from the start.
+        if let Ok(dialled) = self.home().spawn(dial()).await {
+            return dialled;
         }
+        self.move_in_with_the_keeper();
+        self.keeper.spawn(dial()).await.unwrap_or_else(|_| {
+            let message = "the keeper's thread has ended; connect anew";
+            Err(StoreError::new(StoreErrorKind::Unreachable, message).not_applied())
+        })
+    }
+
+    fn home(&self) -> Handle {
+        self.home.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn move_in_with_the_keeper(&self) {
+        *self.home.lock().unwrap_or_else(PoisonError::into_inner) = self.keeper.clone();
+    }
+
+    /// After a request without an answer: if the reason may be that its runtime is blocked or not driven any more, the
+    /// next connection lives on the keeper's thread.
+    fn see_whether_home_lives(self: &Arc<Self>) {
+        let (link, home) = (self.clone(), self.home());
+        if home.id() == self.keeper.id() {
+            return;
+        }
+        let sign_of_life = home.spawn(async {});
+        self.keeper.spawn(async move {
+            if !matches!(tokio::time::timeout(SIGN_OF_LIFE, sign_of_life).await, Ok(Ok(()))) {
+                link.move_in_with_the_keeper();
+            }
+        });
     }
 
     /// Sends commands as one and waits for all answers, at most until `until`.
     pub(crate) async fn send(
-        &self,
+        self: &Arc<Self>,
         commands: Vec<Cmd>,
         until: Instant,
     ) -> Result<(Vec<Value>, Epoch), StoreError> {
-        let connected = tokio::time::timeout_at(until.into(), self.connection()).await;
-        let late = |_| trouble::too_late(&self.address.to_string()).not_applied();
-        let (connection, epoch) = connected.map_err(late)??;
+        let (connection, epoch) = match self.current() {
+            Some(current) => current,
+            None => tokio::time::timeout_at(until.into(), self.connection()).await.map_err(|_| {
+                self.see_whether_home_lives();
+                trouble::too_late(&self.address.to_string()).not_applied()
+            })??,
+        };
         Ok((self.exchange(connection, epoch, commands, until).await?, epoch))
     }
 
     /// Sends one command on the very connection that `epoch` names; `None` if it is gone.
     pub(crate) async fn send_on(
-        &self,
+        self: &Arc<Self>,
         epoch: Epoch,
         command: Cmd,
         until: Instant,
@@ -152,7 +189,7 @@ impl Link {
     }
 
     async fn exchange(
-        &self,
+        self: &Arc<Self>,
         mut connection: MultiplexedConnection,
         epoch: Epoch,
         mut commands: Vec<Cmd>,
@@ -180,7 +217,10 @@ impl Link {
             Ok(Ok(values)) if values.len() == count => return Ok(values),
             Ok(Ok(_)) => trouble::nonsense("a wrong number of replies"),
             Ok(Err(error)) => trouble::unanswered(&address(), error),
-            Err(_) => trouble::too_late(&address()),
+            Err(_) => {
+                self.see_whether_home_lives();
+                trouble::too_late(&address())
+            }
         };
         self.give_up(epoch);
         Err(error)

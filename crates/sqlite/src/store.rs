@@ -34,6 +34,7 @@ pub static CAPABILITY: Capability = Capability {
     detachable: true,
     frees_the_dead_at_once: true,
     group_limit: 1024,
+    requests_at_once: 1,
     client_crash: Survives::Fully,
     restart: Survives::Fully,
     data_loss: Survives::WithFence,

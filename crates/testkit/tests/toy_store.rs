@@ -32,6 +32,7 @@ static CAPABILITY: Capability = Capability {
     detachable: true,
     frees_the_dead_at_once: false,
     group_limit: 16,
+    requests_at_once: 1,
     client_crash: Survives::NotApplicable,
     restart: Survives::NotApplicable,
     data_loss: Survives::NotApplicable,

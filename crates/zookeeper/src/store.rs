@@ -40,6 +40,7 @@ pub static CAPABILITY: Capability = Capability {
     detachable: true,
     frees_the_dead_at_once: false,
     group_limit: 256,
+    requests_at_once: 1,
     client_crash: Survives::Fully,
     restart: Survives::Fully,
     data_loss: Survives::No,

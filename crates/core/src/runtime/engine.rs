@@ -9,11 +9,13 @@ mod acquire;
 mod leaving;
 
 use std::{
+    future::poll_fn,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    task::{Poll, ready},
     time::Duration,
 };
 
@@ -24,6 +26,7 @@ pub(crate) use acquire::Patience;
 use super::{
     clock::{BootTime, Clock},
     deadline,
+    flight::Patrol,
     group::{Group, Job},
     hold::{Hold, Origin},
     lane::Lanes,
@@ -60,6 +63,7 @@ pub(crate) struct Engine {
     ids: Arc<Ids>,
     ledger: Ledger,
     groups: Mutex<Vec<Arc<Group>>>,
+    patrol: Arc<Patrol>,
     lanes: Lanes,
     watches: Watches,
     store_clock: StoreClock,
@@ -88,6 +92,7 @@ impl Engine {
             ids,
             ledger: Ledger::default(),
             groups: Mutex::default(),
+            patrol: Patrol::new(background.clone(), stop.clone()),
             lanes: Lanes::default(),
             watches: Watches::default(),
             store_clock: StoreClock::default(),
@@ -155,6 +160,14 @@ impl Engine {
         self.store.capability().group_limit.max(1)
     }
 
+    pub(crate) fn requests_at_once(&self) -> usize {
+        self.store.capability().requests_at_once.max(1)
+    }
+
+    pub(crate) fn patrol(&self) -> &Arc<Patrol> {
+        &self.patrol
+    }
+
     pub(crate) fn next_ticket(&self) -> u64 {
         self.tickets.fetch_add(1, Ordering::Relaxed)
     }
@@ -183,12 +196,35 @@ impl Engine {
         reply: Reply<'_, T>,
     ) -> Result<T, StoreError> {
         let limit = self.request_limit();
-        let result = self.clock().within(limit, reply).await.unwrap_or_else(|| {
-            Err(StoreError::new(
-                StoreErrorKind::Unreachable,
-                format!("no answer within {limit:?}; check that the store is up and reachable"),
-            ))
+        let result = self.clock().within(limit, reply).await;
+        self.located(operation, result.unwrap_or_else(|| Err(no_answer(limit))))
+    }
+
+    /// Asks the store from a flight. Wherever that is carried, the timers of its request live on the keeper's thread,
+    /// since a runtime that ends takes its own along. Until the keeper's thread carries it, the request has no limit,
+    /// whose timer would cost as much as all else that is done here for a lone claim: the patrol sees to it that no
+    /// flight takes long elsewhere.
+    pub(crate) async fn ask_in_flight<T>(&self, mut reply: Reply<'_, T>) -> Result<T, StoreError> {
+        let (sent, limit) = (self.clock().now(), self.request_limit());
+        let mut timer = None;
+        let result = poll_fn(|context| {
+            let by_keeper = Handle::try_current().is_ok_and(|here| here.id() == self.background.id());
+            let _timers = self.background.enter();
+            if let Poll::Ready(result) = reply.as_mut().poll(context) {
+                return Poll::Ready(result);
+            }
+            if by_keeper {
+                let left = || limit.saturating_sub(self.clock().now().since(sent));
+                let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(left())));
+                ready!(timer.as_mut().poll(context));
+                return Poll::Ready(Err(no_answer(limit)));
+            }
+            Poll::Pending
         });
+        self.located("claim", result.await)
+    }
+
+    fn located<T>(&self, operation: &'static str, result: Result<T, StoreError>) -> Result<T, StoreError> {
         result.map_err(|error| error.at(At { store: self.store.url().clone(), resource: None, operation }))
     }
 
@@ -377,6 +413,11 @@ impl Engine {
             }
         }
     }
+}
+
+fn no_answer(limit: Duration) -> StoreError {
+    let message = format!("no answer within {limit:?}; check that the store is up and reachable");
+    StoreError::new(StoreErrorKind::Unreachable, message)
 }
 
 /// Splits what belongs to different servers.

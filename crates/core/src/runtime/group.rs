@@ -1,23 +1,21 @@
-//! Requests in groups: what arrives while a request is in flight goes out as the next one.
+//! Requests in groups: what arrives while requests are in flight goes out as the next one.
 //!
 //! Idle, a lone claim leaves at once, started by the very task that asked. Loaded, sixty-four
 //! tasks cost the store little more than one. There is one queue of jobs per server of the store,
-//! and at most one request in flight on each. What is not answered at once flies on the keeper's
-//! own thread, so that no user's runtime, blocked or ended, keeps others' requests waiting.
+//! and only as many requests in flight on each as the store says it can make use of.
 
 use std::{
     collections::{HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Waker},
 };
 
-use tokio::{runtime::Handle, sync::oneshot};
+use tokio::sync::oneshot;
 
-use super::{clock::BootTime, engine::Engine, seat::Seat};
+use super::{clock::BootTime, engine::Engine, flight::Flight, seat::Seat};
 use crate::{
     error::{StoreError, StoreErrorKind},
     name::Name,
-    store::{Answer, Answers, BoxFuture, Leave, Left, Request, Verdict},
+    store::{Answer, Answers, Leave, Left, Request, Verdict},
 };
 
 /// One entry of a group to be.
@@ -52,7 +50,7 @@ pub(crate) struct Group {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    flying: bool,
+    flying: usize,
 }
 
 impl Group {
@@ -60,7 +58,7 @@ impl Group {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds jobs. If nothing is in flight, the caller gets the flight and must let it fly.
+    /// Adds jobs. If another request may fly, the caller gets the flight and must let it fly.
     pub(crate) fn submit(
         self: &Arc<Self>,
         engine: &Arc<Engine>,
@@ -68,26 +66,32 @@ impl Group {
     ) -> Option<Flight> {
         let mut queue = self.lock();
         queue.jobs.extend(jobs);
-        if queue.jobs.is_empty() || std::mem::replace(&mut queue.flying, true) {
+        if queue.jobs.is_empty() || queue.flying >= engine.requests_at_once() {
             return None;
         }
+        queue.flying += 1;
+        let alone = queue.flying == 1;
         drop(queue);
-        Some(self.flight(engine))
+        Some(self.flight(engine, alone))
     }
 
-    /// Sends one batch and settles it; what has come in meanwhile flies next.
-    fn flight(self: &Arc<Self>, engine: &Arc<Engine>) -> Flight {
+    /// Sends one batch and settles it; what has come in meanwhile flies next. One that is not `alone` first lets the
+    /// tasks speak that are ready to: the store is busy anyway, and what they say goes along.
+    fn flight(self: &Arc<Self>, engine: &Arc<Engine>, alone: bool) -> Flight {
         // Made here and not at the first poll: a flight that never starts must land, too.
         let mut landing = Landing { group: self.clone(), engine: engine.clone(), started: false };
         let flying = Box::pin(async move {
             landing.started = true;
+            if !alone {
+                tokio::task::yield_now().await;
+            }
             let batch = landing.group.take(&landing.engine);
             if !batch.is_empty() {
                 landing.engine.send(batch).await;
             }
             drop(landing);
         });
-        Flight { flying: Some(flying), background: engine.background().clone() }
+        engine.patrol().flight(flying)
     }
 
     /// The next batch: at most one claim per resource that the store has not seen before, in
@@ -140,45 +144,14 @@ impl Drop for Landing {
             // A flight is never started only if the keeper's thread has ended: then nobody can send
             // what is left, and nobody waits for it.
             let given_up = std::mem::take(&mut queue.jobs);
-            queue.flying = false;
+            queue.flying -= 1;
             drop(queue);
             drop(given_up);
             return;
         }
+        let alone = queue.flying == 1;
         drop(queue);
-        self.group.flight(&self.engine).in_background();
-    }
-}
-
-/// A request that is ready to go. Dropped, it flies on the keeper's own thread: its jobs are not
-/// lost with the task that happened to ask first.
-pub(crate) struct Flight {
-    flying: Option<BoxFuture<'static, ()>>,
-    background: Handle,
-}
-
-impl Flight {
-    /// Sends it from here, which saves a change of threads if it is answered at once; otherwise it
-    /// goes on on the keeper's own thread, where its timers live from the start.
-    pub(crate) fn depart(mut self) {
-        let _timers = self.background.enter();
-        let Some(flying) = &mut self.flying else { return };
-        if flying.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
-            self.flying = None;
-        }
-    }
-
-    /// Lets it fly on the keeper's own thread.
-    pub(crate) fn in_background(self) {
-        drop(self);
-    }
-}
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        if let Some(flying) = self.flying.take() {
-            self.background.spawn(flying);
-        }
+        self.group.flight(&self.engine, alone).depart();
     }
 }
 
@@ -243,7 +216,7 @@ impl Engine {
         if requests.is_empty() {
             return;
         }
-        let result = self.ask_store("claim", self.store().apply(&requests)).await;
+        let result = self.ask_in_flight(self.store().apply(&requests)).await;
         if let Ok(answers) = &result {
             self.store_clock().heard(server, self.clock().now(), answers.now);
         }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use tokio::sync::oneshot;
 
-use super::{clock::BootTime, engine::Engine, group::Flight, hold::Hold, lane::Turn};
+use super::{clock::BootTime, engine::Engine, flight::Flight, hold::Hold, lane::Turn};
 use crate::{
     error::{At, Lost, ReleaseError, StoreError, StoreErrorKind},
     store::Left,
@@ -108,10 +108,11 @@ impl Tenure {
             // Whatever the store says now, somebody else may have been in between.
             return Err(ReleaseError::NotHeld { at, why });
         }
-        if let Some(flight) = flight {
-            flight.depart();
-        }
-        match answer.await {
+        let answer = match flight {
+            Some(flight) => flight.bring(answer).await,
+            None => answer.await,
+        };
+        match answer {
             Ok(Ok(Left::Released)) => Ok(()),
             Ok(Ok(Left::LeftQueue | Left::NotThere)) => Err(ReleaseError::NotHeld { at, why: Lost::Gone }),
             Ok(Err(error)) => Err(error.at(at).into()),

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod deadline;
 
 pub(crate) mod engine;
+pub(crate) mod flight;
 pub(crate) mod group;
 pub(crate) mod hold;
 pub(crate) mod keeping;

@@ -2,7 +2,11 @@
 
 use std::{
     io,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
     thread,
 };
 
@@ -13,24 +17,61 @@ use tokio::{
 
 /// Ends the keeper's background work.
 #[derive(Clone, Debug)]
-pub(crate) struct Stop(Arc<watch::Sender<bool>>);
+pub(crate) struct Stop(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    stopped: watch::Sender<bool>,
+    guests: AtomicUsize,
+    gone: tokio::sync::Notify,
+}
 
 impl Stop {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(watch::channel(false).0))
+        let (stopped, _) = watch::channel(false);
+        Self(Arc::new(Shared { stopped, guests: AtomicUsize::new(0), gone: tokio::sync::Notify::new() }))
     }
 
     pub(crate) fn stop(&self) {
-        self.0.send_replace(true);
+        self.0.stopped.send_replace(true);
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
-        *self.0.borrow()
+        *self.0.stopped.borrow()
     }
 
     pub(crate) async fn stopped(&self) {
         // The sender is in `self`, so this ends only by `stop`.
-        drop(self.0.subscribe().wait_for(|stopped| *stopped).await);
+        drop(self.0.stopped.subscribe().wait_for(|stopped| *stopped).await);
+    }
+
+    /// Somebody elsewhere who has timers on the thread, which ends only when all of them are gone.
+    pub(crate) fn guest(&self) -> Guest {
+        self.0.guests.fetch_add(1, Ordering::AcqRel);
+        Guest(self.0.clone())
+    }
+
+    async fn without_guests(&self) {
+        loop {
+            let gone = self.0.gone.notified();
+            if self.0.guests.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            gone.await;
+        }
+    }
+}
+
+/// See [`Stop::guest`].
+#[derive(Debug)]
+pub(crate) struct Guest(Arc<Shared>);
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if self.0.guests.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // Stored if the thread is not waiting yet.
+            self.0.gone.notify_one();
+        }
     }
 }
 
@@ -48,6 +89,7 @@ pub(crate) fn start(stop: &Stop) -> io::Result<Handle> {
         runtime.block_on(async {
             drop(ready.send(Ok(runtime.handle().clone())));
             stop.stopped().await;
+            stop.without_guests().await;
         });
         // Tasks that still run belong to nobody any more.
         runtime.shutdown_background();

@@ -19,6 +19,7 @@ mod latch;
 mod mutex;
 mod operators;
 mod reentrancy;
+mod runtimes;
 mod rw_lock;
 mod semaphore;
 mod several;
@@ -110,6 +111,7 @@ pub fn trials(connect: impl Fn() -> Connector + Send + Sync + 'static) -> Result
         ("errors", errors::tests()),
         ("closing", closing::tests()),
         ("blocking", blocking::tests()),
+        ("runtimes", runtimes::tests()),
     ];
     let house = Arc::new(House::open(runtime(), connect)?);
     let mut trials = Vec::new();

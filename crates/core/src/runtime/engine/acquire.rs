@@ -140,10 +140,10 @@ impl Alive {
             let outcome = engine
                 .limited(patience, async {
                     let group = engine.group(name);
-                    if let Some(flight) = group.submit(engine, [Job::Claim(seat.clone())]) {
-                        flight.depart();
+                    match group.submit(engine, [Job::Claim(seat.clone())]) {
+                        Some(flight) => flight.bring(seat.outcome()).await,
+                        None => seat.outcome().await,
                     }
-                    seat.outcome().await
                 })
                 .await;
             return match outcome {

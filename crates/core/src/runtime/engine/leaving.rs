@@ -14,7 +14,8 @@ use crate::{
     runtime::{
         clock::BootTime,
         deadline,
-        group::{Flight, Job, LeaveJob},
+        flight::Flight,
+        group::{Job, LeaveJob},
         hold::Hold,
         seat::{Outcome, Seat},
     },
