@@ -46,6 +46,9 @@ pub struct Capability {
     pub between_processes: bool,
     /// Whether a release reaches the next waiter by push.
     pub pushes: bool,
+    /// How long one who waits and hears nothing goes without asking: less than the first lease of a grant where a wake
+    /// may get lost unnoticed. The first in line asks twice as often.
+    pub asks_again: Duration,
     /// The shortest lease.
     pub min_lease: Duration,
     /// The longest lease.

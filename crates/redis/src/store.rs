@@ -35,6 +35,7 @@ pub static CAPABILITY: Capability = Capability {
     store: "redis",
     between_processes: true,
     pushes: true,
+    asks_again: Duration::from_secs(2),
     min_lease: Duration::from_millis(100),
     max_lease: Duration::from_secs(366 * 24 * 3600),
     lease_per_claim: true,

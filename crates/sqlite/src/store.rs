@@ -11,7 +11,7 @@ use lockkeeper_core::{
     Capability, KeeperId, Name, StoreError, Survives,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
-        Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, Watch,
     },
 };
 use rusqlite::params;
@@ -28,6 +28,9 @@ pub static CAPABILITY: Capability = Capability {
     store: "sqlite",
     between_processes: true,
     pushes: true,
+    // Longer than the first lease of a grant: a wake here is handed over by the kernel or not at all. What may keep one
+    // from its reader is noticed there: a full inbox, and the death of the writer that would have sent it.
+    asks_again: Duration::from_millis(4500),
     min_lease: Duration::from_millis(100),
     max_lease: Duration::from_secs(366 * 24 * 3600),
     lease_per_claim: true,
@@ -40,6 +43,9 @@ pub static CAPABILITY: Capability = Capability {
     data_loss: Survives::WithFence,
     clock_jump: Survives::Fully,
 };
+
+/// The same for a keeper that hears no wakes.
+static DEAF: Capability = Capability { asks_again: Duration::from_secs(2), ..CAPABILITY };
 
 /// Connects a keeper to the file at `path`.
 pub(crate) fn connector(url: Arc<str>, path: PathBuf) -> Connector {
@@ -62,13 +68,16 @@ struct SqliteStore {
 impl SqliteStore {
     async fn connect(url: Arc<str>, path: PathBuf, context: Context) -> Result<Self, StoreError> {
         let writer_slot = Arc::new(OnceLock::<Weak<Writer>>::new());
-        let slot = writer_slot.clone();
+        let (slot, wakes) = (writer_slot.clone(), context.wakes.clone());
         let bury = move |dead: KeeperId| {
             if let Some(writer) = slot.get().and_then(Weak::upgrade) {
+                let wakes = wakes.clone();
                 writer.send(Urgency::Usual, move |database| {
                     if let Err(error) = database.bury(dead) {
                         tracing::warn!(keeper = %dead, %error, "a dead process was not cleared away yet");
                     }
+                    // It may have died between a grant and telling of it.
+                    wakes.wake(Wake::Resync);
                 });
             }
         };
@@ -101,7 +110,11 @@ impl SqliteStore {
 
 impl Store for SqliteStore {
     fn capability(&self) -> &Capability {
-        &CAPABILITY
+        if self.listener.as_ref().is_some_and(|listener| !listener.is_finished()) {
+            &CAPABILITY
+        } else {
+            &DEAF
+        }
     }
 
     fn url(&self) -> &Arc<str> {

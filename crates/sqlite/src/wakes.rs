@@ -95,19 +95,33 @@ impl Channel {
     }
 }
 
+/// So many letters at once may have filled the inbox, which takes at least ten, so that more were lost.
+const FULL: usize = 10;
+
 /// Delivers what arrives until the socket fails.
 pub(crate) async fn listen(inbox: UnixDatagram, sink: WakeSink) {
     let Ok(inbox) = tokio::net::UnixDatagram::from_std(inbox) else { return };
     let mut buffer = vec![0; LARGEST * 2];
+    let mut at_once = 0;
     loop {
-        match inbox.recv(&mut buffer).await {
+        let received = match inbox.readable().await {
+            Ok(()) => inbox.try_recv(&mut buffer),
+            Err(error) => Err(error),
+        };
+        match received {
             Ok(length) => {
+                at_once += 1;
                 let letter = std::str::from_utf8(&buffer[..length]).ok().and_then(|l| l.strip_prefix(HEADER));
                 letter
                     .into_iter()
                     .flat_map(str::lines)
                     .filter_map(read_wake)
                     .for_each(|wake| sink.wake(wake));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if std::mem::take(&mut at_once) >= FULL {
+                    sink.wake(Wake::Resync);
+                }
             }
             Err(error) => {
                 tracing::warn!(%error, "wakes are no longer heard; polls make up for it");
@@ -213,5 +227,25 @@ mod tests {
         for _ in 0..100_000 {
             channel.tell(vec![(theirs, changed())]);
         }
+    }
+
+    #[tokio::test]
+    async fn who_was_away_while_its_inbox_was_full_asks_about_everything() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
+        let (ours, theirs) = (KeeperId::random(), KeeperId::random());
+        let (channel, _) = Channel::open(&place, ours, WakeSink::new(|_| {})).expect("opened");
+        let (_, inbox) = Channel::open(&place, theirs, WakeSink::new(|_| {})).expect("opened");
+        let changed = || Wake::Changed(Topic::Latch(Name::new("x").expect("valid")));
+        let (heard, mut wakes) = tokio::sync::mpsc::unbounded_channel();
+        let listening = tokio::spawn(listen(inbox, WakeSink::new(move |wake| _ = heard.send(wake))));
+        channel.tell(vec![(theirs, changed())]);
+        assert!(matches!(wakes.recv().await, Some(Wake::Changed(_))));
+        // More than any inbox takes, at once for this task is not interrupted.
+        for _ in 0..100_000 {
+            channel.tell(vec![(theirs, changed())]);
+        }
+        while !matches!(wakes.recv().await, Some(Wake::Resync)) {}
+        listening.abort();
     }
 }

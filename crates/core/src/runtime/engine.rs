@@ -45,10 +45,6 @@ use crate::{
     telemetry,
 };
 
-/// How often a waiter asks again when no wake comes, at the least: a third of the first lease of a
-/// pushed grant, so a lost message costs time but never the place in line.
-const POLL: Duration = Duration::from_secs(1);
-
 /// What a keeper is made with.
 pub(crate) struct Settings {
     pub(crate) clock: Clock,
@@ -158,6 +154,10 @@ impl Engine {
 
     pub(crate) fn group_limit(&self) -> usize {
         self.store.capability().group_limit.max(1)
+    }
+
+    fn asks_again(&self) -> Duration {
+        self.store.capability().asks_again
     }
 
     pub(crate) fn requests_at_once(&self) -> usize {
@@ -278,7 +278,8 @@ impl Engine {
                     self.watch_grants(seat);
                 }
                 seat.placed(ahead);
-                let next = next_ask(now.after(self.phase), ahead, retry_in, seat.claim().lease);
+                let longest = self.asks_again().min(seat.claim().lease * 2 / 3);
+                let next = next_ask(now.after(self.phase), ahead, retry_in, longest);
                 self.ledger.ask_at(seat.slot(), next.before(self.phase));
             }
             Verdict::Stale if seat.too_late() <= 5 => self.ledger.ask_at(seat.slot(), now),
@@ -403,7 +404,7 @@ impl Engine {
     pub(crate) fn ask_again(self: &Arc<Self>, seats: Vec<Arc<Seat>>) {
         for seat in &seats {
             // Should the answer never come, not even as an error, the next poll asks again.
-            self.ledger.ask_at(seat.slot(), self.clock().now().after(POLL * 2));
+            self.ledger.ask_at(seat.slot(), self.clock().now().after(self.asks_again()));
         }
         for (_, seats) in by_server(&*self.store, seats, |seat| &seat.claim().name) {
             let Some(first) = seats.first() else { continue };
@@ -434,11 +435,10 @@ pub(crate) fn by_server<T>(
 }
 
 /// When to ask again without a wake. The next in line asks when a lease ends; the others poll
-/// half as often, and all within the lease that a grant would have until it is heard of. Polls
-/// fall on one beat, so they travel as one request; a beat that is very near is left out, since
-/// this claim has only just been answered.
-fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, lease: Duration) -> BootTime {
-    let poll = POLL.min(lease / 3).max(Duration::from_millis(1));
+/// half as often, once in `longest`. Polls fall on one beat, so they travel as one request; a beat
+/// that is very near is left out, since this claim has only just been answered.
+fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, longest: Duration) -> BootTime {
+    let poll = (longest / 2).max(Duration::from_millis(1));
     let beat = |period: Duration| {
         let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
         BootTime((now.after(poll / 4).0 / period + 1) * period)
@@ -450,7 +450,7 @@ fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, lease: Duration) -> B
 fn phase(keeper: KeeperId) -> Duration {
     let mut hasher = DefaultHasher::new();
     keeper.hash(&mut hasher);
-    Duration::from_millis(hasher.finish() % 2000)
+    Duration::from_millis(hasher.finish() % 3_600_000)
 }
 
 #[cfg(test)]
@@ -458,13 +458,17 @@ mod tests {
     use super::*;
     use crate::model::FIRST_LEASE;
 
+    /// What stores have whose wakes may get lost.
+    const LOSSY: Duration = Duration::from_secs(2);
+
     #[test]
     fn i8_a_waiter_asks_again_within_the_first_lease_of_its_grant() {
         for millis in [10, 100, 700, 1500, 3000, 30_000] {
             let lease = Duration::from_millis(millis);
             for (ahead, offset) in [(0, 0), (0, 999), (1, 1), (7, 1999)] {
                 let now = BootTime(1_000_000_000_000).after(Duration::from_millis(offset));
-                let asks = next_ask(now, ahead, Duration::from_secs(3600), lease);
+                let longest = LOSSY.min(lease * 2 / 3);
+                let asks = next_ask(now, ahead, Duration::from_secs(3600), longest);
                 assert!(asks > now && asks.since(now) < lease.min(FIRST_LEASE), "{ahead} ahead, {lease:?}");
             }
         }
@@ -475,7 +479,7 @@ mod tests {
     fn keepers_do_not_poll_at_the_same_moment() {
         let mut slots = std::collections::HashSet::new();
         for id in 0..64 {
-            slots.insert(phase(KeeperId::from_u128(id)).as_millis() / 100);
+            slots.insert(phase(KeeperId::from_u128(id)).as_millis() % 2000 / 100);
         }
         assert!(slots.len() >= 15, "64 keepers poll in {} of 20 tenths of a second", slots.len());
     }
@@ -485,12 +489,12 @@ mod tests {
         let lease = Duration::from_secs(30);
         for millis in 0..4000 {
             let now = BootTime(0).after(Duration::from_millis(millis));
-            for (ahead, period) in [(0, POLL), (1, 2 * POLL)] {
-                let wait = next_ask(now, ahead, lease, lease).since(now);
-                assert!(wait >= POLL / 4 && wait <= period + POLL / 4, "{wait:?} at {millis} ms");
+            for (ahead, period) in [(0, LOSSY / 2), (1, LOSSY)] {
+                let wait = next_ask(now, ahead, lease, LOSSY).since(now);
+                assert!(wait >= LOSSY / 8 && wait <= period + LOSSY / 8, "{wait:?} at {millis} ms");
             }
         }
         let soon = Duration::from_millis(5);
-        assert_eq!(next_ask(BootTime(0), 0, soon, lease), BootTime(0).after(soon + Duration::from_millis(1)));
+        assert_eq!(next_ask(BootTime(0), 0, soon, LOSSY), BootTime(0).after(soon + Duration::from_millis(1)));
     }
 }

@@ -21,7 +21,7 @@ use crate::name::Name;
 
 /// While nothing is held, the beat looks again after this long, so that a steady flow of short locks does not wake it
 /// each time: longer than between two polls. While something is held, after [`LONGEST_NAP`].
-const LAZY_LOOK: Duration = Duration::from_millis(2500);
+const LAZY_LOOK: Duration = Duration::from_secs(6);
 
 /// How many leases that were let go are remembered: more than can be on their way at one time.
 const REMEMBERED: usize = 4096;

@@ -91,6 +91,8 @@ impl Watches {
             .await?;
         if watch.is_none() && matches!(topic, Topic::Grants(_)) {
             self.grants_come_by_themselves.store(true, Ordering::Relaxed);
+            // Nothing that would have to be ended some day.
+            self.lock().remove(topic);
         }
         Ok(Interest { _shared: shared, changes, new })
     }
