@@ -35,7 +35,8 @@ pub static CAPABILITY: Capability = Capability {
     store: "redis",
     between_processes: true,
     pushes: true,
-    asks_again: Duration::from_secs(2),
+    // So that those who wait in one process cost less than a command a second.
+    asks_again: Duration::from_millis(2400),
     min_lease: Duration::from_millis(100),
     max_lease: Duration::from_secs(366 * 24 * 3600),
     lease_per_claim: true,
@@ -108,32 +109,41 @@ impl RedisStore {
     fn calls<'a, T: Sync>(
         &'a self,
         script: &'static Script,
-        group: &'a [T],
+        group: &'a [&'a T],
         name: fn(&T) -> &Name,
-        push: fn(&mut Cmd, &T, &mut String),
+        push: fn(&mut Cmd, &[&T]),
     ) -> Vec<Call<'a>> {
         let size = if self.keys.is_sharded() { 1 } else { group.len().max(1) };
-        let chunk = |chunk: &'a [T]| {
-            Call::new(script, &self.keys, name(&chunk[0]), 1 + chunk.len(), move |command, nonce| {
-                command.arg(self.keys.mark(name(&chunk[0])));
+        let chunk = |chunk: &'a [&'a T]| {
+            Call::new(script, &self.keys, name(chunk[0]), 1 + chunk.len(), move |command, nonce| {
+                command.arg(self.keys.mark(name(chunk[0])));
                 for entry in chunk {
                     command.arg(self.keys.resource(name(entry)));
                 }
                 command.arg(nonce);
-                let mut scratch = String::with_capacity(256);
-                for entry in chunk {
-                    push(command, entry, &mut scratch);
-                }
+                push(command, chunk);
             })
         };
         group.chunks(size).map(chunk).collect()
     }
 
-    fn apply_calls<'a>(&'a self, group: &'a [Request]) -> Vec<Call<'a>> {
-        self.calls(&APPLY, group, Request::name, wire::push_request)
+    fn apply_calls<'a>(&'a self, group: &'a [&'a Request]) -> Vec<Call<'a>> {
+        self.calls(&APPLY, group, Request::name, wire::push_group)
     }
 
+    /// Answers a group. Its plain leaves go first, as the script has it.
     async fn apply_group(&self, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
+        let (mut order, rest): (Vec<usize>, Vec<usize>) =
+            (0..group.len()).partition(|place| wire::is_plain_leave(&group[*place]));
+        order.extend(rest);
+        let sorted: Vec<&Request> = order.iter().map(|place| &group[*place]).collect();
+        let Answers { now, each } = self.apply_sorted(&sorted).await?;
+        let mut placed: Vec<(usize, Answer)> = order.into_iter().zip(each).collect();
+        placed.sort_unstable_by_key(|(place, _)| *place);
+        Ok(Answers { now, each: placed.into_iter().map(|(_, answer)| answer).collect() })
+    }
+
+    async fn apply_sorted(&self, group: &[&Request]) -> Result<Answers<Answer>, StoreError> {
         if group.is_empty() {
             return Ok(Answers { now: self.time().await?, each: Vec::new() });
         }
@@ -178,7 +188,7 @@ impl RedisStore {
     /// With `wait=n`: what was granted counts only if enough replicas have it; else it is given back.
     async fn replicate(
         &self,
-        group: &[Request],
+        group: &[&Request],
         answers: &mut [Answer],
         places: Vec<(std::ops::Range<usize>, Place)>,
     ) -> Result<(), StoreError> {
@@ -207,7 +217,7 @@ impl RedisStore {
             );
             for entry in entries {
                 if matches!(answers[entry], Answer::Claim(Verdict::Granted(_)))
-                    && let Request::Claim(claim) = &group[entry]
+                    && let Request::Claim(claim) = group[entry]
                 {
                     let (name, contender) = (claim.name.clone(), claim.contender);
                     let bury_until = Some(claim.not_after);
@@ -223,6 +233,7 @@ impl RedisStore {
             }
         }
         // If this fails too, the keeper cleans up, as after every claim whose outcome is not known.
+        let lacking: Vec<&Request> = lacking.iter().collect();
         for result in self.fleet.run(Lane::Main, &self.apply_calls(&lacking)).await {
             result.map_err(StoreError::perhaps_applied)?;
         }
@@ -311,13 +322,13 @@ async fn tell(fleet: &Fleet, keys: &Keys, name: &Name) -> Result<(), StoreError>
 type Place = (Arc<Server>, u64);
 
 fn read_answers(
-    chunk: &[Request],
+    chunk: &[&Request],
     answered: Answered,
 ) -> Result<(StoreTime, Vec<Answer>, Place), StoreError> {
     let place = (answered.server.clone(), answered.epoch);
     let mut reader = Reader::new(answered);
     let now = reader.time()?;
-    let read = |request: &Request| match request {
+    let read = |request: &&Request| match request {
         Request::Claim(claim) => reader.verdict(claim, now).map(Answer::Claim),
         Request::Leave(_) => reader.left().map(Answer::Leave),
     };
@@ -380,7 +391,8 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
         Box::pin(async move {
-            let calls = self.calls(&RENEW, leases, |renew| &renew.name, wire::push_renewal);
+            let group: Vec<&Renew> = leases.iter().collect();
+            let calls = self.calls(&RENEW, &group, |renew| &renew.name, wire::push_renewals);
             let (mut now, mut each) = (StoreTime(0), Vec::with_capacity(leases.len()));
             let answered = self.fleet.run(Lane::Reserved, &calls).await;
             for (chunk, answered) in

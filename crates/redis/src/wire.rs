@@ -29,14 +29,40 @@ fn micros(length: Duration) -> u64 {
 /// The last time that has 16 digits, and so can be compared as text.
 const LAST_TIME: u64 = 9_999_999_999_999_999;
 
-/// Appends the arguments of `apply.lua` for one entry.
-pub(crate) fn push_request(command: &mut Cmd, request: &Request, scratch: &mut String) {
-    match request {
-        Request::Claim(claim) => push_claim(command, claim, scratch),
-        Request::Leave(Leave { contender, bury_until, hold_at_least, .. }) => {
-            if bury_until.is_none() && hold_at_least.is_zero() {
-                push_alone(command, *contender, scratch);
-            } else {
+/// Whether a request is a leave with nothing special about it: such come first in a group.
+pub(crate) fn is_plain_leave(request: &Request) -> bool {
+    matches!(request, Request::Leave(leave) if leave.bury_until.is_none() && leave.hold_at_least.is_zero())
+}
+
+/// Appends the arguments of `apply.lua` for a group, whose plain leaves come first.
+pub(crate) fn push_group(command: &mut Cmd, group: &[&Request]) {
+    let mut scratch = String::with_capacity(256);
+    let plain = group.iter().take_while(|request| is_plain_leave(request)).count();
+    command.arg(plain);
+    for request in &group[..plain] {
+        let (Request::Leave(Leave { contender, .. }) | Request::Claim(Claim { contender, .. })) = request;
+        push_alone(command, *contender, &mut scratch);
+    }
+    let mut common: Option<Common> = None;
+    for request in &group[plain..] {
+        match request {
+            Request::Claim(claim) => {
+                let own = Common::of(claim);
+                if common.as_ref() != Some(&own) {
+                    if common.is_some() {
+                        command.arg("s");
+                    }
+                    own.push(command, &mut scratch);
+                    common = Some(own);
+                }
+                push_claim(command, claim, &mut scratch);
+            }
+            Request::Leave(Leave { contender, bury_until, hold_at_least, .. }) => {
+                if common.is_none() {
+                    // What comes first even if there is no claim.
+                    command.arg("").arg("");
+                    common = Some(Common::default());
+                }
                 let until = bury_until.map_or_else(String::new, |until| until.0.to_string());
                 command.arg("b").arg(contender.to_string()).arg(until).arg(micros(*hold_at_least));
             }
@@ -44,20 +70,45 @@ pub(crate) fn push_request(command: &mut Cmd, request: &Request, scratch: &mut S
     }
 }
 
+/// What the claims of a group mostly have in common.
+#[derive(Default, PartialEq, Eq)]
+struct Common {
+    not_after: u64,
+    queue: bool,
+    stamp: u64,
+    /// How long a key lasts that is granted by one `SET`, in milliseconds.
+    life: Option<u64>,
+}
+
+impl Common {
+    fn of(claim: &Claim) -> Self {
+        let lease = micros(claim.lease);
+        let by_one_set = lease.is_multiple_of(1000) && claim.capacity.allows(claim.units);
+        Self {
+            not_after: claim.not_after.0.min(LAST_TIME),
+            queue: claim.queue,
+            stamp: claim.stamp,
+            life: by_one_set.then_some(lease / 1000 + 1),
+        }
+    }
+
+    fn push(&self, command: &mut Cmd, scratch: &mut String) {
+        scratch.clear();
+        // Writing to a string cannot fail.
+        _ = write!(scratch, "{:016}{}{}", self.not_after, if self.queue { 'q' } else { 't' }, self.stamp);
+        command.arg(&*scratch);
+        match self.life {
+            Some(life) => command.arg(life),
+            None => command.arg(""),
+        };
+    }
+}
+
 fn push_claim(command: &mut Cmd, claim: &Claim, scratch: &mut String) {
-    let lease = micros(claim.lease);
     scratch.clear();
-    // Writing to a string cannot fail.
+    let lease = micros(claim.lease);
     _ = write!(scratch, "{} {} {} {lease} ", claim.contender, claim.capacity, claim.units);
     push_card(scratch, &claim.card);
-    command.arg(if claim.queue { "c" } else { "t" }).arg(&*scratch);
-    if lease.is_multiple_of(1000) && claim.capacity.allows(claim.units) {
-        command.arg(lease / 1000 + 1);
-    } else {
-        command.arg("");
-    }
-    scratch.clear();
-    _ = write!(scratch, "{:016} {}", claim.not_after.0.min(LAST_TIME), claim.stamp);
     command.arg(&*scratch);
 }
 
@@ -68,16 +119,32 @@ fn push_alone(command: &mut Cmd, id: ContenderId, scratch: &mut String) {
     command.arg(&*scratch);
 }
 
-/// Appends the arguments of `renew.lua` for one lease.
-pub(crate) fn push_renewal(command: &mut Cmd, renew: &Renew, scratch: &mut String) {
-    push_alone(command, renew.contender, scratch);
-    command.arg(micros(renew.lease));
-    match renew.lower_to {
+/// Appends the arguments of `renew.lua` for a group.
+pub(crate) fn push_renewals(command: &mut Cmd, leases: &[&Renew]) {
+    let mut scratch = String::with_capacity(64);
+    let mut last = None;
+    for renew in leases {
+        let lease = micros(renew.lease);
+        if last != Some(lease) {
+            if last.is_some() {
+                command.arg("s");
+            }
+            command.arg(lease);
+            last = Some(lease);
+        }
         // All is never less than what is held.
-        None | Some(Units::All) => command.arg(""),
-        Some(Units::Count(units)) => command.arg(units.get()),
-    };
-    command.arg(u8::from(renew.detach));
+        let lower_to = renew.lower_to.and_then(|units| match units {
+            Units::All => None,
+            Units::Count(units) => Some(units.get()),
+        });
+        if lower_to.is_none() && !renew.detach {
+            push_alone(command, renew.contender, &mut scratch);
+        } else {
+            command.arg("b").arg(renew.contender.to_string());
+            command.arg(lower_to.map_or_else(String::new, |units| units.to_string()));
+            command.arg(u8::from(renew.detach));
+        }
+    }
 }
 
 /// A card: words, with `%` before what would end them; `-` for what is not there.

@@ -459,7 +459,7 @@ mod tests {
     use crate::model::FIRST_LEASE;
 
     /// What stores have whose wakes may get lost.
-    const LOSSY: Duration = Duration::from_secs(2);
+    const LOSSY: Duration = Duration::from_millis(2400);
 
     #[test]
     fn i8_a_waiter_asks_again_within_the_first_lease_of_its_grant() {
