@@ -51,6 +51,8 @@ pub(crate) struct Group {
 struct Queue {
     jobs: VecDeque<Job>,
     flying: usize,
+    /// How many jobs are in flight.
+    on_board: usize,
 }
 
 impl Group {
@@ -79,13 +81,15 @@ impl Group {
     /// tasks speak that are ready to: the store is busy anyway, and what they say goes along.
     fn flight(self: &Arc<Self>, engine: &Arc<Engine>, alone: bool) -> Flight {
         // Made here and not at the first poll: a flight that never starts must land, too.
-        let mut landing = Landing { group: self.clone(), engine: engine.clone(), started: false };
+        let mut landing =
+            Landing { group: self.clone(), engine: engine.clone(), started: false, on_board: 0 };
         let flying = Box::pin(async move {
             landing.started = true;
             if !alone {
                 tokio::task::yield_now().await;
             }
-            let batch = landing.group.take(&landing.engine);
+            let batch = landing.group.take(&landing.engine, alone);
+            landing.on_board = batch.len();
             if !batch.is_empty() {
                 landing.engine.send(batch).await;
             }
@@ -95,10 +99,12 @@ impl Group {
     }
 
     /// The next batch: at most one claim per resource that the store has not seen before, in
-    /// order of name, leaves before claims.
-    fn take(&self, engine: &Engine) -> Vec<Job> {
+    /// order of name, leaves before claims. One that is not `alone` takes its share of all that is under way, so that
+    /// flights are equally full: else one would carry all and the others nothing, for ever.
+    fn take(&self, engine: &Engine, alone: bool) -> Vec<Job> {
         let mut queue = self.lock();
-        let limit = engine.group_limit();
+        let share = (queue.jobs.len() + queue.on_board).div_ceil(engine.requests_at_once());
+        let limit = if alone { engine.group_limit() } else { engine.group_limit().min(share.max(1)) };
         let mut batch = Vec::with_capacity(queue.jobs.len().min(limit));
         let mut new: HashSet<Name> = HashSet::new();
         let mut left_over = VecDeque::new();
@@ -121,6 +127,7 @@ impl Group {
         }
         left_over.append(&mut queue.jobs);
         queue.jobs = left_over;
+        queue.on_board += batch.len();
         drop(queue);
         batch.sort_by(|a, b| {
             let is_claim = |job: &Job| matches!(job, Job::Claim(_));
@@ -135,11 +142,13 @@ struct Landing {
     group: Arc<Group>,
     engine: Arc<Engine>,
     started: bool,
+    on_board: usize,
 }
 
 impl Drop for Landing {
     fn drop(&mut self) {
         let mut queue = self.group.lock();
+        queue.on_board -= self.on_board;
         if queue.jobs.is_empty() || !self.started {
             // A flight is never started only if the keeper's thread has ended: then nobody can send
             // what is left, and nobody waits for it.
