@@ -76,19 +76,19 @@ struct Common {
     not_after: u64,
     queue: bool,
     stamp: u64,
-    /// How long a key lasts that is granted by one `SET`, in milliseconds.
-    life: Option<u64>,
+    /// The lease, if it may be granted by one `SET`.
+    lease: Option<u64>,
 }
 
 impl Common {
     fn of(claim: &Claim) -> Self {
         let lease = micros(claim.lease);
-        let by_one_set = lease.is_multiple_of(1000) && claim.capacity.allows(claim.units);
+        let by_one_set = claim.capacity.allows(claim.units);
         Self {
             not_after: claim.not_after.0.min(LAST_TIME),
             queue: claim.queue,
             stamp: claim.stamp,
-            life: by_one_set.then_some(lease / 1000 + 1),
+            lease: by_one_set.then_some(lease),
         }
     }
 
@@ -97,8 +97,8 @@ impl Common {
         // Writing to a string cannot fail.
         _ = write!(scratch, "{:016}{}{}", self.not_after, if self.queue { 'q' } else { 't' }, self.stamp);
         command.arg(&*scratch);
-        match self.life {
-            Some(life) => command.arg(life),
+        match self.lease {
+            Some(lease) => command.arg(lease),
             None => command.arg(""),
         };
     }

@@ -3,8 +3,8 @@
 -- ARGV[2]    how many plain leaves there are; they come first
 -- ARGV[3..]  per plain leave: flags and id as in the line of its only holder
 -- then, if there are other entries, what claims have in common, which is mostly the same for all of a group:
---            not_after, 'q' (queue) or 't' (try) and stamp as one text; milliseconds that a key lasts, which is one more
---            than the lease has, or '' if it must not be granted by one SET
+--            not_after, 'q' (queue) or 't' (try) and stamp as one text; the lease, or '' if it must not be granted by one
+--            SET
 -- then per entry, claim:  tail of the holder's line; before it 's' and the two above, where they are not those of
 --                         the claim before
 --            leave:  'b', id, bury_until or '', hold_at_least
@@ -32,19 +32,21 @@ if leaves > 0 then
   end
 end
 
-local at = leaves + 5
-local limit, life = ARGV[at - 2], ARGV[at - 1]
--- Keys outlive what they hold, so that it is a script that decides.
-local function ends_of()
-  return life ~= '' and string.format(' %016d c--- ', now_text + (life - 1) * 1000)
+local at, ends, life = leaves + 5, nil, nil
+local limit = ARGV[at - 2]
+-- Where a claim is granted by one SET: the middle of its holder's line, and how long its key lasts.
+local function ask_for(lease)
+  ends = lease ~= '' and now_text + lease
+  life = ends and life_until(ends)
+  ends = ends and string.format(' %016d c--- ', ends)
 end
-local ends = limit and ends_of()
+if limit then ask_for(ARGV[at - 1]) end
 
 for entry = leaves + 1, #KEYS - 1 do
   local key, word, reply = KEYS[entry + 1], ARGV[at], nil
   if word == 's' then
-    limit, life, word = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-    ends = ends_of()
+    limit, word = ARGV[at + 1], ARGV[at + 3]
+    ask_for(ARGV[at + 2])
     at = at + 3
   end
   if word == 'b' then

@@ -4,12 +4,14 @@
 -- ARGV[3..]  per lease: flags and id as in the line of its only holder; before it 's' and the lease, where it is not that of
 --            the one before; for more than an extension 'b', then the id, units to lower to or '', '1' to detach
 -- Reply      nonce, now, then per lease: 0 (held, for as long as asked), 1 remaining (held), 2 (gone), 3 (evicted)
--- Invariant  A lease held alone is extended by one SET; everything else goes through resource.lua.
+-- Invariant  A lease held alone is extended by writing when it ends over when it ended; everything else goes through
+--            resource.lua.
 local reply, at, lib = {ARGV[1], now_text}, 3, library()
-local lease, life, expires
+local lease, life, expires, minute
 local function ask_for(length)
   lease = length
-  life, expires = string.format('%d', math.ceil(length / 1000) + 1), string.format('%016d', now_text + length)
+  local ends = now_text + length
+  life, expires, minute = life_until(ends), string.format('%016d', ends), string.format('%016d', ends - ends % 60000000)
 end
 ask_for(ARGV[2])
 lib.without_memory()
@@ -29,7 +31,9 @@ for entry = 2, #KEYS do
     local line = lines[entry - 1]
     local ends = line and string.sub(line, 37, 52)
     if line and string.sub(line, 54, 53 + #word) == word and ends > now_text and ends <= expires then
-      call('SET', key, string.sub(line, 1, 36) .. expires .. string.sub(line, 53), 'PX', life)
+      call('SETRANGE', key, '36', expires)
+      -- Its key lasts to the end of the minute that it would have ended in.
+      if ends < minute then call('PEXPIRE', key, life) end
       reply[entry + 1] = '0'
     else
       reply[entry + 1] = lib.renew(key, string.sub(word, 6, -2), lease, '', false)

@@ -107,22 +107,24 @@ local function library()
       for _, what in ipairs(group) do
         ends = math.max(ends, what.expires or what.ends)
         -- A string that becomes a sorted set is written as a whole.
-        if not what.line or (r.kind == 'string' and not lean) then lines[#lines + 1] = line_of(r, what) end
+        if not what.line or (r.kind == 'string' and not lean) then
+          lines[#lines + 1] = '0'
+          lines[#lines + 1] = line_of(r, what)
+        end
       end
     end
-    local life = string.format('%d', math.ceil((ends - now) / 1000) + 2)
     if ends == 0 then
       if r.kind ~= 'none' then call('DEL', r.key) end
     elseif lean then
-      if lines[1] then call('SET', r.key, lines[1], 'PX', life) end
+      if lines[2] then call('SET', r.key, lines[2], 'PX', life_until(ends)) end
     else
       if r.kind == 'string' then
         call('DEL', r.key)
       elseif r.gone[1] then
         call('ZREM', r.key, unpack(r.gone))
       end
-      for _, line in ipairs(lines) do call('ZADD', r.key, '0', line) end
-      call('PEXPIRE', r.key, life)
+      if lines[1] then call('ZADD', r.key, unpack(lines)) end
+      call('PEXPIRE', r.key, life_until(ends))
     end
     if r.changed and buried(r, '*') then lib.publish(r.key .. ':changed', '') end
   end
@@ -146,9 +148,18 @@ local function library()
     r.waiting = r.waiting - 1
   end
 
+  -- The same when it is saved, with all else that is removed: for one after whom the line is not looked at again.
+  local function strike_last(r, w)
+    for _, line in ipairs({w.line, 'q ' .. w.arrival .. ' ' .. w.id, 'i ' .. w.asked .. ' ' .. w.id}) do
+      r.gone[#r.gone + 1] = line
+    end
+    r.waiting = r.waiting - 1
+  end
+
+  -- Its lines, each after its score.
   local function lines_of(w)
-    return 'w ' .. w.id .. ' ' .. w.arrival .. ' ' .. w.asked .. ' ' .. w.stamp .. ' ' .. w.units .. ' '
-      .. string.format('%d', w.lease) .. ' ' .. w.card, 'i ' .. w.asked .. ' ' .. w.id
+    return '0', 'w ' .. w.id .. ' ' .. w.arrival .. ' ' .. w.asked .. ' ' .. w.stamp .. ' ' .. w.units .. ' '
+      .. string.format('%d', w.lease) .. ' ' .. w.card, '0', 'i ' .. w.asked .. ' ' .. w.id
   end
 
   -- Units that fit beside those held (I2).
@@ -168,14 +179,14 @@ local function library()
     r.changed = true
   end
 
-  -- Grants to the head of the line as far as the capacity allows (I10).
-  local function serve(r)
+  -- Grants to the head of the line as far as the capacity allows (I10). Often that is the last thing done.
+  local function serve(r, last_thing)
     while r.waiting > 0 do
       local last = r.holders[#r.holders]
       if last and last.units == 'all' then return end
       local head = waiter(r, string.match(first(r, 'q'), '^q %d+ (%S+)$'))
       if not fits(r, head.units) then return end
-      strike(r, head)
+      if last_thing and head.units == 'all' then strike_last(r, head) else strike(r, head) end
       local lease = math.min(head.lease, FIRST_LEASE)
       grant(r, {expires = now + lease, id = head.id, units = head.units, lease = head.lease, card = head.card})
       local keeper = string.match(head.id, '^[^-]+')
@@ -296,7 +307,7 @@ local function library()
     end
     w = {id = id, arrival = full(arrival), asked = now_text, stamp = stamp, units = units, lease = tonumber(lease),
       card = card}
-    r.new = {'q ' .. w.arrival .. ' ' .. id, lines_of(w)}
+    r.new = {'0', 'q ' .. w.arrival .. ' ' .. id, lines_of(w)}
     r.waiting = r.waiting + 1
     return busy(r.waiting - 1)
   end
@@ -320,12 +331,12 @@ local function library()
         holder.expires = kept_until
       else
         remove(r, place)
-        serve(r)
+        serve(r, true)
       end
     elseif w then
       answer = '6'
       strike(r, w)
-      serve(r)
+      serve(r, true)
     end
     lib.save(r)
     return answer
@@ -352,7 +363,7 @@ local function library()
     if lower_to ~= '' and (holder.units == 'all' or tonumber(lower_to) < tonumber(holder.units)) then
       holder.units = lower_to
       r.changed = true
-      serve(r)
+      serve(r, true)
     end
     lib.save(r)
     return string.format('1 %d', remaining)
@@ -367,7 +378,7 @@ local function library()
     local found = holder and holder.number == number
     if found and (at_once or holder.retired) then
       remove(r, place)
-      serve(r)
+      serve(r, true)
     elseif found then
       rewrite(r, holder)
       holder.evicted = true
