@@ -395,14 +395,15 @@ impl Shared {
     ) -> Result<Verdict, StoreError> {
         let Made { node, number } = made;
         let (folder, child) = node.rsplit_once('/').unwrap_or_default();
-        let waits = |ahead| {
+        let waits = |standing: Option<Standing>| {
+            let ahead = standing.as_ref().map_or(0, |standing| standing.ahead);
             let stand = Stand::Waiting { ahead, asked: self.now() };
             self.enter(session, own_session, claim, node.clone(), number, stand);
-            self.wait_in_line(claim.contender);
+            self.wait_in_line(claim.contender, standing);
         };
         // The node is there, whatever cannot be learned now: it finds out by itself where it stands.
         let not_known = |error| {
-            waits(0);
+            waits(None);
             Err(error)
         };
         let children = match listed {
@@ -443,8 +444,9 @@ impl Shared {
                     let grant = lockkeeper_core::store::Grant { number, floor, remaining };
                     return Ok(Verdict::Granted(grant));
                 }
-                Some(Standing { ahead, .. }) if claim.queue => {
-                    waits(ahead);
+                Some(standing) if claim.queue => {
+                    let ahead = standing.ahead;
+                    waits(Some(standing));
                     return Ok(self.busy(ahead));
                 }
                 Some(Standing { ahead, .. }) => turned_away(self.busy(ahead)),
@@ -503,10 +505,10 @@ impl Shared {
         self.table().entries.insert(claim.contender, entry);
     }
 
-    fn wait_in_line(self: &Arc<Self>, contender: ContenderId) {
+    fn wait_in_line(self: &Arc<Self>, contender: ContenderId, standing: Option<Standing>) {
         // Begun under the lock: an entry that goes takes its task along.
         if let Some(entry) = self.table().entries.get_mut(&contender) {
-            let task = self.background.spawn(self.clone().wait(contender));
+            let task = self.background.spawn(self.clone().wait(contender, standing));
             entry.waits = Some(Task(task.abort_handle()));
         }
     }

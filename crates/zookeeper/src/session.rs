@@ -192,18 +192,18 @@ impl Session {
         if self.lives() { Ok(answer) } else { Err(Error::SessionExpired.into()) }
     }
 
-    /// Asks the quorum whether the session and the node `path` are there.
-    pub(crate) async fn check(&self, path: &str) -> Result<(), Error> {
+    /// Asks the quorum whether the session and the node `path` are there. Sent at once, so that it may go out behind
+    /// another request.
+    pub(crate) fn check(&self, path: &str) -> impl Future<Output = Result<(), Error>> + Send + use<'_> {
         let sent = self.now();
-        let checked = self.client.new_check_writer(path, None)?.commit();
+        let checked = self.client.new_check_writer(path, None).map(|check| check.commit());
         self.write(sent, async {
-            match checked.await {
+            match checked?.await {
                 Ok(_) => Ok(()),
                 Err(zookeeper_client::CheckWriteError::CheckFailed { source }) => Err(source),
                 Err(error) => Err(error.into()),
             }
         })
-        .await
     }
 }
 

@@ -4,7 +4,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    Capacity, ContenderId, StoreError,
+    Capacity, ContenderId, StoreError, Units,
     runtime::clock::BootTime,
     store::{GrantNotice, Wake},
 };
@@ -41,15 +41,20 @@ struct Place {
     /// The watches under way, by path.
     watched: JoinSet<String>,
     armed: HashSet<String>,
+    /// Where it stood when its node was made, if that is known: it need not look again before it watches.
+    standing: Option<Standing>,
+    /// Whether it probably holds when what it watches is gone, and alone. Then the proof is asked for together with the
+    /// listing that says so.
+    is_next: bool,
 }
 
 impl Shared {
     /// Waits until `contender` is admitted and tells its keeper, or until it has lost its place.
-    pub(crate) async fn wait(self: Arc<Self>, contender: ContenderId) {
+    pub(crate) async fn wait(self: Arc<Self>, contender: ContenderId, standing: Option<Standing>) {
         let Some((session, node)) = self.place_of(contender) else { return };
         let folder = node.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_owned());
         let (watched, armed) = (JoinSet::new(), HashSet::new());
-        let mut place = Place { contender, session, folder, node, watched, armed };
+        let mut place = Place { contender, session, folder, node, watched, armed, standing, is_next: false };
         loop {
             match self.step(&mut place).await {
                 Ok(true) => return,
@@ -76,30 +81,27 @@ impl Shared {
     /// Looks at the line once, and waits until it has changed; `true` if there is nothing more to wait
     /// for.
     async fn step(self: &Arc<Self>, place: &mut Place) -> Result<bool, StoreError> {
-        let session = place.session.clone();
-        let child = place.node.rsplit_once('/').map_or("", |(_, child)| child).to_owned();
-        let listed = session.client.list_children(&place.folder);
-        let line = match session.read(listed).await {
-            Ok(children) => self.line_of(&place.folder, children),
-            Err(Error::NoNode) => Line::default(),
-            Err(error) => return Err(trouble(error)),
+        let standing = match place.standing.take() {
+            Some(standing) => standing,
+            None => match self.look(place).await? {
+                Some(standing) => standing,
+                None => return Ok(true),
+            },
         };
-        let Some(standing) = line.standing(&child) else {
-            self.lost_its_place(place);
-            return Ok(true);
-        };
-        if standing.admitted {
-            return self.admitted(place, &line, &child).await;
-        }
         if let Some(entry) = self.table().entries.get_mut(&place.contender)
             && let Stand::Waiting { ahead, .. } = &mut entry.stand
         {
             *ahead = standing.ahead;
+            place.is_next = entry.units == Units::All && standing.ahead == 0 && !standing.behind_a_waiter;
         }
         let look_again = match self.arm(place, &standing).await? {
             Armed::Changed => return Ok(false),
             Armed::Watching if !place.watched.is_empty() => BootTime::NEVER,
-            Armed::Watching | Armed::Looking => self.now().after(LOOK_EVERY),
+            Armed::Watching | Armed::Looking => {
+                // It will mostly look in vain.
+                place.is_next = false;
+                self.now().after(LOOK_EVERY)
+            }
         };
         tokio::select! {
             // A watch cannot panic, and is not aborted while this waits for it.
@@ -109,6 +111,32 @@ impl Shared {
             () = self.clock.sleep_until(look_again) => {}
         }
         Ok(false)
+    }
+
+    /// Looks at the line: where it stands, or `None` if there is nothing more to wait for.
+    async fn look(self: &Arc<Self>, place: &mut Place) -> Result<Option<Standing>, StoreError> {
+        let session = place.session.clone();
+        let child = place.node.rsplit_once('/').map_or("", |(_, child)| child).to_owned();
+        let sent = session.now();
+        let listed = session.client.list_children(&place.folder);
+        let proof = place.is_next.then(|| session.check(&place.node));
+        let line = match session.read(listed).await {
+            Ok(children) => self.line_of(&place.folder, children),
+            Err(Error::NoNode) => Line::default(),
+            Err(error) => return Err(trouble(error)),
+        };
+        let Some(standing) = line.standing(&child) else {
+            self.lost_its_place(place);
+            return Ok(None);
+        };
+        if !standing.admitted {
+            return Ok(Some(standing));
+        }
+        match proof {
+            Some(proof) => self.alone(place, sent, proof.await)?,
+            None => self.admitted(place, &line, &child).await?,
+        }
+        Ok(None)
     }
 
     /// Watches what `standing` waits for.
@@ -153,10 +181,10 @@ impl Shared {
     }
 
     /// Nobody is before it any more. It holds once the quorum has confirmed that its node is there.
-    async fn admitted(self: &Arc<Self>, place: &Place, line: &Line, child: &str) -> Result<bool, StoreError> {
+    async fn admitted(self: &Arc<Self>, place: &Place, line: &Line, child: &str) -> Result<(), StoreError> {
         let (mut note, units, capacity, number) = {
             let table = self.table();
-            let Some(entry) = table.entries.get(&place.contender) else { return Ok(true) };
+            let Some(entry) = table.entries.get(&place.contender) else { return Ok(()) };
             (entry.note.clone(), entry.units, entry.capacity, entry.number)
         };
         let session = &place.session;
@@ -174,12 +202,33 @@ impl Shared {
                 set => set.map(drop),
             }
         };
+        self.proven(place, sent, floor, note, proof)
+    }
+
+    /// Nobody is before it any more, and it takes all: nobody holds beside it.
+    fn alone(&self, place: &Place, sent: BootTime, proof: Result<(), Error>) -> Result<(), StoreError> {
+        let (note, number) = {
+            let table = self.table();
+            let Some(entry) = table.entries.get(&place.contender) else { return Ok(()) };
+            (entry.note.clone(), entry.number)
+        };
+        self.proven(place, sent, number, note, proof)
+    }
+
+    fn proven(
+        &self,
+        place: &Place,
+        sent: BootTime,
+        floor: u64,
+        note: Note,
+        proof: Result<(), Error>,
+    ) -> Result<(), StoreError> {
         match proof {
             Ok(()) => self.granted(place, sent, floor, note),
             Err(Error::NoNode) => self.lost_its_place(place),
             Err(error) => return Err(trouble(error)),
         }
-        Ok(true)
+        Ok(())
     }
 
     fn granted(&self, place: &Place, sent: BootTime, floor: u64, note: Note) {
