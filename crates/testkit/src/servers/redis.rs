@@ -302,6 +302,14 @@ impl Redis {
             let (own, state) =
                 (self.info("replication", "master_link_status")?, master.command(["INFO", "replication"])?);
             Ok(Answer::when(own == "up" && state.contains(&ours), state))
+        })?;
+        // Which it does up to a second before it begins to send, and until then `WAIT` waits in vain.
+        master.command(["PUBLISH", "in step", ""])?;
+        let number = |text: String| text.parse::<u64>().map_err(io::Error::other);
+        let sent = number(master.info("replication", "master_repl_offset")?)?;
+        until(&format!("{} hears its master", self.address()), || {
+            let heard = number(self.info("replication", "slave_repl_offset")?)?;
+            Ok(Answer::when(heard >= sent, heard.to_string()))
         })
     }
 
