@@ -76,6 +76,11 @@ pub struct Capability {
 }
 
 impl Capability {
+    /// What [`asks_again`](Self::asks_again) is where a wake may get lost unnoticed: with all that may come on top, less
+    /// than a pushed grant lasts until it is heard of, so that a lost wake costs time but never the place in line. And
+    /// so long that those who wait in one process cost a server less than a request a second.
+    pub const ASKS_AGAIN: Duration = Duration::from_millis(2400);
+
     /// The row of this store in the guarantee table of the README.
     pub fn table_row(&self) -> String {
         let yes = |flag| if flag { "yes" } else { "no" };

@@ -28,7 +28,7 @@ pub static CAPABILITY: Capability = Capability {
     store: "memory",
     between_processes: false,
     pushes: true,
-    asks_again: Duration::from_secs(2),
+    asks_again: Capability::ASKS_AGAIN,
     min_lease: Duration::from_millis(10),
     max_lease: Duration::from_secs(366 * 24 * 3600),
     lease_per_claim: true,

@@ -81,7 +81,7 @@ impl Map {
 pub(crate) struct Fleet {
     pub(crate) dialler: Arc<Dialler>,
     /// The keeper's thread.
-    home: Handle,
+    keeper: Handle,
     /// The runtime that the keeper was made in, which is mostly the one that waits for answers.
     caller: Handle,
     pub(crate) limit: Duration,
@@ -126,12 +126,12 @@ impl Fleet {
     /// Finds the servers; makes no connection that it does not need for that.
     pub(crate) async fn find(
         dialler: Arc<Dialler>,
-        home: Handle,
+        keeper: Handle,
         limit: Duration,
     ) -> Result<Arc<Self>, StoreError> {
         let fleet = Arc::new_cyclic(|me| Self {
             dialler,
-            home,
+            keeper,
             caller: Handle::current(),
             limit,
             map: RwLock::default(),
@@ -163,8 +163,8 @@ impl Fleet {
     fn server(&self, address: &Address) -> Arc<Server> {
         Arc::new(Server {
             address: address.clone(),
-            main: Arc::new(Link::new(&self.dialler, address, &self.caller, &self.home)),
-            reserved: Arc::new(Link::new(&self.dialler, address, &self.home, &self.home)),
+            main: Arc::new(Link::new(&self.dialler, address, &self.caller, &self.keeper)),
+            reserved: Arc::new(Link::new(&self.dialler, address, &self.keeper, &self.keeper)),
         })
     }
 
@@ -385,7 +385,7 @@ impl Fleet {
         if self.refreshing.swap(true, Ordering::Relaxed) {
             return;
         }
-        self.home.spawn(async move {
+        self.keeper.spawn(async move {
             if fleet.refresh().await.is_err() {
                 // Whoever meets the trouble again asks again.
                 tokio::time::sleep(REFRESH_PAUSE).await;

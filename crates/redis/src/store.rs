@@ -35,8 +35,7 @@ pub static CAPABILITY: Capability = Capability {
     store: "redis",
     between_processes: true,
     pushes: true,
-    // So that those who wait in one process cost less than a command a second.
-    asks_again: Duration::from_millis(2400),
+    asks_again: Capability::ASKS_AGAIN,
     min_lease: Duration::from_millis(100),
     max_lease: Duration::from_secs(366 * 24 * 3600),
     lease_per_claim: true,

@@ -45,7 +45,7 @@ pub static CAPABILITY: Capability = Capability {
 };
 
 /// The same for a keeper that hears no wakes.
-static DEAF: Capability = Capability { asks_again: Duration::from_secs(2), ..CAPABILITY };
+static DEAF: Capability = Capability { asks_again: Capability::ASKS_AGAIN, ..CAPABILITY };
 
 /// Connects a keeper to the file at `path`.
 pub(crate) fn connector(url: Arc<str>, path: PathBuf) -> Connector {

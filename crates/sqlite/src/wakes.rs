@@ -89,7 +89,18 @@ impl Channel {
     }
 
     fn send(&self, keeper: KeeperId, letter: &str) {
-        if let Err(error) = self.socket.send_to(letter.as_bytes(), self.folder.address(keeper)) {
+        let send = |socket: &UnixDatagram| socket.send_to(letter.as_bytes(), self.folder.address(keeper));
+        let sent = send(&self.socket).or_else(|error| {
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(error);
+            }
+            // What others have not read yet counts against the socket that sent it. A new one has room: if this fails
+            // too, it is the inbox that is full, and who has that will notice.
+            let socket = UnixDatagram::unbound()?;
+            socket.set_nonblocking(true)?;
+            send(&socket)
+        });
+        if let Err(error) = sent {
             tracing::debug!(%keeper, %error, "a wake was not delivered; the next poll makes up for it");
         }
     }
@@ -227,6 +238,27 @@ mod tests {
         for _ in 0..100_000 {
             channel.tell(vec![(theirs, changed())]);
         }
+    }
+
+    /// As many as fill the sender's own room do not read, as if they were stopped.
+    #[test]
+    fn those_who_do_not_read_keep_nobody_else_from_being_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
+        let open = || {
+            let keeper = KeeperId::random();
+            let (channel, inbox) = Channel::open(&place, keeper, WakeSink::new(|_| {})).expect("opened");
+            (keeper, channel, inbox)
+        };
+        let changed = || Wake::Changed(Topic::Latch(Name::new("x").expect("valid")));
+        let (_, channel, _) = open();
+        let stopped: Vec<_> = (0..100).map(|_| open()).collect();
+        for _ in 0..10 {
+            channel.tell(stopped.iter().map(|(keeper, ..)| (*keeper, changed())).collect());
+        }
+        let (keeper, _, inbox) = open();
+        channel.tell(vec![(keeper, changed())]);
+        assert!(inbox.recv(&mut [0; 100]).is_ok(), "it was told");
     }
 
     #[tokio::test]

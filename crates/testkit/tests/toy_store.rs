@@ -26,7 +26,7 @@ static CAPABILITY: Capability = Capability {
     store: "toy",
     between_processes: false,
     pushes: false,
-    asks_again: Duration::from_secs(2),
+    asks_again: Capability::ASKS_AGAIN,
     min_lease: Duration::from_millis(100),
     max_lease: Duration::from_secs(24 * 3600),
     lease_per_claim: true,

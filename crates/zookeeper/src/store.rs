@@ -34,7 +34,7 @@ pub static CAPABILITY: Capability = Capability {
     store: "zookeeper",
     between_processes: true,
     pushes: true,
-    asks_again: Duration::from_secs(2),
+    asks_again: Capability::ASKS_AGAIN,
     min_lease: Duration::from_secs(10),
     max_lease: Duration::from_secs(366 * 24 * 3600),
     lease_per_claim: false,

@@ -132,10 +132,11 @@ impl Shared {
         if !standing.admitted {
             return Ok(Some(standing));
         }
-        match proof {
-            Some(proof) => self.alone(place, sent, proof.await)?,
-            None => self.admitted(place, &line, &child).await?,
-        }
+        let proof = match proof {
+            Some(proof) => Some((sent, proof.await)),
+            None => None,
+        };
+        self.admitted(place, &line, &child, proof).await?;
         Ok(None)
     }
 
@@ -180,8 +181,15 @@ impl Shared {
         Ok(armed)
     }
 
-    /// Nobody is before it any more. It holds once the quorum has confirmed that its node is there.
-    async fn admitted(self: &Arc<Self>, place: &Place, line: &Line, child: &str) -> Result<(), StoreError> {
+    /// Nobody is before it any more. It holds once the quorum has confirmed that its node is there; `proof` if that has
+    /// been asked already, and when.
+    async fn admitted(
+        self: &Arc<Self>,
+        place: &Place,
+        line: &Line,
+        child: &str,
+        proof: Option<(BootTime, Result<(), Error>)>,
+    ) -> Result<(), StoreError> {
         let (mut note, units, capacity, number) = {
             let table = self.table();
             let Some(entry) = table.entries.get(&place.contender) else { return Ok(()) };
@@ -189,40 +197,22 @@ impl Shared {
         };
         let session = &place.session;
         let floor = self.floor(session, &place.folder, line, child, units, number).await?;
-        let sent = session.now();
-        let proof = if capacity == Capacity::All {
-            session.check(&place.node).await
-        } else {
-            // Whoever stands behind it watches it, and may fit beside it.
-            note.granted = true;
-            // Only over what this keeper wrote: an operator may have marked it. Then the next renewal reads that.
-            let set = session.client.set_data(&place.node, &note.to_bytes(), Some(0));
-            match session.write(sent, set).await {
-                Err(Error::BadVersion) => session.check(&place.node).await,
-                set => set.map(drop),
+        let (sent, proof) = match proof {
+            Some(proof) => proof,
+            None if capacity == Capacity::All => (session.now(), session.check(&place.node).await),
+            None => {
+                // Whoever stands behind it watches it, and may fit beside it.
+                note.granted = true;
+                let sent = session.now();
+                // Only over what this keeper wrote: an operator may have marked it. Then the next renewal reads that.
+                let set = session.client.set_data(&place.node, &note.to_bytes(), Some(0));
+                let set = match session.write(sent, set).await {
+                    Err(Error::BadVersion) => session.check(&place.node).await,
+                    set => set.map(drop),
+                };
+                (sent, set)
             }
         };
-        self.proven(place, sent, floor, note, proof)
-    }
-
-    /// Nobody is before it any more, and it takes all: nobody holds beside it.
-    fn alone(&self, place: &Place, sent: BootTime, proof: Result<(), Error>) -> Result<(), StoreError> {
-        let (note, number) = {
-            let table = self.table();
-            let Some(entry) = table.entries.get(&place.contender) else { return Ok(()) };
-            (entry.note.clone(), entry.number)
-        };
-        self.proven(place, sent, number, note, proof)
-    }
-
-    fn proven(
-        &self,
-        place: &Place,
-        sent: BootTime,
-        floor: u64,
-        note: Note,
-        proof: Result<(), Error>,
-    ) -> Result<(), StoreError> {
         match proof {
             Ok(()) => self.granted(place, sent, floor, note),
             Err(Error::NoNode) => self.lost_its_place(place),

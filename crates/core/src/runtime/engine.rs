@@ -2,7 +2,7 @@
 //!
 //! Everything that can be told by a store arrives here: verdicts, failures, wakes. The files
 //! beside this one keep the parts: who waits and holds (`ledger`), what goes out together
-//! (`group`), what stays in the process (`lane`), what renews (`watchdog`). Below it: the caller's side
+//! (`group`) and who carries it (`flight`), what stays in the process (`lane`), what renews (`watchdog`). Below it: the caller's side
 //! (`acquire`) and giving back (`leaving`).
 
 mod acquire;
@@ -202,8 +202,8 @@ impl Engine {
 
     /// Asks the store from a flight. Wherever that is carried, the timers of its request live on the keeper's thread,
     /// since a runtime that ends takes its own along. Until the keeper's thread carries it, the request has no limit,
-    /// whose timer would cost as much as all else that is done here for a lone claim: the patrol sees to it that no
-    /// flight takes long elsewhere.
+    /// since a timer for each is work that a lone claim need not do: the patrol sees to it that no flight takes long
+    /// elsewhere.
     pub(crate) async fn ask_in_flight<T>(&self, mut reply: Reply<'_, T>) -> Result<T, StoreError> {
         let (sent, limit) = (self.clock().now(), self.request_limit());
         let mut timer = None;
@@ -456,10 +456,9 @@ fn phase(keeper: KeeperId) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::FIRST_LEASE;
+    use crate::{capability::Capability, model::FIRST_LEASE};
 
-    /// What stores have whose wakes may get lost.
-    const LOSSY: Duration = Duration::from_millis(2400);
+    const LOSSY: Duration = Capability::ASKS_AGAIN;
 
     #[test]
     fn i8_a_waiter_asks_again_within_the_first_lease_of_its_grant() {

@@ -1,7 +1,7 @@
 //! Who carries a request: the runtime of the task that asked, and the keeper's own thread should that one not do it.
 //!
 //! Carried by the runtime that waits for it, an answer changes threads not once. But a user's runtime may be blocked, or
-//! driven no more, and the jobs of others may be on board: so the keeper's thread looks after flights of others twice a
+//! driven no more, and the jobs of others may be on board: so the keeper's thread looks at all that fly elsewhere once a
 //! [`ROUND`], and takes over those it has seen before.
 
 use std::{

@@ -9,7 +9,7 @@ local now_text = time[1] .. time[2]
 if #now_text ~= 16 then now_text = string.format('%016d', time[1] * 1000000 + time[2]) end
 
 -- How many milliseconds a key lasts that holds something until `ends`: to the end of that minute. Scripts decide what has
--- ended, so it may be longer; and a renewal within the minute need not set it anew, which is half of what that costs.
+-- ended, so it may be longer; and a renewal within the minute need not set it anew, which is a third of what that costs.
 local function life_until(ends)
   return string.format('%d', math.ceil((ends - ends % 60000000 + 60000000 - now_text) / 1000))
 end

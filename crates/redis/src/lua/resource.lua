@@ -143,14 +143,18 @@ local function library()
       lease = tonumber(lease), card = card}
   end
 
+  local function lines_in_line(w)
+    return w.line, 'q ' .. w.arrival .. ' ' .. w.id, 'i ' .. w.asked .. ' ' .. w.id
+  end
+
   local function strike(r, w)
-    call('ZREM', r.key, w.line, 'q ' .. w.arrival .. ' ' .. w.id, 'i ' .. w.asked .. ' ' .. w.id)
+    call('ZREM', r.key, lines_in_line(w))
     r.waiting = r.waiting - 1
   end
 
   -- The same when it is saved, with all else that is removed: for one after whom the line is not looked at again.
   local function strike_last(r, w)
-    for _, line in ipairs({w.line, 'q ' .. w.arrival .. ' ' .. w.id, 'i ' .. w.asked .. ' ' .. w.id}) do
+    for _, line in ipairs({lines_in_line(w)}) do
       r.gone[#r.gone + 1] = line
     end
     r.waiting = r.waiting - 1
