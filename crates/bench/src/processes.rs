@@ -199,7 +199,9 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
         }
         ["waiter", url] => return crowd::waiter(url),
         ["zookeeper", who, url] => return zookeeper::child(who, url),
-        ["ping", url, own, millis] => redis::ping(url, own, Duration::from_millis(millis.parse()?))?,
+        ["ping", url, own, next, millis] => {
+            redis::ping(url, own, next, Duration::from_millis(millis.parse()?))?
+        }
         _ => return Err("a child has other words".into()),
     };
     let lines: String = times.iter().map(|(granted, released)| format!("{granted} {released}\n")).collect();

@@ -1,4 +1,7 @@
-//! Messages from the servers: one listener per server on the keeper's thread, for any number of resources.
+//! Messages from the servers: one listener per server, for any number of resources.
+//!
+//! A listener lives where its messages are waited for, so that they change threads as little as can be, and on the
+//! keeper's thread should that runtime be blocked or gone.
 //!
 //! Messages are hints. Whatever is lost while a listener is away is made up for by one resync when it is back.
 
@@ -20,7 +23,6 @@ use redis::{
     aio::{MultiplexedConnection, PubSubSink, PubSubStream},
 };
 use tokio::{
-    runtime::Handle,
     sync::{mpsc, watch},
     task::JoinHandle,
 };
@@ -28,6 +30,7 @@ use tokio::{
 use crate::{
     dial::checked,
     fleet::{Fleet, Server},
+    home::Home,
     keys::{self, Keys},
     link::jittered,
     settings::{Address, Shape},
@@ -43,7 +46,7 @@ pub(crate) struct Ears {
     fleet: Arc<Fleet>,
     keys: Keys,
     wakes: WakeSink,
-    home: Handle,
+    home: Home,
     /// With `wait=n` a grant counts only when replicas have it, which its waiter must see to.
     only_hints: bool,
     /// The channels, each with its slot and for how many it is there.
@@ -65,7 +68,7 @@ impl Ears {
             fleet: fleet.clone(),
             keys: keys.clone(),
             wakes: context.wakes.clone(),
-            home: context.background.clone(),
+            home: fleet.home(),
             only_hints: fleet.dialler.settings().wait > 0,
             wanted: Mutex::default(),
             orders: watch::channel(0).0,
@@ -85,19 +88,35 @@ impl Ears {
         let mut done = self.done.subscribe();
         let server = self.start_listener(slot);
         let confirmed = done.wait_for(|done| done.get(&server).is_some_and(|done| *done >= order));
-        // Without an answer the channel is only late, and the resync makes up for it.
-        drop(tokio::time::timeout(patience, confirmed).await);
+        if tokio::time::timeout(patience, confirmed).await.is_err() {
+            // The channel is only late, and the resync makes up for it.
+            self.see_whether_home_lives();
+        }
         subscription
     }
 
     fn start_listener(self: &Arc<Self>, slot: usize) -> usize {
         let map = self.fleet.map();
         let index = map.index(slot);
-        lock(&self.listeners).entry(index).or_insert_with(|| {
+        let mut listeners = lock(&self.listeners);
+        if listeners.get(&index).is_none_or(JoinHandle::is_finished) {
             let (ears, server) = (self.clone(), map.servers[index].clone());
-            self.home.spawn(async move { ears.listener(index, &server).await })
-        });
+            let listener = self.home.spawn(move || ears.clone().listener(index, server.clone()));
+            listeners.insert(index, listener);
+        }
         index
+    }
+
+    /// Somebody asks instead of being told: perhaps the runtime of the listeners is blocked, or nobody drives it any more.
+    /// Then new ones listen on the keeper's thread, and ask about all that the old ones may have missed.
+    pub(crate) fn see_whether_home_lives(self: &Arc<Self>) {
+        let ears = self.clone();
+        self.home.see_whether_it_lives(move || {
+            ears.close();
+            lock(&ears.listeners).clear();
+            ears.start_missing();
+            ears.wakes.wake(Wake::Resync);
+        });
     }
 
     /// What the listener of this server must be subscribed to.
@@ -119,11 +138,11 @@ impl Ears {
         }
     }
 
-    async fn listener(self: Arc<Self>, index: usize, server: &Server) {
+    async fn listener(self: Arc<Self>, index: usize, server: Arc<Server>) {
         let (mut pause, mut missed) = (Duration::ZERO, false);
         loop {
             self.start_missing();
-            match self.connect(server).await {
+            match self.connect(&server).await {
                 Ok((mut line, place)) => {
                     pause = Duration::ZERO;
                     let error = self.serve(index, &mut line, &place, &mut missed).await;

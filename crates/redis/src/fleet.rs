@@ -15,6 +15,7 @@ use tokio::{runtime::Handle, sync::watch};
 
 use crate::{
     dial::{Dialler, checked},
+    home::Home,
     keys::SLOTS,
     link::{Epoch, Link},
     scripts::Call,
@@ -156,6 +157,11 @@ impl Fleet {
         Ok(fleet)
     }
 
+    /// A home for one more connection.
+    pub(crate) fn home(&self) -> Home {
+        Home::new(&self.caller, &self.keeper)
+    }
+
     pub(crate) fn is_cluster(&self) -> bool {
         matches!(self.dialler.settings().shape, Shape::Cluster(_))
     }
@@ -163,8 +169,8 @@ impl Fleet {
     fn server(&self, address: &Address) -> Arc<Server> {
         Arc::new(Server {
             address: address.clone(),
-            main: Arc::new(Link::new(&self.dialler, address, &self.caller, &self.keeper)),
-            reserved: Arc::new(Link::new(&self.dialler, address, &self.keeper, &self.keeper)),
+            main: Arc::new(Link::new(&self.dialler, address, self.home())),
+            reserved: Arc::new(Link::new(&self.dialler, address, Home::new(&self.keeper, &self.keeper))),
         })
     }
 

@@ -36,6 +36,7 @@ mod check;
 mod dial;
 mod ears;
 mod fleet;
+mod home;
 mod keys;
 mod link;
 mod scripts;

@@ -10,25 +10,19 @@ use std::{
 
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
-use tokio::{runtime::Handle, task::JoinHandle};
+use tokio::task::JoinHandle;
 
-use crate::{dial::Dialler, settings::Address, trouble};
+use crate::{dial::Dialler, home::Home, settings::Address, trouble};
 
 /// After a connection could not be made, the next one waits this long, twice as long each time.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A runtime that starts no task for this long is taken to be blocked.
-const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
-
 /// A connection to one server.
 pub(crate) struct Link {
     dialler: Arc<Dialler>,
     address: Address,
-    /// Where the connection lives: where its answers are waited for, so that they change threads as little as can be.
-    home: Mutex<Handle>,
-    /// Where it lives if that is blocked or gone.
-    keeper: Handle,
+    home: Home,
     live: Mutex<Option<Live>>,
     dialling: tokio::sync::Mutex<Failures>,
 }
@@ -58,12 +52,11 @@ struct Failures {
 }
 
 impl Link {
-    pub(crate) fn new(dialler: &Arc<Dialler>, address: &Address, home: &Handle, keeper: &Handle) -> Self {
+    pub(crate) fn new(dialler: &Arc<Dialler>, address: &Address, home: Home) -> Self {
         Self {
             dialler: dialler.clone(),
             address: address.clone(),
-            home: Mutex::new(home.clone()),
-            keeper: keeper.clone(),
+            home,
             live: Mutex::default(),
             dialling: tokio::sync::Mutex::default(),
         }
@@ -126,37 +119,15 @@ impl Link {
             }
         };
         // As a task, since the socket and its timers must live in one runtime from the start.
-        if let Ok(dialled) = self.home().spawn(dial()).await {
-            return dialled;
-        }
-        self.move_in_with_the_keeper();
-        self.keeper.spawn(dial()).await.unwrap_or_else(|_| {
-            let message = "the keeper's thread has ended; connect anew";
+        self.home.spawn(dial).await.unwrap_or_else(|_| {
+            let message = "the runtime that connects has ended; if this happens again, connect anew";
             Err(StoreError::new(StoreErrorKind::Unreachable, message).not_applied())
         })
     }
 
-    fn home(&self) -> Handle {
-        self.home.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn move_in_with_the_keeper(&self) {
-        *self.home.lock().unwrap_or_else(PoisonError::into_inner) = self.keeper.clone();
-    }
-
-    /// After a request without an answer: if the reason may be that its runtime is blocked or not driven any more, the
-    /// next connection lives on the keeper's thread.
-    fn see_whether_home_lives(self: &Arc<Self>) {
-        let (link, home) = (self.clone(), self.home());
-        if home.id() == self.keeper.id() {
-            return;
-        }
-        let sign_of_life = home.spawn(async {});
-        self.keeper.spawn(async move {
-            if !matches!(tokio::time::timeout(SIGN_OF_LIFE, sign_of_life).await, Ok(Ok(()))) {
-                link.move_in_with_the_keeper();
-            }
-        });
+    /// After a request without an answer, whose reason may be the runtime that the connection lives in.
+    fn see_whether_home_lives(&self) {
+        self.home.see_whether_it_lives(|| ());
     }
 
     /// Sends commands as one and waits for all answers, at most until `until`.

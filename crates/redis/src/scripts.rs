@@ -25,11 +25,19 @@ macro_rules! script {
     };
 }
 
-pub(crate) static APPLY: LazyLock<Script> = script!("prelude.lua", "resource.lua", "apply.lua");
-pub(crate) static RENEW: LazyLock<Script> = script!("prelude.lua", "resource.lua", "renew.lua");
-pub(crate) static EVICT: LazyLock<Script> = script!("prelude.lua", "resource.lua", "evict.lua");
-pub(crate) static TELL: LazyLock<Script> = script!("prelude.lua", "resource.lua", "tell.lua");
-pub(crate) static COUNT: LazyLock<Script> = script!("prelude.lua", "resource.lua", "count.lua");
+/// What transitions of a resource begin with.
+macro_rules! transition {
+    ($part:literal) => {
+        script!("prelude.lua", "numbers.lua", "line.lua", "resource.lua", $part)
+    };
+}
+
+pub(crate) static APPLY: LazyLock<Script> =
+    script!("prelude.lua", "leaves.lua", "numbers.lua", "line.lua", "resource.lua", "apply.lua");
+pub(crate) static RENEW: LazyLock<Script> = transition!("renew.lua");
+pub(crate) static EVICT: LazyLock<Script> = transition!("evict.lua");
+pub(crate) static TELL: LazyLock<Script> = transition!("tell.lua");
+pub(crate) static COUNT: LazyLock<Script> = transition!("count.lua");
 pub(crate) static INSPECT: LazyLock<Script> = script!("inspect.lua");
 pub(crate) static FENCE: LazyLock<Script> = script!("fence.lua");
 

@@ -148,6 +148,9 @@ impl RedisStore {
         }
         let calls = self.apply_calls(group);
         let answered = self.fleet.run(Lane::Main, &calls).await;
+        if group.iter().any(|request| matches!(request, Request::Claim(claim) if claim.again)) {
+            self.ears.see_whether_home_lives();
+        }
         let mut all = Vec::with_capacity(group.len());
         let (mut now, mut failed) = (StoreTime(0), None);
         let mut places = Vec::new();
@@ -459,6 +462,9 @@ impl Store for RedisStore {
                 return Err(StoreError::new(StoreErrorKind::Unsupported, message));
             }
             let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?);
+            if matches!(action, CountAction::Read) {
+                self.ears.see_whether_home_lives();
+            }
             Ok(Answers { now: reader.time()?, each: vec![reader.counted()?] })
         })
     }

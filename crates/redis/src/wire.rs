@@ -49,20 +49,12 @@ pub(crate) fn push_group(command: &mut Cmd, group: &[&Request]) {
             Request::Claim(claim) => {
                 let own = Common::of(claim);
                 if common.as_ref() != Some(&own) {
-                    if common.is_some() {
-                        command.arg("s");
-                    }
                     own.push(command, &mut scratch);
                     common = Some(own);
                 }
                 push_claim(command, claim, &mut scratch);
             }
             Request::Leave(Leave { contender, bury_until, hold_at_least, .. }) => {
-                if common.is_none() {
-                    // What comes first even if there is no claim.
-                    command.arg("").arg("");
-                    common = Some(Common::default());
-                }
                 let until = bury_until.map_or_else(String::new, |until| until.0.to_string());
                 command.arg("b").arg(contender.to_string()).arg(until).arg(micros(*hold_at_least));
             }
@@ -71,24 +63,24 @@ pub(crate) fn push_group(command: &mut Cmd, group: &[&Request]) {
 }
 
 /// What the claims of a group mostly have in common.
-#[derive(Default, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 struct Common {
     not_after: u64,
     queue: bool,
     stamp: u64,
-    /// The lease, if it may be granted by one `SET`.
-    lease: Option<u64>,
+    lease: u64,
+    /// Whether it may be granted by one `SET`.
+    by_one_set: bool,
 }
 
 impl Common {
     fn of(claim: &Claim) -> Self {
-        let lease = micros(claim.lease);
-        let by_one_set = claim.capacity.allows(claim.units);
         Self {
             not_after: claim.not_after.0.min(LAST_TIME),
             queue: claim.queue,
             stamp: claim.stamp,
-            lease: by_one_set.then_some(lease),
+            lease: micros(claim.lease),
+            by_one_set: claim.capacity.allows(claim.units),
         }
     }
 
@@ -96,10 +88,11 @@ impl Common {
         scratch.clear();
         // Writing to a string cannot fail.
         _ = write!(scratch, "{:016}{}{}", self.not_after, if self.queue { 'q' } else { 't' }, self.stamp);
-        command.arg(&*scratch);
-        match self.lease {
-            Some(lease) => command.arg(lease),
-            None => command.arg(""),
+        command.arg("s").arg(&*scratch).arg(self.lease);
+        // At least to the end of the minute in which the lease ends, as resource.lua has it.
+        match self.by_one_set {
+            true => command.arg(self.lease / 1000 + 60_001),
+            false => command.arg(""),
         };
     }
 }
@@ -287,13 +280,12 @@ impl Reader {
                         holders.push(holder);
                     }
                 }
-                Some(("w ", rest)) => line.extend(waiter(rest)),
+                Some(("l ", rest)) => line.extend(waiter(rest)),
                 _ => {}
             }
         }
-        line.retain(|(_, asked, _)| asked.after(WAIT_LEASE) > now);
-        line.sort_unstable_by_key(|(arrival, ..)| *arrival);
-        let waiters: Vec<_> = line.into_iter().map(|(.., waiter)| waiter).collect();
+        line.retain(|(asked, _)| asked.after(WAIT_LEASE) > now);
+        let waiters: Vec<_> = line.into_iter().map(|(_, waiter)| waiter).collect();
         Ok(view
             .filter(|(_, holders)| !holders.is_empty() || !waiters.is_empty())
             .map(|(capacity, holders)| ResourceView { name: name.clone(), capacity, holders, waiters }))
@@ -337,17 +329,18 @@ fn holder(line: &str, now: StoreTime) -> Option<(Capacity, StoreTime, HolderView
     Some((capacity, expires, view))
 }
 
-fn waiter(line: &str) -> Option<(u64, StoreTime, WaiterView)> {
-    let mut words = line.splitn(7, ' ');
+fn waiter(line: &str) -> Option<(StoreTime, WaiterView)> {
+    let mut words = line.splitn(8, ' ');
     let mut next = || words.next();
-    let contender = next()?.parse().ok()?;
-    let arrival: u64 = next()?.parse().ok()?;
+    let since = wall(next()?.parse().ok()?);
     let asked = StoreTime(next()?.parse().ok()?);
+    next()?;
+    let contender = next()?.parse().ok()?;
     next()?;
     let units = units(next()?)?;
     next()?;
     let card = card(next()?)?;
-    Some((arrival, asked, WaiterView { contender, units, card, since: wall(arrival) }))
+    Some((asked, WaiterView { contender, units, card, since }))
 }
 
 /// The grant that a message tells of.

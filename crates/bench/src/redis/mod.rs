@@ -35,7 +35,7 @@ pub(crate) const WAITING_GOALS: [(&str, Limit); 3] = [
 ];
 
 /// What scripts call on the server: these are counted there like commands that came to it.
-const INSIDE: [&str; 19] = [
+const INSIDE: [&str; 21] = [
     "time",
     "mget",
     "get",
@@ -44,6 +44,8 @@ const INSIDE: [&str; 19] = [
     "type",
     "zrangebylex",
     "zrevrangebylex",
+    "zrange",
+    "setrange",
     "zcard",
     "zrank",
     "zlexcount",

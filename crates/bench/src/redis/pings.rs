@@ -1,5 +1,5 @@
-//! W3p on Redis: sixteen processes, one name; beside it two processes that wake each other with a script that does
-//! nothing but publish.
+//! W3p on Redis: sixteen processes, one name; beside it as many processes that wake each other in a ring, with a script
+//! that does nothing but publish.
 
 use std::{
     pin::Pin,
@@ -14,7 +14,7 @@ use crate::{
     Failure,
     bench::{Pace, Workload},
     judge::{self, Limit, Median, Verdict},
-    processes::{Hand, Passed, keepers, now, race, wait_for_go},
+    processes::{Hand, PROCESSES, Passed, keepers, now, race, wait_for_go},
     table::Row,
 };
 
@@ -26,9 +26,11 @@ const FAIRNESS: Limit = Limit::AtLeast(0.99);
 
 fn pings(url: &str, length: Duration) -> Result<Passed, Failure> {
     let millis = length.as_millis().to_string();
-    let hands: Result<Vec<_>, _> =
-        ["a", "b"].map(|own| Hand::start(&["ping", url, own, &millis])).into_iter().collect();
-    race(hands?, length)
+    let start = |own: usize| {
+        let (own, next) = (own.to_string(), ((own + 1) % PROCESSES).to_string());
+        Hand::start(&["ping", url, &own, &next, &millis])
+    };
+    race((0..PROCESSES).map(start).collect::<Result<_, _>>()?, length)
 }
 
 /// Sixteen processes, one name.
@@ -78,22 +80,21 @@ pub(crate) async fn w3p(server: &Server, pace: &Pace) -> Result<Vec<Row>, Failur
     ])
 }
 
-/// One of two processes that wake each other: waits for a message, then has a script send one.
-pub(crate) fn ping(url: &str, own: &str, length: Duration) -> Result<Vec<(u64, u64)>, Failure> {
+/// One process of the ring: waits for a message, then has a script send one to the next.
+pub(crate) fn ping(url: &str, own: &str, next: &str, length: Duration) -> Result<Vec<(u64, u64)>, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let client = Client::open(super::plain(url))?;
         let mut connection = client.get_multiplexed_async_connection().await?;
         let (mut sink, mut messages) = client.get_async_pubsub().await?.split();
-        let (mine, other) = (format!("bench/ping/{own}"), if own == "a" { "b" } else { "a" });
-        sink.subscribe(&mine).await?;
+        sink.subscribe(format!("bench/ping/{own}")).await?;
         let script = Script::new("return redis.call('PUBLISH', ARGV[1], 'go')");
         let digest: String = script.prepare_invoke().load_async(&mut connection).await?;
         let mut publish = redis::cmd("EVALSHA");
-        publish.arg(digest).arg(0).arg(format!("bench/ping/{other}"));
+        publish.arg(digest).arg(0).arg(format!("bench/ping/{next}"));
         let started = wait_for_go()?;
-        if own == "a" {
-            // Both are subscribed, or nobody would have said go.
+        if own == "0" {
+            // All are subscribed, or nobody would have said go.
             publish.query_async::<()>(&mut connection).await?;
         }
         let mut times = Vec::new();

@@ -6,12 +6,12 @@
 -- Reply      nonce, now, then per lease: 0 (held, for as long as asked), 1 remaining (held), 2 (gone), 3 (evicted)
 -- Invariant  A lease held alone is extended by writing when it ends over when it ended; everything else goes through
 --            resource.lua.
-local reply, at, lib = {ARGV[1], now_text}, 3, library()
+local reply, at, lib = {ARGV[1], now_text}, 3, library(queue())
 local lease, life, expires, minute
 local function ask_for(length)
   lease = length
   local ends = now_text + length
-  life, expires, minute = life_until(ends), string.format('%016d', ends), string.format('%016d', ends - ends % 60000000)
+  life, expires, minute = lib.life_until(ends), string.format('%016d', ends), string.format('%016d', ends - ends % 60000000)
 end
 ask_for(ARGV[2])
 lib.without_memory()

@@ -2,22 +2,23 @@
 --
 -- A resource is one key. Held by one, with nobody in line: a string, the holder's line. Else a sorted set of
 -- lines, all with score 0 and so in the order of their bytes:
---   g <id> <until>                                              left; late copies of its claim do nothing until then
 --   g * <until>                                                 changes are published until then
 --   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <card>      holder, by number
---   i <asked> <id>                                              when a waiter last asked, oldest first
---   q <arrival> <id>                                            the line, in order of arrival
---   w <id> <arrival> <asked> <stamp> <units> <lease> <card>     waiter
+--   l <arrival> <asked> <stamp> <id> <capacity> <units> <lease> <card>                 the line, in order of arrival
+--   o <asked> <arrival>                                         when a waiter last asked, oldest first
+--   w <id> <arrival>                                            where a waiter stands in line
+--   x <id> <until>                                              left; late copies of its claim do nothing until then
 -- Numbers and times (microseconds of the server's clock) have 16 digits, so that their order is that of their text and
 -- the beginning of a holder's line has fixed places. Flags: c confirmed, e evicted, r retired, d detached, or a dash.
 -- Invariant: what is stored is settled but for the passing of time, and it has a time to live that covers it.
-local function library()
-  local FIRST_LEASE, WAIT_LEASE, PLACE_KEPT = 3000000, 15000000, 5000000
-  local lib, now, sharded = {}, tonumber(now_text), string.byte(KEYS[1], -6) == 125
+local function library(line)
+  local FIRST_LEASE, WAIT_LEASE, PLACE_KEPT, MINUTE = 3000000, 15000000, 5000000, 60000000
+  local lib, now = {}, tonumber(now_text)
 
-  -- A message is a hint: that it cannot be sent must not undo what it tells of.
-  function lib.publish(channel, message)
-    redis.pcall(sharded and 'SPUBLISH' or 'PUBLISH', channel, message)
+  -- How many milliseconds a key lasts that holds something until `ends`: to the end of that minute. Scripts decide what
+  -- has ended, so it may be longer; and a renewal within the minute need not set it anew, which is a third of its cost.
+  function lib.life_until(ends)
+    return string.format('%d', math.ceil((ends - ends % MINUTE + MINUTE - now) / 1000))
   end
 
   -- A server without memory refuses a script's first write if it could need some, and no other. What is held must be
@@ -27,20 +28,18 @@ local function library()
     if sharded then call('PEXPIRE', KEYS[1], '86400000') else call('PERSIST', KEYS[1]) end
   end
 
-  local function full(number)
-    return string.format('%016d', number)
-  end
-
   -- The resource; nil if the key is not one of ours. No error, which would leave the rest of a group half done.
   function lib.open(key)
-    local r = {key = key, holders = {}, graves = {}, gone = {}, new = {}, waiting = 0}
+    local r = {key = key, holders = {}, graves = {}, gone = {}, waiting = 0}
     local lines = {}
     r.kind = call('TYPE', key).ok
     if r.kind == 'string' then
       lines[1] = call('GET', key)
     elseif r.kind == 'zset' then
-      lines = call('ZRANGEBYLEX', key, '-', '(i')
-      r.waiting = (call('ZCARD', key) - #lines) / 3
+      lines = call('ZRANGEBYLEX', key, '-', '(l')
+      local graves = call('ZRANGEBYLEX', key, '[x', '+')
+      r.waiting = (call('ZCARD', key) - #lines - #graves) / 3
+      for _, line in ipairs(graves) do lines[#lines + 1] = line end
     elseif r.kind ~= 'none' then
       return nil
     end
@@ -57,7 +56,7 @@ local function library()
           id = id, units = units, lease = tonumber(lease), card = card,
         }
       else
-        local id, ends = string.match(line, '^g (%S+) (%d+)$')
+        local id, ends = string.match(line, '^[gx] (%S+) (%d+)$')
         if not ends then return nil end
         if tonumber(ends) >= now then
           r.graves[#r.graves + 1] = {line = line, id = id, ends = tonumber(ends)}
@@ -76,7 +75,7 @@ local function library()
   end
 
   local function line_of(r, what)
-    if what.ends then return string.format('g %s %016d', what.id, what.ends) end
+    if what.ends then return string.format('%s %s %016d', what.id == '*' and 'g' or 'x', what.id, what.ends) end
     local flags = (what.confirmed and 'c' or '-') .. (what.evicted and 'e' or '-')
       .. (what.retired and 'r' or '-') .. (what.detached and 'd' or '-')
     return string.format('h %016d %016d %016d %s %s %s %s %d %s', what.number, what.granted, what.expires,
@@ -102,7 +101,7 @@ local function library()
   function lib.save(r)
     local ends = r.waiting > 0 and now + WAIT_LEASE or 0
     local lean = r.kind ~= 'zset' and #r.holders == 1 and #r.graves == 0 and r.waiting == 0
-    local lines = r.new
+    local lines = {}
     for _, group in ipairs({r.holders, r.graves}) do
       for _, what in ipairs(group) do
         ends = math.max(ends, what.expires or what.ends)
@@ -116,7 +115,7 @@ local function library()
     if ends == 0 then
       if r.kind ~= 'none' then call('DEL', r.key) end
     elseif lean then
-      if lines[2] then call('SET', r.key, lines[2], 'PX', life_until(ends)) end
+      if lines[2] then call('SET', r.key, lines[2], 'PX', lib.life_until(ends)) end
     else
       if r.kind == 'string' then
         call('DEL', r.key)
@@ -124,46 +123,43 @@ local function library()
         call('ZREM', r.key, unpack(r.gone))
       end
       if lines[1] then call('ZADD', r.key, unpack(lines)) end
-      call('PEXPIRE', r.key, life_until(ends))
+      call('PEXPIRE', r.key, lib.life_until(ends))
     end
-    if r.changed and buried(r, '*') then lib.publish(r.key .. ':changed', '') end
+    if r.changed and buried(r, '*') then line.publish(r.key .. ':changed', '') end
   end
 
   local function first(r, kind)
     return call('ZRANGEBYLEX', r.key, '[' .. kind .. ' ', '(' .. kind .. '!', 'LIMIT', '0', '1')[1]
   end
 
-  local function waiter(r, id)
-    if r.waiting == 0 then return nil end
-    local line = call('ZRANGEBYLEX', r.key, '[w ' .. id .. ' ', '(w ' .. id .. '!')[1]
-    if not line then return nil end
-    local arrival, asked, stamp, units, lease, card =
-      string.match(line, '^w %S+ (%d+) (%d+) (%d+) (%S+) (%d+) (.*)$')
-    return {line = line, id = id, arrival = arrival, asked = asked, stamp = stamp, units = units,
+  -- The waiter that its line tells of.
+  local function waiting(line)
+    local arrival, asked, stamp, tail, id, units, lease, card =
+      string.match(line, '^l (%d+) (%d+) (%d+) ((%S+) %S+ (%S+) (%d+) (.*))$')
+    return {line = line, arrival = arrival, asked = asked, stamp = stamp, tail = tail, id = id, units = units,
       lease = tonumber(lease), card = card}
   end
 
-  local function lines_in_line(w)
-    return w.line, 'q ' .. w.arrival .. ' ' .. w.id, 'i ' .. w.asked .. ' ' .. w.id
+  local function waiter(r, id)
+    local place = r.waiting > 0 and first(r, 'w ' .. id)
+    return place and waiting(first(r, 'l ' .. string.sub(place, -16)))
+  end
+
+  local function lines_of(w)
+    return w.line, 'o ' .. w.asked .. ' ' .. w.arrival, 'w ' .. w.id .. ' ' .. w.arrival
   end
 
   local function strike(r, w)
-    call('ZREM', r.key, lines_in_line(w))
+    call('ZREM', r.key, lines_of(w))
     r.waiting = r.waiting - 1
   end
 
   -- The same when it is saved, with all else that is removed: for one after whom the line is not looked at again.
   local function strike_last(r, w)
-    for _, line in ipairs({lines_in_line(w)}) do
+    for _, line in ipairs({lines_of(w)}) do
       r.gone[#r.gone + 1] = line
     end
     r.waiting = r.waiting - 1
-  end
-
-  -- Its lines, each after its score.
-  local function lines_of(w)
-    return '0', 'w ' .. w.id .. ' ' .. w.arrival .. ' ' .. w.asked .. ' ' .. w.stamp .. ' ' .. w.units .. ' '
-      .. string.format('%d', w.lease) .. ' ' .. w.card, '0', 'i ' .. w.asked .. ' ' .. w.id
   end
 
   -- Units that fit beside those held (I2).
@@ -188,15 +184,12 @@ local function library()
     while r.waiting > 0 do
       local last = r.holders[#r.holders]
       if last and last.units == 'all' then return end
-      local head = waiter(r, string.match(first(r, 'q'), '^q %d+ (%S+)$'))
+      local head = waiting(first(r, 'l'))
       if not fits(r, head.units) then return end
       if last_thing and head.units == 'all' then strike_last(r, head) else strike(r, head) end
       local lease = math.min(head.lease, FIRST_LEASE)
       grant(r, {expires = now + lease, id = head.id, units = head.units, lease = head.lease, card = head.card})
-      local keeper = string.match(head.id, '^[^-]+')
-      local channel = (sharded and r.key .. ':' or string.sub(KEYS[1], 1, -5)) .. 'k:' .. keeper
-      lib.publish(channel, string.format('%s %s %d %s %d %d %s', head.id, mark, r.holders[1].number,
-        head.stamp, math.max(now - head.asked, 0), lease, r.key))
+      line.tell_granted(r.key, head.id, mark, r.holders[1].number, head.stamp, math.max(now - head.asked, 0), lease)
     end
   end
 
@@ -221,15 +214,15 @@ local function library()
       end
     end
     while r.waiting > 0 do
-      local asked, id = string.match(first(r, 'i'), '^i (%d+) (%S+)$')
+      local asked, arrival = string.match(first(r, 'o'), '^o (%d+) (%d+)$')
       if asked + WAIT_LEASE > now then break end
-      strike(r, waiter(r, id))
+      strike(r, waiting(first(r, 'l ' .. arrival)))
       ended = true
     end
     if silent and r.waiting > 0 then
-      for _, line in ipairs(call('ZRANGEBYLEX', r.key, '[q ', '(q!')) do
-        local id = string.match(line, '^q %d+ (%S+)$')
-        if silent[string.match(id, '^[^-]+')] then strike(r, waiter(r, id)) end
+      for _, line in ipairs(call('ZRANGEBYLEX', r.key, '[l ', '(l!')) do
+        local w = waiting(line)
+        if silent[string.match(w.id, '^[^-]+')] then strike(r, w) end
       end
     end
     if ended then serve(r) end
@@ -288,13 +281,11 @@ local function library()
     end
     local w = waiter(r, id)
     if w then
-      local ahead = call('ZRANK', r.key, 'q ' .. w.arrival .. ' ' .. id)
-        - call('ZLEXCOUNT', r.key, '-', '(q')
+      local ahead = call('ZRANK', r.key, w.line) - call('ZLEXCOUNT', r.key, '-', '(l')
       -- Not only after a while: also if the clock was set back.
       if math.abs(now - w.asked) >= PLACE_KEPT then
-        call('ZREM', r.key, w.line, 'i ' .. w.asked .. ' ' .. id)
-        w.asked, w.stamp = now_text, stamp
-        r.new = {lines_of(w)}
+        call('ZREM', r.key, w.line, 'o ' .. w.asked .. ' ' .. w.arrival)
+        line.place(key, w.arrival, id, w.tail, stamp)
       end
       return busy(ahead)
     end
@@ -304,16 +295,11 @@ local function library()
       return granted(holder)
     end
     if not queue then return busy(r.waiting) end
-    local arrival = now
-    if r.waiting > 0 then
-      local last = call('ZREVRANGEBYLEX', r.key, '(q!', '[q ', 'LIMIT', '0', '1')[1]
-      arrival = math.max(now, string.match(last, '^q (%d+) ') + 1)
-    end
-    w = {id = id, arrival = full(arrival), asked = now_text, stamp = stamp, units = units, lease = tonumber(lease),
-      card = card}
-    r.new = {'0', 'q ' .. w.arrival .. ' ' .. id, lines_of(w)}
     r.waiting = r.waiting + 1
-    return busy(r.waiting - 1)
+    -- Saved before: what it enters is a sorted set.
+    local reply = busy(r.waiting - 1)
+    line.enter(key, id, tail, stamp)
+    return reply
   end
 
   function lib.leave(key, id, bury_until, hold)
