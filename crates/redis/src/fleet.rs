@@ -289,9 +289,9 @@ impl Fleet {
         let mut rounds = 0;
         while rounds < ROUNDS {
             while let Some(server) = tries.first().map(|first| first.server.clone()) {
-                let (here, rest) = tries.into_iter().partition(|of| Arc::ptr_eq(&of.server, &server));
-                tries = rest;
-                self.round(&mut run, &server, here).await;
+                let elsewhere = |of: &mut Try| !Arc::ptr_eq(&of.server, &server);
+                let rest = tries.extract_if(.., elsewhere).collect();
+                self.round(&mut run, &server, std::mem::replace(&mut tries, rest)).await;
             }
             let mut pause = false;
             for (of, error) in std::mem::take(&mut run.again) {
@@ -437,7 +437,11 @@ fn answer_to(nonce: u64, value: Value) -> Option<(String, Value)> {
         },
         _ => return None,
     };
-    let words = String::from_utf8(words).ok()?;
-    let rest = words.strip_prefix(&nonce.to_string())?.strip_prefix(' ')?.to_owned();
-    Some((rest, more))
+    let mut words = String::from_utf8(words).ok()?;
+    let (first, _) = words.split_once(' ')?;
+    if first.parse() != Ok(nonce) {
+        return None;
+    }
+    words.drain(..=first.len());
+    Some((words, more))
 }
