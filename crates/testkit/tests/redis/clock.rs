@@ -1,8 +1,13 @@
 //! The server's wall clock jumps. What it says of leases is wrong then; the fence and the tokens still hold.
 
+use std::time::SystemTime;
+
 use lockkeeper::Lost;
 use lockkeeper_testkit::servers::RedisOptions;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{
     NAME, connect,
@@ -48,5 +53,51 @@ async fn a_clock_that_comes_forward_again_is_noticed_within_a_renewal() {
         assert_eq!(lost, Lost::Gone);
         new.release().await.expect("held");
         redis.shift_clock(0).expect("shifted");
+    }
+}
+
+/// Looks at a resource: what kind of key it is, or the line that would outlast it.
+const OUTLASTED: &str = "
+local kind, lines = redis.call('TYPE', KEYS[1]).ok, {}
+if kind == 'string' then lines = {redis.call('GET', KEYS[1])} end
+if kind == 'zset' then lines = redis.call('ZRANGE', KEYS[1], 0, -1) end
+local time, lasts = redis.call('TIME'), redis.call('PTTL', KEYS[1])
+for _, line in ipairs(lines) do
+  local ends = 0
+  if string.sub(line, 1, 1) == 'h' then ends = string.sub(line, 37, 52) end
+  if string.sub(line, 1, 1) == 'l' then ends = string.sub(line, 20, 35) + 15000000 end
+  if (ends - time[1] * 1000000 - time[2]) / 1000 > lasts + 1 then return 'lasts ' .. lasts .. ' ms: ' .. line end
+end
+return kind";
+
+/// A key is mostly given its time to live once a minute. It lasts as long as its holder and all who wait, also where the
+/// minute ends: that of a lease, and that of a place in line.
+#[tokio::test(flavor = "multi_thread")]
+async fn i8_a_key_lasts_as_long_as_what_it_holds() {
+    let redis = RedisOptions::default().movable_clock().start().expect("started");
+    let key = format!("lockkeeper:{{{NAME}}}");
+    for (second, lease) in [(43, secs(30)), (43, secs(2)), (55, secs(2)), (28, secs(30)), (58, secs(1))] {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
+        redis.shift_clock(second - (now % 60) as i64).expect("shifted");
+        let until = Instant::now() + secs(4);
+        let mut tasks = JoinSet::new();
+        for _ in 0..3 {
+            let mutex = connect(&redis.url()).await.mutex(NAME).lease(lease);
+            tasks.spawn(async move {
+                while Instant::now() < until {
+                    mutex.lock().await.expect("waited for").release().await.expect("held");
+                }
+            });
+        }
+        let mut lines = 0;
+        while Instant::now() < until {
+            let outcome = redis.command(["EVAL", OUTLASTED, "1", &key]).expect("asked");
+            assert!(!outcome.contains("lasts"), "{outcome}");
+            lines += usize::from(outcome.contains("zset"));
+            // The tasks need the server, too.
+            sleep(millis(1)).await;
+        }
+        assert!(lines > 10, "seen with a line {lines} times");
+        tasks.join_all().await;
     }
 }
