@@ -58,6 +58,8 @@ async fn a_foreign_key_is_refused_and_left_alone() {
         ("text", ["SET", "lockkeeper:{text}", "precious"].as_slice()),
         ("list", &["RPUSH", "lockkeeper:{list}", "precious"]),
         ("set", &["ZADD", "lockkeeper:{set}", "0", "h precious"]),
+        ("late set", &["ZADD", "lockkeeper:{late set}", "0", "precious"]),
+        ("last set", &["ZADD", "lockkeeper:{last set}", "0", "z precious"]),
     ] {
         redis.command(command.iter().copied()).expect("set");
         let error = keeper.mutex(name).try_lock().await.expect_err(name);

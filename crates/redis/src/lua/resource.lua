@@ -38,7 +38,8 @@ local function library(line)
     elseif r.kind == 'zset' then
       lines = call('ZRANGEBYLEX', key, '-', '(l')
       local graves = call('ZRANGEBYLEX', key, '[x', '+')
-      r.waiting = (call('ZCARD', key) - #lines - #graves) / 3
+      r.waiting = call('ZLEXCOUNT', key, '[l ', '(l!')
+      if call('ZCARD', key) ~= #lines + #graves + 3 * r.waiting then return nil end
       for _, line in ipairs(graves) do lines[#lines + 1] = line end
     elseif r.kind ~= 'none' then
       return nil
