@@ -14,7 +14,12 @@ if leaves > 0 then
       replies[entry] = '5'
     end
   end
-  if done > 0 then call('DEL', unpack(lines, 1, done)) end
+  if done > 0 then
+    call('DEL', unpack(lines, 1, done))
+  elseif leaves < #KEYS - 1 then
+    -- A claim that finds no memory must not keep leaves from being done, as in resource.lua.
+    if sharded then call('PEXPIRE', KEYS[1], '86400000') else call('PERSIST', KEYS[1]) end
+  end
 end
 
 local at, limit, life, ends = leaves + 3, nil, nil, nil

@@ -7,7 +7,10 @@ use std::{
 
 use lockkeeper::{Lost, ReleaseError};
 use lockkeeper_testkit::servers::{Redis, RedisOptions};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 
 use crate::{
     NAME, connect,
@@ -106,6 +109,35 @@ async fn i1_a_forgotten_holder_is_told_and_touches_nothing() {
         let view = theirs.inspect(NAME).await.expect("reachable").expect("held");
         assert_eq!(view.holders[0].token, new.token());
         new.release().await.expect("untouched");
+    }
+}
+
+/// Releases that travel together with claims are done, although there is no memory for these.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_takes_back_what_others_wait_for() {
+    let redis = Redis::start().expect("started");
+    let (ours, theirs) = (connect(&redis.url()).await, connect(&redis.url()).await);
+    let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
+    for nth in 0..32 {
+        let name = format!("held/{nth}");
+        held.push(ours.mutex(&name).lock().await.expect("free"));
+        let (theirs, watched) = (theirs.mutex(&name), name.clone());
+        waiting.spawn(async move { theirs.lock().await.expect("passed on") });
+        while ours.inspect(&watched).await.expect("reachable").is_none_or(|view| view.waiters.is_empty()) {}
+    }
+    redis.command(["CONFIG", "SET", "maxmemory", "1"]).expect("set");
+    let mut tasks = JoinSet::new();
+    for (nth, guard) in held.into_iter().enumerate() {
+        let mutex = ours.mutex(&format!("free/{nth}"));
+        tasks.spawn(async move { guard.release().await.expect("freed without memory") });
+        // It may get it: a server has some memory left for who also gives something back.
+        tasks.spawn(async move { drop(mutex.try_lock().await) });
+    }
+    tasks.join_all().await;
+    let passed = timeout(secs(20), waiting.join_all()).await.expect("in time");
+    redis.command(["CONFIG", "SET", "maxmemory", "0"]).expect("set");
+    for guard in passed {
+        guard.release().await.expect("held");
     }
 }
 
