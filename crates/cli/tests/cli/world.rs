@@ -56,7 +56,7 @@ impl World {
 
     /// `program`, working in the folder with the folder's store.
     pub(crate) fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
+        let mut command = with_usual_signals(program);
         command
             .current_dir(self.folder.path())
             .env("LOCKKEEPER_STORE", format!("sqlite:{}", self.path("locks.db").display()))
@@ -113,6 +113,16 @@ impl World {
     pub(crate) fn waiters(&self, name: &str) -> usize {
         self.show(name)["waiters"].as_array().map_or(0, Vec::len)
     }
+}
+
+/// `program`, which ignores nothing: whoever started the tests may ignore signals, as `nohup` does, and then it would, too.
+fn with_usual_signals(program: &str) -> Command {
+    if cfg!(not(target_os = "linux")) {
+        return Command::new(program);
+    }
+    let mut command = Command::new("env");
+    command.args(["--default-signal", program]);
+    command
 }
 
 /// A process that is killed, with its group, when the test forgets it.
