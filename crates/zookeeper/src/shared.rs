@@ -269,6 +269,8 @@ impl Shared {
             self.bury(&session);
         }
         for contender in leaving {
+            // Not while a group is removing it: that one would find it gone, and tell its owner that it was not held.
+            let _turn = self.turn.lock().await;
             if !self.remove_node(contender).await {
                 next = next.min(now.after(AGAIN));
             }

@@ -29,11 +29,12 @@ async fn a_free_lock_costs_three_requests() {
     mutex.lock().await.expect("locked").release().await.expect("released");
     let server = &stage.servers.nodes()[0];
     let (before, started) = (received(server), std::time::Instant::now());
-    for _ in 0..100 {
+    // Many, since what ends leases is awake all the while, and must not meddle with what is being released.
+    for _ in 0..3000 {
         mutex.lock().await.expect("locked").release().await.expect("released");
     }
     let cost = received(server) - before;
-    assert!(cost <= 3 * 100 + pings(1, started.elapsed()), "{cost} requests for 100 locks");
+    assert!(cost <= 3 * 3000 + pings(1, started.elapsed()), "{cost} requests for 3000 locks");
     keeper.close().await;
 }
 
