@@ -113,7 +113,6 @@ impl Ears {
         let ears = self.clone();
         self.home.see_whether_it_lives(move || {
             ears.close();
-            lock(&ears.listeners).clear();
             ears.start_missing();
             ears.wakes.wake(Wake::Resync);
         });
@@ -251,7 +250,7 @@ impl Ears {
     }
 
     pub(crate) fn close(&self) {
-        for listener in lock(&self.listeners).values() {
+        for (_, listener) in lock(&self.listeners).drain() {
             listener.abort();
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! Everything that can be told by a store arrives here: verdicts, failures, wakes. The files
 //! beside this one keep the parts: who waits and holds (`ledger`), what goes out together
-//! (`group`) and who carries it (`flight`), what stays in the process (`lane`), what renews (`watchdog`). Below it: the caller's side
-//! (`acquire`) and giving back (`leaving`).
+//! (`group`) and who carries it (`flight`), what stays in the process (`lane`), what renews
+//! (`watchdog`). Below it: the caller's side (`acquire`) and giving back (`leaving`).
 
 mod acquire;
 mod leaving;

@@ -1,8 +1,8 @@
 -- Those who wait for a resource, and the two transitions that are most of what happens to a mutex in demand: one more
 -- stands in line, and the holder gives it to the next. See resource.lua for the lines of a key and for all other cases.
 -- Invariant  Where anything is unusual, the two change nothing and answer nil; resource.lua does it then, which takes
---            three times as long. They look at the head of the line only: others who are to be given up stay where they
---            are for now, which nobody can tell.
+--            nearly twice as long. Of those in line hand_over looks at the head only: others who are to be given up
+--            stay where they are for now, which nobody can tell.
 --            A key lasts to the end of the minute in which the last in line would be given up, or longer.
 local function queue()
   local FIRST_LEASE, WAIT_LEASE, MINUTE = 3000000, 15000000, 60000000

@@ -121,9 +121,9 @@ async fn a_full_server_takes_back_what_others_wait_for() {
     for nth in 0..32 {
         let name = format!("held/{nth}");
         held.push(ours.mutex(&name).lock().await.expect("free"));
-        let (theirs, watched) = (theirs.mutex(&name), name.clone());
-        waiting.spawn(async move { theirs.lock().await.expect("passed on") });
-        while ours.inspect(&watched).await.expect("reachable").is_none_or(|view| view.waiters.is_empty()) {}
+        let mutex = theirs.mutex(&name);
+        waiting.spawn(async move { mutex.lock().await.expect("passed on") });
+        while ours.inspect(&name).await.expect("reachable").is_none_or(|view| view.waiters.is_empty()) {}
     }
     redis.command(["CONFIG", "SET", "maxmemory", "1"]).expect("set");
     let mut tasks = JoinSet::new();
