@@ -11,7 +11,7 @@ use lockkeeper_testkit::counting::Requests;
 use crate::{
     Failure, crowd, held,
     judge::Verdict,
-    peer::{self, KeeperPeer},
+    peer::{self, DroppedPeer, KeeperPeer},
     processes, rates, redis,
     rounds::Contestant,
     table::Row,
@@ -101,6 +101,7 @@ pub(crate) struct Bench {
     pub(crate) requests: Requests,
     pub(crate) pace: Pace,
     usual: Box<dyn Contestant>,
+    dropped: Box<dyn Contestant>,
     fifo: Box<dyn Contestant>,
     peers: Vec<Box<dyn Contestant>>,
     /// Where the files of peers are, on the disk of the store; `None` if it has no file.
@@ -121,16 +122,17 @@ impl Bench {
         let keeper = Keeper::builder(connector).connect().await?;
         let folder = peers_folder(url)?;
         let mut usual: Box<dyn Contestant> = Box::new(KeeperPeer::usual(&keeper, &requests));
+        let mut dropped: Box<dyn Contestant> = Box::new(DroppedPeer::new(&keeper, &requests));
         let mut fifo: Box<dyn Contestant> = Box::new(KeeperPeer::fifo(&keeper, &requests));
         let mut peers = peer::peers_of(&keeper, folder.as_deref());
         if let Some(server) = &redis {
-            (usual, fifo) = (server.metered(usual), server.metered(fifo));
+            [usual, dropped, fifo] = [usual, dropped, fifo].map(|ours| server.metered(ours));
             peers = server.peers().await?;
         }
         if let Some(zookeeper) = &mut zookeeper {
             peers.extend(zookeeper.peers().await?);
         }
-        Ok(Self { peers, folder, usual, fifo, keeper, requests, pace, redis, zookeeper })
+        Ok(Self { peers, folder, usual, dropped, fifo, keeper, requests, pace, redis, zookeeper })
     }
 
     pub(crate) fn folder(&self) -> Option<&Path> {
@@ -145,6 +147,10 @@ impl Bench {
 
     pub(crate) fn usual(&self) -> &dyn Contestant {
         &*self.usual
+    }
+
+    pub(crate) fn dropped(&self) -> &dyn Contestant {
+        &*self.dropped
     }
 
     pub(crate) fn fifo(&self) -> &dyn Contestant {

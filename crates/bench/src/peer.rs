@@ -117,6 +117,50 @@ impl Lock for lockkeeper::Mutex {
     }
 }
 
+/// Lockkeeper's mutex, given back by dropping the guard, while its task goes on.
+pub(crate) struct DroppedPeer {
+    keeper: Keeper,
+    requests: Requests,
+}
+
+impl DroppedPeer {
+    pub(crate) fn new(keeper: &Keeper, requests: &Requests) -> Self {
+        Self { keeper: keeper.clone(), requests: requests.clone() }
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct DroppedLock(lockkeeper::Mutex);
+
+impl Peer for DroppedPeer {
+    type Lock = DroppedLock;
+
+    fn name(&self) -> &'static str {
+        "lockkeeper dropped"
+    }
+
+    fn lock(&self, name: &str) -> DroppedLock {
+        DroppedLock(self.keeper.mutex(&format!("bench/usual/{name}")))
+    }
+
+    fn requests(&self) -> Option<u64> {
+        Some(self.requests.so_far())
+    }
+}
+
+impl Lock for DroppedLock {
+    type Held<'a> = Guard;
+
+    async fn acquire(&self) -> Result<Guard, Failure> {
+        Ok(self.0.lock().await?)
+    }
+
+    async fn release(held: Self::Held<'_>) -> Result<(), Failure> {
+        drop(held);
+        Ok(())
+    }
+}
+
 /// tokio's own mutex: no store, no lease, no token. The limit of what a lock between tasks of
 /// one process can do.
 #[derive(Default)]

@@ -42,7 +42,7 @@ pub static CAPABILITY: Capability = Capability {
     detachable: true,
     frees_the_dead_at_once: false,
     group_limit: 256,
-    requests_at_once: 2,
+    requests_at_once: 3,
     client_crash: Survives::Fully,
     restart: Survives::WithFence,
     data_loss: Survives::WithFence,

@@ -43,16 +43,17 @@ pub(crate) fn push_group(command: &mut Cmd, group: &[&Request]) {
         let (Request::Leave(Leave { contender, .. }) | Request::Claim(Claim { contender, .. })) = request;
         push_alone(command, *contender, &mut scratch);
     }
-    let mut common: Option<Common> = None;
+    let mut before: Option<&Claim> = None;
     for request in &group[plain..] {
         match request {
             Request::Claim(claim) => {
-                let own = Common::of(claim);
-                if common.as_ref() != Some(&own) {
-                    own.push(command, &mut scratch);
-                    common = Some(own);
+                if !before.is_some_and(|before| differ_only_in_id(before, claim)) {
+                    push_common(command, claim, &mut scratch);
+                    before = Some(claim);
                 }
-                push_claim(command, claim, &mut scratch);
+                scratch.clear();
+                _ = write!(scratch, "{}", claim.contender);
+                command.arg(&*scratch);
             }
             Request::Leave(Leave { contender, bury_until, hold_at_least, .. }) => {
                 let until = bury_until.map_or_else(String::new, |until| until.0.to_string());
@@ -62,45 +63,40 @@ pub(crate) fn push_group(command: &mut Cmd, group: &[&Request]) {
     }
 }
 
-/// What the claims of a group mostly have in common.
-#[derive(PartialEq, Eq)]
-struct Common {
-    not_after: u64,
-    queue: bool,
-    stamp: u64,
-    lease: u64,
-    /// Whether it may be granted by one `SET`.
-    by_one_set: bool,
+/// Whether what the arguments say of two claims is the same but for their ids, as it is for most claims of a group.
+fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
+    let Claim {
+        name: _,
+        contender: _,
+        units,
+        capacity,
+        lease,
+        queue,
+        detachable: _,
+        not_after,
+        stamp,
+        again: _,
+        card,
+    } = a;
+    (units, capacity, lease, queue, not_after, stamp, card)
+        == (&b.units, &b.capacity, &b.lease, &b.queue, &b.not_after, &b.stamp, &b.card)
 }
 
-impl Common {
-    fn of(claim: &Claim) -> Self {
-        Self {
-            not_after: claim.not_after.0.min(LAST_TIME),
-            queue: claim.queue,
-            stamp: claim.stamp,
-            lease: micros(claim.lease),
-            by_one_set: claim.capacity.allows(claim.units),
-        }
-    }
-
-    fn push(&self, command: &mut Cmd, scratch: &mut String) {
-        scratch.clear();
-        // Writing to a string cannot fail.
-        _ = write!(scratch, "{:016}{}{}", self.not_after, if self.queue { 'q' } else { 't' }, self.stamp);
-        command.arg("s").arg(&*scratch).arg(self.lease);
-        // At least to the end of the minute in which the lease ends, as resource.lua has it.
-        match self.by_one_set {
-            true => command.arg(self.lease / 1000 + 60_001),
-            false => command.arg(""),
-        };
-    }
-}
-
-fn push_claim(command: &mut Cmd, claim: &Claim, scratch: &mut String) {
-    scratch.clear();
+/// Appends what comes before the first of claims that differ only in their ids.
+fn push_common(command: &mut Cmd, claim: &Claim, scratch: &mut String) {
     let lease = micros(claim.lease);
-    _ = write!(scratch, "{} {} {} {lease} ", claim.contender, claim.capacity, claim.units);
+    let not_after = claim.not_after.0.min(LAST_TIME);
+    scratch.clear();
+    // Writing to a string cannot fail.
+    _ = write!(scratch, "{not_after:016}{}{}", if claim.queue { 'q' } else { 't' }, claim.stamp);
+    command.arg("s").arg(&*scratch).arg(lease);
+    // At least to the end of the minute in which the lease ends, as resource.lua has it.
+    match claim.capacity.allows(claim.units) {
+        true => command.arg(lease / 1000 + 60_001),
+        false => command.arg(""),
+    };
+    scratch.clear();
+    _ = write!(scratch, " {} {} {lease} ", claim.capacity, claim.units);
     push_card(scratch, &claim.card);
     command.arg(&*scratch);
 }

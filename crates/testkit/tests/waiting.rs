@@ -114,3 +114,21 @@ async fn a_free_lock_costs_two_requests() {
     }
     assert_eq!(requests.so_far() - before, 200);
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_dropped_goes_along_with_what_is_asked_next() {
+    let world = Virtual::new();
+    let (keeper, requests) = counted(&world).await;
+    let before = requests.so_far();
+    for _ in 0..100 {
+        drop(keeper.mutex("name").lock().await.expect("free"));
+    }
+    let mut guards = Vec::new();
+    for place in 0..64 {
+        guards.push(keeper.mutex(&format!("name/{place}")).lock().await.expect("free"));
+    }
+    assert_eq!(requests.so_far() - before, 164, "one for each claim");
+    drop(guards);
+    keeper.close().await;
+    assert_eq!(requests.so_far() - before, 165, "one for all that nobody follows");
+}

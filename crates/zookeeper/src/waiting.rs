@@ -43,9 +43,9 @@ struct Place {
     armed: HashSet<String>,
     /// Where it stood when its node was made, if that is known: it need not look again before it watches.
     standing: Option<Standing>,
-    /// Whether it probably holds when what it watches is gone, and alone. Then the proof is asked for together with the
-    /// listing that says so.
-    is_next: bool,
+    /// Whether it will hold alone, and watches the last before it: that one mostly goes because it has held, so the proof
+    /// is asked for together with the listing that says whether it is needed.
+    holds_next: bool,
 }
 
 impl Shared {
@@ -54,7 +54,8 @@ impl Shared {
         let Some((session, node)) = self.place_of(contender) else { return };
         let folder = node.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_owned());
         let (watched, armed) = (JoinSet::new(), HashSet::new());
-        let mut place = Place { contender, session, folder, node, watched, armed, standing, is_next: false };
+        let mut place =
+            Place { contender, session, folder, node, watched, armed, standing, holds_next: false };
         loop {
             match self.step(&mut place).await {
                 Ok(true) => return,
@@ -92,14 +93,14 @@ impl Shared {
             && let Stand::Waiting { ahead, .. } = &mut entry.stand
         {
             *ahead = standing.ahead;
-            place.is_next = entry.units == Units::All && standing.ahead == 0 && !standing.behind_a_waiter;
+            place.holds_next = entry.units == Units::All && !standing.behind_a_waiter;
         }
         let look_again = match self.arm(place, &standing).await? {
             Armed::Changed => return Ok(false),
             Armed::Watching if !place.watched.is_empty() => BootTime::NEVER,
             Armed::Watching | Armed::Looking => {
                 // It will mostly look in vain.
-                place.is_next = false;
+                place.holds_next = false;
                 self.now().after(LOOK_EVERY)
             }
         };
@@ -119,7 +120,7 @@ impl Shared {
         let child = place.node.rsplit_once('/').map_or("", |(_, child)| child).to_owned();
         let sent = session.now();
         let listed = session.client.list_children(&place.folder);
-        let proof = place.is_next.then(|| session.check(&place.node));
+        let proof = place.holds_next.then(|| session.check(&place.node));
         let line = match session.read(listed).await {
             Ok(children) => self.line_of(&place.folder, children),
             Err(Error::NoNode) => Line::default(),

@@ -202,14 +202,14 @@ fn cost_goals(workload: Workload) -> Option<(Option<Limit>, Limit, Option<Limit>
 /// The rows, with those that compare costs with the bare scripts', if these took part.
 pub(crate) fn judged(workload: Workload, rows: Vec<Row>, results: &[Raced<'_>], pace: &Pace) -> Vec<Row> {
     let bare = results.iter().find(|(contestant, _)| contestant.name() == peers::BARE);
-    let (Some((_, bare)), Some((_, ours)), Some((client, server, commands))) =
+    let (Some((_, bare)), Some((first, ours)), Some((client, server, commands))) =
         (bare, results.first(), cost_goals(workload))
     else {
         return rows;
     };
     let ratio = |what: &str, figure: fn(&Round) -> f64, limit: Option<Limit>| {
         let ratio = Median::of(ours.iter().zip(bare).map(|(ours, bare)| figure(ours) / figure(bare)));
-        let row = Row::median(workload, "lockkeeper", format!("{what} / {}", peers::BARE), ratio);
+        let row = Row::median(workload, first.name(), format!("{what} / {}", peers::BARE), ratio);
         match limit {
             Some(limit) if !pace.is_enough() => row.goal(limit, Verdict::TooShort),
             Some(limit) => row.goal(limit, limit.judge_rate(&ratio)),
@@ -217,7 +217,7 @@ pub(crate) fn judged(workload: Workload, rows: Vec<Row>, results: &[Raced<'_>], 
         }
     };
     let commands: Vec<_> = commands.into_iter().map(|limit| ("commands each", limit)).collect();
-    let mut rows: Vec<Row> = rows.into_iter().map(|row| row.held_to("lockkeeper", &commands)).collect();
+    let mut rows: Vec<Row> = rows.into_iter().map(|row| row.held_to(first.name(), &commands)).collect();
     rows.push(ratio("client CPU", Round::cpu_micros, client));
     rows.push(ratio("server µs", |round| round.server_micros().unwrap_or(f64::NAN), Some(server)));
     rows

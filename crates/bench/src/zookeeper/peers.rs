@@ -1,10 +1,9 @@
 //! Peers of the ZooKeeper store that run as tasks of this process, each with one session for all tasks: the
 //! recipe that comes with the crate `zookeeper-client`, and the two writes that every lock has to make.
 
-use lockkeeper::{Guard, Keeper};
 use zookeeper_client::{Acls, Client, CreateMode, Error, LockClient, LockOptions, LockPrefix};
 
-use super::{BARE, LOCKKEEPER, RECIPE};
+use super::{BARE, RECIPE};
 use crate::{
     Failure,
     bench::Workload,
@@ -64,37 +63,6 @@ impl Lock for RecipeLock {
     }
 
     /// As it is meant to be used: dropped, its node is removed while its task goes on.
-    async fn release(held: Self::Held<'_>) -> Result<(), Failure> {
-        drop(held);
-        Ok(())
-    }
-}
-
-/// Lockkeeper's mutex, given back as the recipe does it: by dropping the guard, while its task goes on.
-pub(super) struct DroppedPeer(pub(super) Keeper);
-
-#[derive(Clone)]
-pub(super) struct DroppedLock(lockkeeper::Mutex);
-
-impl Peer for DroppedPeer {
-    type Lock = DroppedLock;
-
-    fn name(&self) -> &'static str {
-        LOCKKEEPER
-    }
-
-    fn lock(&self, name: &str) -> DroppedLock {
-        DroppedLock(self.0.mutex(&format!("bench/dropped/{name}")))
-    }
-}
-
-impl Lock for DroppedLock {
-    type Held<'a> = Guard;
-
-    async fn acquire(&self) -> Result<Guard, Failure> {
-        Ok(self.0.lock().await?)
-    }
-
     async fn release(held: Self::Held<'_>) -> Result<(), Failure> {
         drop(held);
         Ok(())

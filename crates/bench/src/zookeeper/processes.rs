@@ -6,18 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lockkeeper_testkit::counting::Requests;
 use tokio::task::{block_in_place, spawn_blocking};
 
 use super::{
     CURATOR, LOCKKEEPER, RECIPE, ZooKeeper,
     curator::{Program, Talk},
-    peers::{DroppedPeer, RecipePeer},
+    peers::RecipePeer,
 };
 use crate::{
     Failure,
     bench::{Bench, Workload},
     judge::{self, Limit, Median, Verdict},
-    peer::{Lock, Peer},
+    peer::{DroppedPeer, Lock, Peer},
     processes::{Hand, PROCESSES, Passed, now},
     table::Row,
 };
@@ -124,7 +125,7 @@ pub(crate) fn child(who: &str, place: &str) -> Result<(), Failure> {
     runtime.block_on(async {
         if who == LOCKKEEPER {
             let keeper = lockkeeper::connect(place).await?;
-            take_part(DroppedPeer(keeper.clone())).await?;
+            take_part(DroppedPeer::new(&keeper, &Requests::default())).await?;
             keeper.close().await;
         } else {
             take_part(RecipePeer::connect(place).await?).await?;

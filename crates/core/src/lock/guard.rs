@@ -30,8 +30,9 @@ pub enum Leads {}
 
 /// Holds a lock until it is released, dropped or lost.
 ///
-/// **Release on drop is not immediate**: dropping sends the release in the background, also
-/// outside of a runtime. [`release`](Self::release) waits for it and tells whether the lock was
+/// **Release on drop is not immediate**: dropping sends the release in the background, together with
+/// what the keeper is asked for next, and within 20 ms also if the runtime is kept busy or there is
+/// none. [`release`](Self::release) waits for it and tells whether the lock was
 /// held to the end. A panic in the critical section drops the guard and so releases the lock;
 /// there is no poisoning.
 ///

@@ -53,6 +53,8 @@ struct Queue {
     flying: usize,
     /// How many jobs are in flight.
     on_board: usize,
+    /// Somebody will see to it that what lies here flies.
+    called_for: bool,
 }
 
 impl Group {
@@ -75,6 +77,25 @@ impl Group {
         let alone = queue.flying == 1;
         drop(queue);
         Some(self.flight(engine, alone))
+    }
+
+    /// Adds a leave that nobody waits for. It goes along with whatever flies next; the caller gets a flight, which it
+    /// must let fly, that takes it if nothing else has until then.
+    pub(crate) fn leave_behind(self: &Arc<Self>, engine: &Arc<Engine>, job: LeaveJob) -> Option<Flight> {
+        let mut queue = self.lock();
+        queue.jobs.push_back(Job::Leave(job));
+        if queue.flying >= engine.requests_at_once() || std::mem::replace(&mut queue.called_for, true) {
+            return None;
+        }
+        drop(queue);
+        let (group, engine) = (self.clone(), engine.clone());
+        let patrol = engine.patrol().clone();
+        Some(patrol.flight(Box::pin(async move {
+            group.lock().called_for = false;
+            if let Some(flight) = group.submit(&engine, []) {
+                flight.await;
+            }
+        })))
     }
 
     /// Sends one batch and settles it; what has come in meanwhile flies next. One that is not `alone` first lets the

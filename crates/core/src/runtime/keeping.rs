@@ -166,7 +166,7 @@ impl Drop for Tenure {
         if let Err(tenure) = tenure.hand_on(now, lost)
             && let Some(flight) = tenure.give_back(None)
         {
-            flight.in_background();
+            flight.depart();
         }
     }
 }

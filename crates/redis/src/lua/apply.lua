@@ -2,9 +2,9 @@
 -- KEYS[2..]  the resource of each entry
 -- ARGV[2]    how many plain leaves there are; they come first
 -- ARGV[3..]  per plain leave: flags and id as in the line of its only holder
--- then per entry, claim:  tail of the holder's line; before it, where they are not those of the claim before, 's' and:
---                         not_after, 'q' (queue) or 't' (try) and stamp as one text; the lease; how many milliseconds a
---                         key with such a lease lasts, or '' if it must not be granted by one SET
+-- then per entry, claim:  id; before it, where they are not those of the claim before, 's' and: not_after, 'q' (queue) or
+--                         't' (try) and stamp as one text; the lease; how many milliseconds a key with such a lease lasts,
+--                         or '' if it must not be granted by one SET; the holder's line from behind the id on
 --            leave:  'b', id, bury_until or '', hold_at_least
 -- Reply      nonce, now, then per entry: 9 number (granted now, alone, for the whole lease), 0 (the same, and the
 --            number is now), 1 number floor remaining (granted), 2 ahead retry_in (busy), 3 (stale), 4 capacity (mismatch),
@@ -30,17 +30,17 @@ for entry = 1, #KEYS - 1 do
     at = at + 4
   else
     if ARGV[at] == 's' then
-      limit = ARGV[at + 1]
-      at = at + 4
+      limit, after = ARGV[at + 1], ARGV[at + 4]
+      at = at + 5
     end
     if not reply and limit < now_text then
       reply = '3'
     elseif not reply then
       local in_line, stamp = string.byte(limit, 17) == 113, string.sub(limit, 18) -- 'q'
-      reply = in_line and line.stand_in_line(key, ARGV[at], stamp)
+      reply = in_line and line.stand_in_line(key, ARGV[at], after, stamp)
       if not reply then
         lib = lib or library(line)
-        reply = lib.claim(key, in_line, ARGV[at], stamp)
+        reply = lib.claim(key, in_line, ARGV[at] .. after, stamp)
       end
     end
     at = at + 1

@@ -7,8 +7,8 @@ if leaves > 0 then
   -- A sorted set has no value for MGET, where GET would fail.
   local lines = call('MGET', unpack(KEYS, 2, leaves + 1))
   for entry = 1, leaves do
-    local line, alone = lines[entry], ARGV[entry + 2]
-    if line and string.sub(line, 54, 53 + #alone) == alone and string.sub(line, 37, 52) > now_text then
+    local line = lines[entry]
+    if line and string.find(line, ARGV[entry + 2], 54, true) == 54 and string.sub(line, 37, 52) > now_text then
       done = done + 1
       lines[done] = KEYS[entry + 1]
       replies[entry] = '5'
@@ -22,32 +22,32 @@ if leaves > 0 then
   end
 end
 
-local at, limit, life, ends = leaves + 3, nil, nil, nil
+local at, limit, life, before, after = leaves + 3, nil, nil, nil, nil
 for entry = leaves + 1, #KEYS - 1 do
   local key, word = KEYS[entry + 1], ARGV[at]
   if word == 's' then
-    limit, life, word = ARGV[at + 1], ARGV[at + 3], ARGV[at + 4]
-    -- The middle of the holder's line.
-    ends = life ~= '' and limit >= now_text and string.format(' %016d c--- ', now_text + ARGV[at + 2])
-    at = at + 4
+    limit, life, after, word = ARGV[at + 1], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]
+    -- The holder's line between its number and its id.
+    before = life ~= '' and limit >= now_text and string.format(' %s %016d c--- ', now_text, now_text + ARGV[at + 2])
+    at = at + 5
   end
   at = at + (word == 'b' and 4 or 1)
-  if ends and word ~= 'b' then
+  if before and word ~= 'b' then
     local number = mark and string.format('%016d', mark + 1) or now_text
-    if call('SET', key, 'h ' .. number .. ' ' .. now_text .. ends .. word, 'PX', life, 'NX') then
+    if call('SET', key, 'h ' .. number .. before .. word .. after, 'PX', life, 'NX') then
       if not mark then
         reserved = #KEYS == 2 and number or string.format('%016d', number + #KEYS)
-        local before
+        local last
         if sharded then
-          before = call('SET', KEYS[1], reserved, 'PX', '86400000', 'GET')
+          last = call('SET', KEYS[1], reserved, 'PX', '86400000', 'GET')
         else
-          before = call('SET', KEYS[1], reserved, 'GET')
+          last = call('SET', KEYS[1], reserved, 'GET')
         end
-        if before and before >= number then
+        if last and last >= number then
           -- The clock is not above the mark.
-          number, reserved = string.format('%016d', before + 1), string.format('%016d', before + #KEYS)
+          number, reserved = string.format('%016d', last + 1), string.format('%016d', last + #KEYS)
           call('SET', KEYS[1], reserved, 'KEEPTTL')
-          call('SET', key, 'h ' .. number .. ' ' .. now_text .. ends .. word, 'KEEPTTL')
+          call('SET', key, 'h ' .. number .. before .. word .. after, 'KEEPTTL')
         end
       end
       mark = number

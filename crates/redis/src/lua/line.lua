@@ -47,10 +47,9 @@ local function queue()
     end
   end
 
-  function line.stand_in_line(key, tail, stamp)
+  function line.stand_in_line(key, id, after, stamp)
     local held, holder = held_alone(key)
-    local id = string.match(tail, '^(%S+) all all ')
-    if not holder or not id or holder == id then return nil end
+    if not holder or holder == id or string.sub(after, 1, 9) ~= ' all all ' then return nil end
     local ahead = call('ZLEXCOUNT', key, '[l ', '(l!')
     if ahead > 0 then
       local oldest = call('ZRANGEBYLEX', key, '[o ', '(o!', 'LIMIT', '0', '1')[1]
@@ -58,7 +57,7 @@ local function queue()
     end
     local graves = call('ZCARD', key) > 1 + 3 * ahead
     if graves and stands(key, 'x', id) then return nil end
-    local last, expires, given_up = line.enter(key, id, tail, stamp), string.sub(held, 37, 52), now_text + WAIT_LEASE
+    local last, expires, given_up = line.enter(key, id, id .. after, stamp), string.sub(held, 37, 52), now_text + WAIT_LEASE
     local minute = given_up - given_up % MINUTE
     if expires - minute < 0 and (not last or last >= now_text or last + WAIT_LEASE < minute)
       and not (graves and call('PTTL', key) > 75000) then

@@ -1,8 +1,11 @@
 //! A keeper that is used from another runtime than the one it was made in.
 
+use std::sync::mpsc;
+
 use lockkeeper::Keeper;
 use tokio::{
     runtime::{Builder, Runtime},
+    sync::oneshot,
     task::spawn_blocking,
 };
 
@@ -11,6 +14,7 @@ use super::{Failure, Outcome, Stage, stage::soon, tests};
 tests! {
     a_keeper_outlives_the_runtime_it_was_made_in,
     a_runtime_that_is_not_driven_keeps_nobody_waiting_for_ever,
+    a_guard_dropped_before_long_work_is_given_back,
 }
 
 /// A keeper made, and used once, in a runtime that nobody drives afterwards.
@@ -58,4 +62,30 @@ async fn a_runtime_that_is_not_driven_keeps_nobody_waiting_for_ever(stage: &Stag
     let outcome = works(stage, &keeper, &name).await;
     spawn_blocking(move || drop(elsewhere)).await?;
     outcome
+}
+
+/// What is dropped travels with the runtime that dropped it, which here does something else for as long as somebody
+/// waits for the lock.
+async fn a_guard_dropped_before_long_work_is_given_back(stage: &Stage) -> Outcome {
+    let name = stage.name("stock");
+    let (keeper, elsewhere) = keeper_from_elsewhere(stage, &name).await?;
+    let ((waits, somebody_waits), (done, is_done)) = (oneshot::channel::<()>(), mpsc::channel::<()>());
+    let mutex = keeper.mutex(&name);
+    let long_work = spawn_blocking(move || {
+        elsewhere.block_on(async {
+            let guard = mutex.lock().await?;
+            somebody_waits.await?;
+            drop(guard);
+            is_done.recv()?;
+            Ok::<_, Failure>(())
+        })
+    });
+    stage.until(&name, 1, 0).await?;
+    let theirs = stage.keeper().await?.mutex(&name);
+    let waiter = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
+    waits.send(()).expect("the other waits for it");
+    let guard = soon(waiter).await???;
+    done.send(())?;
+    long_work.await??;
+    Ok(guard.release().await?)
 }

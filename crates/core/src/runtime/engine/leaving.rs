@@ -76,7 +76,12 @@ impl Engine {
         }
         self.leaving.fetch_add(1, Ordering::AcqRel);
         let group = self.group(&leave.name);
-        group.submit(self, [Job::Leave(LeaveJob { leave, reply, until, tries: 0 })])
+        let job = LeaveJob { leave, reply, until, tries: 0 };
+        if job.reply.is_some() {
+            group.submit(self, [Job::Leave(job)])
+        } else {
+            group.leave_behind(self, job)
+        }
     }
 
     /// Leaves in the background, trying until a lease of that length would have ended anyway.
