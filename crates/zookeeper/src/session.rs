@@ -169,8 +169,17 @@ impl Session {
 
     /// The right to watch `path`, unless very many are watched already.
     pub(crate) fn may_watch(self: &Arc<Self>, path: &str) -> Option<MayWatch> {
+        self.may_watch_up_to(WATCHES, path)
+    }
+
+    /// The right to watch `path`, which one could do without, unless many are watched already.
+    pub(crate) fn may_also_watch(self: &Arc<Self>, path: &str) -> Option<MayWatch> {
+        self.may_watch_up_to(WATCHES / 2, path)
+    }
+
+    fn may_watch_up_to(self: &Arc<Self>, most: usize, path: &str) -> Option<MayWatch> {
         let bytes = path.len();
-        let more = |watched: usize| (watched + bytes <= WATCHES).then_some(watched + bytes);
+        let more = |watched: usize| (watched + bytes <= most).then_some(watched + bytes);
         self.watched.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         Some(MayWatch { session: self.clone(), bytes })
     }

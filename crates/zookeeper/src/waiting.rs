@@ -1,5 +1,5 @@
-//! How a claim waits: it watches the node before it, and nothing else, until it is its turn and the quorum has
-//! confirmed that it is still there.
+//! How a claim waits: it watches the node before it, and its own once that takes long, until it is its turn and the
+//! quorum has confirmed that it is still there.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -9,12 +9,12 @@ use lockkeeper_core::{
     store::{GrantNotice, Wake},
 };
 use tokio::task::JoinSet;
-use zookeeper_client::Error;
+use zookeeper_client::{Error, OneshotWatcher, Stat};
 
 use crate::{
     line::{Line, Standing},
     note::Note,
-    session::Session,
+    session::{MayWatch, Session},
     shared::Shared,
     table::{Hold, Stand},
     trouble::trouble,
@@ -22,6 +22,10 @@ use crate::{
 
 /// How often somebody looks who may not watch, because very many of its keeper do.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Who waits longer than this also watches its own node, to come again at once if somebody removes that. Not from the
+/// start: where a lock passes quickly, two requests more would be two fifths more for each to do.
+const WATCHES_ITSELF_AFTER: Duration = Duration::from_secs(1);
 
 /// How the watches of a place are.
 enum Armed {
@@ -97,12 +101,16 @@ impl Shared {
         }
         let look_again = match self.arm(place, &standing).await? {
             Armed::Changed => return Ok(false),
-            Armed::Watching if !place.watched.is_empty() => BootTime::NEVER,
+            Armed::Watching if !standing.waits_for.is_empty() => BootTime::NEVER,
             Armed::Watching | Armed::Looking => {
                 // It will mostly look in vain.
                 place.holds_next = false;
                 self.now().after(LOOK_EVERY)
             }
+        };
+        let watch_itself = match place.armed.contains(&place.node) || look_again != BootTime::NEVER {
+            true => BootTime::NEVER,
+            false => self.now().after(WATCHES_ITSELF_AFTER),
         };
         tokio::select! {
             // A watch cannot panic, and is not aborted while this waits for it.
@@ -110,8 +118,44 @@ impl Shared {
                 place.armed.remove(&path);
             }
             () = self.clock.sleep_until(look_again) => {}
+            () = self.clock.sleep_until(watch_itself) => {
+                // If it is gone, a look says so.
+                place.standing = self.watch_itself(place).await?.then_some(standing);
+            }
         }
         Ok(false)
+    }
+
+    /// Watches its own node, unless many are watched already; `false` if it is gone.
+    async fn watch_itself(&self, place: &mut Place) -> Result<bool, StoreError> {
+        let session = place.session.clone();
+        let Some(may) = session.may_also_watch(&place.node) else { return Ok(true) };
+        let asked = session.client.get_and_watch_data(&place.node);
+        Ok(self.watch(place, place.node.clone(), may, asked).await?.is_some())
+    }
+
+    /// Watches the node at `path`, which has been `asked` for, and gives what is written there; `None` if it is gone.
+    async fn watch(
+        &self,
+        place: &mut Place,
+        path: String,
+        may: MayWatch,
+        asked: impl Future<Output = Result<(Vec<u8>, Stat, OneshotWatcher), Error>>,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        match place.session.read(asked).await {
+            Ok((data, _, watcher)) => {
+                place.armed.insert(path.clone());
+                let watching = async move {
+                    drop(watcher.changed().await);
+                    drop(may);
+                    path
+                };
+                place.watched.spawn_on(watching, &self.background);
+                Ok(Some(data))
+            }
+            Err(Error::NoNode) => Ok(None),
+            Err(error) => Err(trouble(error)),
+        }
     }
 
     /// Looks at the line: where it stands, or `None` if there is nothing more to wait for.
@@ -158,25 +202,12 @@ impl Shared {
             }
         }
         for (path, may, answer) in asked {
-            match session.read(answer).await {
-                Ok((data, _, watcher)) => {
-                    let news = standing.behind_a_waiter && Note::from_bytes(&data).granted;
-                    let of = path.clone();
-                    place.watched.spawn_on(
-                        async move {
-                            drop(watcher.changed().await);
-                            drop(may);
-                            of
-                        },
-                        &self.background,
-                    );
-                    place.armed.insert(path);
-                    if news {
-                        return Ok(Armed::Changed);
-                    }
+            match self.watch(place, path, may, answer).await? {
+                Some(data) if standing.behind_a_waiter && Note::from_bytes(&data).granted => {
+                    return Ok(Armed::Changed);
                 }
-                Err(Error::NoNode) => return Ok(Armed::Changed),
-                Err(error) => return Err(trouble(error)),
+                Some(_) => {}
+                None => return Ok(Armed::Changed),
             }
         }
         Ok(armed)

@@ -39,6 +39,40 @@ async fn strangers_are_left_alone() {
     a.close().await;
 }
 
+/// Who waits and has its node removed, by an operator say, stands in line again at once, and not only when its turn
+/// would have come.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_node_is_removed_stands_in_line_again() {
+    let stage = Stage::single(SESSION);
+    let (a, b, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
+    let guard = a.mutex("stock").lock().await.expect("locked");
+    let held = nodes(&client, "stock").await;
+    let waiter = tokio::spawn(async move { b.mutex("stock").lock().await.expect("locked").release().await });
+    let server = &stage.servers.nodes()[0];
+    let mut removed = Vec::new();
+    for once_watched in [false, true, true] {
+        let path = soon(async {
+            loop {
+                let now = nodes(&client, "stock").await;
+                let new = now.into_iter().find(|node| !held.contains(node) && !removed.contains(node));
+                let path = new.map(|node| format!("/lockkeeper/locks/stock/{node}"));
+                let is_watched = |path: &String| server.ask("wchp").expect("asked").contains(path);
+                match path.filter(|path| !once_watched || is_watched(path)) {
+                    Some(path) => return path,
+                    None => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        });
+        let path = path.await;
+        client.delete(&path, None).await.expect("removed");
+        removed.extend(path.rsplit('/').next().map(str::to_owned));
+    }
+    assert!(guard.is_held());
+    guard.release().await.expect("released");
+    soon(waiter).await.expect("no panic").expect("released");
+    a.close().await;
+}
+
 /// A resource that nobody uses leaves no folder behind: the servers remove it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_nobody_uses_vanishes() {
