@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{
-    ContenderId, GrantNumber, StoreError, Token, Units,
+    Capacity, ContenderId, GrantNumber, StoreError, Token, Units,
     store::{Answer, Answers, Claim, Leave, Left, Request, Verdict},
 };
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult, MultiWriter};
 
 use crate::{
-    line::{Line, Standing, claim_prefix},
+    line::{Line, Standing, claim_prefix, follows},
     note::Note,
     session::Session,
     shared::Shared,
@@ -32,7 +32,17 @@ enum Op<'a> {
         if_gone: Left,
         node: String,
         markers: Vec<String>,
+        /// It holds alone, and nobody was before it when it came.
+        held_alone: bool,
     },
+}
+
+/// How it is learned who stands in line with a claim whose node is made by a transaction.
+enum Others<L> {
+    /// By a listing, which is under way.
+    Listed(L),
+    /// The same transaction removes this node, which held alone: if the claim came right after it, there are none.
+    Followed(String),
 }
 
 /// A claim's node that has just been made.
@@ -181,11 +191,15 @@ impl Shared {
                 Left::Released
             }
         };
+        let held_alone = matches!(entry.stand, Stand::Holding(_))
+            && (entry.units, entry.capacity) == (Units::All, Capacity::All)
+            && entry.waits.is_none()
+            && entry.markers.is_empty();
         // An earlier removal may have been done and its answer lost.
         let if_gone = if matches!(entry.stand, Stand::Leaving(_)) { left } else { Left::NotThere };
         entry.leave(left);
         let (node, markers) = (entry.node.clone(), entry.markers.clone());
-        Ok(Op::Delete { place, contender: leave.contender, left, if_gone, node, markers })
+        Ok(Op::Delete { place, contender: leave.contender, left, if_gone, node, markers, held_alone })
     }
 
     /// Sends all of `ops` as one transaction; if that is refused, one by one.
@@ -221,13 +235,21 @@ impl Shared {
             add_number(&mut multi, &folder)?;
         }
         let committed = multi.commit();
-        let claims = ops.iter().filter_map(|op| match op {
-            Op::Create { claim, .. } => {
-                Some(session.client.list_children(&self.place.paths.lock(&claim.name)))
+        let (mut others, mut removed) = (Vec::new(), None);
+        for op in &ops {
+            match op {
+                // A leave comes right before a claim of the same name.
+                Op::Delete { node, held_alone, .. } => removed = held_alone.then_some(node),
+                Op::Create { claim, .. } => {
+                    let folder = self.place.paths.lock(&claim.name);
+                    let is_there = |node: &&String| node.rsplit_once('/').is_some_and(|(of, _)| of == folder);
+                    others.push(match removed.take().filter(is_there) {
+                        Some(node) => Others::Followed(node.clone()),
+                        None => Others::Listed(session.client.list_children(&folder)),
+                    });
+                }
             }
-            Op::Delete { .. } => None,
-        });
-        let lists: Vec<_> = claims.collect();
+        }
         let results = match session.write(sent, committed).await {
             Ok(results) => results,
             Err(error) if refused(&error) => return self.send_singly(session, ops, answers).await,
@@ -243,7 +265,7 @@ impl Shared {
             MultiWriteResult::Create { path, .. } => Some(path),
             _ => None,
         });
-        let mut lists = lists.into_iter();
+        let mut others = others.into_iter();
         let mut first_trouble = None;
         for op in ops {
             match op {
@@ -252,11 +274,19 @@ impl Shared {
                     answers[place] = Some(Answer::Leave(left));
                 }
                 Op::Create { place, claim } => {
-                    let Some(((node, list), number)) = made.next().zip(lists.next()).zip(number) else {
+                    let Some(((node, others), number)) = made.next().zip(others.next()).zip(number) else {
                         return Err(corrupt("ZooKeeper answered fewer operations than it was asked"));
                     };
+                    let (folder, child) = node.rsplit_once('/').unwrap_or_default();
+                    let line = match others {
+                        Others::Listed(list) => session.read(list).await,
+                        // What held alone was there until this one came, so nobody is before it, and nobody behind.
+                        Others::Followed(before) if follows(child_of(&before), child) => {
+                            Ok(vec![child.to_owned()])
+                        }
+                        Others::Followed(_) => session.read(session.client.list_children(folder)).await,
+                    };
                     let made = Made { node, number: checked(number)? };
-                    let line = session.read(list).await;
                     match self.placed(session, false, claim, made, line).await {
                         Ok(verdict) => answers[place] = Some(Answer::Claim(verdict)),
                         // The others are in the table by now, or will be asked for again.
@@ -280,7 +310,7 @@ impl Shared {
                 Op::Create { place, claim } => {
                     (place, self.create(session, false, claim).await.map(Answer::Claim))
                 }
-                Op::Delete { place, contender, left, if_gone, node, markers } => {
+                Op::Delete { place, contender, left, if_gone, node, markers, .. } => {
                     let left = self.delete(session, contender, [left, if_gone], &node, &markers).await;
                     (place, left.map(Answer::Leave))
                 }
@@ -512,6 +542,10 @@ impl Shared {
             entry.waits = Some(Task(task.abort_handle()));
         }
     }
+}
+
+fn child_of(node: &str) -> &str {
+    node.rsplit_once('/').map_or("", |(_, child)| child)
 }
 
 /// A grant's number: that of the transaction that made its node.

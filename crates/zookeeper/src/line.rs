@@ -66,6 +66,12 @@ fn marker_prefix(contender: ContenderId) -> String {
     format!("d-{contender}-")
 }
 
+/// Whether the claim under `next` came right after the one under `before`, with nobody between them.
+pub(crate) fn follows(before: &str, next: &str) -> bool {
+    let sequence = |name| Node::parse(name).map(|node| node.sequence.0);
+    sequence(before).zip(sequence(next)).is_some_and(|(before, next)| before >= 0 && next == before + 1)
+}
+
 fn count(text: &str) -> Option<NonZeroU32> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
@@ -303,6 +309,16 @@ mod tests {
         assert_eq!(line.standing(&c).expect("there").waits_for, [b]);
         let (long, longer) = (node(4, WRITE, "0000002147483648000"), node(5, WRITE, "0000002147483648001"));
         assert!(Line::new(vec![longer, long.clone()]).standing(&long).expect("there").admitted);
+    }
+
+    #[test]
+    fn who_follows_comes_right_after() {
+        let names = ["0000000007", "0000000008", "0000000009", "2147483647", "-2147483648"];
+        let names = names.map(|sequence| node(1, WRITE, sequence));
+        let follow = |before: usize, next: usize| follows(&names[before], &names[next]);
+        assert!(follow(0, 1) && follow(1, 2));
+        assert!(!follow(0, 0) && !follow(0, 2) && !follow(1, 0) && !follow(3, 4));
+        assert!(!follows("0000000007", &names[1]), "a stranger");
     }
 
     #[test]

@@ -33,6 +33,7 @@ tests! {
     dropping_outside_of_a_runtime_releases,
     a_panic_releases,
     a_dropped_release_still_releases,
+    who_drops_and_locks_again_comes_behind_those_who_wait,
 }
 
 async fn a_guard_says_what_it_holds(stage: &Stage) -> Outcome {
@@ -179,6 +180,31 @@ async fn dropping_outside_of_a_runtime_releases(stage: &Stage) -> Outcome {
     let guard = keeper.mutex(&name).lock().await?;
     std::thread::spawn(move || drop(guard)).join().expect("dropping a guard never panics");
     stage.until(&name, 0, 0).await
+}
+
+async fn who_drops_and_locks_again_comes_behind_those_who_wait(stage: &Stage) -> Outcome {
+    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+    let mutex = a.mutex(&name).fifo();
+    let mut guard = mutex.lock().await?;
+    for _ in 0..5 {
+        let theirs = b.mutex(&name).fifo();
+        let waiter = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
+        let (token, mine) = (guard.token(), mutex.clone());
+        // At once, so that both may go out together.
+        let again = tokio::spawn(async move {
+            drop(guard);
+            mine.lock().await
+        });
+        let theirs = soon(waiter).await???;
+        stage.until(&name, 1, 1).await?;
+        assert!(!again.is_finished(), "two hold it");
+        assert!(theirs.token() > token);
+        let token = theirs.token();
+        theirs.release().await?;
+        guard = soon(again).await???;
+        assert!(guard.token() > token, "it stood in line behind the other");
+    }
+    Ok(guard.release().await?)
 }
 
 async fn a_panic_releases(stage: &Stage) -> Outcome {

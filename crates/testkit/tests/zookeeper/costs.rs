@@ -38,6 +38,26 @@ async fn a_free_lock_costs_three_requests() {
     keeper.close().await;
 }
 
+/// The release and the next claim are one transaction, whose answer says that nobody else came.
+#[tokio::test]
+async fn a_lock_that_is_dropped_and_taken_again_costs_one_request() {
+    let stage = Stage::single(SESSION);
+    let keeper = stage.keeper().await;
+    let mutex = keeper.mutex("stock");
+    let mut guard = mutex.lock().await.expect("locked");
+    let server = &stage.servers.nodes()[0];
+    let (before, started) = (received(server), std::time::Instant::now());
+    for _ in 0..1000 {
+        let token = guard.token();
+        drop(guard);
+        guard = mutex.lock().await.expect("locked");
+        assert!(guard.token() > token);
+    }
+    let cost = received(server) - before;
+    assert!(cost <= 1000 + pings(1, started.elapsed()), "{cost} requests for 1000 locks");
+    keeper.close().await;
+}
+
 /// Waiting costs nothing but the signs of life of the session, however many wait; then they are served in order,
 /// each at the cost of its own turn.
 #[tokio::test(flavor = "multi_thread")]
