@@ -140,7 +140,7 @@ impl Peer for DroppedPeer {
     }
 
     fn lock(&self, name: &str) -> DroppedLock {
-        DroppedLock(self.keeper.mutex(&format!("bench/usual/{name}")))
+        DroppedLock(self.keeper.mutex(&format!("bench/dropped/{name}")))
     }
 
     fn requests(&self) -> Option<u64> {
