@@ -32,8 +32,8 @@ enum Op<'a> {
         if_gone: Left,
         node: String,
         markers: Vec<String>,
-        /// It holds alone, and nobody was before it when it came.
-        held_alone: bool,
+        /// If it holds alone: who stood behind it when it was admitted.
+        behind: Option<Vec<String>>,
     },
 }
 
@@ -41,8 +41,9 @@ enum Op<'a> {
 enum Others<L> {
     /// By a listing, which is under way.
     Listed(L),
-    /// The same transaction removes this node, which held alone: if the claim came right after it, there are none.
-    Followed(String),
+    /// The same transaction removes what held alone, and these were in line behind it: if the claim came right after the
+    /// last of them, nobody else is before it.
+    Known { removed: String, behind: Vec<String> },
 }
 
 /// A claim's node that has just been made.
@@ -191,15 +192,15 @@ impl Shared {
                 Left::Released
             }
         };
-        let held_alone = matches!(entry.stand, Stand::Holding(_))
+        let holds_alone = matches!(entry.stand, Stand::Holding(_))
             && (entry.units, entry.capacity) == (Units::All, Capacity::All)
-            && entry.waits.is_none()
             && entry.markers.is_empty();
+        let behind = entry.behind.take().filter(|_| holds_alone);
         // An earlier removal may have been done and its answer lost.
         let if_gone = if matches!(entry.stand, Stand::Leaving(_)) { left } else { Left::NotThere };
         entry.leave(left);
         let (node, markers) = (entry.node.clone(), entry.markers.clone());
-        Ok(Op::Delete { place, contender: leave.contender, left, if_gone, node, markers, held_alone })
+        Ok(Op::Delete { place, contender: leave.contender, left, if_gone, node, markers, behind })
     }
 
     /// Sends all of `ops` as one transaction; if that is refused, one by one.
@@ -239,14 +240,16 @@ impl Shared {
         for op in &ops {
             match op {
                 // A leave comes right before a claim of the same name.
-                Op::Delete { node, held_alone, .. } => removed = held_alone.then_some(node),
+                Op::Delete { node, behind, .. } => removed = behind.as_ref().map(|behind| (node, behind)),
                 Op::Create { claim, .. } => {
                     let folder = self.place.paths.lock(&claim.name);
-                    let is_there = |node: &&String| node.rsplit_once('/').is_some_and(|(of, _)| of == folder);
-                    others.push(match removed.take().filter(is_there) {
-                        Some(node) => Others::Followed(node.clone()),
-                        None => Others::Listed(session.client.list_children(&folder)),
+                    let known = removed.take().and_then(|(node, behind)| {
+                        let (of, child) = node.rsplit_once('/')?;
+                        let (removed, behind) = (child.to_owned(), behind.clone());
+                        (of == folder).then_some(Others::Known { removed, behind })
                     });
+                    others
+                        .push(known.unwrap_or_else(|| Others::Listed(session.client.list_children(&folder))));
                 }
             }
         }
@@ -280,11 +283,14 @@ impl Shared {
                     let (folder, child) = node.rsplit_once('/').unwrap_or_default();
                     let line = match others {
                         Others::Listed(list) => session.read(list).await,
-                        // What held alone was there until this one came, so nobody is before it, and nobody behind.
-                        Others::Followed(before) if follows(child_of(&before), child) => {
-                            Ok(vec![child.to_owned()])
+                        // What held alone was the first until this one came. Of the others some may have left since.
+                        Others::Known { removed, mut behind }
+                            if follows(behind.last().unwrap_or(&removed), child) =>
+                        {
+                            behind.push(child.to_owned());
+                            Ok(behind)
                         }
-                        Others::Followed(_) => session.read(session.client.list_children(folder)).await,
+                        Others::Known { .. } => session.read(session.client.list_children(folder)).await,
                     };
                     let made = Made { node, number: checked(number)? };
                     match self.placed(session, false, claim, made, line).await {
@@ -470,6 +476,9 @@ impl Shared {
                     };
                     let hold = Hold::confirmed(self.now(), claim.lease, floor);
                     self.enter(session, own_session, claim, node.clone(), number, Stand::Holding(hold));
+                    if let Some(entry) = self.table().entries.get_mut(&claim.contender) {
+                        entry.behind = line.behind(child);
+                    }
                     let remaining = hold.expires.min(session.deadline()).since(self.now());
                     let grant = lockkeeper_core::store::Grant { number, floor, remaining };
                     return Ok(Verdict::Granted(grant));
@@ -530,6 +539,7 @@ impl Shared {
             number,
             note: Note::new(claim.lease, claim.card.clone()),
             stand,
+            behind: None,
             waits: None,
         };
         self.table().entries.insert(claim.contender, entry);
@@ -542,10 +552,6 @@ impl Shared {
             entry.waits = Some(Task(task.abort_handle()));
         }
     }
-}
-
-fn child_of(node: &str) -> &str {
-    node.rsplit_once('/').map_or("", |(_, child)| child)
 }
 
 /// A grant's number: that of the transaction that made its node.

@@ -351,6 +351,7 @@ impl Shared {
             number: found.number,
             note,
             stand: Stand::Holding(hold),
+            behind: None,
             waits: None,
         };
         let remaining = entry.remaining(&hold, self.now());

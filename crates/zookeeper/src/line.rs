@@ -239,6 +239,14 @@ impl Line {
         Some(Standing { admitted, ahead, waits_for, behind_a_waiter })
     }
 
+    /// Those behind the claim under `name`, in order; `None` if somebody of another capacity is in line, who is about to
+    /// leave.
+    pub(crate) fn behind(&self, name: &str) -> Option<Vec<String>> {
+        let capacity = self.capacity();
+        let after = self.nodes.iter().skip_while(|node| node.name != name).skip(1);
+        after.map(|node| (Some(node.capacity) == capacity).then(|| node.name.clone())).collect()
+    }
+
     /// The nodes of a contender, in order.
     pub(crate) fn of(&self, contender: ContenderId) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(move |node| node.contender == contender)

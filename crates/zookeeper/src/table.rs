@@ -43,6 +43,8 @@ pub(crate) struct Entry {
     pub(crate) number: GrantNumber,
     pub(crate) note: Note,
     pub(crate) stand: Stand,
+    /// Who stood behind it when it was admitted, in order; `None` if that is not known.
+    pub(crate) behind: Option<Vec<String>>,
     /// Waits for its turn.
     pub(crate) waits: Option<Task>,
 }

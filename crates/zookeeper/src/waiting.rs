@@ -246,21 +246,21 @@ impl Shared {
             }
         };
         match proof {
-            Ok(()) => self.granted(place, sent, floor, note),
+            Ok(()) => self.granted(place, sent, floor, note, line.behind(child)),
             Err(Error::NoNode) => self.lost_its_place(place),
             Err(error) => return Err(trouble(error)),
         }
         Ok(())
     }
 
-    fn granted(&self, place: &Place, sent: BootTime, floor: u64, note: Note) {
+    fn granted(&self, place: &Place, sent: BootTime, floor: u64, note: Note, behind: Option<Vec<String>>) {
         let mut table = self.table();
         let Some(entry) = table.entries.get_mut(&place.contender) else { return };
         if !matches!(entry.stand, Stand::Waiting { .. }) || entry.node != place.node {
             return;
         }
         let hold = Hold::pushed(sent, note.lease, floor);
-        (entry.note, entry.stand) = (note, Stand::Holding(hold));
+        (entry.note, entry.stand, entry.behind) = (note, Stand::Holding(hold), behind);
         let notice = GrantNotice {
             contender: place.contender,
             number: entry.number,

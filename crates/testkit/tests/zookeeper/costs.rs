@@ -58,6 +58,36 @@ async fn a_lock_that_is_dropped_and_taken_again_costs_one_request() {
     keeper.close().await;
 }
 
+/// Who gives it to the next and stands in line again knows the line from its own turn: it has to watch, and when its turn
+/// comes, to look and to prove.
+#[tokio::test]
+async fn a_lock_that_goes_round_costs_four_requests() {
+    const KEEPERS: usize = 4;
+    const TURNS: usize = 200;
+    let stage = Stage::single(SESSION);
+    let server = &stage.servers.nodes()[0];
+    let (mut keepers, mut tasks) = (Vec::new(), tokio::task::JoinSet::new());
+    for _ in 0..KEEPERS {
+        keepers.push(stage.keeper().await);
+    }
+    let (before, started) = (received(server), std::time::Instant::now());
+    for keeper in &keepers {
+        let mutex = keeper.mutex("stock");
+        tasks.spawn(async move {
+            for _ in 0..TURNS {
+                drop(mutex.lock().await.expect("locked"));
+            }
+        });
+    }
+    soon(tasks.join_all()).await;
+    let cost = received(server) - before;
+    let most = (4 * KEEPERS * TURNS + 100) as u64 + pings(KEEPERS as u64, started.elapsed());
+    assert!(cost <= most, "{cost} requests for {} turns", KEEPERS * TURNS);
+    for keeper in keepers {
+        keeper.close().await;
+    }
+}
+
 /// Waiting costs nothing but the signs of life of the session, however many wait; then they are served in order,
 /// each at the cost of its own turn.
 #[tokio::test(flavor = "multi_thread")]
