@@ -24,7 +24,7 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Who waits longer than this also watches its own node, to come again at once if somebody removes that. Not from the
-/// start: where a lock passes quickly, two requests more would be two fifths more for each to do.
+/// start: where a lock passes quickly, two requests more would be half as many again.
 const WATCHES_ITSELF_AFTER: Duration = Duration::from_secs(1);
 
 /// How the watches of a place are.
