@@ -191,8 +191,7 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let times = match words[..] {
         ["keeper", url, millis] => {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(keeper(url, Duration::from_millis(millis.parse()?)))?
+            runtime()?.block_on(keeper(url, Duration::from_millis(millis.parse()?)))?
         }
         ["token", folder, own, millis] => {
             token(Path::new(folder), own, Duration::from_millis(millis.parse()?))?
@@ -200,13 +199,21 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
         ["waiter", url] => return crowd::waiter(url),
         ["zookeeper", who, url] => return zookeeper::child(who, url),
         ["ping", url, own, next, millis] => {
-            redis::ping(url, own, next, Duration::from_millis(millis.parse()?))?
+            let length = Duration::from_millis(millis.parse()?);
+            runtime()?.block_on(redis::ping(url, own, next, length))?
+        }
+        ["barest", url, own, millis] => {
+            runtime()?.block_on(redis::barest(url, own, Duration::from_millis(millis.parse()?)))?
         }
         _ => return Err("a child has other words".into()),
     };
     let lines: String = times.iter().map(|(granted, released)| format!("{granted} {released}\n")).collect();
     std::io::stdout().write_all(lines.as_bytes())?;
     Ok(())
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 pub(crate) fn wait_for_go() -> Result<Instant, Failure> {

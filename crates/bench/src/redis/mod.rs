@@ -12,7 +12,7 @@ use std::{
 
 use lockkeeper_testkit::servers;
 
-pub(crate) use self::pings::{ping, w3p};
+pub(crate) use self::pings::{barest, ping, w3p};
 use self::{
     peers::{BarePeer, RslockPeer},
     python::PythonPeer,
@@ -108,6 +108,12 @@ impl Server {
     fn info(&self, section: &str) -> Result<String, Failure> {
         let mut connection = self.0.connection.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(redis::cmd("INFO").arg(section).query(&mut connection)?)
+    }
+
+    /// Removes what a peer does not remove itself.
+    fn forget(&self, keys: &[&str]) -> Result<(), Failure> {
+        let mut connection = self.0.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(redis::cmd("DEL").arg(keys).query(&mut connection)?)
     }
 
     /// Commands that came to it so far, and how long it worked on them.

@@ -1,5 +1,5 @@
 //! W3p on Redis: sixteen processes, one name; beside it as many processes that wake each other in a ring, with a script
-//! that does nothing but publish.
+//! that does nothing but publish, and as many that pass the barest lock that two scripts can make.
 
 use std::{
     pin::Pin,
@@ -7,7 +7,10 @@ use std::{
 };
 
 use futures_core::Stream as _;
-use redis::{Client, Script};
+use redis::{
+    Client, Cmd, Script,
+    aio::{MultiplexedConnection, PubSubStream},
+};
 
 use super::Server;
 use crate::{
@@ -24,49 +27,60 @@ const COMMANDS: Limit = Limit::AtMost(2.05);
 const HAND_OFF: Limit = Limit::AtMost(1.2);
 const FAIRNESS: Limit = Limit::AtLeast(0.99);
 
-fn pings(url: &str, length: Duration) -> Result<Passed, Failure> {
-    let millis = length.as_millis().to_string();
-    let start = |own: usize| {
-        let (own, next) = (own.to_string(), ((own + 1) % PROCESSES).to_string());
-        Hand::start(&["ping", url, &own, &next, &millis])
-    };
-    race((0..PROCESSES).map(start).collect::<Result<_, _>>()?, length)
+/// What a round brought: Lockkeeper and the commands that it took, the barest lock, and bare messages.
+struct Turn {
+    ours: Passed,
+    commands: u64,
+    barest: Passed,
+    bare: Passed,
+}
+
+impl Turn {
+    fn new(server: &Server, length: Duration) -> Result<Self, Failure> {
+        let (url, millis) = (server.url(), length.as_millis().to_string());
+        let before = server.served()?.commands;
+        let ours = keepers(url, length)?;
+        let commands = server.served()?.commands - before;
+        let all = |start: &dyn Fn(usize) -> Result<Hand, Failure>| {
+            race((0..PROCESSES).map(start).collect::<Result<_, _>>()?, length)
+        };
+        let barest = all(&|own| Hand::start(&["barest", url, &own.to_string(), &millis]));
+        server.forget(&BAREST)?;
+        let bare = all(&|own| {
+            let next = (own + 1) % PROCESSES;
+            Hand::start(&["ping", url, &own.to_string(), &next.to_string(), &millis])
+        })?;
+        Ok(Self { ours, commands, barest: barest?, bare })
+    }
 }
 
 /// Sixteen processes, one name.
 pub(crate) async fn w3p(server: &Server, pace: &Pace) -> Result<Vec<Row>, Failure> {
     let (server, pace) = (server.clone(), *pace);
-    let rounds = tokio::task::spawn_blocking(move || {
-        let mut rounds = Vec::new();
-        for _ in 0..pace.rounds {
-            let before = server.served()?.commands;
-            let ours = keepers(server.url(), pace.length)?;
-            let commands = server.served()?.commands - before;
-            rounds.push((ours, commands, pings(server.url(), pace.length)?));
-        }
-        Ok::<_, Failure>(rounds)
+    let turns = tokio::task::spawn_blocking(move || {
+        (0..pace.rounds).map(|_| Turn::new(&server, pace.length)).collect::<Result<Vec<_>, _>>()
     })
     .await??;
     let micros = |passed: &Passed, quantile| passed.hand_offs.value_at_quantile(quantile) as f64 / 1e3;
-    let median = |figure: &dyn Fn(&(Passed, u64, Passed)) -> f64| Median::of(rounds.iter().map(figure));
-    let row = |who, what, figure: &dyn Fn(&(Passed, u64, Passed)) -> f64| {
-        Row::median(Workload::W3p, who, what, median(figure))
-    };
+    let median = |figure: &dyn Fn(&Turn) -> f64| Median::of(turns.iter().map(figure));
+    let row =
+        |who, what, figure: &dyn Fn(&Turn) -> f64| Row::median(Workload::W3p, who, what, median(figure));
     let judged = |row: Row, limit: Limit, verdict: Verdict| {
         row.goal(limit, if pace.is_enough() { verdict } else { Verdict::TooShort })
     };
-    let each = |(ours, commands, _): &(Passed, u64, Passed)| {
-        *commands as f64 / ours.shares.iter().sum::<u64>() as f64
-    };
-    let ratio = |(ours, _, bare): &(Passed, u64, Passed)| micros(ours, 0.5) / micros(bare, 0.5);
-    let fairness = rounds.iter().map(|(ours, ..)| judge::jain(&ours.shares)).fold(1.0, f64::min);
+    let each = |turn: &Turn| turn.commands as f64 / turn.ours.shares.iter().sum::<u64>() as f64;
+    let ratio = |turn: &Turn| micros(&turn.ours, 0.5) / micros(&turn.bare, 0.5);
+    let fairness = turns.iter().map(|turn| judge::jain(&turn.ours.shares)).fold(1.0, f64::min);
     Ok(vec![
-        row("lockkeeper", "lock+release/s", &|(ours, ..)| ours.rate),
+        row("lockkeeper", "lock+release/s", &|turn| turn.ours.rate),
+        row("barest lock", "lock+release/s", &|turn| turn.barest.rate),
         judged(row("lockkeeper", "commands each", &each), COMMANDS, COMMANDS.judge(median(&each).value)),
-        row("lockkeeper", "hand-off p50, µs", &|(ours, ..)| micros(ours, 0.5)),
-        row("lockkeeper", "hand-off p99, µs", &|(ours, ..)| micros(ours, 0.99)),
-        row("bare publish", "hand-off p50, µs", &|(.., bare)| micros(bare, 0.5)),
-        row("bare publish", "hand-off p99, µs", &|(.., bare)| micros(bare, 0.99)),
+        row("lockkeeper", "hand-off p50, µs", &|turn| micros(&turn.ours, 0.5)),
+        row("lockkeeper", "hand-off p99, µs", &|turn| micros(&turn.ours, 0.99)),
+        row("barest lock", "hand-off p50, µs", &|turn| micros(&turn.barest, 0.5)),
+        row("barest lock", "hand-off p99, µs", &|turn| micros(&turn.barest, 0.99)),
+        row("bare publish", "hand-off p50, µs", &|turn| micros(&turn.bare, 0.5)),
+        row("bare publish", "hand-off p99, µs", &|turn| micros(&turn.bare, 0.99)),
         judged(
             row("lockkeeper", "hand-off p50 / bare publish", &ratio),
             HAND_OFF,
@@ -80,35 +94,91 @@ pub(crate) async fn w3p(server: &Server, pace: &Pace) -> Result<Vec<Row>, Failur
     ])
 }
 
-/// One process of the ring: waits for a message, then has a script send one to the next.
-pub(crate) fn ping(url: &str, own: &str, next: &str, length: Duration) -> Result<Vec<(u64, u64)>, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+/// A process's connection, and what is published to it.
+struct Post {
+    connection: MultiplexedConnection,
+    messages: PubSubStream,
+}
+
+impl Post {
+    async fn open(url: &str, own: &str) -> Result<Self, Failure> {
         let client = Client::open(super::plain(url))?;
-        let mut connection = client.get_multiplexed_async_connection().await?;
-        let (mut sink, mut messages) = client.get_async_pubsub().await?.split();
-        sink.subscribe(format!("bench/ping/{own}")).await?;
-        let script = Script::new("return redis.call('PUBLISH', ARGV[1], 'go')");
-        let digest: String = script.prepare_invoke().load_async(&mut connection).await?;
-        let mut publish = redis::cmd("EVALSHA");
-        publish.arg(digest).arg(0).arg(format!("bench/ping/{next}"));
-        let started = wait_for_go()?;
-        if own == "0" {
-            // All are subscribed, or nobody would have said go.
-            publish.query_async::<()>(&mut connection).await?;
+        let connection = client.get_multiplexed_async_connection().await?;
+        let (mut sink, messages) = client.get_async_pubsub().await?.split();
+        sink.subscribe(channel(own)).await?;
+        Ok(Self { connection, messages })
+    }
+
+    /// A call of a script by its digest.
+    async fn script(&mut self, text: &str, keys: &[&str], words: &[&str]) -> Result<Cmd, Failure> {
+        let digest: String = Script::new(text).prepare_invoke().load_async(&mut self.connection).await?;
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(digest).arg(keys.len()).arg(keys).arg(words);
+        Ok(command)
+    }
+
+    /// Waits for a message; `false` if none comes in time.
+    async fn hears_within(&mut self, left: Duration) -> bool {
+        let message = std::future::poll_fn(|context| Pin::new(&mut self.messages).poll_next(context));
+        tokio::time::timeout(left, message).await.is_ok()
+    }
+}
+
+fn channel(of: &str) -> String {
+    format!("bench/ping/{of}")
+}
+
+/// One process of the ring: waits for a message, then has a script send one to the next.
+pub(crate) async fn ping(
+    url: &str,
+    own: &str,
+    next: &str,
+    length: Duration,
+) -> Result<Vec<(u64, u64)>, Failure> {
+    let mut post = Post::open(url, own).await?;
+    let publish = post.script("return redis.call('PUBLISH', ARGV[1], 'go')", &[], &[&channel(next)]).await?;
+    let started = wait_for_go()?;
+    if own == "0" {
+        // All are subscribed, or nobody would have said go.
+        publish.query_async::<()>(&mut post.connection).await?;
+    }
+    let mut times = Vec::new();
+    while let Some(left) = left(started, length) {
+        if !post.hears_within(left).await {
+            break;
         }
-        let mut times = Vec::new();
-        while let Some(left) = left(started, length) {
-            let message = std::future::poll_fn(|context| Pin::new(&mut messages).poll_next(context));
-            if tokio::time::timeout(left, message).await.is_err() {
-                break;
-            }
-            let woken = now();
-            times.push((woken, now()));
-            publish.query_async::<()>(&mut connection).await?;
+        times.push((now(), now()));
+        publish.query_async::<()>(&mut post.connection).await?;
+    }
+    Ok(times)
+}
+
+/// The key of the barest lock, and that of those who wait for it.
+const BAREST: [&str; 2] = ["bench/barest", "bench/barest/line"];
+
+const TAKE_OR_QUEUE: &str = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then return 1 end \
+                             redis.call('RPUSH', KEYS[2], ARGV[1]) return 0";
+const HAND_ON: &str = "local next = redis.call('LPOP', KEYS[2]) \
+                       if not next then return redis.call('DEL', KEYS[1]) end \
+                       redis.call('SET', KEYS[1], next) return redis.call('PUBLISH', next, 'go')";
+
+/// One process with the barest lock there is: two scripts and a message, as Lockkeeper has, but whoever dies holds it or
+/// blocks the line for ever, there is no token, and nobody asks who gives it back.
+pub(crate) async fn barest(url: &str, own: &str, length: Duration) -> Result<Vec<(u64, u64)>, Failure> {
+    let mut post = Post::open(url, own).await?;
+    let take = post.script(TAKE_OR_QUEUE, &BAREST, &[&channel(own)]).await?;
+    let hand_on = post.script(HAND_ON, &BAREST, &[]).await?;
+    let started = wait_for_go()?;
+    let mut times = Vec::new();
+    while let Some(left) = left(started, length) {
+        let taken: bool = take.query_async(&mut post.connection).await?;
+        if !taken && !post.hears_within(left).await {
+            break;
         }
-        Ok(times)
-    })
+        times.push((now(), now()));
+        hand_on.query_async::<()>(&mut post.connection).await?;
+    }
+    Ok(times)
 }
 
 fn left(started: Instant, length: Duration) -> Option<Duration> {

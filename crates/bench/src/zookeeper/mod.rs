@@ -7,6 +7,7 @@ mod curator;
 mod peers;
 mod processes;
 mod requests;
+mod ring;
 mod waiting;
 
 use std::collections::HashMap;

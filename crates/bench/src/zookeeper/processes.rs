@@ -10,9 +10,10 @@ use lockkeeper_testkit::counting::Requests;
 use tokio::task::{block_in_place, spawn_blocking};
 
 use super::{
-    CURATOR, LOCKKEEPER, RECIPE, ZooKeeper,
+    BARE, CURATOR, LOCKKEEPER, RECIPE, ZooKeeper,
     curator::{Program, Talk},
     peers::RecipePeer,
+    ring::Ring,
 };
 use crate::{
     Failure,
@@ -42,8 +43,8 @@ struct Race {
 }
 
 impl Team {
-    fn start(who: &'static str, start: impl Fn() -> Result<Talk, Failure>) -> Result<Self, Failure> {
-        let mut members = (0..PROCESSES).map(|_| start()).collect::<Result<Vec<_>, _>>()?;
+    fn start(who: &'static str, start: impl Fn(usize) -> Result<Talk, Failure>) -> Result<Self, Failure> {
+        let mut members = (0..PROCESSES).map(start).collect::<Result<Vec<_>, _>>()?;
         for member in &mut members {
             member.hear()?;
         }
@@ -102,24 +103,27 @@ impl ZooKeeper {
             let ratio = Median::of(pairs.map(|(ours, theirs)| ours.hand_offs / theirs.hand_offs));
             let what = format!("passed to another process / {}", peer.who);
             let verdict = if pace.is_enough() { FASTER.judge_rate(&ratio) } else { Verdict::TooShort };
-            rows.push(Row::median(Workload::W3p, LOCKKEEPER, what, ratio).goal(FASTER, verdict));
+            let row = Row::median(Workload::W3p, LOCKKEEPER, what, ratio);
+            rows.push(if peer.who == BARE { row } else { row.goal(FASTER, verdict) });
         }
         Ok(rows)
     }
 }
 
-/// Lockkeeper first.
+/// Lockkeeper first, and the bare ring last.
 fn teams(url: &str, servers: &str, program: Option<&Program>) -> Result<Vec<Team>, Failure> {
-    let own = |who, place| move || Talk::begin(Hand::start(&["zookeeper", who, place])?);
+    let own = |who, place| move |_| Talk::begin(Hand::start(&["zookeeper", who, place])?);
     let mut teams =
         vec![Team::start(LOCKKEEPER, own(LOCKKEEPER, url))?, Team::start(RECIPE, own(RECIPE, servers))?];
     if let Some(program) = program {
-        teams.push(Team::start(CURATOR, || program.run(servers, true))?);
+        teams.push(Team::start(CURATOR, |_| program.run(servers, true))?);
     }
+    let ring = |own: usize| Talk::begin(Hand::start(&["zookeeper", &own.to_string(), servers])?);
+    teams.push(Team::start(BARE, ring)?);
     Ok(teams)
 }
 
-/// A process of this program that takes part.
+/// A process of this program that takes part: `who` it is, or its place in the ring.
 pub(crate) fn child(who: &str, place: &str) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -127,27 +131,43 @@ pub(crate) fn child(who: &str, place: &str) -> Result<(), Failure> {
             let keeper = lockkeeper::connect(place).await?;
             take_part(DroppedPeer::new(&keeper, &Requests::default())).await?;
             keeper.close().await;
-        } else {
+        } else if who == RECIPE {
             take_part(RecipePeer::connect(place).await?).await?;
+        } else {
+            let mut ring = Ring::join(place, who.parse()?).await?;
+            println!("ready");
+            while let Some(length) = order().await? {
+                tell(&ring.pass(length).await?)?;
+            }
         }
         Ok(())
     })
 }
 
+/// How long the next round is; `None` if there is none.
+async fn order() -> Result<Option<Duration>, Failure> {
+    // Not on this thread, which keeps the session alive.
+    let line = spawn_blocking(|| {
+        let mut line = String::new();
+        stdin().read_line(&mut line).map(|_| line)
+    });
+    let line = line.await??;
+    let millis = line.trim_end().strip_prefix("pass ").map(str::parse).transpose()?;
+    Ok(millis.map(Duration::from_millis))
+}
+
+fn tell(times: &[(u64, u64)]) -> Result<(), Failure> {
+    let lines: String = times.iter().map(|(granted, released)| format!("{granted} {released}\n")).collect();
+    stdout().write_all(lines.as_bytes())?;
+    println!("end");
+    Ok(())
+}
+
 async fn take_part<P: Peer>(peer: P) -> Result<(), Failure> {
     let lock = peer.lock("w3p");
     println!("ready");
-    loop {
-        // Not on this thread, which keeps the session alive.
-        let order = spawn_blocking(|| {
-            let mut line = String::new();
-            stdin().read_line(&mut line).map(|_| line)
-        });
-        let order = order.await??;
-        let Some(millis) = order.trim_end().strip_prefix("pass ") else { return Ok(()) };
-        let length = Duration::from_millis(millis.parse()?);
-        let mut lines = String::new();
-        let started = Instant::now();
+    while let Some(length) = order().await? {
+        let (started, mut times) = (Instant::now(), Vec::new());
         loop {
             let held = lock.acquire().await?;
             let (granted, over) = (now(), started.elapsed() > length);
@@ -156,9 +176,9 @@ async fn take_part<P: Peer>(peer: P) -> Result<(), Failure> {
             if over {
                 break;
             }
-            lines.push_str(&format!("{granted} {released}\n"));
+            times.push((granted, released));
         }
-        stdout().write_all(lines.as_bytes())?;
-        println!("end");
+        tell(&times)?;
     }
+    Ok(())
 }
