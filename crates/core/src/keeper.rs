@@ -327,6 +327,7 @@ impl Keeper {
             Some(Renewed::Gone) | None => {
                 return Err(LeaseError::NotHeld { at: at(), why: Lost::Gone }.into());
             }
+            Some(Renewed::Unknown) => return Err(LeaseError::Store(watchdog::not_renewed().at(at())).into()),
         };
         let hold = Arc::new(Hold::new(Origin {
             name: lease.name.clone(),

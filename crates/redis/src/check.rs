@@ -20,7 +20,7 @@ use crate::{
 /// A clock that is off by more than this is told of. Nothing depends on it but grant numbers after a loss of data.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 /// The oldest version that all is tested to work with.
-const OLDEST: (u32, u32) = (6, 2);
+const OLDEST: (u32, u32) = (7, 0);
 
 /// Something about a server that puts locks at risk, and what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -19,7 +19,7 @@ use lockkeeper_core::{
     store::{Context, Topic, Wake, WakeSink},
 };
 use redis::{
-    PushInfo, PushKind, Value,
+    Pipeline, PushInfo, PushKind, Value,
     aio::{MultiplexedConnection, PubSubSink, PubSubStream},
 };
 use tokio::{
@@ -40,6 +40,9 @@ use crate::{
 /// How long a listener that could not connect waits: twice as long each time.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// So many channels are subscribed to at a time.
+const TOGETHER: usize = 256;
 
 /// All that a keeper listens to.
 pub(crate) struct Ears {
@@ -141,19 +144,18 @@ impl Ears {
         let (mut pause, mut missed) = (Duration::ZERO, false);
         loop {
             self.start_missing();
-            match self.connect(&server).await {
-                Ok((mut line, place)) => {
-                    pause = Duration::ZERO;
-                    let error = self.serve(index, &mut line, &place, &mut missed).await;
-                    tracing::debug!(server = %place, error, "messages are interrupted");
-                    missed = true;
-                }
+            let ended = match self.connect(&server).await {
+                Ok((mut line, place)) => self.serve(index, &mut line, &place, &mut missed, &mut pause).await,
+                Err(error) => Err(error),
+            };
+            match ended {
+                Ok(why) => tracing::debug!(server = %server.address, why, "messages are interrupted"),
                 Err(error) if pause.is_zero() => {
                     tracing::warn!(server = %server.address, %error, "no messages: waiters ask again by themselves");
-                    missed = true;
                 }
                 Err(_) => {}
             }
+            missed = true;
             if self.keys.is_sharded() {
                 // Perhaps the slot has moved.
                 self.fleet.look_again();
@@ -177,14 +179,16 @@ impl Ears {
         Ok((line, place))
     }
 
-    /// Keeps one connection subscribed and passes on what it brings, until it ends; says why it did.
+    /// Keeps one connection subscribed and passes on what it brings, until it ends; says why it did, or why it could not
+    /// subscribe. Who can has no reason to pause.
     async fn serve(
         self: &Arc<Self>,
         index: usize,
         line: &mut Line,
         place: &Address,
         missed: &mut bool,
-    ) -> &'static str {
+        pause: &mut Duration,
+    ) -> Result<&'static str, StoreError> {
         let (mut orders, mut maps) = (self.orders.subscribe(), self.fleet.changes.subscribe());
         let mut have = HashSet::new();
         loop {
@@ -194,15 +198,8 @@ impl Ears {
             let new: Vec<String> = wanted.difference(&have).cloned().collect();
             let old: Vec<String> = have.difference(&wanted).cloned().collect();
             have = wanted;
-            let subscribed = tokio::time::timeout(self.fleet.limit, line.subscribe(&new, &old)).await;
-            match subscribed {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    tracing::warn!(%error, "not subscribed: waiters ask again by themselves");
-                    return "refused";
-                }
-                Err(_) => return "no answer to a subscription",
-            }
+            line.subscribe(&new, &old, self.fleet.limit).await?;
+            *pause = Duration::ZERO;
             if std::mem::take(missed) {
                 self.wakes.wake(Wake::Resync);
             }
@@ -212,12 +209,12 @@ impl Ears {
                     biased;
                     message = line.next(&have) => match message {
                         Some((channel, payload)) => self.tell(&channel, &payload),
-                        None => return "the connection ended",
+                        None => return Ok("the connection ended"),
                     },
                     _ = orders.changed() => break,
                     _ = maps.changed() => {
                         if self.has_moved(place).await {
-                            return "the master is elsewhere";
+                            return Ok("the master is elsewhere");
                         }
                         if self.keys.is_sharded() {
                             self.start_missing();
@@ -276,6 +273,13 @@ impl Drop for Subscription {
     }
 }
 
+async fn within(
+    limit: Duration,
+    asked: impl Future<Output = Result<(), StoreError>>,
+) -> Result<(), StoreError> {
+    tokio::time::timeout(limit, asked).await.unwrap_or_else(|_| Err(trouble::too_late("the server")))
+}
+
 /// A connection that messages come from.
 enum Line {
     Plain(PubSubSink, PubSubStream),
@@ -284,31 +288,39 @@ enum Line {
 }
 
 impl Line {
-    async fn subscribe(&mut self, new: &[String], old: &[String]) -> Result<(), StoreError> {
+    /// Subscribes to `new` and no longer to `old`, some at a time, for each of which the server has `limit`.
+    async fn subscribe(&mut self, new: &[String], old: &[String], limit: Duration) -> Result<(), StoreError> {
+        for some in new.chunks(TOGETHER) {
+            within(limit, self.change(some, true)).await?;
+        }
+        for some in old.chunks(TOGETHER) {
+            within(limit, self.change(some, false)).await?;
+        }
+        Ok(())
+    }
+
+    async fn change(&mut self, channels: &[String], wanted: bool) -> Result<(), StoreError> {
         let broken = |error: redis::RedisError| match error.code() {
             Some(_) if !error.is_io_error() => trouble::not_connected("the server", error),
             _ => trouble::unanswered("the server", error),
         };
         match self {
-            Self::Plain(sink, _) => {
-                if !new.is_empty() {
-                    sink.subscribe(new).await.map_err(broken)?;
-                }
-                if !old.is_empty() {
-                    sink.unsubscribe(old).await.map_err(broken)?;
-                }
-            }
+            Self::Plain(sink, _) if wanted => sink.subscribe(channels).await.map_err(broken),
+            Self::Plain(sink, _) => sink.unsubscribe(channels).await.map_err(broken),
             Self::Sharded(connection, ..) => {
-                let orders = new.iter().map(|channel| ("SSUBSCRIBE", channel));
-                for (order, channel) in orders.chain(old.iter().map(|channel| ("SUNSUBSCRIBE", channel))) {
-                    let mut command = redis::cmd(order);
-                    command.arg(channel);
-                    let answer = connection.send_packed_command(&command).await.map_err(broken)?;
+                // One each, since one command is for one slot.
+                let order = if wanted { "SSUBSCRIBE" } else { "SUNSUBSCRIBE" };
+                let mut orders = Pipeline::with_capacity(channels.len());
+                for channel in channels {
+                    orders.cmd(order).arg(channel);
+                }
+                let answers = connection.send_packed_commands(&orders, 0, channels.len()).await;
+                for answer in answers.map_err(broken)? {
                     checked(answer).map_err(|error| trouble::refused(&error))?;
                 }
+                Ok(())
             }
         }
-        Ok(())
     }
 
     /// The next message; `None` if the connection is at its end, or no longer gets what it `has` asked for.

@@ -146,11 +146,8 @@ impl Fleet {
             Shape::Sentinel(sentinels, _) => sentinels[..1].to_vec(),
             Shape::Cluster(nodes) => nodes.clone(),
         };
-        let mut map = Map::default();
-        for seed in &seeds {
-            map.servers.push(fleet.server(seed));
-        }
-        fleet.replace(map);
+        let servers = seeds.iter().map(|seed| fleet.server(seed)).collect();
+        fleet.replace(|_| Ok::<_, StoreError>(Map { servers, ..Map::default() }))?;
         if fleet.is_cluster() {
             fleet.refresh().await?;
         }
@@ -178,9 +175,13 @@ impl Fleet {
         self.map.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn replace(&self, map: Map) {
-        *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(map);
+    /// Puts another map in the place of the one that is there now.
+    fn replace<E>(&self, change: impl FnOnce(&Map) -> Result<Map, E>) -> Result<(), E> {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        *map = Arc::new(change(&map)?);
+        drop(map);
         self.changes.send_modify(|changes| *changes += 1);
+        Ok(())
     }
 
     pub(crate) fn until(&self) -> Instant {
@@ -189,17 +190,13 @@ impl Fleet {
 
     /// Learns from any node which node keeps what. Known servers keep their numbers.
     async fn refresh(&self) -> Result<(), StoreError> {
-        let before = self.map();
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
         let mut last = trouble::config("the URL names no node");
-        for server in &before.servers {
+        for server in &self.map().servers {
             let told = self.ask_aside(server, &ask).await;
-            match told.and_then(|told| self.read_slots(&before, server, &told)) {
-                Ok(map) => {
-                    self.replace(map);
-                    return Ok(());
-                }
+            match told.and_then(|told| self.replace(|before| self.read_slots(before, server, &told))) {
+                Ok(()) => return Ok(()),
                 Err(error) => last = error,
             }
         }
@@ -266,14 +263,16 @@ impl Fleet {
         let (_, place) = error.details()?.split_once(' ')?;
         let (host, port) = place.rsplit_once(':')?;
         let address = Address::Tcp(host.trim_matches(['[', ']']).into(), port.parse().ok()?);
-        let mut map = Map::clone(&self.map());
-        let known = map.servers.len();
-        let index = self.index_of(&mut map, &address);
-        let server = map.servers[index].clone();
-        if map.servers.len() > known {
-            self.replace(map);
-        }
-        Some(server)
+        let known = |map: &Map| map.servers.iter().find(|server| server.address == address).cloned();
+        known(&self.map()).or_else(|| {
+            let add = |before: &Map| {
+                let mut map = before.clone();
+                self.index_of(&mut map, &address);
+                Ok::<_, StoreError>(map)
+            };
+            self.replace(add).ok()?;
+            known(&self.map())
+        })
     }
 
     /// Calls scripts, each on the server that keeps its slot; those for one server go out as one request.
@@ -298,7 +297,9 @@ impl Fleet {
                 let call = of.call;
                 // What the outcome is if this was the last round.
                 run.results[call] = Some(Err(trouble::refused(&error)));
-                if Instant::now() + SLOT_PAUSE < run.until {
+                // A renewal is asked for again by itself, and must not keep others waiting.
+                let waits = error.code() == "TRYAGAIN" && matches!(lane, Lane::Reserved);
+                if !waits && Instant::now() + SLOT_PAUSE < run.until {
                     pause |= error.code() == "TRYAGAIN";
                     tries.extend(self.next_try(of, &error));
                 }

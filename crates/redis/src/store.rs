@@ -166,9 +166,10 @@ impl RedisStore {
                     }
                     all.append(&mut answers);
                 }
-                // In a cluster each entry has its own call, and the refusal of one is a value.
+                // In a cluster each entry has its own call, and the refusal of one is a value. What passes is no refusal:
+                // who waits asks again.
                 Err(error) => {
-                    let refused = !error.maybe_applied() && calls.len() > 1;
+                    let refused = !error.maybe_applied() && !error.is_passing() && calls.len() > 1;
                     for request in chunk {
                         match request {
                             Request::Claim(_) if refused => {
@@ -202,15 +203,25 @@ impl RedisStore {
             return Ok(());
         }
         let mut lacking = Vec::new();
-        for (entries, (server, epoch)) in places {
-            let patience = settings.wait_limit.min(self.fleet.limit / 2);
-            let mut wait = redis::cmd("WAIT");
-            wait.arg(settings.wait).arg(patience.as_millis().max(1) as u64);
-            let until = Instant::now() + patience + self.fleet.limit / 2;
-            let have = match server.link(Lane::Main).send_on(epoch, wait, until).await? {
-                Some(Value::Int(have)) => have,
-                // WAIT on another connection would count nothing.
-                _ => 0,
+        let patience = settings.wait_limit.min(self.fleet.limit / 2);
+        // In a cluster each grant has its own call, and they share connections.
+        let mut asked: Vec<(Place, i64)> = Vec::new();
+        for (entries, place) in places {
+            let same = |(of, _): &&(Place, i64)| Arc::ptr_eq(&of.0, &place.0) && of.1 == place.1;
+            let have = match asked.iter().find(same) {
+                Some((_, have)) => *have,
+                None => {
+                    let mut wait = redis::cmd("WAIT");
+                    wait.arg(settings.wait).arg(patience.as_millis().max(1) as u64);
+                    let until = Instant::now() + patience + self.fleet.limit / 2;
+                    let have = match place.0.link(Lane::Main).send_on(place.1, wait, until).await? {
+                        Some(Value::Int(have)) => have,
+                        // WAIT on another connection would count nothing.
+                        _ => 0,
+                    };
+                    asked.push((place, have));
+                    have
+                }
             };
             if have >= i64::from(settings.wait) {
                 continue;
@@ -341,18 +352,30 @@ fn read_answers(
     Ok((now, answers, place))
 }
 
+fn read_renewals(chunk: &[Renew], answered: Answered) -> Result<(StoreTime, Vec<Renewed>), StoreError> {
+    let mut reader = Reader::new(answered);
+    let now = reader.time()?;
+    let renewed = chunk.iter().map(|renew| reader.renewed(renew)).collect::<Result<_, _>>()?;
+    Ok((now, renewed))
+}
+
 /// Checks the layout's version and learns the store's own id, which is made if there is none.
 async fn identify(fleet: &Fleet, keys: &Keys) -> Result<String, StoreError> {
     let key = keys.layout();
     let map = fleet.map();
     let server = &map.servers[map.index(slot(&key))];
-    let mut set = redis::cmd("SET");
-    set.arg(&key).arg(format!("{LAYOUT} {}", KeeperId::random())).arg("NX");
     let mut get = redis::cmd("GET");
     get.arg(&key);
-    fleet.ask(Lane::Main, server, set).await?;
+    let mut found = fleet.ask(Lane::Main, server, get.clone()).await?;
+    // Not written where it is there already: a server that takes no writes can still be looked into.
+    if found == Value::Nil {
+        let mut set = redis::cmd("SET");
+        set.arg(&key).arg(format!("{LAYOUT} {}", KeeperId::random())).arg("NX");
+        fleet.ask(Lane::Main, server, set).await?;
+        found = fleet.ask(Lane::Main, server, get).await?;
+    }
     let corrupt = |message: &str| Err(StoreError::new(StoreErrorKind::Corrupt, message));
-    let Value::BulkString(text) = fleet.ask(Lane::Main, server, get).await? else {
+    let Value::BulkString(text) = found else {
         return corrupt("the key of the layout has no text; choose another namespace= in the URL");
     };
     let text = String::from_utf8_lossy(&text);
@@ -398,18 +421,27 @@ impl Store for RedisStore {
         Box::pin(async move {
             let group: Vec<&Renew> = leases.iter().collect();
             let calls = self.calls(&RENEW, &group, |renew| &renew.name, wire::push_renewals);
-            let (mut now, mut each) = (StoreTime(0), Vec::with_capacity(leases.len()));
+            let (mut now, mut each) = (None, Vec::with_capacity(leases.len()));
+            let mut failed = None;
             let answered = self.fleet.run(Lane::Reserved, &calls).await;
             for (chunk, answered) in
                 leases.chunks(leases.len().div_ceil(calls.len().max(1)).max(1)).zip(answered)
             {
-                let mut reader = Reader::new(answered?);
-                now = reader.time()?;
-                for renew in chunk {
-                    each.push(reader.renewed(renew)?);
+                match answered.and_then(|answered| read_renewals(chunk, answered)) {
+                    Ok((at, mut renewed)) => {
+                        now = Some(at);
+                        each.append(&mut renewed);
+                    }
+                    Err(error) => {
+                        each.extend(chunk.iter().map(|_| Renewed::Unknown));
+                        failed = Some(error);
+                    }
                 }
             }
-            Ok(Answers { now, each })
+            match (now, failed) {
+                (None, Some(error)) => Err(error),
+                (now, _) => Ok(Answers { now: now.unwrap_or(StoreTime(0)), each }),
+            }
         })
     }
 

@@ -7,12 +7,21 @@ use redis::{RedisError, ServerError};
 
 /// What the server answered instead of doing what it was asked: nothing was changed.
 pub(crate) fn refused(error: &ServerError) -> StoreError {
-    let (code, details) = (error.code(), error.details().unwrap_or_default());
-    explain(code, details)
+    let (code, details) = (error.code(), without_words(error.details().unwrap_or_default()));
+    explain(code, details).unwrap_or_else(|| {
+        // A script that failed half-way, or something new: nobody knows what was done.
+        let message = format!("the server refused the request (it said: {code} {details})");
+        StoreError::new(StoreErrorKind::Config, message).perhaps_applied()
+    })
 }
 
-/// The meaning of a server's error, by its code.
-fn explain(code: &str, details: &str) -> StoreError {
+/// What a server said, without the words that it was sent, among which may be a password.
+fn without_words(details: &str) -> &str {
+    details.split(", with args beginning with").next().unwrap_or_default()
+}
+
+/// The meaning of a server's error, by its code, if that is known: nothing was done.
+fn explain(code: &str, details: &str) -> Option<StoreError> {
     use StoreErrorKind::{Config, Conflict, Denied, Unreachable};
     let (kind, remedy) = match code {
         "READONLY" => (
@@ -62,16 +71,15 @@ fn explain(code: &str, details: &str) -> StoreError {
         "ERR" if details.contains("cluster support disabled") => {
             (Config, "this server is not part of a cluster; use redis:// in the URL")
         }
+        "ERR" if details.contains("max number of clients") => {
+            (Unreachable, "the server has no connection left; raise maxclients, or close some of its clients")
+        }
         "ERR" if details.contains("unknown command") => {
-            (Config, "the server does not know a command that locks need; use Redis 6.2 or newer")
+            (Config, "the server does not know a command that locks need; use Redis 7.0 or newer")
         }
-        _ => {
-            // A script that failed half-way, or something new: nobody knows what was done.
-            let message = format!("the server refused the request (it said: {code} {details})");
-            return StoreError::new(Config, message).perhaps_applied();
-        }
+        _ => return None,
     };
-    StoreError::new(kind, format!("{remedy} (it said: {code} {details})")).not_applied()
+    Some(StoreError::new(kind, format!("{remedy} (it said: {code} {details})")).not_applied())
 }
 
 /// The key of a resource holds something else.
@@ -80,6 +88,15 @@ pub(crate) fn foreign() -> StoreError {
         StoreErrorKind::Corrupt,
         "the key of this resource holds something that is not a lock; choose another namespace= in the URL",
     )
+}
+
+/// Grants have numbers that are no tokens any more.
+pub(crate) fn worn_out_mark() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Corrupt,
+        "the key of the mark holds a number that no clock gives; remove it once no lock of this namespace is held",
+    )
+    .perhaps_applied()
 }
 
 /// The server gave no answer to a request: it may have been done.
@@ -96,7 +113,12 @@ pub(crate) fn too_late(address: &str) -> StoreError {
 /// A connection that could not be made, so nothing was sent.
 pub(crate) fn not_connected(address: &str, error: RedisError) -> StoreError {
     if let Some(code) = error.code().filter(|_| !error.is_io_error()) {
-        return explain(code, error.detail().unwrap_or_default()).with_source(error);
+        let details = without_words(error.detail().unwrap_or_default());
+        // Not with its source, which may show what was sent.
+        return explain(code, details).unwrap_or_else(|| {
+            let message = format!("could not connect to {address} (it said: {code} {details})");
+            StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
+        });
     }
     let (kind, remedy) = match error.kind() {
         redis::ErrorKind::AuthenticationFailed => {
@@ -160,10 +182,12 @@ mod tests {
             ("NOPERM", Denied),
             ("CROSSSLOT", Config),
         ] {
-            let error = explain(code, "details");
+            let error = explain(code, "details").expect("known");
             assert_eq!(error.kind(), kind, "{code}");
             assert!(!error.maybe_applied() && error.to_string().contains(code), "{error}");
         }
-        assert!(explain("ERR", "user_script:3: attempt to index a nil value").maybe_applied());
+        assert!(explain("ERR", "user_script:3: attempt to index a nil value").is_none());
+        let full = explain("ERR", "max number of clients reached").expect("known");
+        assert!(full.is_passing() && !full.maybe_applied(), "{full}");
     }
 }

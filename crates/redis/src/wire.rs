@@ -186,6 +186,11 @@ impl Reader {
         self.word()?.parse().map_err(|_| trouble::nonsense("a number that is none"))
     }
 
+    fn grant_number(&mut self) -> Result<u64, StoreError> {
+        let number = self.number()?;
+        if is_grant_number(number) { Ok(number) } else { Err(trouble::worn_out_mark()) }
+    }
+
     fn length(&mut self) -> Result<Duration, StoreError> {
         self.number().map(Duration::from_micros)
     }
@@ -197,12 +202,12 @@ impl Reader {
     pub(crate) fn verdict(&mut self, claim: &Claim, now: StoreTime) -> Result<Verdict, StoreError> {
         Ok(match self.number()? {
             kind @ (0 | 9) => {
-                let number = if kind == 0 { now.0 } else { self.number()? };
+                let number = if kind == 0 { now.0 } else { self.grant_number()? };
                 Verdict::Granted(Grant { number, floor: number, remaining: claim.lease })
             }
             1 => Verdict::Granted(Grant {
-                number: self.number()?,
-                floor: self.number()?,
+                number: self.grant_number()?,
+                floor: self.grant_number()?,
                 remaining: self.length()?,
             }),
             2 => Verdict::Busy {
@@ -296,6 +301,10 @@ fn capacity(text: &str) -> Option<Capacity> {
     if text == "all" { Some(Capacity::All) } else { Capacity::count(text.parse().ok()?).ok() }
 }
 
+fn is_grant_number(number: u64) -> bool {
+    (1..Token::NUMBER_LIMIT).contains(&number)
+}
+
 fn wall(micros: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(micros)
 }
@@ -303,7 +312,7 @@ fn wall(micros: u64) -> SystemTime {
 fn holder(line: &str, now: StoreTime) -> Option<(Capacity, StoreTime, HolderView)> {
     let mut words = line.splitn(9, ' ');
     let mut next = || words.next();
-    let number = next()?.parse().ok().filter(|number| (1..Token::NUMBER_LIMIT).contains(number))?;
+    let number = next()?.parse().ok().filter(|number| is_grant_number(*number))?;
     let since = wall(next()?.parse().ok()?);
     let expires = StoreTime(next()?.parse().ok()?);
     let flags = next()?;
@@ -345,6 +354,9 @@ pub(crate) fn notice(keys: &Keys, message: &str) -> Option<(Name, GrantNotice)> 
     let contender = words.next()?.parse().ok()?;
     let mut number = || words.next()?.parse::<u64>().ok();
     let (number, floor, stamp, waited, lease) = (number()?, number()?, number()?, number()?, number()?);
+    if !is_grant_number(number) || !is_grant_number(floor) {
+        return None;
+    }
     let name = keys.name(words.next()?)?;
     let (waited, lease) = (Duration::from_micros(waited), Duration::from_micros(lease));
     Some((name, GrantNotice { contender, number, floor, stamp, waited, lease }))

@@ -173,7 +173,11 @@ impl<M> Guard<M> {
             .map_err(|error| error.at(self.tenure.at(operation)))?;
         let now = engine.clock().now();
         engine.store_clock().heard(engine.store().server_of(self.name()), now, answers.now);
-        engine.renewed(self.tenure.hold(), sent, answers.each.first().copied().unwrap_or(Renewed::Gone), now);
+        let answer = answers.each.first().copied().unwrap_or(Renewed::Gone);
+        engine.renewed(self.tenure.hold(), sent, answer, now);
+        if answer == Renewed::Unknown {
+            return Err(watchdog::not_renewed().at(self.tenure.at(operation)).into());
+        }
         self.tenure.check().map(|_| ()).map_err(not_held)
     }
 

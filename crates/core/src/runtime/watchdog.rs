@@ -9,7 +9,7 @@ use super::{
     hold::{Due, Hold},
 };
 use crate::{
-    error::Lost,
+    error::{Lost, StoreError, StoreErrorKind},
     store::{Renew, Renewed},
     telemetry,
 };
@@ -103,6 +103,7 @@ impl Engine {
             }
             Renewed::Gone => hold.lose(Lost::Gone),
             Renewed::Evicted => hold.lose(Lost::Evicted),
+            Renewed::Unknown => hold.unanswered(now),
         }
         if hold.lost().is_some() {
             self.ledger().lost(hold.slot);
@@ -110,6 +111,14 @@ impl Engine {
             self.ledger().look_again(hold);
         }
     }
+}
+
+/// The one lease that was to be renewed is not known to be.
+pub(crate) fn not_renewed() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        "the store did not say whether the lease was renewed; ask again",
+    )
 }
 
 /// A renewal that only extends.

@@ -236,6 +236,8 @@ pub enum Renewed {
     Gone,
     /// Held, but an operator wants it back: the lease was not extended.
     Evicted,
+    /// Not known: this one was refused for now, or got no answer, while others of its group did. It is asked again.
+    Unknown,
 }
 
 /// A grant that a releaser made for a waiter, pushed to the waiter's keeper.

@@ -38,12 +38,13 @@ local function queue()
     return call('ZRANGEBYLEX', key, '[' .. kind .. ' ' .. id .. ' ', '(' .. kind .. ' ' .. id .. '!')[1]
   end
 
-  -- The line of a mutex' only holder and that of the head, if there is such a holder, live and with nothing before it.
+  -- The line of a mutex' only holder, its id, and the two lines after it, if there is such a holder, live and with nothing
+  -- before it.
   local function held_alone(key)
-    local lines = redis.pcall('ZRANGE', key, '0', '1')
+    local lines = redis.pcall('ZRANGE', key, '0', '2')
     local held = lines[1]
     if held and string.byte(held) == 104 and string.sub(held, 37, 52) > now_text then -- 'h'
-      return held, string.match(held, '^(%S+) all all ', 59), lines[2]
+      return held, string.match(held, '^(%S+) all all ', 59), lines[2], lines[3]
     end
   end
 
@@ -67,15 +68,19 @@ local function queue()
   end
 
   function line.hand_over(key, id)
-    local held, holder, head = held_alone(key)
+    local held, holder, head, behind = held_alone(key)
     if not head or holder ~= id or string.sub(held, 55, 57) ~= '---' then return nil end
     local arrival, asked, stamp, tail, to, lease = string.match(head, '^l (%d+) (%d+) (%d+) ((%S+) all all (%d+) .*)$')
     local waited = arrival and now_text - asked
     -- If it asked longer ago, the key might not last as long as it will hold.
     if not waited or waited < 0 or waited > WAIT_LEASE - FIRST_LEASE then return nil end
-    call('ZREM', key, held, head, 'o ' .. asked .. ' ' .. arrival, 'w ' .. to .. ' ' .. arrival)
+    local order, place = 'o ' .. asked .. ' ' .. arrival, 'w ' .. to .. ' ' .. arrival
+    -- A key that became empty would forget how long it lasts.
+    local last = not behind or string.byte(behind) ~= 108 -- 'l'
+    if last then call('ZREM', key, held, order, place) else call('ZREM', key, held, order, place, head) end
     local number, first = next_number(), math.min(lease, FIRST_LEASE)
     call('ZADD', key, '0', 'h ' .. number .. ' ' .. now_text .. string.format(' %016d ---- ', now_text + first) .. tail)
+    if last then call('ZREM', key, head) end
     line.tell_granted(key, to, number, number, stamp, waited, first)
     return '5'
   end

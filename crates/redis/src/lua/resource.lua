@@ -99,6 +99,13 @@ local function library(line)
     grave.ends = math.max(grave.ends, ends)
   end
 
+  -- Some thousand values are too many for one call from Lua.
+  local function in_parts(command, key, values)
+    for first = 1, #values, 1000 do
+      call(command, key, unpack(values, first, math.min(first + 999, #values)))
+    end
+  end
+
   function lib.save(r)
     local ends = r.waiting > 0 and now + WAIT_LEASE or 0
     local lean = r.kind ~= 'zset' and #r.holders == 1 and #r.graves == 0 and r.waiting == 0
@@ -121,9 +128,9 @@ local function library(line)
       if r.kind == 'string' then
         call('DEL', r.key)
       elseif r.gone[1] then
-        call('ZREM', r.key, unpack(r.gone))
+        in_parts('ZREM', r.key, r.gone)
       end
-      if lines[1] then call('ZADD', r.key, unpack(lines)) end
+      in_parts('ZADD', r.key, lines)
       call('PEXPIRE', r.key, lib.life_until(ends))
     end
     if r.changed and buried(r, '*') then line.publish(r.key .. ':changed', '') end

@@ -352,6 +352,7 @@ impl<'a> Both<'a> {
                 Renewed::Held { .. } => self.tally.held += 1,
                 Renewed::Gone => self.tally.gone += 1,
                 Renewed::Evicted => self.tally.refused_renewals += 1,
+                Renewed::Unknown => {}
             }
         }
         Ok(())

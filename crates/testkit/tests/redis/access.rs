@@ -87,6 +87,11 @@ async fn without_the_right_to_subscribe() {
     let guard = timeout(secs(10), waiting).await.expect("in time").expect("no panic").expect("granted");
     assert!(released.elapsed() < secs(4), "{:?}", released.elapsed());
     guard.release().await.expect("held");
+    let connections = redis.info("stats", "total_connections_received").expect("asked");
+    assert!(
+        connections.parse::<u32>().expect("a number") < 40,
+        "it goes on trying, but not at once: {connections}"
+    );
 }
 
 const CANARY: &str = "canary-d41d8cd9";
@@ -169,6 +174,12 @@ async fn a_password_is_never_shown() {
             format!("redis+sentinel://default:{password}@127.0.0.1:{port}/main?sentinel_password={CANARY}");
         text += &shown(&lockkeeper::connect(&url).await.expect_err("it cannot"));
     }
+    // A server that shows what it was sent and does not know.
+    let odd = RedisOptions::default().password(CANARY).setting("rename-command HELLO \"\"");
+    let odd = odd.start().expect("started");
+    let error = lockkeeper::connect(&odd.url()).await.expect_err("it speaks no RESP3");
+    assert!(error.to_string().contains("unknown command"), "{error}");
+    text += &shown(&error);
     for url in
         [format!("redis://:{CANARY}@"), format!("redis://:{CANARY}@host:port/{CANARY}?{CANARY}={CANARY}")]
     {

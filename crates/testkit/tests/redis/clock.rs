@@ -101,3 +101,22 @@ async fn i8_a_key_lasts_as_long_as_what_it_holds() {
         tasks.join_all().await;
     }
 }
+
+/// Given to the only one who waits, the key still ends by itself: that one may die.
+#[tokio::test(flavor = "multi_thread")]
+async fn i12_a_key_that_goes_to_the_only_waiter_still_ends() {
+    let redis = RedisOptions::default().start().expect("started");
+    let (one, other) = (connect(&redis.url()).await, connect(&redis.url()).await);
+    let mut held = one.mutex(NAME).lock().await.expect("free");
+    for turn in 0..4 {
+        let next = if turn % 2 == 0 { &other } else { &one }.mutex(NAME);
+        let waiting = tokio::spawn(async move { next.lock().await });
+        while one.inspect(NAME).await.expect("asked").is_none_or(|view| view.waiters.is_empty()) {
+            sleep(millis(2)).await;
+        }
+        held.release().await.expect("held");
+        held = waiting.await.expect("no panic").expect("granted");
+        let lasts = redis.command(["PTTL", &format!("lockkeeper:{{{NAME}}}")]).expect("asked");
+        assert!(lasts.parse::<i64>().expect("a number") > 0, "{lasts}");
+    }
+}

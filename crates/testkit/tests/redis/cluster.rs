@@ -1,7 +1,7 @@
 //! A cluster whose slots and masters change while they are used, and whose lines are bad.
 
 use lockkeeper_testkit::servers::RedisCluster;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     NAME, connect,
@@ -94,4 +94,31 @@ async fn i9_a_reply_swallowed_on_the_line_to_a_node_is_asked_for_again() {
     let slot = cluster.slot_of(&format!("{{{NAME}}}")).expect("asked");
     let master = cluster.master_of(slot).expect("served");
     replies_get_lost(&cluster.url(), &cluster.servers()[master], &proxies[master], times(4, 200)).await;
+}
+
+/// A renewal that a slot on the move refuses costs no lock whose slot stays where it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn i3_a_slot_on_the_move_costs_no_other_lock_of_its_node() {
+    let cluster = RedisCluster::start().expect("started");
+    let place = |name: &str| {
+        let slot = cluster.slot_of(&format!("{{{name}}}")).expect("asked");
+        (slot, cluster.master_of(slot).expect("served"))
+    };
+    let (slot, node) = place(NAME);
+    let mut others = (0..).map(|nth| format!("other/{nth}"));
+    let other = others.find(|name| place(name).1 == node && place(name).0 != slot).expect("there is one");
+    let keeper = connect(&cluster.url()).await;
+    let (moving, staying) = (keeper.mutex(NAME).lease(secs(3)), keeper.mutex(&other).lease(secs(3)));
+    let (moving, staying) = tokio::join!(moving.lock(), staying.lock());
+    let (moving, staying) = (moving.expect("free"), staying.expect("free"));
+    let to = (node + 1) % 3;
+    cluster.begin_move(slot, to).expect("begun");
+    // Of the lock and its mark one goes ahead: until the move is over, no place has both.
+    assert_eq!(cluster.move_keys(slot, to, 1).expect("moved"), 1);
+    timeout(secs(20), moving.lost()).await.expect("nobody can renew it");
+    assert!(staying.is_held(), "its own slot stays");
+    staying.release().await.expect("held");
+    while cluster.move_keys(slot, to, 10).expect("moved") > 0 {}
+    cluster.end_move(slot, to).expect("ended");
+    keeper.close().await;
 }

@@ -4,8 +4,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper::Token;
 use lockkeeper_testkit::{history::Verdict, processes::Task, servers::Redis};
+use tokio::time::timeout;
 
 use crate::{
+    connect,
     load::{crew, task},
     millis, percent, secs, times,
 };
@@ -91,4 +93,67 @@ fn a_crowd_outlives_a_fifth_of_it() {
     println!("{report}");
     assert!(ended, "some workers did not end\n{report}");
     assert_eq!(report.verdict, Verdict::Safe, "{report}");
+}
+
+/// More readers than one call from a script can take enter together, and keep writers out.
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_readers_enter_together() {
+    const READERS: usize = 4200;
+    let redis = Redis::start().expect("started");
+    let keeper = connect(&redis.url()).await;
+    let lock = keeper.rw_lock("many").lease(secs(120));
+    let writer = lock.write().await.expect("free");
+    let mut readers = tokio::task::JoinSet::new();
+    for _ in 0..READERS {
+        let lock = lock.clone();
+        readers.spawn(async move { lock.read().await });
+    }
+    let waiters = async || keeper.inspect("many").await.expect("asked").map_or(0, |view| view.waiters.len());
+    while waiters().await < READERS {
+        tokio::time::sleep(millis(20)).await;
+    }
+    writer.release().await.expect("held");
+    let readers: Vec<_> =
+        readers.join_all().await.into_iter().map(|reader| reader.expect("granted")).collect();
+    assert!(lock.try_write().await.expect("asked").is_none(), "all of them hold it");
+    assert!(readers.iter().all(|reader| reader.is_held()));
+    drop(readers);
+    timeout(secs(60), lock.write())
+        .await
+        .expect("in time")
+        .expect("free again")
+        .release()
+        .await
+        .expect("held");
+    keeper.close().await;
+}
+
+/// Who watches an election is told by the server, and its asking for that disturbs no renewal.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_observer_is_told_by_a_message() {
+    let redis = Redis::start().expect("started");
+    let (keeper, other) = (connect(&redis.url()).await, connect(&redis.url()).await);
+    let mut leaders = keeper.election("boss").observe();
+    assert!(leaders.next().await.expect("goes on").expect("asked").is_none(), "nobody leads");
+    let channel = "lockkeeper:{boss}:changed";
+    timeout(secs(10), async {
+        while redis.command(["PUBSUB", "NUMSUB", channel]).expect("asked").ends_with('0') {
+            tokio::time::sleep(millis(5)).await;
+        }
+    })
+    .await
+    .expect("it listens");
+    let connections = || {
+        let received = redis.info("stats", "total_connections_received").expect("asked");
+        received.parse::<u32>().expect("a number")
+    };
+    let before = connections();
+    for _ in 0..3 {
+        let led = other.election("boss").campaign("me").await.expect("elected");
+        assert!(leaders.next().await.expect("goes on").expect("asked").is_some());
+        led.release().await.expect("held");
+        assert!(leaders.next().await.expect("goes on").expect("asked").is_none());
+    }
+    let since = connections() - before;
+    assert!(since <= 2, "{since} connections were made, of which one asks for this");
 }

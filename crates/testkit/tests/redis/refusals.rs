@@ -44,22 +44,27 @@ impl Client {
         }
     }
 
-    /// Somebody who waits while the trouble lasts.
-    async fn waits(&self) -> JoinHandle<Result<Guard, AcquireError>> {
-        let mutex = self.keeper.mutex(NAME);
-        let waiting = tokio::spawn(async move { mutex.lock().await });
+    /// Two who wait while the trouble lasts, and ask as one group.
+    async fn waits(&self) -> [JoinHandle<Result<(), AcquireError>>; 2] {
+        let waiting = [(); 2].map(|()| {
+            let mutex = self.keeper.mutex(NAME).fifo();
+            tokio::spawn(async move { mutex.lock().await.map(drop) })
+        });
         // Long enough for several tries.
         sleep(millis(400)).await;
-        assert!(!waiting.is_finished(), "{:?}", waiting.await);
+        for one in &waiting {
+            assert!(!one.is_finished(), "{waiting:?}");
+        }
         waiting
     }
 
     /// The trouble is over: who waited is served, and what was held still is.
-    async fn goes_on(self, waiting: JoinHandle<Result<Guard, AcquireError>>) {
+    async fn goes_on(self, waiting: [JoinHandle<Result<(), AcquireError>>; 2]) {
         let over = Instant::now();
-        let served = timeout(secs(20), waiting).await.expect("in time").expect("no panic");
+        for one in waiting {
+            timeout(secs(20), one).await.expect("in time").expect("no panic").expect("granted");
+        }
         println!("served {:?} after it was over", over.elapsed());
-        served.expect("granted").release().await.expect("held");
         assert!(self.held.is_held(), "the lease outlasted the trouble");
         self.held.release().await.expect("held");
         self.keeper.close().await;
