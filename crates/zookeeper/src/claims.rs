@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, StoreError, Token, Units,
-    store::{Answer, Answers, Claim, Leave, Left, Request, Verdict},
+    store::{Answer, Answers, Card, Claim, Leave, Left, Request, Verdict},
 };
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult, MultiWriter};
 
@@ -46,6 +46,17 @@ enum Others<L> {
     Known { removed: String, behind: Vec<String> },
 }
 
+/// Servers take a megabyte at most in one request (`jute.maxbuffer`), unless they are told otherwise.
+const MOST_BYTES: usize = 512 << 10;
+
+/// How many bytes a claim adds to a transaction, at most: whatever is not plain is written as three.
+fn note_size(claim: &Claim) -> usize {
+    let length = |text: &Option<Arc<str>>| text.as_deref().map_or(0, str::len);
+    let Card { facts, label, value, .. } = &claim.card;
+    let said = facts.host.len() + facts.program.len() + length(label) + length(value);
+    3 * (claim.name.as_str().len() + said) + 512
+}
+
 /// A claim's node that has just been made.
 pub(crate) struct Made {
     pub(crate) node: String,
@@ -68,7 +79,7 @@ impl Shared {
     /// Does a group.
     pub(crate) async fn apply(self: &Arc<Self>, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
         // Nobody waits for a turn only to hear this.
-        self.session()?;
+        self.session().inspect_err(|_| self.still_wanted(group))?;
         let _turn = self.turn.lock().await;
         let answers = self.apply_in_turn(group).await;
         // Also what got no answer has to be looked after.
@@ -80,6 +91,7 @@ impl Shared {
         let session = self.session()?;
         let mut answers: Placed = vec![None; group.len()];
         let mut ops = Vec::with_capacity(group.len());
+        let mut bytes = 0;
         for (place, request) in group.iter().enumerate() {
             let answer = match request {
                 Request::Leave(leave) => match self.begin_leave(leave, place) {
@@ -96,6 +108,11 @@ impl Shared {
                 Request::Claim(claim) => match self.known(claim) {
                     Known::Answer(verdict) => Answer::Claim(verdict),
                     Known::New if claim.queue && !claim.detachable && !claim.again => {
+                        bytes += note_size(claim);
+                        if bytes > MOST_BYTES {
+                            bytes = note_size(claim);
+                            self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
+                        }
                         ops.push(Op::Create { place, claim });
                         continue;
                     }
@@ -110,6 +127,19 @@ impl Shared {
         self.send(&session, ops, &mut answers).await?;
         let each = answers.into_iter().flatten().collect();
         Ok(Answers { now: self.store_time(), each })
+    }
+
+    /// These still wait, though nobody can be asked for them now.
+    fn still_wanted(&self, group: &[Request]) {
+        let (now, mut table) = (self.now(), self.table());
+        for request in group {
+            if let Request::Claim(claim) = request
+                && let Some(entry) = table.entries.get_mut(&claim.contender)
+                && let Stand::Waiting { asked, .. } = &mut entry.stand
+            {
+                *asked = now;
+            }
+        }
     }
 
     /// What is known of a claim without asking the server.
@@ -246,7 +276,9 @@ impl Shared {
                     let known = removed.take().and_then(|(node, behind)| {
                         let (of, child) = node.rsplit_once('/')?;
                         let (removed, behind) = (child.to_owned(), behind.clone());
-                        (of == folder).then_some(Others::Known { removed, behind })
+                        // Of another capacity, it would disagree with some who may have left since.
+                        let same = of == folder && claim.capacity == Capacity::All;
+                        same.then_some(Others::Known { removed, behind })
                     });
                     others
                         .push(known.unwrap_or_else(|| Others::Listed(session.client.list_children(&folder))));

@@ -84,14 +84,24 @@ impl Shared {
 
     async fn count_once(&self, session: &Session, count: &Count) -> Result<Counted, StoreError> {
         let answer_path = self.place.paths.counted(count.op);
-        let unanswered = self.table().unanswered.contains(&count.op);
-        if count.not_after < self.store_time() {
-            // If a copy is still under way, it finds that its id is taken.
-            return if unanswered { self.seal(session, &answer_path).await } else { Ok(Counted::Stale) };
+        let late = || count.not_after < self.store_time();
+        // Before anything is awaited: from here on a copy may be under way.
+        let unanswered = match count.action {
+            CountAction::Read => false,
+            _ if late() => self.table().unanswered.contains(&count.op),
+            _ => !self.table().unanswered.insert(count.op),
+        };
+        if late() && !unanswered {
+            return Ok(Counted::Stale);
         }
         let path = self.place.paths.latch(&count.name);
         loop {
-            let (before, version) = self.read_latch(session, &path).await?;
+            let read = if late() { None } else { Some(self.read_latch(session, &path).await?) };
+            // Perhaps it took long to read.
+            let Some((before, version)) = read.filter(|_| !late()) else {
+                // If a copy is still under way, it finds that its id is taken.
+                return self.seal(session, &answer_path).await;
+            };
             let mut counter = Counter(before);
             let counted = counter.step(Now { lease: self.store_time(), wall: 0 }, &mut Mark(0), count.action);
             if counter.0 == before {
@@ -103,8 +113,6 @@ impl Shared {
             }
             let created = before.is_none();
             let answer = write_answer(&counted, created);
-            let heard = std::mem::take(&mut self.table().heard);
-            self.table().unanswered.insert(count.op);
             let sent = session.now();
             let mut multi = session.client.new_multi_writer();
             multi.add_create(&answer_path, answer.as_bytes(), &self.persistent()).map_err(trouble)?;
@@ -119,6 +127,7 @@ impl Shared {
             add_number(&mut multi, &self.place.paths.folder("counted"))?;
             match session.write(sent, multi.commit()).await {
                 Ok(results) => {
+                    let heard = std::mem::take(&mut self.table().heard);
                     self.forget(session, heard, &answer_path);
                     return match (counted, number_of(&results)) {
                         (Counted::State(state), Some(born)) if created => {

@@ -12,7 +12,8 @@ use lockkeeper_core::{
     runtime::clock::BootTime,
     store::{Answers, Leave, Left, Renew, Renewed},
 };
-use zookeeper_client::{Error, MultiWriteError};
+use tokio::time::{Instant, timeout_at};
+use zookeeper_client::{Error, MultiReadResult, MultiWriteError};
 
 use crate::{
     line,
@@ -20,8 +21,17 @@ use crate::{
     session::Session,
     shared::Shared,
     table::{Entry, Hold, Stand},
-    trouble::{refused, trouble},
+    trouble::{corrupt, refused, trouble},
 };
+
+/// What has become of a lease's node.
+enum Node {
+    There,
+    Gone,
+    /// It is not in a session of this keeper.
+    Elsewhere,
+    Unknown(StoreError),
+}
 
 /// A node to be taken over.
 struct Found {
@@ -37,28 +47,35 @@ struct Found {
 }
 
 impl Shared {
-    /// Extends leases.
+    /// Extends leases. What cannot be asked about one costs no other its answer.
     pub(crate) async fn renew(self: &Arc<Self>, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
         let session = self.session()?;
+        // Before whoever asks gives them all up.
+        let until = Instant::now() + self.limit.mul_f32(0.8);
         let mut each = Vec::with_capacity(leases.len());
-        for (renew, node) in leases.iter().zip(self.read_again(leases).await?) {
-            each.push(match node {
-                Some(true) => self.renew_here(renew).await?,
-                Some(false) => Renewed::Gone,
-                None => self.take_over(&session, renew).await?,
-            });
+        let mut failed = None;
+        for (renew, node) in leases.iter().zip(self.read_again(leases, until).await) {
+            let renewed = match node {
+                Node::There => self.renew_here(renew).await,
+                Node::Gone => Ok(Renewed::Gone),
+                Node::Elsewhere => self.take_over_until(until, &session, renew).await,
+                Node::Unknown(error) => Err(error),
+            };
+            each.push(renewed.unwrap_or_else(|error| {
+                failed = Some(error);
+                Renewed::Unknown
+            }));
         }
         self.sooner.notify_one();
-        Ok(Answers { now: self.store_time(), each })
+        match failed {
+            Some(error) if each.iter().all(|renewed| *renewed == Renewed::Unknown) => Err(error),
+            _ => Ok(Answers { now: self.store_time(), each }),
+        }
     }
 
-    /// Reads the nodes of these leases, not older than this call: whether each is there; `None` for those that this
-    /// keeper does not have.
-    async fn read_again(&self, leases: &[Renew]) -> Result<Vec<Option<bool>>, StoreError> {
-        // Whoever answers the reads knows of everything that was done before these were answered.
-        for used in self.sessions_of(leases) {
-            used.check(&self.place.paths.root).await.map_err(trouble)?;
-        }
+    /// Reads the nodes of these leases, not older than this call: one request to each session's server, and one that
+    /// reads them all.
+    async fn read_again(&self, leases: &[Renew], until: Instant) -> Vec<Node> {
         let held: Vec<_> = {
             let table = self.table();
             let node = |entry: &Entry| match entry.stand {
@@ -70,36 +87,90 @@ impl Shared {
             };
             leases.iter().map(|renew| table.entries.get(&renew.contender).map(node)).collect()
         };
-        let read = |(session, node): &(Arc<Session>, String)| session.client.get_data(node);
-        // All are sent before the first is awaited.
-        let reads: Vec<_> =
-            held.iter().map(|entry| entry.as_ref().map(|held| held.as_ref().map(read))).collect();
-        let mut there = Vec::with_capacity(leases.len());
-        for ((renew, held), answer) in leases.iter().zip(&held).zip(reads) {
-            let (Some(Some((session, node))), Some(Some(answer))) = (held, answer) else {
-                there.push(held.as_ref().map(|_| true));
-                continue;
+        let of = |session: &Arc<Session>| {
+            let session = session.clone();
+            move |held: &Option<Option<(Arc<Session>, String)>>| match held {
+                Some(Some((own, node))) if Arc::ptr_eq(own, &session) => Some(node.clone()),
+                _ => None,
+            }
+        };
+        let sessions = self.sessions_of(leases);
+        // Whoever answers the reads knows of everything that was done before these were answered. All are sent before the
+        // first is awaited; one whose server is silent costs the others half of the time.
+        let checks: Vec<_> = sessions.iter().map(|session| session.check(&self.place.paths.root)).collect();
+        let soon = Instant::now() + until.duration_since(Instant::now()) / 2;
+        let mut reads = Vec::new();
+        for (session, check) in sessions.iter().zip(checks) {
+            let read = match timeout_at(soon, check).await.unwrap_or(Err(Error::Timeout)) {
+                Ok(()) => {
+                    let mut read = session.client.new_multi_reader();
+                    let added =
+                        held.iter().filter_map(of(session)).try_for_each(|node| read.add_get_data(&node));
+                    added.map(|()| read.commit())
+                }
+                Err(error) => Err(error),
             };
-            let read = session.read(answer).await;
-            let mut table = self.table();
-            let same = |entry: &&mut Entry| entry.node == *node;
+            reads.push((session, read));
+        }
+        let mut nodes: Vec<Node> =
+            held.iter().map(|held| if held.is_none() { Node::Elsewhere } else { Node::There }).collect();
+        for (session, read) in reads {
+            let read = match read {
+                Ok(read) => timeout_at(until, session.read(read)).await.unwrap_or(Err(Error::Timeout)),
+                Err(error) => Err(error),
+            };
+            let mine = of(session);
+            let places = held.iter().enumerate().filter_map(|(place, held)| Some((place, mine(held)?)));
             match read {
-                Ok((data, _)) => {
-                    if let Some(entry) = table.entries.get_mut(&renew.contender).filter(same) {
-                        entry.note = Note::from_bytes(&data);
+                Ok(results) => {
+                    let mut results = results.into_iter();
+                    for (place, node) in places {
+                        nodes[place] = self.read_one(session, &leases[place], &node, results.next());
                     }
-                    there.push(Some(true));
                 }
-                Err(Error::NoNode) => {
-                    if table.entries.get_mut(&renew.contender).filter(same).is_some() {
-                        table.entries.remove(&renew.contender);
+                Err(error) => {
+                    for (place, _) in places {
+                        nodes[place] = Node::Unknown(trouble(error.clone()));
                     }
-                    there.push(Some(false));
                 }
-                Err(error) => return Err(trouble(error)),
             }
         }
-        Ok(there)
+        nodes
+    }
+
+    /// What was read of the node of one lease.
+    fn read_one(
+        &self,
+        session: &Arc<Session>,
+        renew: &Renew,
+        node: &str,
+        read: Option<MultiReadResult>,
+    ) -> Node {
+        let mut table = self.table();
+        let entry = table.entries.get_mut(&renew.contender);
+        let entry = entry.filter(|entry| entry.node == node && Arc::ptr_eq(&entry.session, session));
+        match (read, entry) {
+            (Some(MultiReadResult::Data { data, stat }), Some(entry))
+                if stat.ephemeral_owner == session.id =>
+            {
+                entry.note = Note::from_bytes(&data);
+                Node::There
+            }
+            // Somebody has taken it over, in whose session it lives from then on.
+            (Some(MultiReadResult::Data { .. }), Some(_)) => {
+                table.entries.remove(&renew.contender);
+                Node::Elsewhere
+            }
+            (Some(MultiReadResult::Error { err: Error::NoNode }), Some(_)) => {
+                table.entries.remove(&renew.contender);
+                Node::Gone
+            }
+            (Some(MultiReadResult::Error { err: Error::NoNode }), None) => Node::Gone,
+            // It has changed here while this was read.
+            (Some(MultiReadResult::Data { .. }), None) => Node::There,
+            (Some(MultiReadResult::Error { err }), _) => Node::Unknown(trouble(err)),
+            (_, _) => Node::Unknown(corrupt("ZooKeeper answered fewer reads than it was asked")),
+        }
     }
 
     /// The sessions that these leases rest on, each once.
@@ -210,6 +281,7 @@ impl Shared {
             return match self.session_for(lease).await? {
                 Err(refusal) => Err(refusal),
                 Ok(own) => {
+                    note.number = Some(found.number);
                     let moved = self.move_to(&own, renew, Found { note, ..found }, lease).await?;
                     let entry = self.table().entries.remove(&renew.contender);
                     drop(entry);
@@ -245,6 +317,21 @@ impl Shared {
             }
         }
         Ok(None)
+    }
+
+    /// As [`take_over`](Self::take_over), which goes on by itself if it takes longer.
+    async fn take_over_until(
+        self: &Arc<Self>,
+        until: Instant,
+        session: &Arc<Session>,
+        renew: &Renew,
+    ) -> Result<Renewed, StoreError> {
+        let (shared, session, renew) = (self.clone(), session.clone(), renew.clone());
+        let taking = self.background.spawn(async move { shared.take_over(&session, &renew).await });
+        match timeout_at(until, taking).await {
+            Ok(Ok(taken)) => taken,
+            Ok(Err(_)) | Err(_) => Err(trouble(Error::Timeout)),
+        }
     }
 
     /// Goes on with a lease that lives in a session of its own, made by this or another keeper.

@@ -40,14 +40,12 @@ impl Sequence {
         text.parse().ok().filter(|_| plain).map(Self)
     }
 
-    /// Whether this one came first. Those of one resource are never 2^31 apart, so past the
-    /// overflow the smaller distance decides.
-    fn before(self, other: Self) -> bool {
-        let fits = |n: i64| i32::try_from(n).is_ok();
-        if fits(self.0) && fits(other.0) {
-            (self.0 as i32).wrapping_sub(other.0 as i32) < 0
-        } else {
-            self.0 < other.0
+    /// How far behind `some` other one it came. Those of one resource are never 2^31 apart, so past the overflow the
+    /// smaller distance counts; whatever was forged, there is an order.
+    fn distance_from(self, some: Self) -> i64 {
+        match (i32::try_from(self.0), i32::try_from(some.0)) {
+            (Ok(own), Ok(some)) => i64::from(own.wrapping_sub(some)),
+            _ => self.0.saturating_sub(some.0),
         }
     }
 }
@@ -138,15 +136,9 @@ impl Line {
                 line.strangers.push(name);
             }
         }
-        line.nodes.sort_by(|a, b| {
-            if a.sequence == b.sequence {
-                a.name.cmp(&b.name)
-            } else if a.sequence.before(b.sequence) {
-                std::cmp::Ordering::Less
-            } else {
-                std::cmp::Ordering::Greater
-            }
-        });
+        if let Some(some) = line.nodes.first().map(|node| node.sequence) {
+            line.nodes.sort_by_cached_key(|node| (node.sequence.distance_from(some), node.name.clone()));
+        }
         for node in &mut line.nodes {
             for lowered in line.markers.get(&node.contender).into_iter().flatten() {
                 if let Some((_, units)) = parse_marker(lowered).filter(|(_, units)| units.below(node.units)) {

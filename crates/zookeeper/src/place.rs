@@ -56,11 +56,11 @@ impl Place {
             config("write zookeeper://HOST:PORT,HOST:PORT/CHROOT, such as zookeeper://127.0.0.1:2181")
         })?;
         let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
-        let (user, rest) = match rest.rsplit_once('@') {
-            Some((user, rest)) => (Some(user), rest),
-            None => (None, rest),
+        let (who_and_where, chroot) = rest.split_once('/').unwrap_or((rest, ""));
+        let (user, servers) = match who_and_where.rsplit_once('@') {
+            Some((user, servers)) => (Some(user), servers),
+            None => (None, who_and_where),
         };
-        let (servers, chroot) = rest.split_once('/').unwrap_or((rest, ""));
         if servers.is_empty() || servers.split(',').any(|server| !is_server(server)) {
             return Err(config("the URL names no server, or one that is not HOST or HOST:PORT"));
         }
@@ -85,6 +85,9 @@ impl Place {
         }
         if cert.is_some() != key.is_some() {
             return Err(config("cert and key belong together: give both or neither"));
+        }
+        if !with_tls && (ca.is_some() || cert.is_some()) {
+            return Err(config("ca, cert and key need tls=true; without it nothing is encrypted"));
         }
         let tls = match ca {
             Some(ca) if with_tls => Some(Tls { ca, own: cert.zip(key) }),
@@ -273,6 +276,8 @@ mod tests {
             "zookeeper://a?tls=maybe",
             "zookeeper://a?tls&cert=x",
             "zookeeper://a?tls",
+            "zookeeper://a?ca=x",
+            "zookeeper://a?cert=x&key=y",
             "zookeeper://a..b?tls&ca=x",
             "zookeeper://user@a",
             "zookeeper://a/zookeeper",

@@ -41,6 +41,8 @@ pub(crate) struct Session {
     beat: Mutex<Option<AbortHandle>>,
     /// How many bytes the paths have that are watched.
     watched: AtomicUsize,
+    /// How long an answer is waited for, if not until the session ends.
+    patience: Option<Duration>,
 }
 
 /// The client asks for its watches again when it has connected again. What does not fit into one such request would
@@ -97,6 +99,7 @@ impl Session {
     pub(crate) async fn open(
         place: &Place,
         timeout: Duration,
+        patience: Option<Duration>,
         detached: bool,
         clock: &Clock,
         background: &Handle,
@@ -114,6 +117,7 @@ impl Session {
             over: watch::channel(false).0,
             beat: Mutex::default(),
             watched: AtomicUsize::new(0),
+            patience,
         });
         let beat = background.spawn(beat(Arc::downgrade(&session), place.paths.root.clone()));
         *session.beat.lock().unwrap_or_else(PoisonError::into_inner) = Some(beat.abort_handle());
@@ -155,7 +159,7 @@ impl Session {
         drop(over.wait_for(|over| *over).await);
     }
 
-    /// The answer to a request, unless the session ends first.
+    /// The answer to a request, unless the session ends first, or its patience.
     pub(crate) async fn read<T, E: From<Error>>(
         &self,
         answer: impl Future<Output = Result<T, E>>,
@@ -164,6 +168,14 @@ impl Session {
             biased;
             answer = answer => answer,
             () = self.ended() => Err(Error::SessionExpired.into()),
+            () = self.out_of_patience() => Err(Error::Timeout.into()),
+        }
+    }
+
+    async fn out_of_patience(&self) {
+        match self.patience {
+            Some(patience) => tokio::time::sleep(patience).await,
+            None => std::future::pending().await,
         }
     }
 

@@ -97,7 +97,11 @@ impl Shared {
 
     /// A session for one claim, which outlives this process by `timeout` at least.
     pub(crate) async fn own_session(&self, timeout: Duration) -> Result<Arc<Session>, StoreError> {
-        let opening = Session::open(&self.place, timeout, true, &self.clock, &self.background);
+        // The protocol has milliseconds of 32 bits.
+        let timeout = timeout.min(Duration::from_millis(i32::MAX as u64));
+        // Its own line may be silent while the keeper's is not, and must not keep other claims waiting for long.
+        let patience = Some(self.limit / 2);
+        let opening = Session::open(&self.place, timeout, patience, true, &self.clock, &self.background);
         session::within(self.limit, opening).await
     }
 
@@ -188,8 +192,14 @@ pub(crate) async fn keep_session(shared: Arc<Shared>) {
         drop(session);
         let mut pause = Duration::from_millis(50);
         loop {
-            let opening =
-                Session::open(&shared.place, shared.place.session, false, &shared.clock, &shared.background);
+            let opening = Session::open(
+                &shared.place,
+                shared.place.session,
+                None,
+                false,
+                &shared.clock,
+                &shared.background,
+            );
             match session::within(shared.place.session, opening).await {
                 Ok(session) => {
                     tracing::info!(?session, "a new session with ZooKeeper");

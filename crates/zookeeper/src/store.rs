@@ -78,7 +78,8 @@ impl ZooKeeperStore {
             let limit = context.request_limit.max(place.session);
             let opening = async {
                 let (clock, background) = (&context.clock, &context.background);
-                let session = match Session::open(&place, place.session, false, clock, background).await {
+                let session = match Session::open(&place, place.session, None, false, clock, background).await
+                {
                     Ok(session) => session,
                     Err(error) => return Err(place.explain(error).await),
                 };

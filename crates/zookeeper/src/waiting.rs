@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// How often somebody looks who may not watch, because very many of its keeper do.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Who waits longer than this also watches its own node, to come again at once if somebody removes that. Not from the
 /// start: where a lock passes quickly, two requests more would be half as many again.
@@ -162,7 +162,6 @@ impl Shared {
     async fn look(self: &Arc<Self>, place: &mut Place) -> Result<Option<Standing>, StoreError> {
         let session = place.session.clone();
         let child = place.node.rsplit_once('/').map_or("", |(_, child)| child).to_owned();
-        let sent = session.now();
         let listed = session.client.list_children(&place.folder);
         let proof = place.holds_next.then(|| session.check(&place.node));
         let line = match session.read(listed).await {
@@ -178,7 +177,7 @@ impl Shared {
             return Ok(Some(standing));
         }
         let proof = match proof {
-            Some(proof) => Some((sent, proof.await)),
+            Some(proof) => Some(proof.await),
             None => None,
         };
         self.admitted(place, &line, &child, proof).await?;
@@ -214,13 +213,13 @@ impl Shared {
     }
 
     /// Nobody is before it any more. It holds once the quorum has confirmed that its node is there; `proof` if that has
-    /// been asked already, and when.
+    /// been asked already.
     async fn admitted(
         self: &Arc<Self>,
         place: &Place,
         line: &Line,
         child: &str,
-        proof: Option<(BootTime, Result<(), Error>)>,
+        proof: Option<Result<(), Error>>,
     ) -> Result<(), StoreError> {
         let (mut note, units, capacity, number) = {
             let table = self.table();
@@ -229,46 +228,48 @@ impl Shared {
         };
         let session = &place.session;
         let floor = self.floor(session, &place.folder, line, child, units, number).await?;
-        let (sent, proof) = match proof {
+        let proof = match proof {
             Some(proof) => proof,
-            None if capacity == Capacity::All => (session.now(), session.check(&place.node).await),
+            None if capacity == Capacity::All => session.check(&place.node).await,
             None => {
                 // Whoever stands behind it watches it, and may fit beside it.
                 note.granted = true;
                 let sent = session.now();
                 // Only over what this keeper wrote: an operator may have marked it. Then the next renewal reads that.
                 let set = session.client.set_data(&place.node, &note.to_bytes(), Some(0));
-                let set = match session.write(sent, set).await {
+                match session.write(sent, set).await {
                     Err(Error::BadVersion) => session.check(&place.node).await,
                     set => set.map(drop),
-                };
-                (sent, set)
+                }
             }
         };
         match proof {
-            Ok(()) => self.granted(place, sent, floor, note, line.behind(child)),
+            Ok(()) => self.granted(place, floor, note, line.behind(child)),
             Err(Error::NoNode) => self.lost_its_place(place),
             Err(error) => return Err(trouble(error)),
         }
         Ok(())
     }
 
-    fn granted(&self, place: &Place, sent: BootTime, floor: u64, note: Note, behind: Option<Vec<String>>) {
+    fn granted(&self, place: &Place, floor: u64, note: Note, behind: Option<Vec<String>>) {
+        // Not from when the proof was asked for, which may be long ago: what is said is never more than the session's
+        // deadline anyway.
+        let now = self.now();
         let mut table = self.table();
         let Some(entry) = table.entries.get_mut(&place.contender) else { return };
         if !matches!(entry.stand, Stand::Waiting { .. }) || entry.node != place.node {
             return;
         }
-        let hold = Hold::pushed(sent, note.lease, floor);
+        let hold = Hold::pushed(now, note.lease, floor);
         (entry.note, entry.stand, entry.behind) = (note, Stand::Holding(hold), behind);
         let notice = GrantNotice {
             contender: place.contender,
             number: entry.number,
             floor,
             // The moment of the grant by the keeper's own clock: nothing has to be measured.
-            stamp: sent.0,
+            stamp: now.0,
             waited: Duration::ZERO,
-            lease: entry.remaining(&hold, sent),
+            lease: entry.remaining(&hold, now),
         };
         let name = entry.name.clone();
         drop(table);

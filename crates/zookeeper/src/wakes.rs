@@ -9,7 +9,12 @@ use lockkeeper_core::{
 use tokio::sync::oneshot;
 use zookeeper_client::{Error, OneshotWatcher, SessionState};
 
-use crate::{session::Session, shared::Shared, trouble::trouble};
+use crate::{
+    session::{MayWatch, Session},
+    shared::Shared,
+    trouble::trouble,
+    waiting::LOOK_EVERY,
+};
 
 impl Shared {
     /// Wakes the keeper at every change of `topic`; says through `ready` when the first watch is set.
@@ -21,7 +26,7 @@ impl Shared {
                 Err(error) => Err(error),
             };
             match (watched, ready.take()) {
-                (Ok(watcher), first) => {
+                (Ok(watch), first) => {
                     if let Some(first) = first {
                         // Whoever asked may have gone; the task then ends with the watch.
                         drop(first.send(Ok(())));
@@ -29,7 +34,11 @@ impl Shared {
                         // Something may have changed while nothing was watched.
                         self.wakes.wake(Wake::Changed(topic.clone()));
                     }
-                    drop(watcher.changed().await);
+                    match watch {
+                        Some((watcher, _may)) => drop(watcher.changed().await),
+                        // It looks instead.
+                        None => self.clock.sleep_until(self.now().after(LOOK_EVERY)).await,
+                    }
                 }
                 (Err(error), Some(first)) => {
                     drop(first.send(Err(error)));
@@ -42,26 +51,29 @@ impl Shared {
         }
     }
 
-    async fn watch_topic(&self, session: &Session, topic: &Topic) -> Result<OneshotWatcher, StoreError> {
-        match topic {
-            Topic::Latch(name) => {
-                let watched = session.client.check_and_watch_stat(&self.place.paths.latch(name)).await;
-                watched.map(|(_, watcher)| watcher).map_err(trouble)
-            }
-            Topic::Changes(name) | Topic::Grants(name) => {
-                let folder = self.place.paths.lock(name);
-                loop {
-                    match session.read(session.client.list_and_watch_children(&folder)).await {
-                        Ok((_, watcher)) => return Ok(watcher),
-                        Err(Error::NoNode) => {}
-                        Err(error) => return Err(trouble(error)),
-                    }
-                    let (there, watcher) =
-                        session.read(session.client.check_and_watch_stat(&folder)).await.map_err(trouble)?;
-                    if there.is_none() {
-                        return Ok(watcher);
-                    }
+    /// A watch on what `topic` is about; `None` if very many are watched already.
+    async fn watch_topic(
+        &self,
+        session: &Arc<Session>,
+        topic: &Topic,
+    ) -> Result<Option<(OneshotWatcher, MayWatch)>, StoreError> {
+        let path = match topic {
+            Topic::Latch(name) => self.place.paths.latch(name),
+            Topic::Changes(name) | Topic::Grants(name) => self.place.paths.lock(name),
+        };
+        let Some(may) = session.may_watch(&path) else { return Ok(None) };
+        loop {
+            if !matches!(topic, Topic::Latch(_)) {
+                match session.read(session.client.list_and_watch_children(&path)).await {
+                    Ok((_, watcher)) => return Ok(Some((watcher, may))),
+                    Err(Error::NoNode) => {}
+                    Err(error) => return Err(trouble(error)),
                 }
+            }
+            let (there, watcher) =
+                session.read(session.client.check_and_watch_stat(&path)).await.map_err(trouble)?;
+            if there.is_none() || matches!(topic, Topic::Latch(_)) {
+                return Ok(Some((watcher, may)));
             }
         }
     }

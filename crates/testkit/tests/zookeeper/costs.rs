@@ -131,3 +131,28 @@ async fn a_hundred_wait_for_nothing_and_are_served_in_order() {
     keeper.close().await;
     holder.close().await;
 }
+
+/// Locks that are only held cost one request per renewal for some hundred of them, beside the signs of life.
+#[tokio::test(flavor = "multi_thread")]
+async fn hundreds_of_held_locks_cost_a_few_requests() {
+    let stage = Stage::single(SESSION);
+    let keeper = stage.keeper().await;
+    let mut guards = Vec::new();
+    for nth in 0..500 {
+        guards.push(keeper.mutex(&format!("held/{nth}")).lock().await.expect("free"));
+    }
+    let server = &stage.servers.nodes()[0];
+    let (before, started) = (received(server), std::time::Instant::now());
+    tokio::time::sleep(SESSION).await;
+    let (cost, most) = (received(server) - before, pings(1, started.elapsed()) + 100);
+    assert!(cost <= most, "{cost} requests, at most {most}");
+    assert!(guards.iter().all(|guard| guard.is_held()));
+    // Also one that is removed by somebody is noticed so.
+    let (client, lost) = (stage.client().await, guards.swap_remove(77));
+    let path = format!("/lockkeeper/locks/{}", lost.name().as_str().replace('/', "%2F"));
+    let node = client.list_children(&path).await.expect("listed").pop().expect("one");
+    client.delete(&format!("{path}/{node}"), None).await.expect("deleted");
+    soon(lost.lost()).await;
+    assert!(guards.iter().all(|guard| guard.is_held()));
+    keeper.close().await;
+}

@@ -200,3 +200,63 @@ async fn a_thousand_holds_and_waits_outlive_a_cut() {
     assert_eq!(other_line.accepted(), connected + 1, "connected again once, and for good");
     waiter.close().await;
 }
+
+/// A server that stands still for longer than a latch's operation may take: its copies, which all arrive at once when it
+/// goes on, and the operation that takes their place, count once.
+#[tokio::test(flavor = "multi_thread")]
+async fn i13_a_latch_counts_once_across_a_stall() {
+    let stage = Stage::single(Duration::from_secs(60));
+    let keeper = stage.keeper().await;
+    let latch = keeper.latch("gate");
+    latch.create(10).await.expect("created");
+    let server = &stage.servers.nodes()[0];
+    for done in 1..=2 {
+        server.process().pause();
+        let counting = {
+            let latch = latch.clone();
+            tokio::spawn(async move { latch.count_down().await })
+        };
+        // Longer than the copies of one operation are sent for.
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        server.process().resume();
+        soon(counting).await.expect("no panic").expect("counted");
+        // Whatever else is under way has arrived by then.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let state = latch.state().await.expect("read").expect("there");
+        assert_eq!(state.remaining, 10 - done);
+    }
+    keeper.close().await;
+}
+
+/// One lease has a session of its own, whose server falls silent. The locks of the keeper's session are renewed all the
+/// same, in whatever batch they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn i3_a_silent_session_costs_no_other_lock() {
+    let stage = Stage::ensemble(Duration::from_secs(10));
+    let servers = stage.servers.nodes();
+    let (proxy, keeper) = stage.proxied().await;
+    let other = servers[1..].iter().find(|server| server.mode().as_deref() == Some("follower")).expect("one");
+    proxy.lead_to(other.address());
+    let lonely =
+        keeper.mutex("lonely").lease(Duration::from_secs(30)).detachable().lock().await.expect("free");
+    proxy.lead_to(servers[0].address());
+    let mut guards = Vec::new();
+    for nth in 0..60 {
+        guards.push(keeper.mutex(&format!("held/{nth}")).lock().await.expect("free"));
+        // So that at any time some of them are due.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // It is renewed for the first time after ten seconds; its client takes twelve to give the line up.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    other.process().pause();
+    let (paused, mut least) = (std::time::Instant::now(), Duration::MAX);
+    while paused.elapsed() < Duration::from_secs(12) {
+        least = guards.iter().map(|guard| guard.remaining()).fold(least, Duration::min);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    other.process().resume();
+    // They are renewed when two thirds of what the session vouches for are left; had they failed once, it would be less.
+    assert!(least > Duration::from_secs(3), "{least:?}");
+    drop(lonely);
+    keeper.close().await;
+}
