@@ -16,6 +16,11 @@ use crate::{
 
 /// `lockkeeper acquire`.
 pub(crate) async fn acquire(connection: &Connection, args: &AcquireArgs) -> Result<u8, Failure> {
+    if args.wait.skip_ok {
+        let message =
+            "--skip-ok would end well without a lease to print; use it with `run`, or tell 75 from 0";
+        return Err(Failure::usage(message));
+    }
     let mut signals = Signals::listen()?;
     let what = What::of(&args.share);
     let wanted = Wanted { name: &args.name, what, term: Term::Detached, wait: &args.wait };

@@ -60,6 +60,7 @@ fn busy_is_75_or_what_the_caller_says() {
     assert_eq!(code(&world, &["run", "x", "-w", "0", "--", "touch", "ran"]), Some(75));
     assert_eq!(code(&world, &["run", "x", "-n", "-E", "9", "--", "touch", "ran"]), Some(9));
     assert_eq!(code(&world, &["run", "x", "-n", "--skip-ok", "--", "touch", "ran"]), Some(0));
+    assert_eq!(code(&world, &["acquire", "x", "-n", "--skip-ok"]), Some(64), "there would be no lease");
     let quiet = world.run(&["run", "x", "-n", "-q", "--", "touch", "ran"]);
     assert_eq!((quiet.code, quiet.err.as_str()), (Some(75), ""));
     assert!(!world.path("ran").exists());

@@ -100,14 +100,14 @@ impl Election {
     /// # Errors
     /// [`StoreError`] if the store could not be asked.
     pub async fn leader(&self) -> Result<Option<Leader>, StoreError> {
-        look(&self.handle.alive, &self.name_or_error()?)
+        look(&self.handle.alive, &self.name_or_error("leader")?)
             .await
             .map_err(|error| error.at(self.handle.at("leader")))
     }
 
-    fn name_or_error(&self) -> Result<Name, StoreError> {
+    fn name_or_error(&self, operation: &'static str) -> Result<Name, StoreError> {
         let config =
-            |why| StoreError::new(StoreErrorKind::Config, format!("{why}")).at(self.handle.at("observe"));
+            |why| StoreError::new(StoreErrorKind::Config, format!("{why}")).at(self.handle.at(operation));
         self.handle.name().cloned().map_err(config)
     }
 
@@ -116,7 +116,7 @@ impl Election {
     /// errors instead; the observer goes on by itself. Ends when the keeper is closed.
     pub fn observe(&self) -> Observer {
         let (sender, changes) = mpsc::channel(1);
-        let name = self.name_or_error();
+        let name = self.name_or_error("observe");
         let alive = Arc::downgrade(&self.handle.alive);
         self.handle.alive.engine().background().spawn(async move {
             match name {

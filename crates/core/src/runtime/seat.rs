@@ -168,10 +168,18 @@ impl Seat {
         Ok(())
     }
 
+    /// The outcome, if it is there; no further copy is sent then.
+    fn take(&self) -> Option<Outcome> {
+        let mut state = self.state();
+        let outcome = state.outcome.take();
+        state.cancelled |= outcome.is_some();
+        outcome
+    }
+
     /// Waits for the outcome.
     pub(crate) async fn outcome(&self) -> Outcome {
         loop {
-            if let Some(outcome) = self.state().outcome.take() {
+            if let Some(outcome) = self.take() {
                 return outcome;
             }
             self.told.notified().await;

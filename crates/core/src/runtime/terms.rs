@@ -61,8 +61,8 @@ impl Terms {
         self.lease.max(self.min_hold)
     }
 
-    /// Refuses what can never work on a store with these limits.
-    pub(crate) fn check(&self, min: Duration, max: Duration) -> Result<(), InvalidInput> {
+    /// Refuses leases that a store with these limits does not keep.
+    pub(crate) fn check_lease(&self, min: Duration, max: Duration) -> Result<(), InvalidInput> {
         for lease in [self.lease, self.claim_lease()] {
             if lease < min || lease > max {
                 return Err(InvalidInput::new(format!(
@@ -70,6 +70,12 @@ impl Terms {
                 )));
             }
         }
+        Ok(())
+    }
+
+    /// Refuses what can never work on a store with these limits.
+    pub(crate) fn check(&self, min: Duration, max: Duration) -> Result<(), InvalidInput> {
+        self.check_lease(min, max)?;
         if !self.renewed && self.lease < self.min_hold {
             return Err(InvalidInput::new(
                 "a lock that expires before its min_hold contradicts itself; raise expires_after",

@@ -63,6 +63,8 @@ impl Alive {
         patience: Patience,
         operation: &'static str,
     ) -> Result<Option<Tenure>, AcquireError> {
+        // A store may answer at once, and so often: who locks in a loop lets others of its runtime have their turn.
+        tokio::task::consume_budget().await;
         let engine = self.engine();
         let started = engine.clock().now();
         let at = || At::resource(engine.store.url(), name, operation);

@@ -38,7 +38,6 @@ impl Engine {
             return None;
         }
         telemetry::released(hold, || self.clock().now().since(hold.granted));
-        self.ledger.strike_hold(hold.slot);
         // What was lost without its owner's fault still keeps others away for as long as it said.
         let keeps_its_minimum = !matches!(hold.lost(), Some(Lost::Evicted | Lost::Gone));
         let leave = Leave {
@@ -47,6 +46,12 @@ impl Engine {
             bury_until: hold.bury_until,
             hold_at_least: if keeps_its_minimum { hold.terms.min_hold } else { Duration::ZERO },
         };
+        if leave.hold_at_least.is_zero() {
+            self.ledger.strike_hold(hold.slot);
+        } else {
+            // It may live on without us: a late word of its grant must not end it early.
+            self.ledger.let_go(hold.slot);
+        }
         // A renewal without an answer may have extended the lease.
         let renewed =
             if hold.terms.renewed { self.longest_lease(hold.terms.lease) } else { BootTime::default() };
