@@ -31,7 +31,9 @@
 //!
 //! # Limits
 //!
-//! * ZooKeeper 3.5 or later, for nodes that vanish with their last child.
+//! * ZooKeeper 3.6 or later, for nodes that vanish with their last child and for many nodes read by one request.
+//! * Each lease that may outlive its process takes a connection of its own while its process lives. Servers allow 60
+//!   per client address unless `maxClientCnxns` says more.
 //! * Somebody who tries a lock and loses a race for it stands in line for a moment: another who tries just then may
 //!   be told that it is busy although its holder has gone.
 //! * Tokens fall if the servers' data is wiped or restored from a backup.

@@ -1,9 +1,17 @@
 //! Many clients, and clients that die.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
 
 use lockkeeper::Token;
-use lockkeeper_testkit::{history::Verdict, processes::Task, servers::Redis};
+use lockkeeper_core::{
+    Capacity, ContenderId, KeeperId, Name, Units,
+    runtime::clock::Clock,
+    store::{Answer, Card, Claim, Context, Facts, Kind, Leave, Left, Request, StoreTime, Verdict, WakeSink},
+};
+use lockkeeper_testkit::{history, processes::Task, servers::Redis};
 use tokio::time::timeout;
 
 use crate::{
@@ -92,40 +100,57 @@ fn a_crowd_outlives_a_fifth_of_it() {
     let report = lockkeeper_testkit::history::check(&history, &rules);
     println!("{report}");
     assert!(ended, "some workers did not end\n{report}");
-    assert_eq!(report.verdict, Verdict::Safe, "{report}");
+    assert_eq!(report.verdict, history::Verdict::Safe, "{report}");
 }
 
 /// More readers than one call from a script can take enter together, and keep writers out.
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_readers_enter_together() {
-    const READERS: usize = 4200;
+    const READERS: u64 = 4200;
     let redis = Redis::start().expect("started");
-    let keeper = connect(&redis.url()).await;
-    let lock = keeper.rw_lock("many").lease(secs(120));
-    let writer = lock.write().await.expect("free");
-    let mut readers = tokio::task::JoinSet::new();
-    for _ in 0..READERS {
-        let lock = lock.clone();
-        readers.spawn(async move { lock.read().await });
+    let keeper = KeeperId::random();
+    let context = Context {
+        keeper,
+        wakes: WakeSink::new(|_| {}),
+        background: tokio::runtime::Handle::current(),
+        clock: Clock::boot(),
+        request_limit: secs(60),
+    };
+    let connector = lockkeeper::url::connector(&redis.url()).expect("a good URL");
+    let store = connector.connect(context).await.expect("connected");
+    let name = Name::new("many").expect("a name");
+    let facts = Arc::new(Facts { host: "here".into(), pid: 1, program: "test".into() });
+    let claim = |seq: u64, units: Units| {
+        Request::Claim(Claim {
+            name: name.clone(),
+            contender: ContenderId { keeper, seq },
+            units,
+            capacity: Capacity::All,
+            lease: secs(120),
+            queue: true,
+            detachable: false,
+            not_after: StoreTime(u64::MAX),
+            stamp: 0,
+            again: false,
+            card: Card { kind: Kind::RwLock, facts: facts.clone(), label: None, value: None },
+        })
+    };
+    let apply = async |group: Vec<Request>| store.apply(&group).await.expect("answered").each;
+    assert!(matches!(apply(vec![claim(0, Units::All)]).await[..], [Answer::Claim(Verdict::Granted(_))]));
+    for first in (1..=READERS).step_by(100) {
+        let some = (first..first + 100).map(|seq| claim(seq, Units::ONE)).collect();
+        let answers = apply(some).await;
+        assert!(answers.iter().all(|answer| matches!(answer, Answer::Claim(Verdict::Busy { .. }))));
     }
-    let waiters = async || keeper.inspect("many").await.expect("asked").map_or(0, |view| view.waiters.len());
-    while waiters().await < READERS {
-        tokio::time::sleep(millis(20)).await;
-    }
-    writer.release().await.expect("held");
-    let readers: Vec<_> =
-        readers.join_all().await.into_iter().map(|reader| reader.expect("granted")).collect();
-    assert!(lock.try_write().await.expect("asked").is_none(), "all of them hold it");
-    assert!(readers.iter().all(|reader| reader.is_held()));
-    drop(readers);
-    timeout(secs(60), lock.write())
-        .await
-        .expect("in time")
-        .expect("free again")
-        .release()
-        .await
-        .expect("held");
-    keeper.close().await;
+    let contender = ContenderId { keeper, seq: 0 };
+    let leave = Leave { name: name.clone(), contender, bury_until: None, hold_at_least: Duration::ZERO };
+    let left = apply(vec![Request::Leave(leave)]).await;
+    assert!(matches!(left[..], [Answer::Leave(Left::Released)]), "{left:?}");
+    let view = store.inspect(&name).await.expect("asked").expect("held");
+    assert_eq!((view.holders.len() as u64, view.waiters.len()), (READERS, 0));
+    let writer = apply(vec![claim(READERS + 1, Units::All)]).await;
+    assert!(matches!(writer[..], [Answer::Claim(Verdict::Busy { .. })]), "{writer:?}");
+    store.close().await;
 }
 
 /// Who watches an election is told by the server, and its asking for that disturbs no renewal.
