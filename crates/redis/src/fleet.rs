@@ -298,8 +298,8 @@ impl Fleet {
                 // What the outcome is if this was the last round.
                 run.results[call] = Some(Err(trouble::refused(&error)));
                 // A renewal is asked for again by itself, and must not keep others waiting.
-                let waits = error.code() == "TRYAGAIN" && matches!(lane, Lane::Reserved);
-                if !waits && Instant::now() + SLOT_PAUSE < run.until {
+                let given_up = error.code() == "TRYAGAIN" && matches!(lane, Lane::Reserved);
+                if !given_up && Instant::now() + SLOT_PAUSE < run.until {
                     pause |= error.code() == "TRYAGAIN";
                     tries.extend(self.next_try(of, &error));
                 }

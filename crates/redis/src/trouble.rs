@@ -186,7 +186,9 @@ mod tests {
             assert_eq!(error.kind(), kind, "{code}");
             assert!(!error.maybe_applied() && error.to_string().contains(code), "{error}");
         }
-        assert!(explain("ERR", "user_script:3: attempt to index a nil value").is_none());
+        let said = redis::parse_redis_value(b"-ERR user_script:3: attempt to index a nil value\r\n");
+        let Ok(redis::Value::ServerError(half_way)) = said else { panic!("no error: {said:?}") };
+        assert!(refused(&half_way).maybe_applied(), "{half_way:?}");
         let full = explain("ERR", "max number of clients reached").expect("known");
         assert!(full.is_passing() && !full.maybe_applied(), "{full}");
     }

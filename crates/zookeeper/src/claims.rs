@@ -1,61 +1,21 @@
-//! Groups of claims and leaves. What this keeper knows is answered from memory; the rest goes out as
-//! one transaction, and behind it, without waiting, the listings that say who was admitted.
+//! One claim and its node: how the node is made and removed, how it stands, and what the keeper knows of it.
 
 use std::sync::Arc;
 
 use lockkeeper_core::{
-    Capacity, ContenderId, GrantNumber, StoreError, Token, Units,
-    store::{Answer, Answers, Card, Claim, Leave, Left, Request, Verdict},
+    ContenderId, GrantNumber, StoreError, Token, Units,
+    store::{Claim, Left, Verdict},
 };
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult, MultiWriter};
 
 use crate::{
-    line::{Line, Standing, claim_prefix, follows},
+    line::{Line, Standing, claim_prefix},
     note::Note,
     session::Session,
     shared::Shared,
     table::{Entry, Hold, Stand, Task},
-    trouble::{corrupt, refused, trouble},
+    trouble::{corrupt, trouble},
 };
-
-/// What has to be asked of the server for one entry of a group.
-enum Op<'a> {
-    Create {
-        place: usize,
-        claim: &'a Claim,
-    },
-    Delete {
-        place: usize,
-        contender: ContenderId,
-        left: Left,
-        /// What it means that the node is gone already.
-        if_gone: Left,
-        node: String,
-        markers: Vec<String>,
-        /// If it holds alone: who stood behind it when it was admitted.
-        behind: Option<Vec<String>>,
-    },
-}
-
-/// How it is learned who stands in line with a claim whose node is made by a transaction.
-enum Others<L> {
-    /// By a listing, which is under way.
-    Listed(L),
-    /// The same transaction removes what held alone, and these were in line behind it: if the claim came right after the
-    /// last of them, nobody else is before it.
-    Known { removed: String, behind: Vec<String> },
-}
-
-/// Servers take a megabyte at most in one request (`jute.maxbuffer`), unless they are told otherwise.
-const MOST_BYTES: usize = 512 << 10;
-
-/// How many bytes a claim adds to a transaction, at most: whatever is not plain is written as three.
-fn note_size(claim: &Claim) -> usize {
-    let length = |text: &Option<Arc<str>>| text.as_deref().map_or(0, str::len);
-    let Card { facts, label, value, .. } = &claim.card;
-    let said = facts.host.len() + facts.program.len() + length(label) + length(value);
-    3 * (claim.name.as_str().len() + said) + 512
-}
 
 /// A claim's node that has just been made.
 pub(crate) struct Made {
@@ -73,75 +33,7 @@ pub(crate) enum Known {
     New,
 }
 
-type Placed = Vec<Option<Answer>>;
-
 impl Shared {
-    /// Does a group.
-    pub(crate) async fn apply(self: &Arc<Self>, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
-        // Nobody waits for a turn only to hear this.
-        self.session().inspect_err(|_| self.still_wanted(group))?;
-        let _turn = self.turn.lock().await;
-        let answers = self.apply_in_turn(group).await;
-        // Also what got no answer has to be looked after.
-        self.sooner.notify_one();
-        answers
-    }
-
-    async fn apply_in_turn(self: &Arc<Self>, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
-        let session = self.session()?;
-        let mut answers: Placed = vec![None; group.len()];
-        let mut ops = Vec::with_capacity(group.len());
-        let mut bytes = 0;
-        for (place, request) in group.iter().enumerate() {
-            let answer = match request {
-                Request::Leave(leave) => match self.begin_leave(leave, place) {
-                    Ok(op) => {
-                        ops.push(op);
-                        continue;
-                    }
-                    Err(Some(left)) => Answer::Leave(left),
-                    Err(None) => {
-                        self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
-                        Answer::Leave(self.leave_alone(&session, leave).await?)
-                    }
-                },
-                Request::Claim(claim) => match self.known(claim) {
-                    Known::Answer(verdict) => Answer::Claim(verdict),
-                    Known::New if claim.queue && !claim.detachable && !claim.again => {
-                        bytes += note_size(claim);
-                        if bytes > MOST_BYTES {
-                            bytes = note_size(claim);
-                            self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
-                        }
-                        ops.push(Op::Create { place, claim });
-                        continue;
-                    }
-                    Known::New | Known::Unknown(_) | Known::Holding(..) => {
-                        self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
-                        Answer::Claim(self.claim_alone(&session, claim).await?)
-                    }
-                },
-            };
-            answers[place] = Some(answer);
-        }
-        self.send(&session, ops, &mut answers).await?;
-        let each = answers.into_iter().flatten().collect();
-        Ok(Answers { now: self.store_time(), each })
-    }
-
-    /// These still wait, though nobody can be asked for them now.
-    fn still_wanted(&self, group: &[Request]) {
-        let (now, mut table) = (self.now(), self.table());
-        for request in group {
-            if let Request::Claim(claim) = request
-                && let Some(entry) = table.entries.get_mut(&claim.contender)
-                && let Stand::Waiting { asked, .. } = &mut entry.stand
-            {
-                *asked = now;
-            }
-        }
-    }
-
     /// What is known of a claim without asking the server.
     pub(crate) fn known(&self, claim: &Claim) -> Known {
         let (now, time) = (self.now(), self.store_time());
@@ -198,177 +90,7 @@ impl Shared {
         Verdict::Busy { ahead: u32::try_from(ahead).unwrap_or(u32::MAX), retry_in: self.place.session }
     }
 
-    /// What a leave needs: one removal, nothing more (`Err` with the answer), or several steps (`Err` with
-    /// none).
-    fn begin_leave(&self, leave: &Leave, place: usize) -> Result<Op<'static>, Option<Left>> {
-        let (now, time) = (self.now(), self.store_time());
-        let mut table = self.table();
-        if let Some(until) = leave.bury_until {
-            table.left.mark(leave.contender, until, (), time);
-        }
-        let Some(entry) = table.entries.get_mut(&leave.contender) else {
-            // It may have been detached, here or by another keeper.
-            return Err(None);
-        };
-        let left = match entry.stand {
-            Stand::Unknown { .. } => return Err(None),
-            Stand::Retired { .. } => return Err(Some(Left::NotThere)),
-            Stand::Waiting { .. } => Left::LeftQueue,
-            Stand::Leaving(left) => left,
-            Stand::Holding(hold) => {
-                if hold.granted.after(leave.hold_at_least) > now && !entry.note.evicted {
-                    return Err(None);
-                }
-                Left::Released
-            }
-        };
-        let holds_alone = matches!(entry.stand, Stand::Holding(_))
-            && (entry.units, entry.capacity) == (Units::All, Capacity::All)
-            && entry.markers.is_empty();
-        let behind = entry.behind.take().filter(|_| holds_alone);
-        // An earlier removal may have been done and its answer lost.
-        let if_gone = if matches!(entry.stand, Stand::Leaving(_)) { left } else { Left::NotThere };
-        entry.leave(left);
-        let (node, markers) = (entry.node.clone(), entry.markers.clone());
-        Ok(Op::Delete { place, contender: leave.contender, left, if_gone, node, markers, behind })
-    }
-
-    /// Sends all of `ops` as one transaction; if that is refused, one by one.
-    async fn send(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        ops: Vec<Op<'_>>,
-        answers: &mut Placed,
-    ) -> Result<(), StoreError> {
-        match ops.len() {
-            0 => return Ok(()),
-            1 => return self.send_singly(session, ops, answers).await,
-            _ => {}
-        }
-        let sent = session.now();
-        let mut multi = session.client.new_multi_writer();
-        let mut folder = None;
-        for op in &ops {
-            match op {
-                Op::Delete { node, markers, .. } => {
-                    for node in markers.iter().chain([node]) {
-                        multi.add_delete(node, None).map_err(trouble)?;
-                    }
-                }
-                Op::Create { claim, .. } => {
-                    let (path, note) = (self.claim_path(claim), Note::new(claim.lease, claim.card.clone()));
-                    multi.add_create(&path, &note.to_bytes(), &self.sequential()).map_err(trouble)?;
-                    folder.get_or_insert_with(|| self.place.paths.lock(&claim.name));
-                }
-            }
-        }
-        if let Some(folder) = folder {
-            add_number(&mut multi, &folder)?;
-        }
-        let committed = multi.commit();
-        let (mut others, mut removed) = (Vec::new(), None);
-        for op in &ops {
-            match op {
-                // A leave comes right before a claim of the same name.
-                Op::Delete { node, behind, .. } => removed = behind.as_ref().map(|behind| (node, behind)),
-                Op::Create { claim, .. } => {
-                    let folder = self.place.paths.lock(&claim.name);
-                    let known = removed.take().and_then(|(node, behind)| {
-                        let (of, child) = node.rsplit_once('/')?;
-                        let (removed, behind) = (child.to_owned(), behind.clone());
-                        // Of another capacity, it would disagree with some who may have left since.
-                        let same = of == folder && claim.capacity == Capacity::All;
-                        same.then_some(Others::Known { removed, behind })
-                    });
-                    others
-                        .push(known.unwrap_or_else(|| Others::Listed(session.client.list_children(&folder))));
-                }
-            }
-        }
-        let results = match session.write(sent, committed).await {
-            Ok(results) => results,
-            Err(error) if refused(&error) => return self.send_singly(session, ops, answers).await,
-            Err(error) => {
-                for op in &ops {
-                    self.unknown(session, op);
-                }
-                return Err(trouble(error.into()));
-            }
-        };
-        let number = number_of(&results);
-        let mut made = results.into_iter().filter_map(|result| match result {
-            MultiWriteResult::Create { path, .. } => Some(path),
-            _ => None,
-        });
-        let mut others = others.into_iter();
-        let mut first_trouble = None;
-        for op in ops {
-            match op {
-                Op::Delete { place, contender, left, .. } => {
-                    self.table().entries.remove(&contender);
-                    answers[place] = Some(Answer::Leave(left));
-                }
-                Op::Create { place, claim } => {
-                    let Some(((node, others), number)) = made.next().zip(others.next()).zip(number) else {
-                        return Err(corrupt("ZooKeeper answered fewer operations than it was asked"));
-                    };
-                    let (folder, child) = node.rsplit_once('/').unwrap_or_default();
-                    let line = match others {
-                        Others::Listed(list) => session.read(list).await,
-                        // What held alone was the first until this one came. Of the others some may have left since.
-                        Others::Known { removed, mut behind }
-                            if follows(behind.last().unwrap_or(&removed), child) =>
-                        {
-                            behind.push(child.to_owned());
-                            Ok(behind)
-                        }
-                        Others::Known { .. } => session.read(session.client.list_children(folder)).await,
-                    };
-                    let made = Made { node, number: checked(number)? };
-                    match self.placed(session, false, claim, made, line).await {
-                        Ok(verdict) => answers[place] = Some(Answer::Claim(verdict)),
-                        // The others are in the table by now, or will be asked for again.
-                        Err(error) => first_trouble = Some(error),
-                    }
-                }
-            }
-        }
-        first_trouble.map_or(Ok(()), Err)
-    }
-
-    async fn send_singly(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        ops: Vec<Op<'_>>,
-        answers: &mut Placed,
-    ) -> Result<(), StoreError> {
-        let mut first_trouble = None;
-        for op in ops {
-            let (place, answer) = match op {
-                Op::Create { place, claim } => {
-                    (place, self.create(session, false, claim).await.map(Answer::Claim))
-                }
-                Op::Delete { place, contender, left, if_gone, node, markers, .. } => {
-                    let left = self.delete(session, contender, [left, if_gone], &node, &markers).await;
-                    (place, left.map(Answer::Leave))
-                }
-            };
-            match answer {
-                Ok(answer) => answers[place] = Some(answer),
-                Err(error) => first_trouble = Some(error),
-            }
-        }
-        first_trouble.map_or(Ok(()), Err)
-    }
-
-    /// The outcome of `op` is not known: it is asked for again, or cleared away by the reaper.
-    fn unknown(&self, session: &Arc<Session>, op: &Op<'_>) {
-        if let Op::Create { claim, .. } = op {
-            self.enter(session, false, claim, String::new(), 0, Stand::Unknown { asked: self.now() });
-        }
-    }
-
-    fn claim_path(&self, claim: &Claim) -> String {
+    pub(crate) fn claim_path(&self, claim: &Claim) -> String {
         let prefix = claim_prefix(claim.contender, claim.units, claim.capacity);
         format!("{}/{prefix}", self.place.paths.lock(&claim.name))
     }
@@ -551,7 +273,7 @@ impl Shared {
         Ok(own)
     }
 
-    fn enter(
+    pub(crate) fn enter(
         &self,
         session: &Arc<Session>,
         own_session: bool,

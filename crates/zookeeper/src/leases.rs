@@ -33,6 +33,9 @@ enum Node {
     Unknown(StoreError),
 }
 
+/// A session, and the leases that it holds: the place of each in its group, and its node.
+type Held = (Arc<Session>, Vec<(usize, String)>);
+
 /// A node to be taken over.
 struct Found {
     node: String,
@@ -76,66 +79,57 @@ impl Shared {
     /// Reads the nodes of these leases, not older than this call: one request to each session's server, and one that
     /// reads them all.
     async fn read_again(&self, leases: &[Renew], until: Instant) -> Vec<Node> {
-        let held: Vec<_> = {
-            let table = self.table();
-            let node = |entry: &Entry| match entry.stand {
-                Stand::Holding(_) if entry.session.lives() => {
-                    Some((entry.session.clone(), entry.node.clone()))
-                }
-                // There is no hold to be renewed.
-                _ => None,
-            };
-            leases.iter().map(|renew| table.entries.get(&renew.contender).map(node)).collect()
-        };
-        let of = |session: &Arc<Session>| {
-            let session = session.clone();
-            move |held: &Option<Option<(Arc<Session>, String)>>| match held {
-                Some(Some((own, node))) if Arc::ptr_eq(own, &session) => Some(node.clone()),
-                _ => None,
-            }
-        };
-        let sessions = self.sessions_of(leases);
+        let (mut nodes, held) = self.held(leases);
         // Whoever answers the reads knows of everything that was done before these were answered. All are sent before the
         // first is awaited; one whose server is silent costs the others half of the time.
-        let checks: Vec<_> = sessions.iter().map(|session| session.check(&self.place.paths.root)).collect();
+        let root = &self.place.paths.root;
+        let checks: Vec<_> = held.iter().map(|(session, _)| session.check(root)).collect();
         let soon = Instant::now() + until.duration_since(Instant::now()) / 2;
-        let mut reads = Vec::new();
-        for (session, check) in sessions.iter().zip(checks) {
-            let read = match timeout_at(soon, check).await.unwrap_or(Err(Error::Timeout)) {
+        let mut reads = Vec::with_capacity(held.len());
+        for ((session, places), check) in held.iter().zip(checks) {
+            reads.push(match timeout_at(soon, check).await.unwrap_or(Err(Error::Timeout)) {
                 Ok(()) => {
                     let mut read = session.client.new_multi_reader();
-                    let added =
-                        held.iter().filter_map(of(session)).try_for_each(|node| read.add_get_data(&node));
+                    let added = places.iter().try_for_each(|(_, node)| read.add_get_data(node));
                     added.map(|()| read.commit())
                 }
                 Err(error) => Err(error),
-            };
-            reads.push((session, read));
+            });
         }
-        let mut nodes: Vec<Node> =
-            held.iter().map(|held| if held.is_none() { Node::Elsewhere } else { Node::There }).collect();
-        for (session, read) in reads {
+        for ((session, places), read) in held.iter().zip(reads) {
             let read = match read {
                 Ok(read) => timeout_at(until, session.read(read)).await.unwrap_or(Err(Error::Timeout)),
                 Err(error) => Err(error),
             };
-            let mine = of(session);
-            let places = held.iter().enumerate().filter_map(|(place, held)| Some((place, mine(held)?)));
-            match read {
-                Ok(results) => {
-                    let mut results = results.into_iter();
-                    for (place, node) in places {
-                        nodes[place] = self.read_one(session, &leases[place], &node, results.next());
-                    }
-                }
-                Err(error) => {
-                    for (place, _) in places {
-                        nodes[place] = Node::Unknown(trouble(error.clone()));
-                    }
-                }
+            let mut results = read.map(Vec::into_iter);
+            for (place, node) in places {
+                nodes[*place] = match &mut results {
+                    Ok(results) => self.read_one(session, &leases[*place], node, results.next()),
+                    Err(error) => Node::Unknown(trouble(error.clone())),
+                };
             }
         }
         nodes
+    }
+
+    /// What is known of these leases without asking, and for each session the places and nodes of those it holds.
+    fn held(&self, leases: &[Renew]) -> (Vec<Node>, Vec<Held>) {
+        let table = self.table();
+        let mut nodes = Vec::with_capacity(leases.len());
+        let mut held: Vec<Held> = Vec::new();
+        for (place, renew) in leases.iter().enumerate() {
+            let entry = table.entries.get(&renew.contender);
+            nodes.push(if entry.is_some() { Node::There } else { Node::Elsewhere });
+            // Of another stand there is no hold to be renewed.
+            let entry =
+                entry.filter(|entry| matches!(entry.stand, Stand::Holding(_)) && entry.session.lives());
+            let Some(Entry { session, node, .. }) = entry else { continue };
+            match held.iter_mut().find(|(known, _)| Arc::ptr_eq(known, session)) {
+                Some((_, places)) => places.push((place, node.clone())),
+                None => held.push((session.clone(), vec![(place, node.clone())])),
+            }
+        }
+        (nodes, held)
     }
 
     /// What was read of the node of one lease.
@@ -171,18 +165,6 @@ impl Shared {
             (Some(MultiReadResult::Error { err }), _) => Node::Unknown(trouble(err)),
             (_, _) => Node::Unknown(corrupt("ZooKeeper answered fewer reads than it was asked")),
         }
-    }
-
-    /// The sessions that these leases rest on, each once.
-    fn sessions_of(&self, leases: &[Renew]) -> Vec<Arc<Session>> {
-        let table = self.table();
-        let mut sessions: Vec<Arc<Session>> = Vec::new();
-        for entry in leases.iter().filter_map(|renew| table.entries.get(&renew.contender)) {
-            if entry.session.lives() && !sessions.iter().any(|known| Arc::ptr_eq(known, &entry.session)) {
-                sessions.push(entry.session.clone());
-            }
-        }
-        sessions
     }
 
     /// Renews what this keeper has.

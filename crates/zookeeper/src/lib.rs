@@ -41,6 +41,7 @@
 mod alone;
 mod claims;
 mod counts;
+mod groups;
 mod leases;
 mod line;
 mod note;
