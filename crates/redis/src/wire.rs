@@ -72,7 +72,9 @@ fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
         capacity,
         lease,
         queue,
+        // Only the lease ends what the dead held, and that is no shorter.
         detachable: _,
+        min_hold: _,
         not_after,
         stamp,
         again: _,

@@ -506,6 +506,7 @@ mod tests {
                 lease: Duration::from_secs(1),
                 queue: true,
                 detachable: false,
+                min_hold: Duration::ZERO,
                 not_after: StoreTime(u64::MAX),
                 stamp: 1,
                 again,

@@ -12,7 +12,7 @@ const APPLICATION: i32 = 0x4c4b_4b52;
 
 /// Step by step from nothing to the layout of this version: the number of steps done is the
 /// version of a file. Steps are only ever added; each works on what the one before left.
-const STEPS: &[&str] = &[LAYOUT_1];
+const STEPS: &[&str] = &[LAYOUT_1, LAYOUT_2];
 
 /// Times are in microseconds: `since` since 1970, the others on the boot-time clock. Numbers of
 /// units are 0 for "all". A keeper is 32 hexadecimal digits, `seq` its number for the contender.
@@ -79,6 +79,9 @@ CREATE TABLE watcher (
     topic TEXT NOT NULL, name TEXT NOT NULL, keeper TEXT NOT NULL, PRIMARY KEY (topic, name, keeper)
 ) STRICT, WITHOUT ROWID;
 ";
+
+/// How long a hold is kept from its grant on, even if its process dies.
+const LAYOUT_2: &str = "ALTER TABLE entry ADD COLUMN min_hold INTEGER NOT NULL DEFAULT 0";
 
 /// What a boot leaves of the boot before: marks, latches and fences, but nothing that has a time.
 const FREE_EVERYTHING: &str =
@@ -212,7 +215,7 @@ mod tests {
         let mut connection = memory();
         let id = settle(&mut connection, Path::new(FILE), "boot").expect("made");
         connection.execute("INSERT INTO fence VALUES ('stock', 7)", []).expect("written");
-        let steps = &[LAYOUT_1, "ALTER TABLE fence ADD COLUMN note TEXT"];
+        let steps = &[LAYOUT_1, LAYOUT_2, "ALTER TABLE fence ADD COLUMN note TEXT"];
         let after = settle_with(&mut connection, Path::new(FILE), "boot", steps).expect("migrated");
         assert_eq!(after, id, "it is still the same store");
         let (highest, note): (i64, Option<String>) = connection
@@ -225,10 +228,11 @@ mod tests {
     #[test]
     fn a_newer_layout_is_refused_also_while_in_use() {
         let mut connection = memory();
-        settle_with(&mut connection, Path::new(FILE), "boot", &[LAYOUT_1, "SELECT 1"]).expect("made");
+        settle_with(&mut connection, Path::new(FILE), "boot", &[LAYOUT_1, LAYOUT_2, "SELECT 1"])
+            .expect("made");
         let error = settle(&mut connection, Path::new(FILE), "boot").expect_err("it is newer");
         assert_eq!(error.kind(), StoreErrorKind::Corrupt);
-        assert!(error.to_string().contains("layout 2"), "{error}");
+        assert!(error.to_string().contains("layout 3"), "{error}");
         let transaction = connection.transaction().expect("begun");
         assert!(read_mark(&transaction, Path::new(FILE), "boot").is_err());
     }

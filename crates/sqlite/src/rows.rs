@@ -24,13 +24,13 @@ pub(crate) struct Loaded {
 
 pub(crate) const LOAD: &str =
     "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires, confirmed,
-    evicted, retired, detached, stamp, kind, host, pid, program, label, value
+    evicted, retired, detached, stamp, kind, host, pid, program, label, value, min_hold
     FROM entry WHERE name = ? ORDER BY queued, turn";
 
 const STORE: &str =
     "INSERT OR REPLACE INTO entry (name, queued, turn, keeper, seq, capacity, units, lease, began,
-    since, expires, confirmed, evicted, retired, detached, stamp, kind, host, pid, program, label, value)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    since, expires, confirmed, evicted, retired, detached, stamp, kind, host, pid, program, label, value,
+    min_hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
 const REMOVE: &str = "DELETE FROM entry WHERE name = ? AND queued = ? AND turn = ?";
 
@@ -153,6 +153,7 @@ fn store_holder(
         holder.card.facts.program,
         holder.card.label,
         holder.card.value,
+        micros(holder.min_hold),
     ])?;
     Ok(())
 }
@@ -188,6 +189,7 @@ fn store_waiter(
         waiter.card.facts.program,
         waiter.card.label,
         waiter.card.value,
+        micros(waiter.min_hold),
     ])?;
     Ok(())
 }
@@ -201,6 +203,7 @@ fn holder_from(row: &Row<'_>) -> rusqlite::Result<Holder> {
         since: unsigned(row, 8)?,
         expires: StoreTime(unsigned(row, 9)?),
         lease: Duration::from_micros(unsigned(row, 6)?),
+        min_hold: Duration::from_micros(unsigned(row, 21)?),
         confirmed: row.get(10)?,
         evicted: row.get(11)?,
         retired: row.get(12)?,
@@ -214,6 +217,7 @@ fn waiter_from(row: &Row<'_>) -> rusqlite::Result<Waiter> {
         contender: contender_from(row)?,
         units: units_from(row.get(5)?)?,
         lease: Duration::from_micros(unsigned(row, 6)?),
+        min_hold: Duration::from_micros(unsigned(row, 21)?),
         stamp: unsigned(row, 14)?,
         asked: StoreTime(unsigned(row, 7)?),
         since: unsigned(row, 8)?,
@@ -289,6 +293,7 @@ mod tests {
             contender: ContenderId { keeper: KeeperId::from_u128(1), seq },
             units: Units::ONE,
             lease: Duration::from_secs(1),
+            min_hold: Duration::from_secs(2),
             stamp: seq,
             asked: StoreTime(1),
             since: 1,

@@ -33,6 +33,9 @@ async fn a_process_to_be_killed() {
     let detachable = keeper.mutex("detached").lease(LEASE).detachable().lock().await.expect("free");
     detachable.into_lease().await.expect("detached");
     keeper.mutex("kept").min_hold(LEASE).lock().await.expect("free").release().await.expect("held");
+    let _minimum = keeper.mutex("minimum").lease(LEASE * 20).min_hold(LEASE).lock().await.expect("free");
+    let pushed = keeper.mutex("pushed").lease(LEASE * 20).min_hold(LEASE * 2);
+    let _pushed = pushed.lock().await.expect("it comes free");
     let line = keeper.life_line().expect("SQLite has one");
     let guardian = std::env::var("LOCKKEEPER_GUARDIAN").is_ok().then(|| {
         // Its standard input is the life line: it keeps what this process holds.
@@ -75,6 +78,29 @@ async fn a_killed_process_frees_all_but_what_it_detached() {
     }
     for name in ["detached", "kept"] {
         drop(keeper.mutex(name).lock().await.expect("and does end by it"));
+    }
+}
+
+/// Who is killed may have done its work. It is not done again before its minimum is over, nor does anybody wait for the
+/// lease then.
+#[tokio::test]
+async fn a_killed_process_keeps_its_minimum() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    let keeper = connect(&file).await.expect("connected");
+    let guard = keeper.mutex("pushed").lock().await.expect("free");
+    let started = Instant::now();
+    let victim = tokio::task::spawn_blocking(move || victim(&file, false));
+    while keeper.inspect("pushed").await.expect("asked").is_none_or(|view| view.waiters.is_empty()) {
+        tokio::task::yield_now().await;
+    }
+    let released = Instant::now();
+    guard.release().await.expect("held");
+    kill(victim.await.expect("it holds everything"));
+    for (name, since, least) in [("minimum", started, LEASE), ("pushed", released, LEASE * 2)] {
+        drop(keeper.mutex(name).lock().await.expect("it ends"));
+        let kept = since.elapsed();
+        assert!(kept >= least && kept < LEASE * 10, "{name} was kept for {kept:?}");
     }
 }
 

@@ -35,8 +35,8 @@ pub struct Mutex {
 impl Mutex {
     lease_settings!();
 
-    /// Kept for at least this long, also when released or dropped earlier: for jobs that must not
-    /// run twice in a row because clocks differ. It needs a store whose leases can be detached.
+    /// Kept for at least this long, also when released or dropped earlier or when the process dies: for
+    /// jobs that must not run twice in a row because clocks differ. It needs a store whose leases can be detached.
     pub fn min_hold(self, least: Duration) -> Self {
         Self { handle: self.handle.with(|terms| terms.min_hold = least) }
     }

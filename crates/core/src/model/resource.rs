@@ -38,6 +38,8 @@ pub struct Holder {
     pub expires: StoreTime,
     /// The lease it asked for.
     pub lease: Duration,
+    /// How long it is kept from the grant on, even if its process dies.
+    pub min_hold: Duration,
     /// Whether its owner has been heard of since the grant.
     pub confirmed: bool,
     /// Whether an operator asked for it back: no renewals.
@@ -59,6 +61,8 @@ pub struct Waiter {
     pub units: Units,
     /// The lease it asks for.
     pub lease: Duration,
+    /// How long it is to be kept from the grant on, even if its process dies.
+    pub min_hold: Duration,
     /// The stamp of the last claim copy that was written down.
     pub stamp: u64,
     /// When that copy was processed.
@@ -123,6 +127,7 @@ impl Resource {
                     since: now.wall,
                     expires: now.lease.after(lease),
                     lease: head.lease,
+                    min_hold: head.min_hold,
                     confirmed: false,
                     evicted: false,
                     retired: false,
@@ -202,6 +207,7 @@ impl Resource {
                 contender: claim.contender,
                 units: claim.units,
                 lease: claim.lease,
+                min_hold: claim.min_hold,
                 stamp: claim.stamp,
                 asked: now.lease,
                 since: now.wall,
@@ -246,13 +252,7 @@ impl Resource {
             if holder.retired {
                 return Left::NotThere;
             }
-            // Never longer than that from now: the clock may have gone back since the grant.
-            let kept_until = holder.granted.min(now.lease).after(leave.hold_at_least);
-            if kept_until > now.lease && !holder.evicted {
-                holder.retired = true;
-                holder.detached = true;
-                holder.confirmed = true;
-                holder.expires = kept_until;
+            if holder.retire(now, leave.hold_at_least) {
                 return Left::Released;
             }
             self.remove_holder(leave.contender, effects);
@@ -290,11 +290,16 @@ impl Resource {
         Evicted::Done
     }
 
-    /// Drop every hold and place that belongs to a dead keeper, except what is detached. For
-    /// stores that can tell that a process is dead before its leases end.
+    /// Drop every hold and place that belongs to a dead keeper, except what is detached. A hold that
+    /// is younger than its minimum is retired, unless nobody confirmed it: then nobody has acted on
+    /// it. For stores that can tell that a process is dead before its leases end.
     pub fn bury_keeper(&mut self, now: Now, mark: &mut Mark, dead: KeeperId, effects: &mut Effects) {
         let before = self.holders.len();
-        self.holders.retain(|holder| holder.detached || holder.contender.keeper != dead);
+        self.holders.retain_mut(|holder| {
+            holder.detached
+                || holder.contender.keeper != dead
+                || holder.confirmed && holder.retire(now, holder.min_hold)
+        });
         effects.changed |= self.holders.len() != before;
         self.queue.retain(|waiter| waiter.contender.keeper != dead);
         self.settle(now, mark, effects);
@@ -348,12 +353,28 @@ impl Holder {
             since: now.wall,
             expires: now.lease.after(claim.lease),
             lease: claim.lease,
+            min_hold: claim.min_hold,
             confirmed: true,
             evicted: false,
             retired: false,
             detached: false,
             card: claim.card.clone(),
         }
+    }
+
+    /// Its owner has gone: it is kept until it is `least` old. False if it is that old, or an
+    /// operator wants it back.
+    fn retire(&mut self, now: Now, least: Duration) -> bool {
+        // Never longer than that from now: the clock may have gone back since the grant.
+        let kept_until = self.granted.min(now.lease).after(least);
+        if kept_until <= now.lease || self.evicted {
+            return false;
+        }
+        self.retired = true;
+        self.detached = true;
+        self.confirmed = true;
+        self.expires = kept_until;
+        true
     }
 
     /// Its owner was heard of: the first short lease becomes the full one, counted from the grant.

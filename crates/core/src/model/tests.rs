@@ -148,6 +148,7 @@ fn run(capacity: Capacity, ops: &[Op], mut check: impl FnMut(&Step<'_>)) -> Mode
                     lease: SECOND * u32::from(lease),
                     queue,
                     detachable: false,
+                    min_hold: Duration::ZERO,
                     not_after: now.lease.after(SECOND * u32::from(life)),
                     stamp: now.lease.0,
                     again: sent.contains_key(&who),
@@ -534,6 +535,7 @@ fn i9_a_mark_lasts_as_long_as_the_copy_it_is_against() {
         lease: SECOND,
         queue: true,
         detachable: false,
+        min_hold: Duration::ZERO,
         not_after: until,
         stamp: 0,
         again: true,
@@ -564,6 +566,7 @@ fn i8_a_clock_that_went_back_keeps_no_released_lock() {
             lease: SECOND,
             queue: true,
             detachable: false,
+            min_hold: Duration::ZERO,
             not_after: StoreTime(hour),
             stamp: 0,
             again: false,
@@ -577,5 +580,45 @@ fn i8_a_clock_that_went_back_keeps_no_released_lock() {
             .resource(&name())
             .and_then(|resource| resource.holders.first().map(|holder| holder.expires));
         assert_eq!(kept, ends, "with a minimum of {hold_at_least:?}");
+    }
+}
+
+/// Who died may have done its work: what it knew of is kept for its minimum, and no longer. What it never heard of is not.
+#[test]
+fn i8_the_dead_keep_what_they_confirmed_for_its_minimum() {
+    let at = |lease| Now { lease: StoreTime(lease), wall: 1 };
+    let claim = |who, min_hold| Claim {
+        name: name(),
+        contender: contender(who),
+        units: Units::All,
+        capacity: Capacity::All,
+        lease: 60 * SECOND,
+        queue: true,
+        detachable: true,
+        min_hold,
+        not_after: StoreTime(u64::MAX),
+        stamp: 0,
+        again: false,
+        card: card(),
+    };
+    for (confirmed, min_hold, ends) in [
+        (true, 5 * SECOND, Some(StoreTime(6_000_000))),
+        (true, SECOND, None),
+        (true, Duration::ZERO, None),
+        (false, 5 * SECOND, None),
+    ] {
+        let (mut resource, mut mark) = (Resource::free(Capacity::All), Mark::default());
+        let mut effects = Effects::default();
+        resource.claim(at(0), &mut mark, &claim(0, Duration::ZERO), &mut effects);
+        resource.claim(at(0), &mut mark, &claim(1, min_hold), &mut effects);
+        let leave =
+            Leave { name: name(), contender: contender(0), bury_until: None, hold_at_least: Duration::ZERO };
+        resource.leave(at(1_000_000), &mut mark, &leave, &mut effects);
+        if confirmed {
+            resource.claim(at(1_500_000), &mut mark, &claim(1, min_hold), &mut effects);
+        }
+        resource.bury_keeper(at(2_000_000), &mut mark, contender(1).keeper, &mut effects);
+        let kept = resource.holders.first().map(|holder| (holder.expires, holder.retired));
+        assert_eq!(kept, ends.map(|ends| (ends, true)), "{min_hold:?}, confirmed: {confirmed}");
     }
 }

@@ -358,7 +358,10 @@ impl Engine {
             }
             Addressee::Waiting(seat) => {
                 let now = self.clock().now();
-                let Some(deadline) = deadline::from_notice(notice, now) else {
+                // With a minimum the store must know that it is acted upon before it is: what nobody confirmed ends
+                // with its process. So then the message is only a hint to claim.
+                let trusted = deadline::from_notice(notice, now).filter(|_| seat.terms.min_hold.is_zero());
+                let Some(deadline) = trusted else {
                     self.ledger.ask_at(seat.slot(), now);
                     return;
                 };

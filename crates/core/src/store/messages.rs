@@ -101,6 +101,9 @@ pub struct Claim {
     pub queue: bool,
     /// Whether the lease may later outlive this keeper (rule 11 of the design).
     pub detachable: bool,
+    /// A grant that was confirmed is kept until it is this old, even if this keeper's process dies. The lease is no
+    /// shorter, so this matters only to stores that free the dead before their leases end.
+    pub min_hold: Duration,
     /// Later than this, on the store's clock, the claim must do nothing.
     pub not_after: StoreTime,
     /// The asker's own send stamp, kept with the entry and echoed in a [`GrantNotice`].

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    future::pending,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -9,15 +10,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper::{AcquireError, Lost, Name, ReleaseError, Token};
+use lockkeeper::{AcquireError, Keeper, Lost, Name, ReleaseError, Token};
 use tokio::{
+    sync::oneshot,
     task::{JoinSet, yield_now},
     time::timeout,
 };
 
 use super::{
-    Outcome, Stage,
-    stage::{BEGUN, ROUNDING, soon},
+    Failure, Outcome, Stage,
+    stage::{BEGUN, Process, ROUNDING, soon},
     tests,
 };
 
@@ -31,6 +33,8 @@ tests! {
     a_fixed_lease_ends,
     max_hold_ends_a_renewed_lease,
     min_hold_outlasts_the_release if |can| can.detachable,
+    min_hold_outlasts_a_crash if |can| can.detachable && can.between_processes,
+    min_hold_outlasts_a_crash_after_waiting if |can| can.detachable && can.between_processes,
     the_longest_lease_is_allowed,
     fifo_is_the_order_of_arrival,
     fifo_holds_for_short_leases_too,
@@ -139,6 +143,52 @@ async fn min_hold_outlasts_the_release(stage: &Stage) -> Outcome {
     assert!(view.holders[0].detached, "{view:?}");
     let next = soon(b.mutex(&name).lock()).await??;
     assert!(asked.elapsed() + ROUNDING >= least, "kept only {:?}", asked.elapsed());
+    Ok(next.release().await?)
+}
+
+async fn min_hold_outlasts_a_crash(stage: &Stage) -> Outcome {
+    let (keeper, name) = (stage.keeper().await?, stage.name("report"));
+    let (process, asked) = (stage.process().await?, Instant::now());
+    hold_until_killed(&process, &name, 2 * stage.renewed()).await?;
+    process.kill().await?;
+    is_kept_since(asked, &keeper, &name, 2 * stage.renewed()).await
+}
+
+/// A grant that is pushed has a short first lease, and its owner may crash right after it has heard of it.
+async fn min_hold_outlasts_a_crash_after_waiting(stage: &Stage) -> Outcome {
+    let (keeper, name) = (stage.keeper().await?, stage.name("report"));
+    let process = stage.process().await?;
+    let guard = keeper.mutex(&name).lock().await?;
+    let held = hold_until_killed(&process, &name, 2 * stage.renewed());
+    let released = async {
+        stage.until(&name, 1, 1).await?;
+        let released = Instant::now();
+        guard.release().await?;
+        Ok::<_, Failure>(released)
+    };
+    let (held, released) = tokio::join!(held, released);
+    held?;
+    process.kill().await?;
+    is_kept_since(released?, &keeper, &name, 2 * stage.renewed()).await
+}
+
+/// Has a process lock `name`, for at least so long, and never release it.
+async fn hold_until_killed(process: &Process, name: &str, least: Duration) -> Outcome {
+    let mutex = process.keeper.mutex(name).lease(least).min_hold(least);
+    let (tell, held) = oneshot::channel();
+    process.run(async move {
+        let guard = mutex.lock().await;
+        // Whoever asked has failed by then.
+        drop(tell.send(guard.as_ref().map(drop).map_err(ToString::to_string)));
+        pending::<()>().await;
+    });
+    soon(held).await??.map_err(Failure::new)
+}
+
+/// Nobody gets `name` until `least` after it was granted, which was not before `since`.
+async fn is_kept_since(since: Instant, keeper: &Keeper, name: &str, least: Duration) -> Outcome {
+    let next = soon(keeper.mutex(name).lock()).await??;
+    assert!(since.elapsed() + ROUNDING >= least, "kept only {:?}", since.elapsed());
     Ok(next.release().await?)
 }
 

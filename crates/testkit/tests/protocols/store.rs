@@ -75,6 +75,7 @@ pub(crate) fn claim(contender: ContenderId, lease: Duration, sent: Time) -> Clai
         lease,
         queue: true,
         detachable: false,
+        min_hold: Duration::ZERO,
         not_after: StoreTime(u64::MAX),
         stamp: sent.boot().0,
         again: false,

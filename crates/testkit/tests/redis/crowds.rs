@@ -129,6 +129,7 @@ async fn thousands_of_readers_enter_together() {
             lease: secs(120),
             queue: true,
             detachable: false,
+            min_hold: Duration::ZERO,
             not_after: StoreTime(u64::MAX),
             stamp: 0,
             again: false,

@@ -189,6 +189,7 @@ impl Engine {
             lease: terms.claim_lease(),
             queue,
             detachable: terms.detachable || !terms.min_hold.is_zero(),
+            min_hold: terms.min_hold,
             not_after: StoreTime(0),
             stamp: 0,
             again: false,

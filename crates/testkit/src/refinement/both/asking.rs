@@ -73,6 +73,7 @@ impl Both<'_> {
                 lease,
                 queue: *queue,
                 detachable,
+                min_hold: Duration::ZERO,
                 not_after,
                 stamp: 0,
                 again: false,
