@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{
-    ContenderId, GrantNumber, StoreError, Token, Units,
+    Capacity, ContenderId, GrantNumber, StoreError, Token, Units,
     store::{Claim, Left, Verdict},
 };
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult, MultiWriter};
@@ -233,6 +233,10 @@ impl Shared {
                     if let Some(entry) = self.table().entries.get_mut(&claim.contender) {
                         entry.behind = line.behind(child);
                     }
+                    if claim.capacity != Capacity::All && !line.is_last(child) {
+                        // Somebody came in before this listing, and may have seen this one wait.
+                        self.mark_until_done(claim.contender);
+                    }
                     let remaining = hold.expires.min(session.deadline()).since(self.now());
                     let grant = lockkeeper_core::store::Grant { number, floor, remaining };
                     return Ok(Verdict::Granted(grant));
@@ -292,6 +296,7 @@ impl Shared {
             markers: Vec::new(),
             number,
             note: Note::new(claim.lease, claim.card.clone()),
+            version: 0,
             stand,
             behind: None,
             waits: None,

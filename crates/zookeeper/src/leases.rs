@@ -13,9 +13,10 @@ use lockkeeper_core::{
     store::{Answers, Leave, Left, Renew, Renewed},
 };
 use tokio::time::{Instant, timeout_at};
-use zookeeper_client::{Error, MultiReadResult, MultiWriteError};
+use zookeeper_client::{Error, MultiReadResult};
 
 use crate::{
+    changes::Changed,
     line,
     note::Note,
     session::Session,
@@ -147,7 +148,7 @@ impl Shared {
             (Some(MultiReadResult::Data { data, stat }), Some(entry))
                 if stat.ephemeral_owner == session.id =>
             {
-                entry.note = Note::from_bytes(&data);
+                (entry.note, entry.version) = (Note::from_bytes(&data), stat.version);
                 Node::There
             }
             // Somebody has taken it over, in whose session it lives from then on.
@@ -186,10 +187,12 @@ impl Shared {
             let lower = renew.lower_to.filter(|units| units.below(entry.units));
             (Renewed::Held { remaining: entry.remaining(&hold, now) }, lower, renew.detach)
         };
-        if let Some(units) = lower
-            && !self.lower(renew.contender, units).await?
-        {
-            return Ok(Renewed::Gone);
+        if let Some(units) = lower {
+            match self.lower(renew.contender, units).await? {
+                Changed::Done => {}
+                Changed::Gone => return Ok(Renewed::Gone),
+                Changed::Evicted => return Ok(Renewed::Evicted),
+            }
         }
         if detach {
             return self.detach(renew).await;
@@ -198,32 +201,26 @@ impl Shared {
     }
 
     /// Holds only `units` from now on: a marker beside the node says so, and the node changes for those
-    /// who watch it. `false` if it is gone.
-    async fn lower(&self, contender: ContenderId, units: Units) -> Result<bool, StoreError> {
-        let (session, node, note, marker) = {
+    /// who watch it.
+    async fn lower(&self, contender: ContenderId, units: Units) -> Result<Changed, StoreError> {
+        let marker = {
             let mut table = self.table();
-            let Some(entry) = table.entries.get_mut(&contender) else { return Ok(false) };
+            let Some(entry) = table.entries.get_mut(&contender) else { return Ok(Changed::Gone) };
             let folder = entry.node.rsplit_once('/').map_or("", |(folder, _)| folder);
             let marker = format!("{folder}/{}", line::marker(contender, units));
             // Before it is asked for: it is removed with the node also if the answer is lost.
             if !entry.markers.contains(&marker) {
                 entry.markers.push(marker.clone());
             }
-            (entry.session.clone(), entry.node.clone(), entry.note.clone(), marker)
+            marker
         };
-        let sent = session.now();
-        let mut multi = session.client.new_multi_writer();
-        multi.add_create(&marker, b"", &self.ephemeral()).map_err(trouble)?;
-        multi.add_set_data(&node, &note.to_bytes(), None).map_err(trouble)?;
-        match session.write(sent, multi.commit()).await {
-            Ok(_) | Err(MultiWriteError::OperationFailed { index: 0, source: Error::NodeExists }) => {}
-            Err(MultiWriteError::OperationFailed { source: Error::NoNode, .. }) => return Ok(false),
-            Err(error) => return Err(trouble(error.into())),
-        }
-        if let Some(entry) = self.table().entries.get_mut(&contender) {
+        let changed = self.change(contender, Some(&marker), |_| {}).await?;
+        if let Some(entry) = self.table().entries.get_mut(&contender)
+            && changed == Changed::Done
+        {
             entry.units = units;
         }
-        Ok(true)
+        Ok(changed)
     }
 
     /// A session of its own for a lease, or why there is none that long.
@@ -248,38 +245,36 @@ impl Shared {
 
     /// From now on only the lease ends it: the session goes on by itself.
     async fn detach(self: &Arc<Self>, renew: &Renew) -> Result<Renewed, StoreError> {
-        let (mut note, session, node, expires) = {
+        let (session, own_session, expires) = {
             let table = self.table();
             let Some(entry) = table.entries.get(&renew.contender) else { return Ok(Renewed::Gone) };
             let Stand::Holding(hold) = entry.stand else { return Ok(Renewed::Gone) };
-            (entry.note.clone(), entry.session.clone(), entry.node.clone(), hold.expires)
+            (entry.session.clone(), entry.own_session, hold.expires)
         };
         let lease = expires.since(self.now());
-        note.detached = true;
-        note.lease = lease;
-        let longer = lease > session.timeout;
-        if longer || !self.table().entries.get(&renew.contender).is_some_and(|entry| entry.own_session) {
+        let detached = if lease > session.timeout || !own_session {
             let Some(found) = self.look_up(&session, renew).await? else { return Ok(Renewed::Gone) };
-            return match self.session_for(lease).await? {
-                Err(refusal) => Err(refusal),
-                Ok(own) => {
-                    note.number = Some(found.number);
-                    let moved = self.move_to(&own, renew, Found { note, ..found }, lease).await?;
-                    let entry = self.table().entries.remove(&renew.contender);
-                    drop(entry);
-                    Ok(moved)
-                }
+            if found.note.evicted {
+                return Ok(Renewed::Evicted);
+            }
+            let own = match self.session_for(lease).await? {
+                Ok(own) => own,
+                Err(refusal) => return Err(refusal),
             };
-        }
-        let sent = session.now();
-        match session.write(sent, session.client.set_data(&node, &note.to_bytes(), None)).await {
-            Ok(_) => {}
-            Err(Error::NoNode) => return Ok(Renewed::Gone),
-            Err(error) => return Err(trouble(error)),
-        }
+            let note = Note { detached: true, ..found.note };
+            self.move_to(&own, renew, Found { note, ..found }, lease).await?
+        } else {
+            let detach = |note: &mut Note| (note.detached, note.lease) = (true, lease);
+            match self.change(renew.contender, None, detach).await? {
+                Changed::Done => {}
+                Changed::Gone => return Ok(Renewed::Gone),
+                Changed::Evicted => return Ok(Renewed::Evicted),
+            }
+            Renewed::Held { remaining: lease.min(session.deadline().since(self.now())) }
+        };
         let entry = self.table().entries.remove(&renew.contender);
         drop(entry);
-        Ok(Renewed::Held { remaining: lease.min(session.deadline().since(self.now())) })
+        Ok(detached)
     }
 
     /// What stands in the node of a lease that is held and detached.
@@ -419,6 +414,7 @@ impl Shared {
             markers: found.markers,
             number: found.number,
             note,
+            version: 0,
             stand: Stand::Holding(hold),
             behind: None,
             waits: None,
@@ -428,30 +424,35 @@ impl Shared {
         Ok(Renewed::Held { remaining })
     }
 
-    /// Leaves before the minimum hold: the node stays without its owner until then.
+    /// Leaves before the minimum hold: the node stays without its owner until then, unless an operator wants it back.
     pub(crate) async fn retire(self: &Arc<Self>, leave: &Leave, until: BootTime) -> Result<Left, StoreError> {
-        let (before, mut note, session, node) = {
+        let before = {
             let mut table = self.table();
             let Some(entry) = table.entries.get_mut(&leave.contender) else { return Ok(Left::NotThere) };
-            let before = std::mem::replace(&mut entry.stand, Stand::Retired { until });
-            entry.note.retired = true;
-            entry.note.detached = true;
-            (before, entry.note.clone(), entry.session.clone(), entry.node.clone())
+            std::mem::replace(&mut entry.stand, Stand::Retired { until })
         };
-        note.lease = until.since(self.now());
-        let sent = session.now();
-        match session.write(sent, session.client.set_data(&node, &note.to_bytes(), None)).await {
-            Ok(_) => Ok(Left::Released),
-            Err(Error::NoNode) => {
+        let lease = until.since(self.now());
+        let retire = |note: &mut Note| (note.retired, note.detached, note.lease) = (true, true, lease);
+        match self.change(leave.contender, None, retire).await {
+            Ok(Changed::Done) => Ok(Left::Released),
+            Ok(Changed::Gone) => {
                 self.table().entries.remove(&leave.contender);
                 Ok(Left::NotThere)
+            }
+            Ok(Changed::Evicted) => {
+                if let Some(entry) = self.table().entries.get_mut(&leave.contender) {
+                    entry.leave(Left::Released);
+                }
+                // What is not removed now is by the reaper.
+                self.remove_node(leave.contender).await;
+                Ok(Left::Released)
             }
             Err(error) => {
                 // Asked again, it is done again.
                 if let Some(entry) = self.table().entries.get_mut(&leave.contender) {
                     entry.stand = before;
                 }
-                Err(trouble(error))
+                Err(error)
             }
         }
     }

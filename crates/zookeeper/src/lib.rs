@@ -39,6 +39,7 @@
 //! * Tokens fall if the servers' data is wiped or restored from a backup.
 
 mod alone;
+mod changes;
 mod claims;
 mod counts;
 mod groups;

@@ -154,23 +154,15 @@ impl Line {
         self.markers.get(&contender).map_or(&[], Vec::as_slice)
     }
 
-    /// The capacity that counts: that of the first in line. Others are about to leave.
+    /// The capacity that counts for newcomers: that of the first in line.
     pub(crate) fn capacity(&self) -> Option<Capacity> {
         self.nodes.first().map(|first| first.capacity)
     }
 
-    /// The claim that just came under `name` disagrees with another about the capacity.
-    ///
-    /// Also with one behind it: that one may have come in while a third, which has left since, was
-    /// the first of its own kind, and then it did not count this one.
+    /// The claim that just came under `name` disagrees with the first in line about the capacity.
     pub(crate) fn disagrees(&self, name: &str) -> Option<Capacity> {
         let me = self.nodes.iter().find(|node| node.name == name)?;
-        let first = self.capacity().filter(|first| *first != me.capacity);
-        let alone = self.nodes.first().is_some_and(|first| first.name == name);
-        first.or_else(|| {
-            let other = self.nodes.iter().find(|other| alone && other.capacity != me.capacity);
-            other.map(|other| other.capacity)
-        })
+        self.capacity().filter(|first| *first != me.capacity)
     }
 
     /// Whether the numbers of this line are used up for the claim under `name`.
@@ -179,14 +171,13 @@ impl Line {
         me.is_some_and(|me| (LAST + 1..=i64::from(i32::MAX)).contains(&me.sequence.0))
     }
 
-    /// Those of the capacity that counts, each with whether it is admitted. One who is not stops
-    /// everybody behind: nobody overtakes (I10).
+    /// Everybody, each with whether it is admitted. One who is not stops everybody behind: nobody overtakes (I10). Those
+    /// of different capacities never hold together: each counts on room that the other does not know of (I2).
     pub(crate) fn admissions(&self) -> impl Iterator<Item = (&Node, bool)> {
-        let capacity = self.capacity();
-        let mut taken: Vec<Units> = Vec::new();
-        self.nodes.iter().filter(move |node| Some(node.capacity) == capacity).map(move |node| {
-            let fits = node.capacity.fits(taken.iter().copied(), node.units);
-            taken.push(node.units);
+        let mut before: Vec<&Node> = Vec::new();
+        self.nodes.iter().map(move |node| {
+            let fits = fits(&before, node.units, node.capacity);
+            before.push(node);
             (node, fits)
         })
     }
@@ -197,52 +188,64 @@ impl Line {
             Some(in_use) if in_use != wanted => return Err(in_use),
             _ => {}
         }
-        let taken = self.nodes.iter().filter(|node| node.capacity == wanted).map(|node| node.units);
         let waiting = self.admissions().filter(|(_, admitted)| !admitted).count();
-        Ok((wanted.fits(taken, units), waiting))
+        Ok((fits(&self.nodes.iter().collect::<Vec<_>>(), units, wanted), waiting))
     }
 
     /// Where the claim under `name` stands; `None` if it is not there.
     pub(crate) fn standing(&self, name: &str) -> Option<Standing> {
         let me = self.nodes.iter().find(|node| node.name == name)?;
-        if self.capacity() != Some(me.capacity) {
-            let first = self.nodes.first().map(|first| first.name.clone());
-            let waits_for = first.into_iter().collect();
-            return Some(Standing { admitted: false, ahead: 0, waits_for, behind_a_waiter: false });
-        }
         let before: Vec<(&Node, bool)> =
             self.admissions().take_while(|(node, _)| node.name != name).collect();
-        let admitted = me.capacity.fits(before.iter().map(|(node, _)| node.units), me.units);
+        let nodes: Vec<&Node> = before.iter().map(|(node, _)| *node).collect();
+        let admitted = fits(&nodes, me.units, me.capacity);
         let ahead = before.iter().filter(|(_, admitted)| !admitted).count();
-        let name_of = |(node, _): &(&Node, bool)| node.name.clone();
+        let last = |stops: &dyn Fn(&Node) -> bool| {
+            let last = nodes.iter().rev().find(|node| stops(node));
+            last.map(|node| node.name.clone()).into_iter().collect::<Vec<_>>()
+        };
+        let disagrees = |node: &Node| node.capacity != me.capacity;
         let (waits_for, behind_a_waiter) = match (me.capacity, me.units) {
             _ if admitted => (Vec::new(), false),
-            // A writer, or anybody behind one who waits for permits: the last request before it.
-            (Capacity::All, Units::All) => (before.last().map(name_of).into_iter().collect(), false),
-            (Capacity::Count(_), _) if ahead > 0 => (before.last().map(name_of).into_iter().collect(), true),
-            // A reader: the last writer before it.
+            // A writer: the last request before it.
+            (Capacity::All, Units::All) => (last(&|_| true), false),
+            // A reader: the last before it that it cannot read beside.
             (Capacity::All, Units::Count(_)) => {
-                let writer = before.iter().rev().find(|(node, _)| node.units == Units::All);
-                (writer.map(name_of).into_iter().collect(), false)
+                (last(&|node| node.units == Units::All || disagrees(node)), false)
             }
+            // Of those with another size, the last has to go before anything else counts.
+            (Capacity::Count(_), _) if nodes.iter().any(|node| disagrees(node)) => (last(&disagrees), false),
+            // Behind one who waits for permits: the last request before it.
+            (Capacity::Count(_), _) if ahead > 0 => (last(&|_| true), true),
             // The first that waits for permits: any holder may make room.
-            (Capacity::Count(_), _) => (before.iter().map(name_of).collect(), false),
+            (Capacity::Count(_), _) => (nodes.iter().map(|node| node.name.clone()).collect(), false),
         };
         Some(Standing { admitted, ahead, waits_for, behind_a_waiter })
     }
 
-    /// Those behind the claim under `name`, in order; `None` if somebody of another capacity is in line, who is about to
-    /// leave.
+    /// Those behind the claim under `name`, in order; `None` if somebody of another capacity is among them, who may be
+    /// about to leave.
     pub(crate) fn behind(&self, name: &str) -> Option<Vec<String>> {
         let capacity = self.capacity();
         let after = self.nodes.iter().skip_while(|node| node.name != name).skip(1);
         after.map(|node| (Some(node.capacity) == capacity).then(|| node.name.clone())).collect()
     }
 
+    /// Whether nobody stands behind the claim under `name`.
+    pub(crate) fn is_last(&self, name: &str) -> bool {
+        self.nodes.last().is_some_and(|last| last.name == name)
+    }
+
     /// The nodes of a contender, in order.
     pub(crate) fn of(&self, contender: ContenderId) -> impl Iterator<Item = &Node> {
         self.nodes.iter().filter(move |node| node.contender == contender)
     }
+}
+
+/// Whether so many units of `capacity` fit beside all of `before`.
+fn fits(before: &[&Node], units: Units, capacity: Capacity) -> bool {
+    before.iter().all(|node| node.capacity == capacity)
+        && capacity.fits(before.iter().map(|node| node.units), units)
 }
 
 fn parse_marker(name: &str) -> Option<(ContenderId, Units)> {
@@ -360,13 +363,28 @@ mod tests {
         assert_eq!(line(&[&reader, &lowered]).strangers.len(), 0);
     }
 
-    /// A of capacity `all` held, M of capacity 4 came, then a reader R that ignored M, then A left:
-    /// M may not count itself in.
+    /// Whoever is before it and of another capacity may hold: nobody of either fits beside the other.
     #[test]
-    fn i2_who_was_ignored_is_not_admitted() {
-        let (m, r) = (node(2, permits(1), "0000000002"), node(3, READ, "0000000003"));
-        assert_eq!(line(&[&m, &r]).disagrees(&m), Some(Capacity::All));
-        assert_eq!(line(&[&m]).disagrees(&m), None);
-        assert_eq!(line(&[&m, &r]).disagrees(&r), Some(permits(1).1));
+    fn i2_nobody_is_admitted_behind_another_capacity() {
+        let five = (Units::ONE, Capacity::count(5).expect("not zero"));
+        let names = [permits(1), five, permits(1), READ, WRITE];
+        let names: Vec<String> =
+            (0..).zip(names).map(|(nth, kind)| node(nth, kind, &format!("{nth:010}"))).collect();
+        let all = line(&names.iter().collect::<Vec<_>>());
+        let admitted: Vec<bool> = all.admissions().map(|(_, admitted)| admitted).collect();
+        assert_eq!(admitted, [true, false, false, false, false]);
+        for nth in 1..names.len() {
+            let standing = all.standing(&names[nth]).expect("there");
+            assert!(!standing.admitted);
+            assert_eq!(standing.waits_for, names[nth - 1..nth], "the last that it cannot hold beside");
+        }
+        assert_eq!(all.disagrees(&names[1]), Some(permits(1).1));
+        assert_eq!(all.disagrees(&names[2]), None, "it waits");
+        // The first has left, and the next holds, whatever stands behind it.
+        let rest = line(&names[1..].iter().collect::<Vec<_>>());
+        assert!(rest.standing(&names[1]).expect("there").admitted);
+        assert_eq!(rest.disagrees(&names[1]), None);
+        assert!(!rest.standing(&names[2]).expect("there").admitted);
+        assert_eq!(all.newcomer(Units::ONE, permits(1).1), Ok((false, 4)));
     }
 }

@@ -11,10 +11,10 @@ use lockkeeper_core::{
 };
 use zookeeper_client::{Error, Stat};
 
-use crate::{line::Line, note::Note, path, session::Session, shared::Shared, table::Stand, trouble::trouble};
-
-/// How often an order is tried against others who change the same node.
-const TRIES: u32 = 10;
+use crate::{
+    changes::TRIES, line::Line, note::Note, path, session::Session, shared::Shared, table::Stand,
+    trouble::trouble,
+};
 
 fn wall(millis: i64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_millis(u64::try_from(millis).unwrap_or(0))

@@ -41,11 +41,13 @@ pub(crate) struct Entry {
     pub(crate) node: String,
     pub(crate) markers: Vec<String>,
     pub(crate) number: GrantNumber,
+    /// What stands in its node, and in which version that was.
     pub(crate) note: Note,
+    pub(crate) version: i32,
     pub(crate) stand: Stand,
     /// Who stood behind it when it was admitted, in order; `None` if that is not known.
     pub(crate) behind: Option<Vec<String>>,
-    /// Waits for its turn.
+    /// Waits for its turn, or tells those behind it that it came.
     pub(crate) waits: Option<Task>,
 }
 

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use zookeeper_client::{Error, OneshotWatcher, Stat};
 
 use crate::{
+    changes::Changed,
     line::{Line, Standing},
     note::Note,
     session::{MayWatch, Session},
@@ -221,37 +222,29 @@ impl Shared {
         child: &str,
         proof: Option<Result<(), Error>>,
     ) -> Result<(), StoreError> {
-        let (mut note, units, capacity, number) = {
+        let (units, capacity, number) = {
             let table = self.table();
             let Some(entry) = table.entries.get(&place.contender) else { return Ok(()) };
-            (entry.note.clone(), entry.units, entry.capacity, entry.number)
+            (entry.units, entry.capacity, entry.number)
         };
         let session = &place.session;
         let floor = self.floor(session, &place.folder, line, child, units, number).await?;
         let proof = match proof {
             Some(proof) => proof,
             None if capacity == Capacity::All => session.check(&place.node).await,
-            None => {
-                // Whoever stands behind it watches it, and may fit beside it.
-                note.granted = true;
-                let sent = session.now();
-                // Only over what this keeper wrote: an operator may have marked it. Then the next renewal reads that.
-                let set = session.client.set_data(&place.node, &note.to_bytes(), Some(0));
-                match session.write(sent, set).await {
-                    Err(Error::BadVersion) => session.check(&place.node).await,
-                    set => set.map(drop),
-                }
-            }
+            // Whoever stands behind it watches it, and may fit beside it.
+            None if self.mark(place.contender).await? == Changed::Gone => Err(Error::NoNode),
+            None => Ok(()),
         };
         match proof {
-            Ok(()) => self.granted(place, floor, note, line.behind(child)),
+            Ok(()) => self.granted(place, floor, line.behind(child)),
             Err(Error::NoNode) => self.lost_its_place(place),
             Err(error) => return Err(trouble(error)),
         }
         Ok(())
     }
 
-    fn granted(&self, place: &Place, floor: u64, note: Note, behind: Option<Vec<String>>) {
+    fn granted(&self, place: &Place, floor: u64, behind: Option<Vec<String>>) {
         // Not from when the proof was asked for, which may be long ago: what is said is never more than the session's
         // deadline anyway.
         let now = self.now();
@@ -260,8 +253,8 @@ impl Shared {
         if !matches!(entry.stand, Stand::Waiting { .. }) || entry.node != place.node {
             return;
         }
-        let hold = Hold::pushed(now, note.lease, floor);
-        (entry.note, entry.stand, entry.behind) = (note, Stand::Holding(hold), behind);
+        let hold = Hold::pushed(now, entry.note.lease, floor);
+        (entry.stand, entry.behind) = (Stand::Holding(hold), behind);
         let notice = GrantNotice {
             contender: place.contender,
             number: entry.number,

@@ -5,9 +5,11 @@
 mod access;
 mod costs;
 mod crews;
+mod evictions;
 mod lines;
 mod nodes;
 mod numbers;
+mod permits;
 mod sessions;
 mod stage;
 mod suite;

@@ -1,0 +1,84 @@
+//! Semaphores: who waits for whom, and that nobody sleeps beside a free permit.
+
+use std::time::Duration;
+
+use lockkeeper_testkit::proxy::Fault;
+use zookeeper_client::{Acls, CreateMode};
+
+use crate::stage::{Stage, nodes, soon, until_nodes};
+
+const SESSION: Duration = Duration::from_secs(8);
+
+/// A rolling deployment changes the size of a semaphore. A claim of the new size whose answer was lost still stands in
+/// line: those of the old size that come behind it wait for it, since it may be the first in line by the time it looks.
+#[tokio::test(flavor = "multi_thread")]
+async fn i2_who_comes_behind_another_capacity_waits_for_it() {
+    let stage = Stage::single(SESSION);
+    let (a, b, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
+    let held = a.semaphore("stock", 4).acquire().await.expect("acquired");
+    let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+    let other = format!("/lockkeeper/locks/stock/c-{:032x}-1-1-5-", 7);
+    let (_, sequence) = client.create(&other, b"", &options).await.expect("made");
+    let waiting = tokio::spawn(async move { b.semaphore("stock", 4).acquire().await });
+    until_nodes(&client, "stock", 3).await;
+    assert_eq!(a.inspect("stock").await.expect("asked").expect("held").holders.len(), 1);
+    held.release().await.expect("released");
+    until_nodes(&client, "stock", 2).await;
+    let view = a.inspect("stock").await.expect("asked").expect("held");
+    assert_eq!((view.holders.len(), view.waiters.len()), (1, 1), "{view:?}");
+    assert!(!waiting.is_finished());
+    client.delete(&format!("{other}{sequence}"), None).await.expect("removed");
+    soon(waiting).await.expect("no panic").expect("acquired").release().await.expect("released");
+    a.close().await;
+}
+
+/// Two wait for permits, and the first of them learns from its own listing that it is admitted, because the answer to
+/// its claim was lost. The second hears of that.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_behind_an_unheard_claim_is_let_in_with_it() {
+    let stage = Stage::single(SESSION);
+    let (proxy, first) = stage.proxied().await;
+    let (holder, second, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
+    let held = holder.semaphore("stock", 2).acquire_many(2).await.expect("acquired");
+    // A sign of life may meet the fault before the claim does; then it is tried again.
+    let unheard = loop {
+        while first.inspect("stock").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let struck = proxy.struck();
+        proxy.refuse(true);
+        proxy.now(Fault::LOST_REPLY);
+        let semaphore = first.semaphore("stock", 2);
+        let asking = tokio::spawn(async move { semaphore.acquire().await.expect("acquired") });
+        soon(proxy.until_struck(struck + 1)).await;
+        if nodes(&client, "stock").await.len() == 2 {
+            break asking;
+        }
+        asking.abort();
+        proxy.refuse(false);
+        until_nodes(&client, "stock", 1).await;
+    };
+    let semaphore = second.semaphore("stock", 2);
+    let waiting = tokio::spawn(async move { semaphore.acquire().await.expect("acquired") });
+    until_nodes(&client, "stock", 3).await;
+    // It watches the one before it.
+    let before = nodes(&client, "stock").await;
+    let watched = || stage.servers.nodes()[0].ask("wchp").expect("asked");
+    soon(async {
+        while !before.iter().any(|node| watched().contains(&format!("/stock/{node}"))) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    held.release().await.expect("released");
+    proxy.refuse(false);
+    let unheard = soon(unheard).await.expect("no panic");
+    let waiting = soon(waiting).await.expect("no panic");
+    assert!(unheard.is_held() && waiting.is_held());
+    for guard in [unheard, waiting] {
+        guard.release().await.expect("released");
+    }
+    for keeper in [first, second, holder] {
+        keeper.close().await;
+    }
+}
