@@ -304,11 +304,8 @@ impl Keeper {
         let engine = self.alive.engine();
         let at = || At::resource(engine.store().url(), &lease.name, "adopt");
         let terms = lease.terms();
-        let capability = engine.store().capability();
         // The rest was checked when it was granted, and of max_hold only a part is left.
-        terms
-            .check_lease(capability.min_lease, capability.max_lease)
-            .map_err(|why| LeaseError::Invalid { at: at(), why })?;
+        terms.check_lease(engine.store().as_ref()).map_err(|why| LeaseError::Invalid { at: at(), why })?;
         let length = if lease.renewed { lease.lease } else { Duration::ZERO };
         let renew = [Renew {
             name: lease.name.clone(),

@@ -143,6 +143,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         0
     }
 
+    /// What to change about the store's settings where a lease is to be shorter than it keeps one, if anything.
+    fn shorter_leases(&self) -> Option<&str> {
+        None
+    }
+
     /// Claims and leaves, in order, as one request. An empty group only answers the clock.
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>>;
 

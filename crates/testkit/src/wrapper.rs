@@ -19,6 +19,10 @@ macro_rules! same_store {
             self.inner.server_of(name)
         }
 
+        fn shorter_leases(&self) -> Option<&str> {
+            self.inner.shorter_leases()
+        }
+
         #[cfg(unix)]
         fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
             self.inner.life_line()

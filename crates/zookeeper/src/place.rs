@@ -64,6 +64,9 @@ impl Place {
         if servers.is_empty() || servers.split(',').any(|server| !is_server(server)) {
             return Err(config("the URL names no server, or one that is not HOST or HOST:PORT"));
         }
+        if chroot.contains('@') {
+            return Err(config("an @ stands behind a /: write a / in user or password as %2F"));
+        }
         let mut namespace = "lockkeeper".to_owned();
         let (mut session, mut tick) = (Duration::from_secs(10), Duration::from_secs(2));
         let (mut auth, mut with_tls) = ("digest".to_owned(), false);
@@ -101,7 +104,8 @@ impl Place {
         }
         if session < tick * 2 {
             return Err(config(
-                "a session shorter than two ticks cannot be kept; raise session or lower tick",
+                "a session shorter than two ticks cannot be kept; raise ?session= or lower &tick=, which is the \
+                 servers' tickTime",
             ));
         }
         let login = match user {
@@ -115,10 +119,8 @@ impl Place {
             }
         };
         let root = root(chroot, &namespace)?;
-        let shown = match url.rsplit_once('@') {
-            Some((_, rest)) => format!("zookeeper://{rest}"),
-            None => url.to_owned(),
-        };
+        let shown = url.strip_prefix("zookeeper://").and_then(|url| url.strip_prefix(who_and_where));
+        let shown = format!("zookeeper://{servers}{}", shown.unwrap_or_default());
         Ok(Self { servers: servers.to_owned(), paths: Paths { root }, login, tls, session, tick, shown })
     }
 
@@ -257,6 +259,21 @@ mod tests {
             let error = Place::parse(url).expect_err("no good URL");
             assert!(!format!("{error:?} {error}").contains("secret"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_shown_url_is_whole_and_has_no_password() {
+        let shown = |url: &str| Place::parse(url).expect(url).shown;
+        let plain = "zookeeper://h:1,i/x?namespace=a@b&session=4s";
+        assert_eq!(shown(plain), plain);
+        assert_eq!(shown("zookeeper://me:secret@h:1,i/x?namespace=a@b&session=4s"), plain);
+        assert_eq!(shown("zookeeper://me:se@cret@h?namespace=a@b"), "zookeeper://h?namespace=a@b");
+        // A password with a slash that is not escaped looks like a server, a port and a chroot.
+        let error = Place::parse("zookeeper://me:12/secret@h").expect_err("no good URL");
+        assert!(
+            error.to_string().contains("%2F") && !format!("{error:?} {error}").contains("secret"),
+            "{error}"
+        );
     }
 
     #[test]

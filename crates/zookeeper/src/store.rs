@@ -15,7 +15,7 @@ use lockkeeper_core::{
         ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
 };
-use zookeeper_client::{Client, CreateMode, Error};
+use zookeeper_client::{Client, CreateMode, Error, MultiReadResult};
 
 use crate::{
     path::FOLDERS,
@@ -150,7 +150,7 @@ async fn prepare(client: &Client, place: &Place) -> Result<String, StoreError> {
         make(&root[..end], b"").await?;
     }
     make(root, format!("lockkeeper {LAYOUT} {}", KeeperId::random()).as_bytes()).await?;
-    let (data, _) = client.get_data(root).await.map_err(trouble)?;
+    let data = read(client, root).await?;
     let text = String::from_utf8_lossy(&data);
     let mut words = text.split(' ');
     let head = (words.next(), words.next().and_then(|version| version.parse::<u32>().ok()), words.next());
@@ -169,6 +169,17 @@ async fn prepare(client: &Client, place: &Place) -> Result<String, StoreError> {
     Ok(id)
 }
 
+/// What stands at `path`, read as renewals read: servers before 3.6 cannot, and say so here rather than then.
+async fn read(client: &Client, path: &str) -> Result<Vec<u8>, StoreError> {
+    let mut reader = client.new_multi_reader();
+    reader.add_get_data(path).map_err(trouble)?;
+    match reader.commit().await.map_err(trouble)?.pop() {
+        Some(MultiReadResult::Data { data, .. }) => Ok(data),
+        Some(MultiReadResult::Error { err }) => Err(trouble(err)),
+        _ => Err(corrupt("ZooKeeper answered fewer reads than it was asked")),
+    }
+}
+
 impl Store for ZooKeeperStore {
     fn capability(&self) -> &Capability {
         &self.capability
@@ -180,6 +191,12 @@ impl Store for ZooKeeperStore {
 
     fn id(&self) -> &str {
         &self.id
+    }
+
+    fn shorter_leases(&self) -> Option<&str> {
+        Some(
+            "leases rest on a session here: add ?session= and &tick= to the URL, where the servers' tickTime allows it",
+        )
     }
 
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {

@@ -26,9 +26,10 @@ pub(crate) fn trouble(error: Error) -> StoreError {
             "ZooKeeper refused; check user, password and the access rights of the namespace",
         ),
         Error::BadArguments(_) => (StoreErrorKind::Config, "the store's URL or its settings are wrong"),
-        Error::Unimplemented => {
-            (StoreErrorKind::Unsupported, "this ZooKeeper is too old; version 3.5 or later is needed")
-        }
+        Error::Unimplemented => (
+            StoreErrorKind::Unsupported,
+            "this ZooKeeper is too old: it does not know a request that came with 3.6; update the servers",
+        ),
         _ => (StoreErrorKind::Corrupt, "ZooKeeper said something unexpected; report this as a bug"),
     };
     StoreError::new(kind, message).with_source(error)

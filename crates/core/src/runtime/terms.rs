@@ -3,9 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    capability::Capability,
     error::InvalidInput,
     share::{Capacity, Units},
-    store::Kind,
+    store::{Kind, Store},
 };
 
 /// The lease of a lock that says nothing else.
@@ -61,21 +62,25 @@ impl Terms {
         self.lease.max(self.min_hold)
     }
 
-    /// Refuses leases that a store with these limits does not keep.
-    pub(crate) fn check_lease(&self, min: Duration, max: Duration) -> Result<(), InvalidInput> {
+    /// Refuses leases that `store` does not keep.
+    pub(crate) fn check_lease(&self, store: &dyn Store) -> Result<(), InvalidInput> {
+        let Capability { min_lease: min, max_lease: max, .. } = store.capability();
         for lease in [self.lease, self.claim_lease()] {
-            if lease < min || lease > max {
-                return Err(InvalidInput::new(format!(
-                    "a lease of {lease:?} is outside what this store keeps; give {min:?} to {max:?}"
-                )));
+            if lease < *min || lease > *max {
+                let mut message =
+                    format!("a lease of {lease:?} is outside what this store keeps; give {min:?} to {max:?}");
+                if let Some(change) = store.shorter_leases().filter(|_| lease < *min) {
+                    message.push_str(&format!(" ({change})"));
+                }
+                return Err(InvalidInput::new(message));
             }
         }
         Ok(())
     }
 
-    /// Refuses what can never work on a store with these limits.
-    pub(crate) fn check(&self, min: Duration, max: Duration) -> Result<(), InvalidInput> {
-        self.check_lease(min, max)?;
+    /// Refuses what can never work on `store`.
+    pub(crate) fn check(&self, store: &dyn Store) -> Result<(), InvalidInput> {
+        self.check_lease(store)?;
         if !self.renewed && self.lease < self.min_hold {
             return Err(InvalidInput::new(
                 "a lock that expires before its min_hold contradicts itself; raise expires_after",

@@ -9,6 +9,7 @@ mod evictions;
 mod lines;
 mod nodes;
 mod numbers;
+mod old;
 mod permits;
 mod sessions;
 mod stage;

@@ -70,7 +70,7 @@ impl Alive {
         let at = || At::resource(engine.store.url(), name, operation);
         let capability = engine.store.capability();
         terms
-            .check(capability.min_lease, capability.max_lease)
+            .check(engine.store.as_ref())
             .and_then(|()| {
                 if (terms.detachable || !terms.min_hold.is_zero()) && !capability.detachable {
                     return Err(InvalidInput::new("this store has no leases that outlive their process"));
