@@ -1,12 +1,13 @@
 //! Claims and leaves that take more than one step: those of which an earlier copy may have had an effect, of
 //! who does not wait, and of leases that outlive their process.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     ContenderId, Name, StoreError,
-    store::{Claim, Leave, Left, Renew, Verdict},
+    store::{Claim, Leave, Left, Renew, Request, Verdict},
 };
+use tokio::task::JoinSet;
 use zookeeper_client::Error;
 
 use crate::{
@@ -18,13 +19,43 @@ use crate::{
     trouble::trouble,
 };
 
+/// A session for one lease, why there is none that long, or why it is not known.
+pub(crate) type OwnSession = Result<Result<Arc<Session>, StoreError>, StoreError>;
+
+/// Those of a group, by claim.
+pub(crate) type OwnSessions = HashMap<ContenderId, OwnSession>;
+
 impl Shared {
+    /// Opens the sessions that the claims of a group need for themselves.
+    pub(crate) async fn sessions_for(self: &Arc<Self>, group: &[Request]) -> OwnSessions {
+        let mut opening = JoinSet::new();
+        for request in group {
+            let Request::Claim(claim) = request else { continue };
+            if claim.detachable && matches!(self.known(claim), Known::New) {
+                let (shared, claim) = (self.clone(), claim.clone());
+                opening.spawn(async move { Some((claim.contender, shared.open_for(&claim).await?)) });
+            }
+        }
+        opening.join_all().await.into_iter().flatten().collect()
+    }
+
+    /// The session for a claim, unless it does not wait and would have to.
+    async fn open_for(&self, claim: &Claim) -> Option<OwnSession> {
+        if !claim.queue {
+            let session = self.session().ok()?;
+            let line = self.line_now(&session, &self.place.paths.lock(&claim.name)).await.ok()?;
+            line.newcomer(claim.units, claim.capacity).ok().filter(|(fits, _)| *fits)?;
+        }
+        Some(self.session_for(claim.lease).await)
+    }
+
     /// A claim that needs more than its node: it does not wait, has a session of its own, or an earlier
     /// copy of it may have made the node.
     pub(crate) async fn claim_alone(
         self: &Arc<Self>,
         session: &Arc<Session>,
         claim: &Claim,
+        own: Option<OwnSession>,
     ) -> Result<Verdict, StoreError> {
         let folder = self.place.paths.lock(&claim.name);
         let known = self.known(claim);
@@ -58,7 +89,11 @@ impl Shared {
         if !claim.detachable {
             return self.create(session, false, claim).await;
         }
-        match self.session_for(claim.lease).await? {
+        let own = match own {
+            Some(own) => own,
+            None => self.session_for(claim.lease).await,
+        };
+        match own? {
             Ok(own) => self.create(&own, true, claim).await,
             Err(refusal) => Ok(Verdict::Refused(refusal)),
         }

@@ -10,6 +10,7 @@ use lockkeeper_core::{
 use zookeeper_client::MultiWriteResult;
 
 use crate::{
+    alone::OwnSessions,
     claims::{Known, Made, add_number, checked, number_of},
     line::follows,
     note::Note,
@@ -65,14 +66,20 @@ impl Shared {
     pub(crate) async fn apply(self: &Arc<Self>, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
         // Nobody waits for a turn only to hear this.
         self.session().inspect_err(|_| self.still_wanted(group))?;
+        // Before the turn, so that nobody waits for a server that is slow to open them.
+        let own = self.sessions_for(group).await;
         let _turn = self.turn.lock().await;
-        let answers = self.apply_in_turn(group).await;
+        let answers = self.apply_in_turn(group, own).await;
         // Also what got no answer has to be looked after.
         self.sooner.notify_one();
         answers
     }
 
-    async fn apply_in_turn(self: &Arc<Self>, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
+    async fn apply_in_turn(
+        self: &Arc<Self>,
+        group: &[Request],
+        mut own: OwnSessions,
+    ) -> Result<Answers<Answer>, StoreError> {
         let session = self.session()?;
         let mut answers: Placed = vec![None; group.len()];
         let mut ops = Vec::with_capacity(group.len());
@@ -103,7 +110,7 @@ impl Shared {
                     }
                     Known::New | Known::Unknown(_) | Known::Holding(..) => {
                         self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
-                        Answer::Claim(self.claim_alone(&session, claim).await?)
+                        Answer::Claim(self.claim_alone(&session, claim, own.remove(&claim.contender)).await?)
                     }
                 },
             };

@@ -229,9 +229,9 @@ impl Shared {
         lease: Duration,
     ) -> Result<Result<Arc<Session>, StoreError>, StoreError> {
         // Two ticks more, so that what is said about it is never longer than what it lives.
-        let session = self.own_session(lease + self.place.tick * 2).await?;
-        if session.timeout < lease {
-            let longest = session.timeout;
+        let session = self.own_session(lease + self.place.limits().tick * 2).await?;
+        let longest = session.timeout();
+        if longest < lease {
             return Ok(Err(StoreError::new(
                 StoreErrorKind::Unsupported,
                 format!(
@@ -252,7 +252,7 @@ impl Shared {
             (entry.session.clone(), entry.own_session, hold.expires)
         };
         let lease = expires.since(self.now());
-        let detached = if lease > session.timeout || !own_session {
+        let detached = if lease > session.timeout() || !own_session {
             let Some(found) = self.look_up(&session, renew).await? else { return Ok(Renewed::Gone) };
             if found.note.evicted {
                 return Ok(Renewed::Evicted);

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `namespace=NAME` | the node under the chroot that everything is kept in; `lockkeeper` by default |
 //! | `session=10s` | how long a session lasts without a sign of life: what a killed process may cost others |
-//! | `tick=2s` | the servers' `tickTime`, or more: it is taken off what a session is sure to last |
+//! | `tick=2s` | the servers' `tickTime`, or more: it is taken off what a session is sure to last. Servers that keep no short sessions show that theirs is longer, which is allowed for; those with a `minSessionTimeout` below two ticks do not |
 //! | `auth=digest`, `auth=sasl` | how user and password are shown: ZooKeeper's own way (by default) or DIGEST-MD5 |
 //! | `tls=true` | encrypted, to servers whose certificates come from `ca=FILE`; with `cert=FILE&key=FILE` an own one |
 //!
@@ -44,6 +44,7 @@ mod claims;
 mod counts;
 mod groups;
 mod leases;
+mod limits;
 mod line;
 mod note;
 mod operators;

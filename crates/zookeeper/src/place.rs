@@ -2,20 +2,23 @@
 //!
 //! `zookeeper://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/CHROOT][?OPTION=VALUE&...]`
 
-use std::{fmt, time::Duration};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use lockkeeper_core::{StoreError, StoreErrorKind};
-use zookeeper_client::{Acls, Client, Connector, SaslOptions};
+use tokio::task::JoinSet;
+use zookeeper_client::{Acls, Client, Connector, Error, SaslOptions};
 
 use crate::{
+    limits::Known,
     path::{Paths, unescape},
     tls::{self, Tls},
+    trouble::trouble,
 };
 
 /// What a URL says.
 #[derive(Clone)]
 pub(crate) struct Place {
-    servers: String,
+    pub(crate) servers: String,
     pub(crate) paths: Paths,
     login: Option<Login>,
     tls: Option<Tls>,
@@ -23,6 +26,8 @@ pub(crate) struct Place {
     pub(crate) session: Duration,
     /// The longest tick of the servers.
     pub(crate) tick: Duration,
+    /// What the servers grant.
+    pub(crate) known: Arc<Known>,
     /// The URL without the password.
     pub(crate) shown: String,
 }
@@ -46,6 +51,11 @@ pub(crate) fn config(message: impl Into<String>) -> StoreError {
 
 /// Where servers listen, if nothing else is said.
 const PORT: u16 = 2181;
+
+/// A server that accepts a connection and says nothing holds the client up for a good part of a session. So another
+/// attempt is begun beside one that takes longer than this, up to so many: each begins with another server, by chance.
+const NEXT_ATTEMPT: Duration = Duration::from_millis(100);
+const ATTEMPTS: u32 = 8;
 
 const OPTIONS: &str = "namespace, session, tick, auth (digest or sasl), tls, ca, cert, key";
 
@@ -121,7 +131,8 @@ impl Place {
         let root = root(chroot, &namespace)?;
         let shown = url.strip_prefix("zookeeper://").and_then(|url| url.strip_prefix(who_and_where));
         let shown = format!("zookeeper://{servers}{}", shown.unwrap_or_default());
-        Ok(Self { servers: servers.to_owned(), paths: Paths { root }, login, tls, session, tick, shown })
+        let (servers, paths, known) = (servers.to_owned(), Paths { root }, Arc::default());
+        Ok(Self { servers, paths, login, tls, session, tick, known, shown })
     }
 
     fn connector(&self, timeout: Duration) -> Result<Connector, StoreError> {
@@ -144,16 +155,44 @@ impl Place {
     /// Opens a session that ends without a sign of life for `timeout`, as far as the server allows it. If
     /// `detached`, it outlives this connection.
     pub(crate) async fn open(&self, timeout: Duration, detached: bool) -> Result<Client, StoreError> {
+        let mut attempts = JoinSet::new();
+        let most = if self.servers.contains(',') { ATTEMPTS } else { 1 };
+        for attempt in 1..=most {
+            attempts.spawn(self.attempt(&self.servers, timeout, detached)?);
+            let next = tokio::time::sleep(if attempt < most { NEXT_ATTEMPT } else { Duration::MAX });
+            tokio::pin!(next);
+            loop {
+                let attempted = tokio::select! {
+                    biased;
+                    Some(attempted) = attempts.join_next() => attempted,
+                    () = next.as_mut() => break,
+                };
+                match attempted.unwrap_or(Err(Error::ClientClosed)) {
+                    Ok(client) => return Ok(client),
+                    Err(error) if attempts.is_empty() => return Err(trouble(error)),
+                    // Another may have met a better server.
+                    Err(_) => {}
+                }
+            }
+        }
+        Err(trouble(Error::Timeout))
+    }
+
+    /// One attempt to open a session. The client begins with any of the servers.
+    pub(crate) fn attempt(
+        &self,
+        servers: &str,
+        timeout: Duration,
+        detached: bool,
+    ) -> Result<impl Future<Output = Result<Client, Error>> + Send + use<>, StoreError> {
         let mut connector = self.connector(timeout)?.with_fail_eagerly();
         if detached {
             connector = connector.with_detached();
         }
-        let connected = if self.tls.is_some() {
-            connector.secure_connect(&self.servers).await
-        } else {
-            connector.connect(&self.servers).await
-        };
-        connected.map_err(crate::trouble::trouble)
+        let (servers, secure) = (servers.to_owned(), self.tls.is_some());
+        Ok(async move {
+            if secure { connector.secure_connect(&servers).await } else { connector.connect(&servers).await }
+        })
     }
 
     /// What stands behind `error`, which nobody could be reached with, as far as more can be said.

@@ -13,7 +13,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use lockkeeper_core::{
@@ -23,22 +23,22 @@ use lockkeeper_core::{
         deadline::margin,
     },
 };
-use tokio::{runtime::Handle, sync::watch, task::AbortHandle};
-use zookeeper_client::{Client, Error, SessionState};
+use tokio::{runtime::Handle, sync::watch};
+use zookeeper_client::{Client, Error, SessionState, StateWatcher};
 
-use crate::{place::Place, trouble::trouble};
+use crate::{limits::Limits, place::Place, table::Task, trouble::trouble};
 
 /// A session with ZooKeeper and its deadline.
 pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) id: i64,
-    /// What the server agreed to.
-    pub(crate) timeout: Duration,
-    tick: Duration,
+    /// What the server agreed to when it was opened.
+    pub(crate) agreed: Duration,
     clock: Clock,
     pulse: Mutex<Pulse>,
     over: watch::Sender<bool>,
-    beat: Mutex<Option<AbortHandle>>,
+    /// What keeps it, and what looks after its limits.
+    tasks: Mutex<Vec<Task>>,
     /// How many bytes the paths have that are watched.
     watched: AtomicUsize,
     /// How long an answer is waited for, if not until the session ends.
@@ -66,27 +66,44 @@ impl Drop for MayWatch {
 #[derive(Debug)]
 struct Pulse {
     deadline: BootTime,
+    /// How long it certainly lasts, whichever server it is with.
+    timeout: Duration,
+    /// How long it takes the leader to hear of it, at most.
+    tick: Duration,
     /// Answered requests that no later one has confirmed yet: when sent, when answered.
     answered: VecDeque<(BootTime, BootTime)>,
 }
 
 impl Pulse {
+    fn new(sent: BootTime, timeout: Duration, tick: Duration) -> Self {
+        Self { deadline: lives_until(sent, timeout), timeout, tick, answered: VecDeque::new() }
+    }
+
     /// A request sent at `sent` was answered now by the quorum.
-    fn answered(&mut self, sent: BootTime, now: BootTime, tick: Duration, timeout: Duration) {
+    fn answered(&mut self, sent: BootTime, now: BootTime) {
         if sent >= self.deadline || now >= self.deadline {
             return;
         }
         while let Some((earlier, answered)) = self.answered.front() {
-            if answered.after(tick) > sent {
+            if answered.after(self.tick) > sent {
                 break;
             }
-            self.deadline = self.deadline.max(lives_until(*earlier, timeout));
+            self.deadline = self.deadline.max(lives_until(*earlier, self.timeout));
             self.answered.pop_front();
         }
         // One per tenth of a tick is enough, however many requests there are.
-        if self.answered.back().is_none_or(|(last, _)| last.after(tick / 10) <= sent) {
+        if self.answered.back().is_none_or(|(last, _)| last.after(self.tick / 10) <= sent) {
             self.answered.push_back((sent, now));
         }
+    }
+
+    /// It may not last as long as was thought, or be heard of as soon. What was derived from that is corrected.
+    fn allow_for(&mut self, limits: Limits) {
+        let shorter = self.timeout.saturating_sub(limits.longest);
+        let later = limits.tick.saturating_sub(self.tick);
+        self.timeout -= shorter;
+        self.tick += later;
+        self.deadline = self.deadline.before(shorter + later);
     }
 }
 
@@ -106,26 +123,34 @@ impl Session {
     ) -> Result<Arc<Self>, StoreError> {
         let sent = clock.now();
         let client = place.open(timeout, detached).await?;
-        let timeout = client.session_timeout();
+        let agreed = client.session_timeout();
         let session = Arc::new(Self {
             id: client.session_id().0,
             client,
-            timeout,
-            tick: place.tick,
+            agreed,
             clock: clock.clone(),
-            pulse: Mutex::new(Pulse { deadline: lives_until(sent, timeout), answered: VecDeque::new() }),
+            pulse: Mutex::new(Pulse::new(sent, agreed, place.tick)),
             over: watch::channel(false).0,
-            beat: Mutex::default(),
+            tasks: Mutex::default(),
             watched: AtomicUsize::new(0),
             patience,
         });
+        session.pulse().allow_for(place.limits());
         let beat = background.spawn(beat(Arc::downgrade(&session), place.paths.root.clone()));
-        *session.beat.lock().unwrap_or_else(PoisonError::into_inner) = Some(beat.abort_handle());
+        let (weak, state) = (Arc::downgrade(&session), session.client.state_watcher());
+        let follow = background.spawn(follow(weak, state, place.clone()));
+        let tasks = [beat, follow].map(|task| Task(task.abort_handle()));
+        session.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         Ok(session)
     }
 
     fn pulse(&self) -> MutexGuard<'_, Pulse> {
         self.pulse.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long it lasts without a sign of life.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.pulse().timeout
     }
 
     /// Until when the server certainly keeps the session.
@@ -209,7 +234,7 @@ impl Session {
         answer: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
         let answer = self.read(answer).await?;
-        self.pulse().answered(sent, self.clock.now(), self.tick, self.timeout);
+        self.pulse().answered(sent, self.clock.now());
         if self.lives() { Ok(answer) } else { Err(Error::SessionExpired.into()) }
     }
 
@@ -228,14 +253,6 @@ impl Session {
     }
 }
 
-impl Drop for Session {
-    fn drop(&mut self) {
-        if let Some(beat) = self.beat.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            beat.abort();
-        }
-    }
-}
-
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "session {:#x}", self.id)
@@ -246,7 +263,7 @@ impl std::fmt::Debug for Session {
 async fn beat(session: std::sync::Weak<Session>, root: String) {
     loop {
         let Some(session) = session.upgrade() else { return };
-        let (clock, period) = (session.clock.clone(), (session.timeout / 8).max(Duration::from_millis(10)));
+        let (clock, period) = (session.clock.clone(), (session.timeout() / 8).max(Duration::from_millis(10)));
         let next = clock.now().after(period);
         tokio::select! {
             biased;
@@ -265,6 +282,24 @@ async fn beat(session: std::sync::Weak<Session>, root: String) {
         }
         drop(session);
         clock.sleep_until(next).await;
+    }
+}
+
+/// Finds out how long the session lasts whenever that may have changed: each server that it moves to has limits of its
+/// own. The answer comes long before a session that has become shorter can end.
+async fn follow(session: std::sync::Weak<Session>, mut state: StateWatcher, place: Place) {
+    let mut since = None;
+    loop {
+        let limits = place.learn_limits(since).await;
+        let Some(session) = session.upgrade() else { return };
+        session.pulse().allow_for(limits);
+        drop(session);
+        while state.changed().await != SessionState::SyncConnected {
+            if state.peek_state().is_terminated() {
+                return;
+            }
+        }
+        since = Some(Instant::now());
     }
 }
 
@@ -292,25 +327,41 @@ mod tests {
     }
 
     fn pulse() -> Pulse {
-        Pulse { deadline: lives_until(START, TIMEOUT), answered: VecDeque::new() }
+        Pulse::new(START, TIMEOUT, TICK)
     }
 
     #[test]
     fn i3_an_answer_counts_once_a_tick_later_another_is_answered() {
         let mut pulse = pulse();
-        pulse.answered(at(3), at(4), TICK, TIMEOUT);
-        pulse.answered(at(5), at(5), TICK, TIMEOUT);
+        pulse.answered(at(3), at(4));
+        pulse.answered(at(5), at(5));
         assert_eq!(pulse.deadline, lives_until(START, TIMEOUT), "nobody told the leader yet, perhaps");
-        pulse.answered(at(6), at(6), TICK, TIMEOUT);
+        pulse.answered(at(6), at(6));
         assert_eq!(pulse.deadline, lives_until(at(3), TIMEOUT));
     }
 
     #[test]
     fn i3_nothing_sent_or_answered_past_the_deadline_extends_it() {
         let mut pulse = pulse();
-        pulse.answered(at(1), at(1), TICK, TIMEOUT);
-        pulse.answered(at(9), at(11), TICK, TIMEOUT);
-        pulse.answered(at(11), at(11), TICK, TIMEOUT);
+        pulse.answered(at(1), at(1));
+        pulse.answered(at(9), at(11));
+        pulse.answered(at(11), at(11));
         assert_eq!(pulse.deadline, lives_until(START, TIMEOUT));
+    }
+
+    #[test]
+    fn i3_a_session_that_became_shorter_ends_earlier() {
+        let mut pulse = pulse();
+        pulse.answered(at(1), at(1));
+        pulse.answered(at(3), at(3));
+        assert_eq!(pulse.deadline, lives_until(at(1), TIMEOUT));
+        let (longest, tick) = (TIMEOUT / 2, TICK * 2);
+        pulse.allow_for(Limits { longest, tick });
+        assert!(pulse.deadline <= lives_until(at(1), longest).before(TICK));
+        let before = pulse.deadline;
+        pulse.answered(at(3), at(3));
+        assert_eq!(pulse.deadline, before, "two of the ticks that were counted with before");
+        pulse.allow_for(Limits { longest: TIMEOUT, tick: TICK });
+        assert_eq!((pulse.timeout, pulse.tick), (longest, tick), "some server has these limits");
     }
 }

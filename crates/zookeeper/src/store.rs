@@ -74,7 +74,7 @@ impl ZooKeeperStore {
     async fn connect(place: Place, context: Context) -> Result<Self, StoreError> {
         let background = context.background.clone();
         let connected = background.spawn(async move {
-            // A server that is silent may be tried first; it takes the client a part of a session to turn to the next.
+            // A server that is silent may be tried first.
             let limit = context.request_limit.max(place.session);
             let opening = async {
                 let (clock, background) = (&context.clock, &context.background);
@@ -83,13 +83,13 @@ impl ZooKeeperStore {
                     Ok(session) => session,
                     Err(error) => return Err(place.explain(error).await),
                 };
-                if session.timeout > place.session {
+                if session.agreed > place.session {
                     return Err(StoreError::new(
                         StoreErrorKind::Config,
                         format!(
-                            "these servers keep a session for at least {:?}; write session={}ms",
-                            session.timeout,
-                            session.timeout.as_millis()
+                            "these servers keep a session for at least {:?}; write ?session={}ms",
+                            session.agreed,
+                            session.agreed.as_millis()
                         ),
                     ));
                 }
@@ -98,7 +98,7 @@ impl ZooKeeperStore {
             };
             let (session, id) = session::within(limit, opening).await?;
             // Shorter than a session nothing ends if its process dies.
-            let capability = Capability { min_lease: session.timeout, ..CAPABILITY.clone() };
+            let capability = Capability { min_lease: session.agreed, ..CAPABILITY.clone() };
             let shared = Shared::new(place, context, session);
             let mut tasks = Vec::new();
             let mut spawn = |task| tasks.push(Task(task));
@@ -267,9 +267,10 @@ impl Store for ZooKeeperStore {
         let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         let closed = self.ask(async move |shared| {
             let limit = shared.limit;
+            // First of all: one of them replaces a session that is over.
+            drop(tasks);
             // What is not done within the limit ends with its session.
             drop(tokio::time::timeout(limit, shared.close()).await);
-            drop(tasks);
             Ok(())
         });
         Box::pin(async move { drop(closed.await) })

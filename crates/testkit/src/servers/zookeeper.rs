@@ -298,6 +298,16 @@ impl ZooKeeperNode {
         self.process.until_ready(|| Ok(Answer::when(self.mode().is_some() && secure(), "no mode or port")))
     }
 
+    /// Changes a setting, from its next start on.
+    ///
+    /// # Errors
+    /// If its settings cannot be written.
+    pub fn configure(&self, setting: &str, value: &str) -> io::Result<()> {
+        let file = self.folder.path().join("zoo.cfg");
+        // Of two that say something else, the later counts.
+        fs::write(&file, format!("{}{setting}={value}\n", fs::read_to_string(&file)?))
+    }
+
     /// Starts it again after [`Process::kill`], with what it had written. Of an ensemble, it serves only once
     /// enough others run: [`until_ready`](Self::until_ready).
     ///

@@ -6,6 +6,7 @@ mod access;
 mod costs;
 mod crews;
 mod evictions;
+mod limits;
 mod lines;
 mod nodes;
 mod numbers;

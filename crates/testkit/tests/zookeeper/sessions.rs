@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use lockkeeper::{Lost, StoreErrorKind};
+use lockkeeper_testkit::proxy::Proxy;
+use zookeeper_client::Client;
 
 use crate::stage::{Stage, nodes, soon, until_nodes, until_renewed};
 
@@ -91,6 +93,57 @@ async fn a_silent_server_keeps_nobody_out() {
         served.expect("served");
     }
     follower.process().resume();
+}
+
+/// As above for a lease that has a session of its own: a server that says nothing is turned away from soon, and until
+/// then it holds up neither the claims nor the leaves of its keeper for long.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_server_does_not_hold_up_the_claims_of_a_keeper() {
+    let stage = Stage::single(Duration::from_secs(10));
+    let (one, two) = (stage.address(), Proxy::start(stage.address()).expect("started"));
+    // Connections to it are accepted by the kernel.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let silent = silent.local_addr().expect("an address");
+    let url = format!("zookeeper://{one},{},{silent}?session=10s&tick=200ms", two.address());
+    let keeper = lockkeeper::connect(&url).await.expect("connected");
+    let mutex = keeper.mutex("stock");
+    mutex.lock().await.expect("locked").release().await.expect("released");
+    let mut longest = Duration::ZERO;
+    for nth in 0..12 {
+        let lonely = keeper.mutex(&format!("lonely/{nth}")).lease(Duration::from_secs(30)).detachable();
+        let asking = tokio::spawn(async move { lonely.lock().await.expect("locked").release().await });
+        while !asking.is_finished() {
+            let started = tokio::time::Instant::now();
+            soon(mutex.lock()).await.expect("locked").release().await.expect("released");
+            longest = longest.max(started.elapsed());
+        }
+        soon(asking).await.expect("no panic").expect("released");
+    }
+    assert!(longest < Duration::from_millis(1500), "held up for {longest:?}");
+    keeper.close().await;
+}
+
+/// A keeper that closes leaves its session and opens no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keeper_that_closes_opens_no_session() {
+    let stage = Stage::single(SESSION);
+    for _ in 0..10 {
+        let (proxy, keeper) = stage.proxied().await;
+        keeper.mutex("stock").lock().await.expect("locked").release().await.expect("released");
+        // The session itself, and two that ask what the server grants.
+        soon(async {
+            while proxy.accepted() < 3 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        let accepted = proxy.accepted();
+        keeper.close().await;
+        // Connections are accepted in order: whatever was opened before this one is counted.
+        let last = Client::connect(&proxy.address().to_string()).await.expect("connected");
+        assert_eq!(proxy.accepted(), accepted + 1);
+        drop(last);
+    }
 }
 
 /// A session that ended is replaced: old guards stay lost, waiters go on, new locks are to be had.
@@ -197,7 +250,14 @@ async fn a_thousand_holds_and_waits_outlive_a_cut() {
     served.sort_unstable();
     places.sort_unstable();
     assert!(served == places, "somebody lost its place");
-    assert_eq!(other_line.accepted(), connected + 1, "connected again once, and for good");
+    // And two sessions more, which ask what the server grants.
+    soon(async {
+        while other_line.accepted() < connected + 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(other_line.accepted(), connected + 3, "connected again once, and for good");
     waiter.close().await;
 }
 

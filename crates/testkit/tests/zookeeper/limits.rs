@@ -1,0 +1,103 @@
+//! Servers that grant something else than the URL says: shorter sessions, longer ticks.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper_testkit::servers::ZooKeeperNode;
+
+use crate::stage::{Stage, soon, until_renewed};
+
+const SESSION: Duration = Duration::from_secs(10);
+const SHORTER: Duration = Duration::from_secs(5);
+
+/// Restarts a server with other settings.
+fn restart_with(server: &ZooKeeperNode, settings: &[(&str, &str)]) {
+    server.process().kill();
+    for (setting, value) in settings {
+        server.configure(setting, value).expect("written");
+    }
+    server.start_again().expect("started");
+    server.until_ready().expect("ready");
+}
+
+/// A server is restarted and keeps sessions for less than before. Whoever holds something there is told before
+/// anybody else has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn i3_a_session_that_became_shorter_on_reconnecting() {
+    let stage = Stage::single(SESSION);
+    let (proxy, keeper) = stage.proxied().await;
+    let guard = keeper.mutex("stock").lock().await.expect("locked");
+    restart_with(&stage.servers.nodes()[0], &[("maxSessionTimeout", "5000")]);
+    until_renewed(&guard).await;
+    // What it says by now is what the server granted, once both have spoken.
+    soon(async {
+        while guard.remaining() > SHORTER {
+            assert!(guard.is_held(), "lost");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let other = lockkeeper::connect(&stage.url().replace("session=10000", "session=5000")).await;
+    let other = other.expect("connected");
+    let next = tokio::spawn(async move {
+        let guard = other.mutex("stock").lease(SHORTER).lock().await.expect("locked");
+        (guard, Instant::now())
+    });
+    proxy.refuse(true);
+    proxy.cut_all();
+    soon(guard.lost()).await;
+    let lost = Instant::now();
+    let (next, entered) = soon(next).await.expect("no panic");
+    assert!(lost < entered, "the next one entered {:?} before", lost - entered);
+    next.release().await.expect("released");
+}
+
+/// One of three servers keeps sessions for less than the others. The session may move to it at any time, so it counts
+/// from the start.
+#[tokio::test(flavor = "multi_thread")]
+async fn i3_the_server_with_the_shortest_sessions_counts() {
+    let stage = Stage::ensemble(SESSION);
+    let servers = stage.servers.nodes();
+    restart_with(&servers[1], &[("maxSessionTimeout", "5000")]);
+    let keeper = stage.keeper().await;
+    let guard = keeper.mutex("stock").lock().await.expect("locked");
+    soon(async {
+        while guard.remaining() > SHORTER {
+            assert!(guard.is_held(), "lost");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let started = Instant::now();
+    while started.elapsed() < SHORTER {
+        assert!(guard.is_held() && guard.remaining() <= SHORTER, "{:?}", guard.remaining());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    guard.release().await.expect("released");
+    keeper.close().await;
+}
+
+/// Ticks are ten times as long as the URL says, which shows in how short a session can be.
+#[tokio::test(flavor = "multi_thread")]
+async fn i3_longer_ticks_are_allowed_for() {
+    let stage = Stage::single(SESSION);
+    let tick = Duration::from_secs(2);
+    restart_with(&stage.servers.nodes()[0], &[("tickTime", "2000"), ("minSessionTimeout", "-1")]);
+    let keeper = stage.keeper().await;
+    let guard = keeper.mutex("stock").lock().await.expect("locked");
+    // At first it rests on the answer that opened the session, which took the leader.
+    let opened = Instant::now() + SESSION;
+    let started = Instant::now();
+    while started.elapsed() < SESSION {
+        let now = Instant::now();
+        let (ends, heard) = (now + guard.remaining(), now - tick + SESSION);
+        assert!(
+            guard.is_held() && ends <= heard.max(opened),
+            "{:?} after {:?}",
+            guard.remaining(),
+            started.elapsed()
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    guard.release().await.expect("released");
+    keeper.close().await;
+}
