@@ -298,9 +298,10 @@ impl Fleet {
                 // What the outcome is if this was the last round.
                 run.results[call] = Some(Err(trouble::refused(&error)));
                 // A renewal is asked for again by itself, and must not keep others waiting.
-                let given_up = error.code() == "TRYAGAIN" && matches!(lane, Lane::Reserved);
+                let half_moved = trouble::is_half_moved(&error);
+                let given_up = half_moved && matches!(lane, Lane::Reserved);
                 if !given_up && Instant::now() + SLOT_PAUSE < run.until {
-                    pause |= error.code() == "TRYAGAIN";
+                    pause |= half_moved;
                     tries.extend(self.next_try(of, &error));
                 }
             }
@@ -364,7 +365,10 @@ impl Fleet {
                         Err(trouble::nonsense("the reply to another request"))
                     }
                 },
-                Some(Err(error)) if matches!(error.code(), "NOSCRIPT" | "MOVED" | "ASK" | "TRYAGAIN") => {
+                Some(Err(error))
+                    if matches!(error.code(), "NOSCRIPT" | "MOVED" | "ASK")
+                        || trouble::is_half_moved(&error) =>
+                {
                     run.again.push((of, error));
                     continue;
                 }

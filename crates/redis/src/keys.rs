@@ -1,7 +1,7 @@
 //! Names of keys and channels. All start with the namespace, and all of one resource share one
 //! hash tag, so that a cluster keeps them together.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::LazyLock};
 
 use lockkeeper_core::{ContenderId, KeeperId, Name, store::Topic};
 
@@ -42,9 +42,14 @@ impl Keys {
         self.resource(name) + what
     }
 
-    /// The last grant number: one for all, or in a cluster one for each resource.
+    /// The last grant number: one for all, or in a cluster one for each slot, since a script works in one slot.
     pub(crate) fn mark(&self, name: &Name) -> Cow<'_, str> {
-        if self.sharded { Cow::Owned(self.of(name, ":mark")) } else { Cow::Borrowed(&self.mark) }
+        if !self.sharded {
+            return Cow::Borrowed(&self.mark);
+        }
+        let tag = TAGS[slot(&self.resource(name))];
+        let letters = tag.map(char::from);
+        Cow::Owned(format!("{}{{{}{}{}}}:mark", self.prefix, letters[0], letters[1], letters[2]))
     }
 
     pub(crate) fn latch(&self, name: &Name) -> String {
@@ -124,12 +129,36 @@ pub(crate) fn slot(key: &str) -> usize {
 
 /// CRC-16/XMODEM, by which a cluster places its keys.
 fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc, byte| {
-        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
-            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
-        })
-    })
+    bytes.iter().fold(0, |crc, byte| crc16_with(crc, *byte))
 }
+
+/// The same of one more byte.
+fn crc16_with(crc: u16, byte: u8) -> u16 {
+    (0..8).fold(
+        crc ^ (u16::from(byte) << 8),
+        |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        },
+    )
+}
+
+/// A hash tag for each slot: the first three letters and digits, in order, whose slot it is.
+static TAGS: LazyLock<Vec<[u8; 3]>> = LazyLock::new(|| {
+    let letters = || (b'0'..=b'9').chain(b'A'..=b'Z').chain(b'a'..=b'z');
+    let mut tags = vec![[0; 3]; SLOTS];
+    for first in letters() {
+        for second in letters() {
+            let two = crc16(&[first, second]);
+            for third in letters() {
+                let tag = &mut tags[usize::from(crc16_with(two, third)) % SLOTS];
+                if tag[0] == 0 {
+                    *tag = [first, second, third];
+                }
+            }
+        }
+    }
+    tags
+});
 
 /// Appends `text` with the bytes that `special` names (ASCII only) written as `%` and two digits.
 pub(crate) fn push_escaped(into: &mut String, text: &str, special: impl Fn(u8) -> bool) {
@@ -186,7 +215,10 @@ mod tests {
                     assert!(seen.insert(other.clone()) && other.starts_with("ns:"), "{other}");
                 }
                 if sharded {
-                    assert_eq!(slot(&keys.mark(&name)), slot(&key));
+                    let mark = keys.mark(&name);
+                    assert_eq!(slot(&mark), slot(&key));
+                    assert!(mark.starts_with("ns:{") && mark.ends_with("}:mark"), "{mark}");
+                    assert_eq!(keys.name(&mark), None, "no resource has such a key");
                 }
                 for topic in [Topic::Changes(name.clone()), Topic::Latch(name)] {
                     let channel = keys.channel(&topic, KeeperId::from_u128(1));
@@ -201,6 +233,14 @@ mod tests {
         assert_eq!(slot("foo"), 12182);
         assert_eq!(slot("ns:{foo}:x"), 12182);
         assert_eq!(slot("123456789"), 12739);
+    }
+
+    #[test]
+    fn every_slot_has_a_tag() {
+        for (slot, tag) in TAGS.iter().enumerate() {
+            assert!(tag.iter().all(u8::is_ascii_alphanumeric), "{slot}: {tag:?}");
+            assert_eq!(usize::from(crc16(tag)) % SLOTS, slot, "{tag:?}");
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@
 //! # How it works
 //!
 //! Every transition is a script, so the server does one after another. A resource is one key: a plain string while
-//! one holds it and nobody waits, so that a free lock costs one `SET` and one `DEL`; a sorted set of lines otherwise.
+//! one holds it and nobody waits, so that a free lock costs one `SET` and one `DEL`; a list otherwise.
 //! Leases end by the server's own clock. What the tasks of a process ask for at one time is one call. A release grants
 //! to the next in line and publishes the grant on the channel of the waiter's keeper, who enters without asking.
 //!

@@ -33,7 +33,7 @@ macro_rules! transition {
 }
 
 pub(crate) static APPLY: LazyLock<Script> =
-    script!("prelude.lua", "easy.lua", "numbers.lua", "line.lua", "resource.lua", "apply.lua");
+    script!("prelude.lua", "easy.lua", "numbers.lua", "line.lua", "demand.lua", "resource.lua", "apply.lua");
 pub(crate) static RENEW: LazyLock<Script> = transition!("renew.lua");
 pub(crate) static EVICT: LazyLock<Script> = transition!("evict.lua");
 pub(crate) static TELL: LazyLock<Script> = transition!("tell.lua");

@@ -49,8 +49,8 @@ pub static CAPABILITY: Capability = Capability {
     clock_jump: Survives::WithFence,
 };
 
-/// The version of the key layout. Newer ones are refused.
-const LAYOUT: u32 = 1;
+/// The version of the key layout. Others are refused.
+const LAYOUT: u32 = 2;
 /// How long a latch that nobody touches lasts.
 const LATCH_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long scripts tell of changes after somebody last asked for it, and how often a watcher does.
@@ -110,7 +110,7 @@ impl RedisStore {
         script: &'static Script,
         group: &'a [&'a T],
         name: fn(&T) -> &Name,
-        push: fn(&mut Cmd, &[&T]),
+        push: impl Fn(&mut Cmd, &[&T]) + Copy + Send + Sync + 'a,
     ) -> Vec<Call<'a>> {
         let size = if self.keys.is_sharded() { 1 } else { group.len().max(1) };
         let chunk = |chunk: &'a [&'a T]| {
@@ -127,7 +127,9 @@ impl RedisStore {
     }
 
     fn apply_calls<'a>(&'a self, group: &'a [&'a Request]) -> Vec<Call<'a>> {
-        self.calls(&APPLY, group, Request::name, wire::push_group)
+        let must_write = self.fleet.dialler.settings().wait > 0;
+        let push = move |command: &mut Cmd, group: &[&Request]| wire::push_group(command, group, must_write);
+        self.calls(&APPLY, group, Request::name, push)
     }
 
     /// Answers a group. Its plain leaves go first, as the script has it.
@@ -135,8 +137,16 @@ impl RedisStore {
         if let [only] = group {
             return self.apply_sorted(&[only]).await;
         }
-        let (mut order, rest): (Vec<usize>, Vec<usize>) =
-            (0..group.len()).partition(|place| wire::is_plain_leave(&group[*place]));
+        // A leave with a mark before it, of the same resource, may have granted what this one gives back.
+        let mut marked: Vec<&Name> = Vec::new();
+        let (mut order, rest): (Vec<usize>, Vec<usize>) = (0..group.len()).partition(|place| {
+            let request = &group[*place];
+            let plain = wire::is_plain_leave(request);
+            if !plain && matches!(request, Request::Leave(_)) {
+                marked.push(request.name());
+            }
+            plain && !marked.contains(&request.name())
+        });
         order.extend(rest);
         let sorted: Vec<&Request> = order.iter().map(|place| &group[*place]).collect();
         let Answers { now, each } = self.apply_sorted(&sorted).await?;
@@ -386,6 +396,10 @@ async fn identify(fleet: &Fleet, keys: &Keys) -> Result<String, StoreError> {
     };
     match version.parse::<u32>() {
         Ok(LAYOUT) => Ok(id.to_owned()),
+        Ok(..LAYOUT) => corrupt(
+            "this namespace was written by an older version of this program; once nothing of it is held, remove the keys \
+             that begin with it, except those that end with :fence, or choose another namespace= in the URL",
+        ),
         _ => corrupt("this namespace was written by a newer version of this program; update this one"),
     }
 }

@@ -15,6 +15,14 @@ pub(crate) fn refused(error: &ServerError) -> StoreError {
     })
 }
 
+/// Whether nothing was done because the keys of a call are not all on one node, or one would have to be made on a node that
+/// its slot leaves. A script meets that before its first write: none removes a key and then writes it again.
+pub(crate) fn is_half_moved(error: &ServerError) -> bool {
+    error.code() == "TRYAGAIN" || error.details().is_some_and(|details| details.contains(NOT_LOCAL))
+}
+
+const NOT_LOCAL: &str = "attempted to access a non local key";
+
 /// What a server said, without the words that it was sent, among which may be a password.
 fn without_words(details: &str) -> &str {
     details.split(", with args beginning with").next().unwrap_or_default()
@@ -36,6 +44,9 @@ fn explain(code: &str, details: &str) -> Option<StoreError> {
             "the cluster does not serve this slot; see `redis-cli cluster info` for the nodes that are missing",
         ),
         "TRYAGAIN" | "MOVED" | "ASK" => {
+            (Conflict, "the slot of this resource is being moved to another node; it passes with the move")
+        }
+        "ERR" if details.contains(NOT_LOCAL) => {
             (Conflict, "the slot of this resource is being moved to another node; it passes with the move")
         }
         // Only if there was no time left to send its text.

@@ -35,7 +35,8 @@ pub(crate) fn is_plain_leave(request: &Request) -> bool {
 }
 
 /// Appends the arguments of `apply.lua` for a group, whose plain leaves come first.
-pub(crate) fn push_group(command: &mut Cmd, group: &[&Request]) {
+/// With `must_write` a grant that was made before is written again, so that replicas can be waited for.
+pub(crate) fn push_group(command: &mut Cmd, group: &[&Request], must_write: bool) {
     let mut scratch = String::with_capacity(256);
     let plain = group.iter().take_while(|request| is_plain_leave(request)).count();
     command.arg(plain);
@@ -48,7 +49,7 @@ pub(crate) fn push_group(command: &mut Cmd, group: &[&Request]) {
         match request {
             Request::Claim(claim) => {
                 if !before.is_some_and(|before| differ_only_in_id(before, claim)) {
-                    push_common(command, claim, &mut scratch);
+                    push_common(command, claim, must_write, &mut scratch);
                     before = Some(claim);
                 }
                 scratch.clear();
@@ -77,28 +78,35 @@ fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
         min_hold: _,
         not_after,
         stamp,
-        again: _,
+        again,
         card,
     } = a;
-    (units, capacity, lease, queue, not_after, stamp, card)
-        == (&b.units, &b.capacity, &b.lease, &b.queue, &b.not_after, &b.stamp, &b.card)
+    (units, capacity, lease, queue, not_after, stamp, again, card)
+        == (&b.units, &b.capacity, &b.lease, &b.queue, &b.not_after, &b.stamp, &b.again, &b.card)
 }
 
 /// Appends what comes before the first of claims that differ only in their ids.
-fn push_common(command: &mut Cmd, claim: &Claim, scratch: &mut String) {
+fn push_common(command: &mut Cmd, claim: &Claim, must_write: bool, scratch: &mut String) {
     let lease = micros(claim.lease);
     let not_after = claim.not_after.0.min(LAST_TIME);
     scratch.clear();
+    let way = match (claim.queue, must_write) {
+        (true, false) => 'q',
+        (true, true) => 'Q',
+        (false, false) => 't',
+        (false, true) => 'T',
+    };
     // Writing to a string cannot fail.
-    _ = write!(scratch, "{not_after:016}{}{}", if claim.queue { 'q' } else { 't' }, claim.stamp);
+    _ = write!(scratch, "{not_after:016}{way}{}", claim.stamp);
     command.arg("s").arg(&*scratch).arg(lease);
-    // At least to the end of the minute in which the lease ends, as resource.lua has it.
-    match claim.capacity.allows(claim.units) {
-        true => command.arg(lease / 1000 + 60_001),
+    // A second more than a minute longer than the lease, as easy.lua writes it down. Who asks again mostly waits.
+    match claim.capacity.allows(claim.units) && !claim.again {
+        true => command.arg(lease / 1000 + 61_001),
         false => command.arg(""),
     };
     scratch.clear();
-    _ = write!(scratch, " {} {} {lease} ", claim.capacity, claim.units);
+    // The dash is room for words of later versions.
+    _ = write!(scratch, " {} {} {lease} - ", claim.capacity, claim.units);
     push_card(scratch, &claim.card);
     command.arg(&*scratch);
 }
@@ -263,36 +271,48 @@ impl Reader {
         self.word()?.parse().map_err(|_| trouble::nonsense("a token"))
     }
 
-    /// The resource that lines tell of, without what has ended.
+    /// The resource that a key tells of, without what has ended.
     pub(crate) fn view(&mut self, name: &Name) -> Result<Option<ResourceView>, StoreError> {
         let now = self.time()?;
-        let Value::Array(lines) = std::mem::replace(&mut self.more, Value::Nil) else {
+        let Value::Array(elements) = std::mem::replace(&mut self.more, Value::Nil) else {
             return Err(trouble::nonsense("missing lines"));
         };
-        let (mut view, mut line) = (None, Vec::new());
-        for text in lines {
-            // What is not one of our lines is not a lock, and claims of it are refused.
-            let Value::BulkString(text) = text else { continue };
-            let Ok(text) = String::from_utf8(text) else { continue };
-            match text.split_at_checked(2) {
-                Some(("h ", rest)) => {
-                    let Some((in_use, expires, holder)) = holder(rest, now) else { continue };
-                    let (capacity, holders) = view.get_or_insert((in_use, Vec::new()));
-                    *capacity = in_use;
-                    if expires > now {
-                        holders.push(holder);
-                    }
-                }
-                Some(("l ", rest)) => line.extend(waiter(rest)),
-                _ => {}
-            }
-        }
-        line.retain(|(asked, _)| asked.after(WAIT_LEASE) > now);
-        let waiters: Vec<_> = line.into_iter().map(|(_, waiter)| waiter).collect();
-        Ok(view
-            .filter(|(_, holders)| !holders.is_empty() || !waiters.is_empty())
-            .map(|(capacity, holders)| ResourceView { name: name.clone(), capacity, holders, waiters }))
+        // What is not one of ours is not a lock, and claims of it are refused.
+        Ok(view(name, now, elements.into_iter().filter_map(text)))
     }
+}
+
+fn text(element: Value) -> Option<String> {
+    match element {
+        Value::BulkString(text) => String::from_utf8(text).ok(),
+        _ => None,
+    }
+}
+
+/// The resource whose key has these elements: the head, the other lines, two for each who waits.
+fn view(name: &Name, now: StoreTime, mut elements: impl Iterator<Item = String>) -> Option<ResourceView> {
+    let head = elements.next()?;
+    let mut words = head.splitn(4, ' ');
+    let others = words.nth(2)?.parse().ok()?;
+    let first = words.next()?.to_owned();
+    let (mut in_use, mut holders) = (None, Vec::new());
+    for line in std::iter::once(first).chain(elements.by_ref().take(others)) {
+        let Some((capacity, expires, holder)) = line.strip_prefix("h ").and_then(|line| holder(line, now))
+        else {
+            continue;
+        };
+        in_use = Some(capacity);
+        if expires > now {
+            holders.push(holder);
+        }
+    }
+    let mut waiters = Vec::new();
+    while let (Some(id), Some(asks)) = (elements.next(), elements.next()) {
+        waiters.extend(waiter(&id, &asks).filter(|(asked, _)| asked.after(WAIT_LEASE) > now));
+    }
+    let waiters: Vec<_> = waiters.into_iter().map(|(_, waiter)| waiter).collect();
+    let capacity = in_use.filter(|_| !holders.is_empty() || !waiters.is_empty())?;
+    Some(ResourceView { name: name.clone(), capacity, holders, waiters })
 }
 
 fn units(text: &str) -> Option<Units> {
@@ -312,7 +332,7 @@ fn wall(micros: u64) -> SystemTime {
 }
 
 fn holder(line: &str, now: StoreTime) -> Option<(Capacity, StoreTime, HolderView)> {
-    let mut words = line.splitn(9, ' ');
+    let mut words = line.splitn(10, ' ');
     let mut next = || words.next();
     let number = next()?.parse().ok().filter(|number| is_grant_number(*number))?;
     let since = wall(next()?.parse().ok()?);
@@ -321,7 +341,7 @@ fn holder(line: &str, now: StoreTime) -> Option<(Capacity, StoreTime, HolderView
     let contender = next()?.parse().ok()?;
     let capacity = capacity(next()?)?;
     let units = units(next()?)?;
-    next()?;
+    let (_lease, _later) = (next()?, next()?);
     let card = card(next()?)?;
     let view = HolderView {
         contender,
@@ -336,18 +356,16 @@ fn holder(line: &str, now: StoreTime) -> Option<(Capacity, StoreTime, HolderView
     Some((capacity, expires, view))
 }
 
-fn waiter(line: &str) -> Option<(StoreTime, WaiterView)> {
-    let mut words = line.splitn(8, ' ');
+fn waiter(id: &str, asks: &str) -> Option<(StoreTime, WaiterView)> {
+    let mut words = asks.splitn(8, ' ');
     let mut next = || words.next();
-    let since = wall(next()?.parse().ok()?);
     let asked = StoreTime(next()?.parse().ok()?);
-    next()?;
-    let contender = next()?.parse().ok()?;
-    next()?;
+    let since = wall(next()?.parse().ok()?);
+    let (_stamp, _capacity) = (next()?, next()?);
     let units = units(next()?)?;
-    next()?;
+    let (_lease, _later) = (next()?, next()?);
     let card = card(next()?)?;
-    Some((asked, WaiterView { contender, units, card, since }))
+    Some((asked, WaiterView { contender: id.parse().ok()?, units, card, since }))
 }
 
 /// The grant that a message tells of.

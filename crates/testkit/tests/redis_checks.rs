@@ -49,6 +49,9 @@ async fn a_grant_without_its_replicas_is_given_back() {
     keeper.close().await;
 }
 
+/// As a resource with one more line begins.
+const HEAD: &str = "1700000000000000 1700000000000000 000001 x somebody 1700000000000000";
+
 /// A key of somebody else in the namespace is left as it is, and costs nobody else anything.
 #[tokio::test]
 async fn a_foreign_key_is_refused_and_left_alone() {
@@ -57,9 +60,10 @@ async fn a_foreign_key_is_refused_and_left_alone() {
     for (name, command) in [
         ("text", ["SET", "lockkeeper:{text}", "precious"].as_slice()),
         ("list", &["RPUSH", "lockkeeper:{list}", "precious"]),
-        ("set", &["ZADD", "lockkeeper:{set}", "0", "h precious"]),
-        ("late set", &["ZADD", "lockkeeper:{late set}", "0", "precious"]),
-        ("last set", &["ZADD", "lockkeeper:{last set}", "0", "z precious"]),
+        ("long list", &["RPUSH", "lockkeeper:{long list}", HEAD, "precious"]),
+        ("odd list", &["RPUSH", "lockkeeper:{odd list}", HEAD, "x precious", "x", "x"]),
+        ("head", &["SET", "lockkeeper:{head}", HEAD]),
+        ("set", &["ZADD", "lockkeeper:{set}", "0", "precious"]),
     ] {
         redis.command(command.iter().copied()).expect("set");
         let error = keeper.mutex(name).try_lock().await.expect_err(name);
@@ -71,9 +75,12 @@ async fn a_foreign_key_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_newer_layout_is_refused() {
+async fn other_layouts_are_refused() {
     let redis = Redis::start().expect("started");
-    redis.command(["SET", "lockkeeper:layout", "2 somebody"]).expect("set");
-    let error = connect(&redis.url()).await.expect_err("newer");
-    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+    for (layout, remedy) in [("1 somebody", "remove the keys"), ("3 somebody", "update")] {
+        redis.command(["SET", "lockkeeper:layout", layout]).expect("set");
+        let error = connect(&redis.url()).await.expect_err("of another version");
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+        assert!(error.to_string().contains(remedy), "{error}");
+    }
 }

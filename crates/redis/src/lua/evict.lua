@@ -2,4 +2,4 @@
 -- KEYS[2]    the resource
 -- ARGV[2]    id    ARGV[3] number    ARGV[4] '1' to pass it on at once
 -- Reply      nonce, 1 (done) or 2 (not held)
-return ARGV[1] .. ' ' .. library(queue()).evict(KEYS[2], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1')
+return ARGV[1] .. ' ' .. library().evict(KEYS[2], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1')

@@ -1,13 +1,13 @@
 -- Reads a resource without settling it.
 -- KEYS[1]    the resource
 -- ARGV[1]    nonce
--- Reply      nonce and now as one text, then its lines (see resource.lua)
+-- Reply      nonce and now as one text, then what its key holds, as a list (see resource.lua)
 -- Invariant  Changes nothing.
 local time = redis.call('TIME')
 local kind, lines = redis.call('TYPE', KEYS[1]).ok, {}
 if kind == 'string' then
   lines = {redis.call('GET', KEYS[1])}
-elseif kind == 'zset' then
-  lines = redis.call('ZRANGE', KEYS[1], 0, -1)
+elseif kind == 'list' then
+  lines = redis.call('LRANGE', KEYS[1], 0, -1)
 end
 return {ARGV[1] .. string.format(' %d', time[1] * 1000000 + time[2]), lines}

@@ -4,12 +4,7 @@ local function next_number()
   local number = mark and string.format('%016d', mark + 1) or now_text
   if not reserved or number > reserved then
     reserved = #KEYS == 2 and number or string.format('%016d', number + #KEYS)
-    local before
-    if sharded then
-      before = call('SET', KEYS[1], reserved, 'PX', '86400000', 'GET')
-    else
-      before = call('SET', KEYS[1], reserved, 'GET')
-    end
+    local before = call('SET', KEYS[1], reserved, 'GET')
     if not mark and before and before >= number then
       mark = before
       return next_number()

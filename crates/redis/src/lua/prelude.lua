@@ -9,7 +9,7 @@ local call, time = redis.call, redis.call('TIME')
 local now_text = time[1] .. time[2]
 if #now_text ~= 16 then now_text = string.format('%016d', time[1] * 1000000 + time[2]) end
 
--- In a cluster each resource has channels and a mark of its own, which outlives it by a day: '{...}:mark'.
+-- In a cluster each resource has channels of its own, and each slot a mark: '{...}:mark'.
 local sharded = string.byte(KEYS[1], -6) == 125 -- '}'
 -- The last number that this call gave, and the last that it may give without writing the mark.
 local mark, reserved

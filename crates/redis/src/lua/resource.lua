@@ -1,86 +1,95 @@
 -- One resource: who holds it, who waits. The twin of core/src/model/resource.rs; made only when it is needed.
 --
--- A resource is one key. Held by one, with nobody in line: a string, the holder's line. Else a sorted set of
--- lines, all with score 0 and so in the order of their bytes:
---   g * <until>                                                 changes are published until then
---   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <card>      holder, by number
---   l <arrival> <asked> <stamp> <id> <capacity> <units> <lease> <card>                 the line, in order of arrival
---   o <asked> <arrival>                                         when a waiter last asked, oldest first
---   w <id> <arrival>                                            where a waiter stands in line
---   x <id> <until>                                              left; late copies of its claim do nothing until then
--- Numbers and times (microseconds of the server's clock) have 16 digits, so that their order is that of their text and
--- the beginning of a holder's line has fixed places. Flags: c confirmed, e evicted, r retired, d detached, or a dash.
+-- A resource is one key. Its lines:
+--   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <more> <card>      a holder
+--   x <id> <until>                                          left; late copies of its claim do nothing until then
+--   g * <until>                                             changes are published until then
+-- One line, and nobody waits: a string, which is the head: <lasts> <oldest> <others> and that line. Else a list: the head
+-- with the first line, the other lines, then two elements for each who waits, in order of arrival:
+--   <id>
+--   <asked> <arrival> <stamp> <capacity> <units> <lease> <more> <card>
+-- The key lasts until <lasts> or longer; nobody who waits asked before <oldest>; <others> is how many lines follow the head's,
+-- in six digits. Holders are in order of their numbers. Numbers and times (microseconds of the server's clock) have 16
+-- digits, so that their order is that of their text and the beginning of a head has fixed places. Flags: c confirmed, e
+-- evicted, r retired, d detached, or a dash. <more> is a dash: room for words of later versions.
 -- Invariant: what is stored is settled but for the passing of time, and it has a time to live that covers it.
-local function library(line)
+-- Invariant: no key goes that is then written again. A node whose slot begins to move refuses to make a key, also one that
+-- it had a moment ago, and undoes nothing. A list keeps its head, and a string that becomes a list is made beside it, which
+-- is where it is refused.
+local function library()
   local FIRST_LEASE, WAIT_LEASE, PLACE_KEPT, MINUTE = 3000000, 15000000, 5000000, 60000000
   local lib, now = {}, tonumber(now_text)
 
-  -- How many milliseconds a key lasts that holds something until `ends`: to the end of that minute. Scripts decide what
-  -- has ended, so it may be longer; and a renewal within the minute need not set it anew, which is a third of its cost.
-  function lib.life_until(ends)
-    return string.format('%d', math.ceil((ends - ends % MINUTE + MINUTE - now) / 1000))
-  end
-
-  -- A server without memory refuses a script's first write if it could need some, and no other. What is held must be
-  -- renewed and given back all the same, so this comes first: a write that changes nothing, or only how long the mark
-  -- is kept.
-  function lib.without_memory()
-    if sharded then call('PEXPIRE', KEYS[1], '86400000') else call('PERSIST', KEYS[1]) end
+  local function thing_of(line)
+    local number, granted, expires, flags, id, capacity, units, lease, card =
+      string.match(line, '^h (%d+) (%d+) (%d+) (%S+) (%S+) (%S+) (%S+) (%d+) (%S+ .*)$')
+    if number then
+      return {
+        line = line, number = tonumber(number), granted = tonumber(granted), expires = tonumber(expires),
+        confirmed = string.sub(flags, 1, 1) == 'c', evicted = string.sub(flags, 2, 2) == 'e',
+        retired = string.sub(flags, 3, 3) == 'r', detached = string.sub(flags, 4, 4) == 'd',
+        id = id, units = units, lease = tonumber(lease), card = card,
+      }, capacity
+    end
+    local id, ends = string.match(line, '^[gx] (%S+) (%d+)$')
+    return ends and {line = line, id = id, ends = tonumber(ends)}
   end
 
   -- The resource; nil if the key is not one of ours. No error, which would leave the rest of a group half done.
   function lib.open(key)
-    local r = {key = key, holders = {}, graves = {}, gone = {}, waiting = 0}
-    local lines = {}
+    local r = {key = key, holders = {}, graves = {}, places = {}, others = 0, waiting = 0, lasts = 0, oldest = now}
     r.kind = call('TYPE', key).ok
+    if r.kind == 'none' then return r end
     if r.kind == 'string' then
-      lines[1] = call('GET', key)
-    elseif r.kind == 'zset' then
-      lines = call('ZRANGEBYLEX', key, '-', '(l')
-      local graves = call('ZRANGEBYLEX', key, '[x', '+')
-      r.waiting = call('ZLEXCOUNT', key, '[l ', '(l!')
-      if call('ZCARD', key) ~= #lines + #graves + 3 * r.waiting then return nil end
-      for _, line in ipairs(graves) do lines[#lines + 1] = line end
-    elseif r.kind ~= 'none' then
+      r.head = call('GET', key)
+    elseif r.kind == 'list' then
+      r.head = call('LINDEX', key, '0')
+    else
       return nil
     end
-    for _, line in ipairs(lines) do
-      if string.sub(line, 1, 1) == 'h' then
-        local number, granted, expires, flags, id, capacity, units, lease, card =
-          string.match(line, '^h (%d+) (%d+) (%d+) (%S+) (%S+) (%S+) (%S+) (%d+) (.*)$')
-        if not number then return nil end
+    local lasts, oldest, others, line = string.match(r.head, '^(%d+) (%d+) (%d+) (.*)$')
+    if not line or #lasts ~= 16 or #oldest ~= 16 or #others ~= 6 then return nil end
+    r.lasts, r.oldest, r.others = tonumber(lasts), tonumber(oldest), tonumber(others)
+    local lines = {}
+    if r.kind == 'list' then
+      if r.others > 0 then lines = call('LRANGE', key, '1', r.others) end
+      r.waiting = (call('LLEN', key) - 1 - r.others) / 2
+      if r.waiting < 0 or r.waiting % 1 ~= 0 then return nil end
+    end
+    if #lines ~= r.others then return nil end
+    table.insert(lines, 1, line)
+    for place, text in ipairs(lines) do
+      local thing, capacity = thing_of(text)
+      if not thing then return nil end
+      r.places[place] = thing
+      if capacity then
         r.capacity = capacity
-        r.holders[#r.holders + 1] = {
-          line = line, number = tonumber(number), granted = tonumber(granted), expires = tonumber(expires),
-          confirmed = string.sub(flags, 1, 1) == 'c', evicted = string.sub(flags, 2, 2) == 'e',
-          retired = string.sub(flags, 3, 3) == 'r', detached = string.sub(flags, 4, 4) == 'd',
-          id = id, units = units, lease = tonumber(lease), card = card,
-        }
+        r.holders[#r.holders + 1] = thing
+      elseif thing.ends >= now then
+        r.graves[#r.graves + 1] = thing
       else
-        local id, ends = string.match(line, '^[gx] (%S+) (%d+)$')
-        if not ends then return nil end
-        if tonumber(ends) >= now then
-          r.graves[#r.graves + 1] = {line = line, id = id, ends = tonumber(ends)}
-        else
-          r.gone[#r.gone + 1] = line
-        end
+        thing.gone = true
       end
     end
     return r
   end
 
-  -- Something of a holder or grave changes: its line is written anew.
-  local function rewrite(r, what)
-    if what.line then r.gone[#r.gone + 1] = what.line end
-    what.line = nil
-  end
-
   local function line_of(r, what)
+    if what.line then return what.line end
     if what.ends then return string.format('%s %s %016d', what.id == '*' and 'g' or 'x', what.id, what.ends) end
     local flags = (what.confirmed and 'c' or '-') .. (what.evicted and 'e' or '-')
       .. (what.retired and 'r' or '-') .. (what.detached and 'd' or '-')
     return string.format('h %016d %016d %016d %s %s %s %s %d %s', what.number, what.granted, what.expires,
       flags, what.id, r.capacity, what.units, what.lease, what.card)
+  end
+
+  -- Something of a holder or grave changes: its line is written anew.
+  local function rewrite(what)
+    what.line = nil
+  end
+
+  local function add(r, what)
+    r.places[#r.places + 1] = what
   end
 
   local function buried(r, id)
@@ -94,8 +103,9 @@ local function library(line)
     if not grave then
       grave = {id = id, ends = 0}
       r.graves[#r.graves + 1] = grave
+      add(r, grave)
     end
-    rewrite(r, grave)
+    rewrite(grave)
     grave.ends = math.max(grave.ends, ends)
   end
 
@@ -106,67 +116,96 @@ local function library(line)
     end
   end
 
-  function lib.save(r)
-    local ends = r.waiting > 0 and now + WAIT_LEASE or 0
-    local lean = r.kind ~= 'zset' and #r.holders == 1 and #r.graves == 0 and r.waiting == 0
-    local lines = {}
-    for _, group in ipairs({r.holders, r.graves}) do
-      for _, what in ipairs(group) do
-        ends = math.max(ends, what.expires or what.ends)
-        -- A string that becomes a sorted set is written as a whole.
-        if not what.line or (r.kind == 'string' and not lean) then
-          lines[#lines + 1] = '0'
-          lines[#lines + 1] = line_of(r, what)
-        end
+  -- The lines of a list as they are now, after the head, and who comes to wait. An empty element is one that goes.
+  local function save_list(r, head)
+    local new, holes = {}, false
+    for place, what in ipairs(r.places) do
+      local stands = place <= r.others + 1
+      if place > 1 and stands and (what.gone or what == head) then
+        call('LSET', r.key, place - 1, '')
+        holes = true
+      elseif place > 1 and stands and not what.line then
+        call('LSET', r.key, place - 1, line_of(r, what))
+      elseif not stands and not what.gone and what ~= head then
+        new[#new + 1] = line_of(r, what)
       end
     end
-    if ends == 0 then
-      if r.kind ~= 'none' then call('DEL', r.key) end
-    elseif lean then
-      if lines[2] then call('SET', r.key, lines[2], 'PX', lib.life_until(ends)) end
+    if new[1] and r.waiting > 0 then
+      local next = call('LINDEX', r.key, r.others + 1)
+      for _, line in ipairs(new) do call('LINSERT', r.key, 'BEFORE', next, line) end
     else
-      if r.kind == 'string' then
-        call('DEL', r.key)
-      elseif r.gone[1] then
-        in_parts('ZREM', r.key, r.gone)
-      end
-      in_parts('ZADD', r.key, lines)
-      call('PEXPIRE', r.key, lib.life_until(ends))
+      in_parts('RPUSH', r.key, new)
     end
-    if r.changed and buried(r, '*') then line.publish(r.key .. ':changed', '') end
+    if holes then call('LREM', r.key, '0', '') end
+    if r.enters then call('RPUSH', r.key, unpack(r.enters)) end
   end
 
-  local function first(r, kind)
-    return call('ZRANGEBYLEX', r.key, '[' .. kind .. ' ', '(' .. kind .. '!', 'LIMIT', '0', '1')[1]
+  -- Writes what has changed, and nothing if nothing has.
+  function lib.save(r)
+    local ends, kept, changed = (r.waiting > 0 or r.enters) and now + WAIT_LEASE or 0, {}, r.enters or r.asked
+    for place, what in ipairs(r.places) do
+      if not what.gone then
+        ends = math.max(ends, what.expires or what.ends)
+        kept[#kept + 1] = what
+      end
+      if what.gone or not what.line then changed = true end
+    end
+    local head = kept[1]
+    if not head then
+      if r.kind ~= 'none' then call('DEL', r.key) end
+    elseif changed then
+      local longer = ends > r.lasts
+      if longer then r.lasts = ends + MINUTE end
+      local text = string.format('%016d %016d %06d %s', r.lasts, r.oldest, #kept - 1, line_of(r, head))
+      local life = string.format('%d', math.ceil((r.lasts - now) / 1000) + 1000)
+      if r.kind == 'list' then
+        save_list(r, head)
+        if text ~= r.head then call('LSET', r.key, '0', text) end
+        if longer then call('PEXPIRE', r.key, life) end
+      elseif #kept == 1 and not r.enters then
+        call('SET', r.key, text, 'PX', life)
+      else
+        local beside, all = r.key .. ':new', {text}
+        for place = 2, #kept do all[place] = line_of(r, kept[place]) end
+        for _, element in ipairs(r.enters or {}) do all[#all + 1] = element end
+        in_parts('RPUSH', beside, all)
+        call('PEXPIRE', beside, life)
+        call('RENAME', beside, r.key)
+      end
+    end
+    if r.changed and buried(r, '*') then publish(r.key .. ':changed', '') end
   end
 
-  -- The waiter that its line tells of.
-  local function waiting(line)
-    local arrival, asked, stamp, tail, id, units, lease, card =
-      string.match(line, '^l (%d+) (%d+) (%d+) ((%S+) %S+ (%S+) (%d+) (.*))$')
-    return {line = line, arrival = arrival, asked = asked, stamp = stamp, tail = tail, id = id, units = units,
+  -- The waiter whose two elements these are.
+  local function waiting(id, text)
+    local asked, arrival, stamp, tail, units, lease, card =
+      string.match(text, '^(%d+) (%d+) (%d+)( %S+ (%S+) (%d+) (%S+ .*))$')
+    return {id = id, text = text, asked = tonumber(asked), arrival = arrival, stamp = stamp, tail = tail, units = units,
       lease = tonumber(lease), card = card}
   end
 
+  -- One who waits, and how many wait before it.
   local function waiter(r, id)
-    local place = r.waiting > 0 and first(r, 'w ' .. id)
-    return place and waiting(first(r, 'l ' .. string.sub(place, -16)))
+    local place = r.waiting > 0 and call('LPOS', r.key, id)
+    if not place then return nil end
+    return waiting(id, call('LINDEX', r.key, place + 1)), (place - r.others - 1) / 2, place
   end
 
-  local function lines_of(w)
-    return w.line, 'o ' .. w.asked .. ' ' .. w.arrival, 'w ' .. w.id .. ' ' .. w.arrival
-  end
-
-  local function strike(r, w)
-    call('ZREM', r.key, lines_of(w))
+  -- Gives up one who waits, whose id has this place in the list: once the holes are gone.
+  local function strike(r, place)
+    call('LSET', r.key, place, '')
+    call('LSET', r.key, place + 1, '')
     r.waiting = r.waiting - 1
   end
 
-  -- The same when it is saved, with all else that is removed: for one after whom the line is not looked at again.
-  local function strike_last(r, w)
-    for _, line in ipairs({lines_of(w)}) do
-      r.gone[#r.gone + 1] = line
-    end
+  local function close_holes(r)
+    call('LREM', r.key, '0', '')
+  end
+
+  -- Takes the first out of the line. What another asks for may be the same text, but stands behind it.
+  local function take_first(r, w)
+    call('LREM', r.key, '1', w.id)
+    call('LREM', r.key, '1', w.text)
     r.waiting = r.waiting - 1
   end
 
@@ -184,25 +223,27 @@ local function library(line)
   local function grant(r, holder)
     holder.number, holder.granted = tonumber(next_number()), now
     r.holders[#r.holders + 1] = holder
+    add(r, holder)
     r.changed = true
   end
 
-  -- Grants to the head of the line as far as the capacity allows (I10). Often that is the last thing done.
-  local function serve(r, last_thing)
+  -- Grants to the head of the line as far as the capacity allows (I10).
+  local function serve(r)
     while r.waiting > 0 do
       local last = r.holders[#r.holders]
       if last and last.units == 'all' then return end
-      local head = waiting(first(r, 'l'))
+      local head = waiting(unpack(call('LRANGE', r.key, r.others + 1, r.others + 2)))
       if not fits(r, head.units) then return end
-      if last_thing and head.units == 'all' then strike_last(r, head) else strike(r, head) end
+      take_first(r, head)
       local lease = math.min(head.lease, FIRST_LEASE)
       grant(r, {expires = now + lease, id = head.id, units = head.units, lease = head.lease, card = head.card})
-      line.tell_granted(r.key, head.id, mark, r.holders[1].number, head.stamp, math.max(now - head.asked, 0), lease)
+      local floor = string.format('%d', r.holders[1].number)
+      tell_granted(r.key, head.id, mark, floor, head.stamp, math.max(now - head.asked, 0), lease)
     end
   end
 
   local function remove(r, place)
-    rewrite(r, r.holders[place])
+    r.holders[place].gone = true
     table.remove(r.holders, place)
     r.changed = true
   end
@@ -221,17 +262,25 @@ local function library(line)
         ended = true
       end
     end
-    while r.waiting > 0 do
-      local asked, arrival = string.match(first(r, 'o'), '^o (%d+) (%d+)$')
-      if asked + WAIT_LEASE > now then break end
-      strike(r, waiting(first(r, 'l ' .. arrival)))
-      ended = true
-    end
-    if silent and r.waiting > 0 then
-      for _, line in ipairs(call('ZRANGEBYLEX', r.key, '[l ', '(l!')) do
-        local w = waiting(line)
-        if silent[string.match(w.id, '^[^-]+')] then strike(r, w) end
+    if r.waiting > 0 and (silent or r.oldest > now or r.oldest + WAIT_LEASE <= now) then
+      local all, oldest, holes = call('LRANGE', r.key, r.others + 1, '-1'), now, false
+      for nth = 1, #all, 2 do
+        local w = waiting(all[nth], all[nth + 1])
+        if w.asked + WAIT_LEASE <= now or silent and silent[string.match(w.id, '^[^-]+')] then
+          if not holes then without_memory() end
+          strike(r, r.others + nth)
+          holes = true
+        else
+          oldest = math.min(oldest, w.asked)
+        end
       end
+      if holes then
+        close_holes(r)
+        ended, r.asked = true, true
+      end
+      r.oldest = oldest
+    elseif r.waiting == 0 then
+      r.oldest = now
     end
     if ended then serve(r) end
   end
@@ -243,17 +292,17 @@ local function library(line)
   end
 
   -- Its owner was heard of: the first short lease becomes the full one, counted from the grant.
-  local function confirm(r, holder)
+  local function confirm(holder)
     if not holder.confirmed then
-      rewrite(r, holder)
+      rewrite(holder)
       holder.confirmed = true
       holder.expires = math.max(holder.expires, holder.granted + holder.lease)
     end
   end
 
   -- Each of these answers with words of the reply; see apply.lua, renew.lua, evict.lua.
-  function lib.claim(key, queue, tail, stamp)
-    local id, capacity, units, lease, card = string.match(tail, '^(%S+) (%S+) (%S+) (%d+) (.*)$')
+  function lib.claim(key, queue, id, tail, stamp, must_write)
+    local capacity, units, lease, card = string.match(tail, '^ (%S+) (%S+) (%d+) (%S+ .*)$')
     local r = lib.open(key)
     if not r then return '8' end
     if buried(r, id) then return '3' end
@@ -276,9 +325,9 @@ local function library(line)
         lib.save(r)
         return '3'
       end
-      confirm(r, holder)
+      confirm(holder)
       -- With wait=n, WAIT counts from the last write of this connection, so there must be one.
-      rewrite(r, holder)
+      if must_write then r.head = nil rewrite(holder) end
       return granted(holder)
     end
     if #r.holders == 0 and r.waiting == 0 then r.capacity = capacity end
@@ -287,13 +336,13 @@ local function library(line)
       lib.save(r)
       return '4 ' .. r.capacity
     end
-    local w = waiter(r, id)
+    local w, ahead, place = waiter(r, id)
     if w then
-      local ahead = call('ZRANK', r.key, w.line) - call('ZLEXCOUNT', r.key, '-', '(l')
       -- Not only after a while: also if the clock was set back.
       if math.abs(now - w.asked) >= PLACE_KEPT then
-        call('ZREM', r.key, w.line, 'o ' .. w.asked .. ' ' .. w.arrival)
-        line.place(key, w.arrival, id, w.tail, stamp)
+        without_memory()
+        call('LSET', key, place + 1, now_text .. ' ' .. w.arrival .. ' ' .. stamp .. w.tail)
+        r.asked = true
       end
       return busy(ahead)
     end
@@ -302,39 +351,37 @@ local function library(line)
       grant(r, holder)
       return granted(holder)
     end
-    if not queue then return busy(r.waiting) end
-    r.waiting = r.waiting + 1
-    -- Saved before: what it enters is a sorted set.
-    local reply = busy(r.waiting - 1)
-    line.enter(key, id, tail, stamp)
-    return reply
+    if queue then r.enters = {id, now_text .. ' ' .. now_text .. ' ' .. stamp .. tail} end
+    return busy(r.waiting)
   end
 
   function lib.leave(key, id, bury_until, hold)
-    lib.without_memory()
+    without_memory()
     local r = lib.open(key)
     if not r then return '7' end
     if bury_until ~= '' and tonumber(bury_until) >= now then bury(r, id, tonumber(bury_until)) end
     lib.settle(r)
     local answer = '7'
     local holder, place = held_by(r, id)
-    local w = not holder and waiter(r, id)
+    local w, at
+    if not holder then w, place, at = waiter(r, id) end
     if holder and not holder.retired then
       answer = '5'
       -- Never longer than that from now: the clock may have gone back since the grant.
       local kept_until = math.min(holder.granted, now) + hold
       if kept_until > now and not holder.evicted then
-        rewrite(r, holder)
+        rewrite(holder)
         holder.retired, holder.detached, holder.confirmed = true, true, true
         holder.expires = kept_until
       else
         remove(r, place)
-        serve(r, true)
+        serve(r)
       end
     elseif w then
       answer = '6'
-      strike(r, w)
-      serve(r, true)
+      strike(r, at)
+      close_holes(r)
+      serve(r)
     end
     lib.save(r)
     return answer
@@ -349,26 +396,26 @@ local function library(line)
       lib.save(r)
       return '2'
     end
-    confirm(r, holder)
+    confirm(holder)
     if holder.evicted then
       lib.save(r)
       return '3'
     end
-    rewrite(r, holder)
+    rewrite(holder)
     holder.expires = math.max(holder.expires, now + lease)
     holder.detached = holder.detached or detach
     local remaining = holder.expires - now
     if lower_to ~= '' and (holder.units == 'all' or tonumber(lower_to) < tonumber(holder.units)) then
       holder.units = lower_to
       r.changed = true
-      serve(r, true)
+      serve(r)
     end
     lib.save(r)
     return string.format('1 %d', remaining)
   end
 
   function lib.evict(key, id, number, at_once)
-    lib.without_memory()
+    without_memory()
     local r = lib.open(key)
     if not r then return '2' end
     lib.settle(r)
@@ -376,9 +423,9 @@ local function library(line)
     local found = holder and holder.number == number
     if found and (at_once or holder.retired) then
       remove(r, place)
-      serve(r, true)
+      serve(r)
     elseif found then
-      rewrite(r, holder)
+      rewrite(holder)
       holder.evicted = true
       r.changed = true
     end

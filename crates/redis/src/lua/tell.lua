@@ -2,5 +2,5 @@
 -- KEYS[2]    the resource
 -- ARGV[2]    for how many microseconds
 -- Reply      nonce, 1
-library(queue()).tell(KEYS[2], ARGV[2])
+library().tell(KEYS[2], ARGV[2])
 return ARGV[1] .. ' 1'

@@ -19,7 +19,9 @@ fn a_slot_that_moves_loses_nothing() {
         let slot = cluster.slot_of(&format!("{{load/{}}}", round % 4)).expect("asked");
         let to = (cluster.master_of(slot).expect("served") + 1) % 3;
         cluster.begin_move(slot, to).expect("begun");
-        // Half-way for long enough that many requests meet it: they cannot be served until all keys are together.
+        // Begun for long enough that many requests meet it: what they would make anew is refused.
+        load.listen(millis(300));
+        // Half-way, too: they cannot be served until all keys are together.
         cluster.move_keys(slot, to, 1).expect("moved");
         load.listen(millis(300));
         load.through(|| {
@@ -120,5 +122,93 @@ async fn i3_a_slot_on_the_move_costs_no_other_lock_of_its_node() {
     staying.release().await.expect("held");
     while cluster.move_keys(slot, to, 10).expect("moved") > 0 {}
     cluster.end_move(slot, to).expect("ended");
+    keeper.close().await;
+}
+
+/// Once a move has begun, its node makes no key of that slot any more, not even one that it has just removed. Who comes to
+/// wait then costs the holder nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn i2_who_comes_while_a_slot_begins_to_move_takes_nothing_away() {
+    let cluster = RedisCluster::start().expect("started");
+    let (slot, to) = leaving(&cluster);
+    let url = cluster.url();
+    let (ours, theirs, third) = (connect(&url).await, connect(&url).await, connect(&url).await);
+    for _ in 0..times(1, 10) {
+        let held = ours.mutex(NAME).lease(secs(30)).lock().await.expect("free");
+        cluster.begin_move(slot, to).expect("begun");
+        let mutex = theirs.mutex(NAME);
+        let mut waiting = tokio::spawn(async move { mutex.lock().await });
+        let until = Instant::now() + secs(1);
+        while Instant::now() < until {
+            assert!(third.mutex(NAME).try_lock().await.expect("answered").is_none(), "it is held");
+            assert!(timeout(millis(5), &mut waiting).await.is_err(), "it is held");
+        }
+        let view = third.inspect(NAME).await.expect("asked").expect("held");
+        assert_eq!(view.holders.iter().map(|holder| holder.token).collect::<Vec<_>>(), [held.token()]);
+        while cluster.move_keys(slot, to, 10).expect("moved") > 0 {}
+        cluster.end_move(slot, to).expect("ended");
+        assert!(held.is_held(), "it was moved with its slot");
+        held.release().await.expect("held");
+        let next = timeout(secs(20), waiting).await.expect("in time").expect("no panic").expect("granted");
+        next.release().await.expect("held");
+        cluster.move_slot(slot, (to + 2) % 3).expect("moved back");
+    }
+}
+
+/// Nor does a renewal, although what it renews was handed over, and so is written another way.
+#[tokio::test(flavor = "multi_thread")]
+async fn i2_a_renewal_while_a_slot_begins_to_move_takes_nothing_away() {
+    let cluster = RedisCluster::start().expect("started");
+    let (slot, to) = leaving(&cluster);
+    let (ours, theirs) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
+    let held = ours.mutex(NAME).lock().await.expect("free");
+    let mutex = theirs.mutex(NAME).lease(secs(2));
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    while ours.inspect(NAME).await.expect("asked").is_none_or(|view| view.waiters.is_empty()) {
+        sleep(millis(2)).await;
+    }
+    held.release().await.expect("held");
+    let next = timeout(secs(20), waiting).await.expect("in time").expect("no panic").expect("granted");
+    cluster.begin_move(slot, to).expect("begun");
+    let until = Instant::now() + secs(3);
+    while Instant::now() < until {
+        assert!(ours.mutex(NAME).try_lock().await.expect("answered").is_none(), "it is held");
+        assert!(next.is_held(), "it is renewed");
+        sleep(millis(5)).await;
+    }
+    while cluster.move_keys(slot, to, 10).expect("moved") > 0 {}
+    cluster.end_move(slot, to).expect("ended");
+    next.release().await.expect("held");
+}
+
+/// The slot of the lock, and a node that does not keep it.
+fn leaving(cluster: &RedisCluster) -> (u16, usize) {
+    let slot = cluster.slot_of(&format!("{{{NAME}}}")).expect("asked");
+    (slot, (cluster.master_of(slot).expect("served") + 1) % 3)
+}
+
+/// Two names `lock/…` whose slots are the same.
+const SAME_SLOT: (usize, usize) = (87, 320);
+
+/// What is kept of a name that nobody uses any more belongs to its slot, not to the name.
+#[tokio::test(flavor = "multi_thread")]
+async fn i12_many_names_of_a_slot_leave_one_mark() {
+    let cluster = RedisCluster::start().expect("started");
+    let keeper = connect(&cluster.url()).await;
+    let slot = |nth: usize| cluster.slot_of(&format!("{{lock/{nth}}}")).expect("asked");
+    let mut tokens = Vec::new();
+    // Two names of one slot, and two of others.
+    for nth in [SAME_SLOT.0, SAME_SLOT.1, 1, 2] {
+        let guard = keeper.mutex(&format!("lock/{nth}")).lock().await.expect("free");
+        tokens.push(guard.token());
+        guard.release().await.expect("held");
+    }
+    assert!(tokens.is_sorted(), "{tokens:?}");
+    assert_eq!(slot(SAME_SLOT.0), slot(SAME_SLOT.1));
+    let node = &cluster.servers()[cluster.master_of(slot(SAME_SLOT.0)).expect("served")];
+    let keys =
+        node.command(["CLUSTER", "GETKEYSINSLOT", &slot(SAME_SLOT.0).to_string(), "10"]).expect("asked");
+    assert_eq!(keys.lines().count(), 1, "{keys}");
+    assert_eq!(node.command(["TTL", &keys]).expect("asked"), "-1", "it lasts");
     keeper.close().await;
 }

@@ -11,6 +11,7 @@ mod failover;
 mod line;
 mod load;
 mod memory;
+mod polls;
 mod refusals;
 
 use std::time::Duration;
