@@ -3,7 +3,6 @@
 
 use std::{
     cell::Cell,
-    fs,
     os::{fd::OwnedFd, unix::net::UnixDatagram},
     path::{Path, PathBuf},
     sync::Arc,
@@ -22,13 +21,14 @@ use tokio::runtime::Handle;
 
 use crate::{
     deaths::{Deaths, OnDeath},
+    host::Host,
     layout,
     life::{self, Life, Pulse},
     place::Place,
     poll,
     rows::Loaded,
     step::{Done, Work, has_rows, valid_names},
-    trouble::{busy, explain, file_trouble},
+    trouble::{busy, explain, file_trouble, is_busy},
     turns::Turns,
     wakes::Channel,
     writer::{Ticket, Urgency},
@@ -81,7 +81,7 @@ pub(crate) struct Database {
     weight: Weight,
     turns: Arc<Turns>,
     place: Place,
-    boot: String,
+    host: Host,
     own: KeeperId,
     clock: Clock,
     limit: Duration,
@@ -94,10 +94,9 @@ pub(crate) struct Database {
 impl Database {
     /// Opens the file, making it if need be, and shows that the keeper lives.
     pub(crate) fn open(opening: Opening) -> Result<(Self, Opened), StoreError> {
-        let boot = boot_id()?;
-        let mut place = Place::prepare(&opening.path)?;
-        let mut connection = connect(&place.file, opening.limit)?;
-        let id = layout::settle(&mut connection, &place.file, &boot)?;
+        let host = Host::find()?;
+        let mut place = Place::find(&opening.path)?;
+        let (connection, id) = open_for(&place, &host, opening.limit)?;
         let turns = Turns::of(place.remember()?);
         let life = Life::begin(&place, opening.keeper)?;
         let line = life.line().map_err(|error| file_trouble("share", &place.keepers, error))?;
@@ -114,7 +113,7 @@ impl Database {
             weight: Weight::Full,
             turns,
             place,
-            boot,
+            host,
             own: opening.keeper,
             clock: opening.clock,
             limit: opening.limit,
@@ -123,13 +122,17 @@ impl Database {
             _life: life,
         };
         for dead in life::the_dead(&database.place.keepers) {
-            database.bury(dead)?;
+            match database.bury(dead) {
+                // Many that start at once all try this. Whoever finds the dead in the way does it, too.
+                Err(error) if error.is_passing() => break,
+                buried => buried?,
+            }
         }
         Ok((database, Opened { id, inbox, line }))
     }
 
     fn now(&self) -> Now {
-        now(&self.clock)
+        self.host.now(&self.clock)
     }
 
     /// Whether the file is still the one that was opened, and what time it is.
@@ -170,8 +173,10 @@ impl Database {
         ticket: &Ticket,
         polls: &[Request],
     ) -> Result<Option<(Vec<Answer>, StoreTime)>, StoreError> {
-        let answers = self.read_work(|work| work.look(polls))?;
-        Ok(answers.0.filter(|_| ticket.begin()).map(|each| (each, answers.1)))
+        let ((answers, ahead), now) =
+            self.read_work(|work| Ok((work.look(polls)?, std::mem::take(&mut work.done.ahead))))?;
+        self.deaths.watch(ahead);
+        Ok(answers.filter(|_| ticket.begin()).map(|each| (each, now)))
     }
 
     /// Does `act` in one transaction: all of it or nothing.
@@ -247,9 +252,9 @@ impl Database {
             return Err(too_busy());
         }
         self.place.check()?;
-        let mark = layout::read_mark(&transaction, file, &self.boot)?;
+        let mark = layout::read_mark(&transaction, file, &self.host.boot)?;
         // Only now, with the file to ourselves, is the time the time of this transition.
-        let now = now(&self.clock);
+        let now = self.host.now(&self.clock);
         let mut work = Work::new(&transaction, &self.place.keepers, self.own, now, Mark(mark));
         if weight == Weight::Full && now.lease.since(self.swept) >= SWEEP {
             work.sweep().map_err(explain_before)?;
@@ -356,37 +361,42 @@ impl Drop for Database {
     }
 }
 
-fn now(clock: &Clock) -> Now {
-    Now { lease: StoreTime(clock.now().0 / 1000), wall: clock.wall_micros() }
-}
-
-/// The id of this boot of the machine: another one means that nothing from before still runs.
-fn boot_id() -> Result<String, StoreError> {
-    let path = "/proc/sys/kernel/random/boot_id";
-    let id = fs::read_to_string(path).map_err(|error| file_trouble("read", Path::new(path), error))?;
-    Ok(id.trim().to_owned())
+/// Opens the file for a keeper; gives the store's own id beside it.
+fn open_for(place: &Place, host: &Host, limit: Duration) -> Result<(Connection, String), StoreError> {
+    let mut connection = connect(&place.file, limit)?;
+    place.make_room()?;
+    let anybody_lives = || life::anybody_lives(&place.keepers);
+    let id = patiently(|| layout::settle(&mut connection, &place.file, &host.boot, anybody_lives))?;
+    // Not before: where many open the file at once, each looks again whether another has done what is to be done.
+    connection.busy_handler(Some(wait_for_others)).map_err(|error| explain(&place.file, error))?;
+    Ok((connection, id))
 }
 
 fn connect(file: &Path, limit: Duration) -> Result<Connection, StoreError> {
     give_up_after(limit);
-    let open = || {
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let mut connection = Connection::open_with_flags(file, flags)?;
-        connection.busy_handler(Some(wait_for_others))?;
-        // Where SQLite goes over to the log it does not wait for others.
-        while let Err(error) = connection.pragma_update_and_check(None, "journal_mode", "WAL", is_wal) {
-            let busy = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy);
-            if !busy || !wait_for_others(10) {
-                return Err(error);
-            }
+    let explain = |error| explain(file, error).not_applied();
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(file, flags).map_err(explain)?;
+    // Nothing is written, not even on closing, until it is known whose it is.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(explain)?;
+    patiently(|| layout::refuse(&connection, file))?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(explain)?;
+    patiently(|| connection.pragma_update_and_check(None, "journal_mode", "WAL", is_wal).map_err(explain))?;
+    connection.pragma_update(None, "synchronous", Weight::Full.synchronous()).map_err(explain)?;
+    connection.set_prepared_statement_cache_capacity(64);
+    // Else a statement is compiled anew whenever another name is bound to it.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(explain)?;
+    Ok(connection)
+}
+
+/// Takes a step towards an open file, again and again while another process is in its way.
+fn patiently<T>(mut step: impl FnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    loop {
+        match step() {
+            Err(error) if is_busy(&error) && wait_for_others(MANY) => {}
+            taken => return taken,
         }
-        connection.pragma_update(None, "synchronous", Weight::Full.synchronous())?;
-        connection.set_prepared_statement_cache_capacity(64);
-        // Else a statement is compiled anew whenever another name is bound to it.
-        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
-        Ok(connection)
-    };
-    open().map_err(|error| explain(file, error).not_applied())
+    }
 }
 
 fn is_wal(row: &rusqlite::Row<'_>) -> rusqlite::Result<()> {
@@ -406,6 +416,9 @@ fn give_up_after(limit: Duration) -> Instant {
     until
 }
 
+/// After so many tries somebody must be stuck.
+const MANY: i32 = 1000;
+
 /// Waits a little while another process has the file; false when that has taken too long. Always
 /// equally long, so that nobody is overtaken for having waited; only who waits for so long that
 /// somebody must be stuck looks less often. SQLite's own handler sleeps ever longer, up to 100 ms.
@@ -413,7 +426,7 @@ fn wait_for_others(tries: i32) -> bool {
     if GIVE_UP.get().is_some_and(|limit| Instant::now() >= limit) {
         return false;
     }
-    thread::sleep(Duration::from_micros(if tries < 1000 { 100 } else { 2000 }));
+    thread::sleep(Duration::from_micros(if tries < MANY { 100 } else { 2000 }));
     true
 }
 
@@ -470,7 +483,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
         let mut connection = connect(&place.file, Duration::from_secs(1)).expect("connected");
-        layout::settle(&mut connection, &place.file, "boot").expect("made");
+        layout::settle(&mut connection, &place.file, "boot", || false).expect("made");
         for name in ["a", "b", "c"] {
             let mut load = connection.prepare_cached(LOAD).expect("compiled");
             assert!(!load.exists([name]).expect("read"));

@@ -1,10 +1,11 @@
 //! Hears of the deaths of processes that somebody here waits behind.
 //!
-//! The kernel tells through a process descriptor. That is only a hint to look at the life file:
-//! an id may mean another process in another namespace, and a life line may outlive its process.
+//! The kernel tells through a process descriptor. That is only a hint to look at the life file,
+//! since a life line may outlive its process. A process of another container has no id here, so
+//! its life file is looked at now and then.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -13,22 +14,33 @@ use std::{
 
 use lockkeeper_core::KeeperId;
 use rustix::process::{Pid, PidfdFlags};
-use tokio::{io::unix::AsyncFd, runtime::Handle, time::Instant};
+use tokio::{io::unix::AsyncFd, runtime::Handle, task::AbortHandle, time::Instant};
 
 use crate::life::{self, Pulse};
 
-/// How long a process is watched after it was last seen in the way.
-const INTEREST: Duration = Duration::from_secs(300);
+/// How long a process is watched after it was last seen in the way. Who waits asks more often.
+const INTEREST: Duration = Duration::from_secs(30);
 
-/// How often a life file is looked at whose process has ended, but which somebody keeps alive.
-const OUTLIVED: Duration = Duration::from_millis(100);
+/// How often a life file is looked at whose process has no descriptor here.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// How many processes are watched at most: each takes a descriptor, of which a program may not have
+/// many. Polls find the deaths of others.
+const MOST: usize = 32;
 
 /// Which keepers' processes are being watched.
 pub(crate) struct Deaths {
     keepers: PathBuf,
     background: Handle,
-    watched: Mutex<HashMap<KeeperId, Instant>>,
+    watched: Mutex<HashMap<KeeperId, Watched>>,
     report: OnDeath,
+}
+
+/// A keeper whose process is being watched.
+struct Watched {
+    /// When it was last in the way.
+    seen: Instant,
+    task: AbortHandle,
 }
 
 /// Called with each keeper that is found dead.
@@ -40,59 +52,63 @@ impl Deaths {
         Arc::new(Self { keepers: keepers.to_owned(), background, watched: Mutex::default(), report })
     }
 
-    fn watched(&self) -> MutexGuard<'_, HashMap<KeeperId, Instant>> {
+    fn watched(&self) -> MutexGuard<'_, HashMap<KeeperId, Watched>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// These keepers' deaths matter from now on.
-    pub(crate) fn watch(self: &Arc<Self>, ahead: HashMap<KeeperId, u32>) {
+    pub(crate) fn watch(self: &Arc<Self>, ahead: BTreeSet<KeeperId>) {
         if ahead.is_empty() {
             return;
         }
-        let (own, now) = (std::process::id(), Instant::now());
-        for (keeper, pid) in ahead {
-            // Keepers of this process do not die before it does.
-            if pid == own || self.watched().insert(keeper, now).is_some() {
+        let (seen, mut watched) = (Instant::now(), self.watched());
+        // Keepers of this process do not die before it does.
+        for keeper in ahead.into_iter().filter(|keeper| !life::is_ours(*keeper)) {
+            if let Some(known) = watched.get_mut(&keeper) {
+                known.seen = seen;
                 continue;
             }
-            self.background.spawn(until_dead(Arc::downgrade(self), keeper, pid));
+            if watched.len() >= MOST {
+                let oldest = watched.iter().min_by_key(|(_, known)| known.seen).map(|(keeper, _)| *keeper);
+                if let Some(old) = oldest.and_then(|keeper| watched.remove(&keeper)) {
+                    old.task.abort();
+                }
+            }
+            // It cannot end before it is entered here: that takes the lock.
+            let task = self.background.spawn(until_dead(Arc::downgrade(self), keeper)).abort_handle();
+            watched.insert(keeper, Watched { seen, task });
         }
     }
 
-    /// Whether somebody still cares, as of less than a while ago; if not, it is watched no more.
-    fn still_of_interest(&self, keeper: KeeperId) -> bool {
-        let mut watched = self.watched();
-        let fresh = watched.get(&keeper).is_some_and(|seen| seen.elapsed() < INTEREST);
-        if !fresh {
-            watched.remove(&keeper);
-        }
-        fresh
+    /// Whether somebody still cares, as of less than a while ago.
+    fn is_of_interest(&self, keeper: KeeperId) -> bool {
+        self.watched().get(&keeper).is_some_and(|known| known.seen.elapsed() < INTEREST)
     }
 }
 
-async fn until_dead(deaths: Weak<Deaths>, keeper: KeeperId, pid: u32) {
-    let process = open(pid);
+async fn until_dead(deaths: Weak<Deaths>, keeper: KeeperId) {
+    let process = |deaths: Arc<Deaths>| life::process_of(&deaths.keepers, keeper).and_then(open);
+    let Some(mut process) = deaths.upgrade().map(process) else { return };
     loop {
-        let silent = match &process {
-            // An error is no reason not to look.
-            Some(process) => tokio::time::timeout(INTEREST, process.readable()).await.is_err(),
-            None => false,
-        };
-        let Some(deaths) = deaths.upgrade() else { return };
-        if silent && deaths.still_of_interest(keeper) {
-            continue;
-        }
-        match life::pulse(&deaths.keepers, keeper) {
-            Pulse::Dead => (deaths.report)(keeper),
-            Pulse::Alive if deaths.still_of_interest(keeper) => {
-                drop(deaths);
-                tokio::time::sleep(OUTLIVED).await;
-                continue;
+        let Some(all) = deaths.upgrade() else { return };
+        // After its process was opened, too: before that it may have ended, and its id be another's.
+        let pulse = life::pulse(&all.keepers, keeper);
+        if pulse != Pulse::Alive || !all.is_of_interest(keeper) {
+            all.watched().remove(&keeper);
+            if pulse == Pulse::Dead {
+                (all.report)(keeper);
             }
-            Pulse::Alive | Pulse::Unknown => {}
+            return;
         }
-        deaths.watched().remove(&keeper);
-        return;
+        drop(all);
+        match &process {
+            None => tokio::time::sleep(LOOK).await,
+            Some(running) => {
+                let ended = tokio::time::timeout(INTEREST, running.readable()).await.is_ok();
+                // Should its life line outlive it, that is looked at from now on.
+                process = process.filter(|_| !ended);
+            }
+        }
     }
 }
 
@@ -102,4 +118,52 @@ fn open(pid: u32) -> Option<AsyncFd<OwnedFd>> {
     let process = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
     #[expect(deprecated, reason = "its successor is unsafe code; what that asks for, an `OwnedFd` ensures")]
     AsyncFd::new(process).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::life::tests::{begin_as_another, beside_this, elsewhere};
+
+    fn open_processes() -> usize {
+        let links = fs::read_dir("/proc/self/fd").expect("listed").flatten();
+        links.filter_map(|entry| fs::read_link(entry.path()).ok()).filter(|link| is_process(link)).count()
+    }
+
+    fn is_process(link: &Path) -> bool {
+        link.to_string_lossy().contains("pidfd")
+    }
+
+    /// A thousand processes wait ahead. The program that waits here has other uses for its descriptors.
+    #[tokio::test]
+    async fn a_thousand_processes_ahead_take_few_descriptors() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let deaths = Deaths::new(folder.path(), Handle::current(), Box::new(|_| {}));
+        let mut lives = Vec::new();
+        for keeper in (1..=1000).map(KeeperId::from_u128) {
+            lives.push(begin_as_another(folder.path(), keeper, &beside_this()));
+            deaths.watch(BTreeSet::from([keeper]));
+            tokio::task::yield_now().await;
+        }
+        assert!((1..=MOST).contains(&open_processes()), "{}", open_processes());
+    }
+
+    /// Two that are the first process of their container are not one.
+    #[tokio::test]
+    async fn the_death_of_a_process_elsewhere_is_heard_of() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let keeper = KeeperId::random();
+        let life = begin_as_another(folder.path(), keeper, &elsewhere());
+        let (tell, mut dead) = tokio::sync::mpsc::unbounded_channel();
+        let report = Box::new(move |keeper| tell.send(keeper).expect("heard"));
+        let deaths = Deaths::new(folder.path(), Handle::current(), report);
+        deaths.watch(BTreeSet::from([keeper]));
+        tokio::task::yield_now().await;
+        assert!(dead.is_empty(), "it lives");
+        drop(life);
+        let heard = tokio::time::timeout(Duration::from_secs(20), dead.recv()).await;
+        assert_eq!(heard, Ok(Some(keeper)));
+    }
 }

@@ -1,9 +1,9 @@
 //! The tables, their version, and the boot that their times belong to.
 
-use std::path::Path;
+use std::{fmt::Write as _, os::unix::ffi::OsStrExt, path::Path};
 
 use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
-use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
 
 use crate::trouble::explain;
 
@@ -87,15 +87,88 @@ const LAYOUT_2: &str = "ALTER TABLE entry ADD COLUMN min_hold INTEGER NOT NULL D
 const FREE_EVERYTHING: &str =
     "DELETE FROM entry; DELETE FROM grave; DELETE FROM counted; DELETE FROM watcher;";
 
-/// Brings the file to this program's layout and to this boot; gives the store's own id.
-pub(crate) fn settle(connection: &mut Connection, file: &Path, boot: &str) -> Result<String, StoreError> {
-    settle_with(connection, file, boot, STEPS)
+/// Refuses what is not ours without leaving a trace: no lock is taken, nothing is made beside the
+/// file, and what another program has left half done stays so. Tables that are in a log only are
+/// seen when the file is opened.
+pub(crate) fn refuse_untouched(file: &Path) -> Result<(), StoreError> {
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+    // By SQLite itself: to close a file in any other way would end the locks that this process has on it.
+    let opened = Connection::open_with_flags(as_it_lies(file), flags);
+    opened
+        .map_err(|error| explain(file, error).not_applied())
+        .and_then(|as_it_lies| refuse(&as_it_lies, file))
+}
+
+/// The file as a URI for who neither locks it nor looks at what lies beside it.
+fn as_it_lies(file: &Path) -> String {
+    let mut uri = "file:".to_owned();
+    for byte in file.as_os_str().as_bytes() {
+        if byte.is_ascii_alphanumeric() || b"/-_.".contains(byte) {
+            uri.push(char::from(*byte));
+        } else {
+            write!(uri, "%{byte:02X}").expect("writing to a string cannot fail");
+        }
+    }
+    uri + "?immutable=1"
+}
+
+/// Refuses the database of another program.
+pub(crate) fn refuse(connection: &Connection, file: &Path) -> Result<(), StoreError> {
+    // As it is at one moment: another process may be about to make our own tables.
+    let look = || is_foreign(&*connection.unchecked_transaction()?);
+    match look() {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(theirs(file)),
+        Err(error) => Err(explain(file, error).not_applied()),
+    }
+}
+
+fn theirs(file: &Path) -> StoreError {
+    let message = format!("{} is the database of another program; name a file of its own", file.display());
+    StoreError::new(StoreErrorKind::Config, message).not_applied()
+}
+
+fn application(connection: &Connection) -> rusqlite::Result<i32> {
+    connection.pragma_query_value(None, "application_id", |row| row.get(0))
+}
+
+fn is_foreign(connection: &Connection) -> rusqlite::Result<bool> {
+    Ok(match application(connection)? {
+        APPLICATION => false,
+        0 => connection.prepare("SELECT 1 FROM sqlite_schema")?.exists([])?,
+        _ => true,
+    })
+}
+
+/// Brings the file to this program's layout and to this boot; gives the store's own id. What
+/// another boot left is ended only if nobody of it lives.
+pub(crate) fn settle(
+    connection: &mut Connection,
+    file: &Path,
+    boot: &str,
+    anybody_lives: impl Fn() -> bool,
+) -> Result<String, StoreError> {
+    match settled(connection, boot).map_err(|error| explain(file, error).not_applied())? {
+        Some(id) => Ok(id),
+        None => settle_with(connection, file, boot, anybody_lives, STEPS),
+    }
+}
+
+/// The store's own id, if there is nothing to do. Mostly so, and then nobody need wait to write.
+fn settled(connection: &Connection, boot: &str) -> rusqlite::Result<Option<String>> {
+    if application(connection)? != APPLICATION {
+        return Ok(None);
+    }
+    let mut find = connection.prepare("SELECT id FROM store WHERE layout = ? AND boot = ?")?;
+    find.query_row(params![number(STEPS), boot], |row| row.get(0)).optional()
 }
 
 fn settle_with(
     connection: &mut Connection,
     file: &Path,
     boot: &str,
+    anybody_lives: impl Fn() -> bool,
     steps: &[&str],
 ) -> Result<String, StoreError> {
     let explain = |error| explain(file, error);
@@ -105,7 +178,7 @@ fn settle_with(
     if done > steps.len() {
         return Err(newer(file, done));
     }
-    let newest = i64::try_from(steps.len()).unwrap_or(i64::MAX);
+    let newest = number(steps);
     for step in &steps[done..] {
         transaction.execute_batch(step).map_err(explain)?;
     }
@@ -122,6 +195,10 @@ fn settle_with(
         .query_row("SELECT id, boot FROM store", [], |row| Ok((row.get(0)?, row.get(1)?)))
         .map_err(explain)?;
     if boot_of_file != boot {
+        // Whoever is of this boot has told so, here, before it showed that it lives.
+        if anybody_lives() {
+            return Err(another_boot(file));
+        }
         transaction.execute_batch(FREE_EVERYTHING).map_err(explain)?;
         transaction.execute("UPDATE store SET boot = ?", [boot]).map_err(explain)?;
     }
@@ -132,22 +209,28 @@ fn settle_with(
 /// The layout of the file: 0 if it is empty.
 fn version(transaction: &Transaction<'_>, file: &Path) -> Result<usize, StoreError> {
     let explain = |error| explain(file, error);
-    let application: i32 =
-        transaction.pragma_query_value(None, "application_id", |row| row.get(0)).map_err(explain)?;
-    if application == APPLICATION {
+    if is_foreign(transaction).map_err(explain)? {
+        return Err(theirs(file));
+    }
+    if application(transaction).map_err(explain)? == APPLICATION {
         return transaction.query_row("SELECT layout FROM store", [], layout_in).map_err(explain);
     }
-    let foreign: Option<String> = transaction
-        .query_row("SELECT name FROM sqlite_schema LIMIT 1", [], |row| row.get(0))
-        .optional()
-        .map_err(explain)?;
-    if application != 0 || foreign.is_some() {
-        return Err(StoreError::new(
-            StoreErrorKind::Config,
-            format!("{} is the database of another program; name a file of its own", file.display()),
-        ));
-    }
     Ok(0)
+}
+
+/// Processes that have different ids for one boot, as containers may, would end each other's leases.
+fn another_boot(file: &Path) -> StoreError {
+    let message = format!(
+        "{} is used by running processes for which this is another boot of the machine (see \
+         /proc/sys/kernel/random/boot_id there and here); give them one boot id, or end them",
+        file.display()
+    );
+    StoreError::new(StoreErrorKind::Config, message).not_applied()
+}
+
+/// The layout that so many steps lead to.
+fn number(steps: &[&str]) -> i64 {
+    i64::try_from(steps.len()).unwrap_or(i64::MAX)
 }
 
 /// The layout in the first column.
@@ -210,27 +293,31 @@ mod tests {
 
     const FILE: &str = "locks.db";
 
+    fn nobody() -> bool {
+        false
+    }
+
     #[test]
     fn an_older_layout_is_migrated_and_keeps_its_data() {
         let mut connection = memory();
-        let id = settle(&mut connection, Path::new(FILE), "boot").expect("made");
+        let id = settle(&mut connection, Path::new(FILE), "boot", nobody).expect("made");
         connection.execute("INSERT INTO fence VALUES ('stock', 7)", []).expect("written");
         let steps = &[LAYOUT_1, LAYOUT_2, "ALTER TABLE fence ADD COLUMN note TEXT"];
-        let after = settle_with(&mut connection, Path::new(FILE), "boot", steps).expect("migrated");
+        let after = settle_with(&mut connection, Path::new(FILE), "boot", nobody, steps).expect("migrated");
         assert_eq!(after, id, "it is still the same store");
         let (highest, note): (i64, Option<String>) = connection
             .query_row("SELECT highest, note FROM fence", [], |row| Ok((row.get(0)?, row.get(1)?)))
             .expect("the new column is there");
         assert_eq!((highest, note), (7, None));
-        settle_with(&mut connection, Path::new(FILE), "boot", steps).expect("nothing is left to do");
+        settle_with(&mut connection, Path::new(FILE), "boot", nobody, steps).expect("nothing is left to do");
     }
 
     #[test]
     fn a_newer_layout_is_refused_also_while_in_use() {
         let mut connection = memory();
-        settle_with(&mut connection, Path::new(FILE), "boot", &[LAYOUT_1, LAYOUT_2, "SELECT 1"])
+        settle_with(&mut connection, Path::new(FILE), "boot", nobody, &[LAYOUT_1, LAYOUT_2, "SELECT 1"])
             .expect("made");
-        let error = settle(&mut connection, Path::new(FILE), "boot").expect_err("it is newer");
+        let error = settle(&mut connection, Path::new(FILE), "boot", nobody).expect_err("it is newer");
         assert_eq!(error.kind(), StoreErrorKind::Corrupt);
         assert!(error.to_string().contains("layout 3"), "{error}");
         let transaction = connection.transaction().expect("begun");
@@ -241,7 +328,7 @@ mod tests {
     fn another_program_s_database_is_left_alone() {
         let mut connection = memory();
         connection.execute_batch("CREATE TABLE theirs (x)").expect("made");
-        let error = settle(&mut connection, Path::new(FILE), "boot").expect_err("it is theirs");
+        let error = settle(&mut connection, Path::new(FILE), "boot", nobody).expect_err("it is theirs");
         assert_eq!(error.kind(), StoreErrorKind::Config);
         assert_eq!(count(&connection, "sqlite_schema"), 1, "nothing was added");
     }
@@ -249,7 +336,7 @@ mod tests {
     #[test]
     fn a_restart_frees_all_and_keeps_marks_latches_and_fences() {
         let mut connection = memory();
-        settle(&mut connection, Path::new(FILE), "first").expect("made");
+        settle(&mut connection, Path::new(FILE), "first", nobody).expect("made");
         connection
             .execute_batch(
                 "UPDATE store SET mark = 42;
@@ -261,9 +348,12 @@ mod tests {
                      host, pid, program) VALUES ('n', 1, 1, 'k', 1, 0, 0, 1, 1, 1, 'mutex', 'h', 1, 'p');",
             )
             .expect("filled");
-        settle(&mut connection, Path::new(FILE), "first").expect("the same boot");
+        settle(&mut connection, Path::new(FILE), "first", nobody).expect("the same boot");
         assert_eq!(count(&connection, "entry"), 1, "another process is nothing to be freed by");
-        settle(&mut connection, Path::new(FILE), "second").expect("another boot");
+        let error = settle(&mut connection, Path::new(FILE), "second", || true).expect_err("somebody lives");
+        assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
+        assert_eq!(count(&connection, "entry"), 1, "nothing of theirs was touched");
+        settle(&mut connection, Path::new(FILE), "second", nobody).expect("another boot");
         assert_eq!(["entry", "grave", "watcher"].map(|table| count(&connection, table)), [0; 3]);
         assert_eq!(["latch", "fence"].map(|table| count(&connection, table)), [1; 2]);
         let transaction = connection.transaction().expect("begun");

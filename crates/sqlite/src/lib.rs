@@ -10,12 +10,13 @@
 //! it are loaded, [the model's own step](lockkeeper_core::model) is done, and the difference is
 //! stored. So the file behaves as the model does, whoever writes.
 //!
-//! * **Leases** run on the boot-time clock, which all processes of a host share and nobody can
-//!   set. The file remembers the boot it belongs to: a restart of the machine ends every lease,
-//!   detached ones too, because nobody who held one is left.
+//! * **Leases** run on the host's boot-time clock, which all its processes share and nobody can
+//!   set, also where a container sees it shifted. The file remembers the boot it belongs to: a
+//!   restart of the machine ends every lease, detached ones too, because nobody who held one is left.
 //! * **The dead** are passed at once. Each keeper has an OS lock on a file of its own, which ends
 //!   with the process however it ends. Whoever finds somebody in the way looks at that file: free
-//!   means dead. A missing file proves nothing, and then the lease decides.
+//!   means dead. A missing file proves nothing, and then the lease decides. What is younger than its
+//!   `min_hold` is kept until it is that old.
 //! * **Wakes** go from process to process by datagram socket. They are hints: lost ones cost time
 //!   until the next poll, the database is the truth.
 //! * **Durability.** `synchronous=FULL`: a grant, a renewal, a count or a fence that was answered
@@ -29,6 +30,9 @@
 //!
 //! * One host: network file systems are refused, since neither SQLite's locks nor the boot-time
 //!   clock reach across hosts.
+//! * Containers of one host may share a file if its folder is mounted in each of them, so that they
+//!   share SQLite's log and the folder of the keepers, too. A container with a boot id of its own is
+//!   refused while others live.
 //! * Linux only. Elsewhere connecting fails with [`StoreErrorKind::Unsupported`].
 //! * One writer at a time is SQLite's rule. A process stopped in the middle of its transaction
 //!   stops the others until it goes on or is ended; they report
@@ -44,6 +48,8 @@ mod counts;
 mod database;
 #[cfg(target_os = "linux")]
 mod deaths;
+#[cfg(target_os = "linux")]
+mod host;
 #[cfg(target_os = "linux")]
 mod layout;
 #[cfg(target_os = "linux")]

@@ -5,10 +5,12 @@
 //! not a record lock, which any close of the same file in the process would end.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File, OpenOptions},
-    io,
+    io::{self, Write as _},
     os::{fd::OwnedFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -37,6 +39,19 @@ pub(crate) enum Pulse {
 #[derive(Debug)]
 pub(crate) struct Life {
     file: File,
+    keeper: KeeperId,
+}
+
+/// The keepers of this process. Not told by process id, which two containers may both have.
+static OURS: Mutex<BTreeSet<KeeperId>> = Mutex::new(BTreeSet::new());
+
+fn ours() -> MutexGuard<'static, BTreeSet<KeeperId>> {
+    OURS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether this is a keeper of this process.
+pub(crate) fn is_ours(keeper: KeeperId) -> bool {
+    ours().contains(&keeper)
 }
 
 impl Life {
@@ -45,11 +60,14 @@ impl Life {
         // Others may judge any file with its final name at any time, so it gets that name locked.
         let new = file_of(&place.keepers, keeper, NEW);
         let begin = || {
-            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
             place.share(&new)?;
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            // A full disk is no reason not to begin: who finds nothing here looks at the lock more often.
+            drop(file.write_all(about(std::process::id()).unwrap_or_default().as_bytes()));
             fs::rename(&new, life_of(&place.keepers, keeper))?;
-            Ok(Self { file })
+            ours().insert(keeper);
+            Ok(Self { file, keeper })
         };
         begin().map_err(|error| file_trouble("make the life file", &new, error))
     }
@@ -58,6 +76,25 @@ impl Life {
     pub(crate) fn line(&self) -> io::Result<OwnedFd> {
         Ok(self.file.try_clone()?.into())
     }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        ours().remove(&self.keeper);
+    }
+}
+
+/// What a life file says: the process and the namespace in which that is its id.
+fn about(pid: u32) -> Option<String> {
+    let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
+    Some(format!("{pid} {}\n", namespace.display()))
+}
+
+/// The id of a keeper's process, if it has one that means the same here.
+pub(crate) fn process_of(keepers: &Path, keeper: KeeperId) -> Option<u32> {
+    let said = fs::read_to_string(life_of(keepers, keeper)).ok()?;
+    let pid = said.split_once(' ')?.0.parse().ok()?;
+    (about(pid)? == said).then_some(pid)
 }
 
 fn file_of(keepers: &Path, keeper: KeeperId, kind: &str) -> PathBuf {
@@ -95,6 +132,12 @@ pub(crate) fn forget(keepers: &Path, keeper: KeeperId) {
     }
 }
 
+/// Whether any keeper in the folder lives.
+pub(crate) fn anybody_lives(keepers: &Path) -> bool {
+    let mut files = fs::read_dir(keepers).into_iter().flatten().flatten().map(|entry| entry.path());
+    files.any(|path| path.extension().is_some_and(|kind| kind == LIFE) && judge(&path) == Pulse::Alive)
+}
+
 /// The keepers in the folder that are dead. Clears away what is nobody's.
 pub(crate) fn the_dead(keepers: &Path) -> Vec<KeeperId> {
     let mut dead = Vec::new();
@@ -104,8 +147,9 @@ pub(crate) fn the_dead(keepers: &Path) -> Vec<KeeperId> {
         let keeper = path.file_stem().and_then(|stem| keeper_from(stem.to_str()?));
         match (kind, keeper) {
             (Some(LIFE), Some(keeper)) if judge(&path) == Pulse::Dead => dead.push(keeper),
-            // Its maker died between making and naming it.
-            (Some(NEW), Some(_)) if judge(&path) == Pulse::Dead && is_old(&path) => {
+            // Its maker died between making and naming it. A young one is not even looked at, which takes its lock
+            // for a moment, just when its maker wants that.
+            (Some(NEW), Some(_)) if is_old(&path) && judge(&path) == Pulse::Dead => {
                 drop(fs::remove_file(&path));
             }
             _ => {}
@@ -126,8 +170,45 @@ fn is_old(path: &Path) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
+
     use super::*;
+
+    /// What the life file of another process of this container says.
+    pub(crate) fn beside_this() -> String {
+        about(std::os::unix::process::parent_id()).expect("it is Linux")
+    }
+
+    /// What a life file of another container says, where a process has the id that this one has here.
+    pub(crate) fn elsewhere() -> String {
+        format!("{} pid:[1]\n", std::process::id())
+    }
+
+    /// A life file as another process has it; it lives until the file is closed.
+    pub(crate) fn begin_as_another(keepers: &Path, keeper: KeeperId, said: &str) -> File {
+        let path = life_of(keepers, keeper);
+        fs::write(&path, said).expect("written");
+        let file = File::open(&path).expect("opened");
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).expect("locked");
+        file
+    }
+
+    #[test]
+    fn a_process_is_known_by_an_id_of_its_own_namespace_only() {
+        let (_folder, place) = place();
+        let keeper = KeeperId::random();
+        let _life = Life::begin(&place, keeper).expect("begun");
+        assert!(is_ours(keeper));
+        assert_eq!(process_of(&place.keepers, keeper), Some(std::process::id()));
+        for said in ["", "1", "1 pid:[1]\n", "1 pid"] {
+            fs::write(life_of(&place.keepers, keeper), said).expect("written");
+            assert_eq!(process_of(&place.keepers, keeper), None, "{said:?}");
+        }
+    }
 
     fn place() -> (tempfile::TempDir, Place) {
         let folder = tempfile::tempdir().expect("a folder");
@@ -152,6 +233,25 @@ mod tests {
         assert_eq!(the_dead(&place.keepers), [keeper]);
         forget(&place.keepers, keeper);
         assert_eq!(pulse(&place.keepers, keeper), Pulse::Unknown);
+    }
+
+    /// Many that start at once look for the dead while others have made their files and not locked them yet.
+    #[test]
+    fn who_looks_for_the_dead_keeps_nobody_from_beginning() {
+        let (_folder, place) = place();
+        let begun = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !begun.load(Ordering::Relaxed) {
+                    the_dead(&place.keepers);
+                }
+            });
+            let begin =
+                |_| Life::begin(&place, KeeperId::random()).map(|life| forget(&place.keepers, life.keeper));
+            let all: Result<Vec<()>, StoreError> = (0..2000).map(begin).collect();
+            begun.store(true, Ordering::Relaxed);
+            all.expect("begun");
+        });
     }
 
     #[test]

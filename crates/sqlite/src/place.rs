@@ -16,7 +16,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::trouble::file_trouble;
+use crate::{layout, trouble::file_trouble};
 
 /// The database file and what lies beside it.
 #[derive(Clone, Debug)]
@@ -35,8 +35,8 @@ pub(crate) struct Place {
 pub(crate) type Identity = (u64, u64);
 
 impl Place {
-    /// Makes the file and its folders if they are not there, and checks that locks can work here.
-    pub(crate) fn prepare(path: &Path) -> Result<Self, StoreError> {
+    /// Makes the file if it is not there, and checks that it may be used and that locks can work here.
+    pub(crate) fn find(path: &Path) -> Result<Self, StoreError> {
         let path = std::path::absolute(path).map_err(|error| file_trouble("find", path, error))?;
         let folder = path.parent().unwrap_or(Path::new("/"));
         make_folder(folder, 0o700)?;
@@ -54,12 +54,22 @@ impl Place {
         }
         refuse_mounted_alone(&file, folder)?;
         refuse_hard_links(&file)?;
-        let mode = facts.mode() & 0o666;
+        layout::refuse_untouched(&file)?;
         let keepers = beside(&file, "-keepers");
+        Ok(Self { file, keepers, mode: facts.mode() & 0o666, same: None })
+    }
+
+    /// Makes the folder of the keepers, once the file is known to be ours.
+    pub(crate) fn make_room(&self) -> Result<(), StoreError> {
         // Who may use the file may use the folder beside it.
-        let folder_mode = mode | ((mode & 0o444) >> 2);
-        make_folder(&keepers, folder_mode)?;
-        Ok(Self { file, keepers, mode, same: None })
+        make_folder(&self.keepers, self.mode | ((self.mode & 0o444) >> 2))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn prepare(path: &Path) -> Result<Self, StoreError> {
+        let place = Self::find(path)?;
+        place.make_room()?;
+        Ok(place)
     }
 
     /// Gives a file of ours the permissions of the database, whatever the umask is.

@@ -12,19 +12,18 @@ use rusqlite::{Transaction, params};
 use crate::{
     life::keeper_from,
     rows::{capacity_from, units_from, unsigned},
-    step::Work,
+    step::{HOLDERS_WATCHED, WAITERS_WATCHED, Work},
 };
 
 /// From here on it costs less to load the whole line, once for all.
 pub(crate) const FEW: usize = 4;
 
-/// Once in this many microseconds the whole step is done all the same, which also sees whose deaths
-/// matter. Well below how long they are watched.
-const LOOK_AROUND: u64 = 60_000_000;
-
 const LINE: &str = "SELECT queued, turn, seq = ?2 AND keeper = ?3, capacity, units,
     CASE queued WHEN 0 THEN expires ELSE began END, CASE queued WHEN 0 THEN keeper END
     FROM entry WHERE name = ?1 ORDER BY queued, turn";
+
+const RIGHT_AHEAD: &str =
+    "SELECT keeper FROM entry WHERE name = ? AND queued = 1 AND turn < ? AND keeper <> ? ORDER BY turn DESC";
 
 const KEEP: &str = "UPDATE entry SET began = ?, stamp = ? WHERE name = ? AND queued = 1 AND turn = ?";
 
@@ -103,6 +102,7 @@ impl Work<'_> {
         let mut taken = Vec::new();
         let mut first_end: Option<StoreTime> = None;
         let mut ahead = 0;
+        let mut holders = Vec::new();
         let (turn, fresh) = loop {
             let Some(row) = rows.next()? else { return Ok(None) };
             let (waits, own): (bool, bool) = (row.get(0)?, row.get(2)?);
@@ -111,19 +111,15 @@ impl Work<'_> {
                 return Ok(None);
             }
             if !waits {
-                let dead = keeper_from(row.get_ref(6)?.as_str()?).is_none_or(|keeper| self.is_dead(keeper));
-                if own || time <= now || dead {
-                    return Ok(None);
-                }
+                let keeper = keeper_from(row.get_ref(6)?.as_str()?).filter(|keeper| !self.is_dead(*keeper));
+                let Some(keeper) = keeper.filter(|_| !own && time > now) else { return Ok(None) };
+                holders.push(keeper);
                 taken.push(units);
                 first_end = Some(first_end.map_or(time, |first| first.min(time)));
                 continue;
             }
             let moves_up = ahead == 0 && claim.capacity.fits(taken.iter().copied(), units);
             if moves_up || time.after(WAIT_LEASE) <= now {
-                return Ok(None);
-            }
-            if own && time.0 / LOOK_AROUND != now.0 / LOOK_AROUND {
                 return Ok(None);
             }
             if own {
@@ -134,7 +130,21 @@ impl Work<'_> {
         if !claim.capacity.allows(claim.units) {
             return Ok(None);
         }
+        holders.truncate(HOLDERS_WATCHED);
+        self.done.ahead.extend(holders);
+        self.note_right_ahead(claim, turn)?;
         let retry_in = first_end.map_or(FIRST_LEASE, |end| end.since(now));
         Ok(Some(Place { turn, fresh, verdict: Verdict::Busy { ahead, retry_in } }))
+    }
+
+    /// Remembers who will hold just before whoever stands at `turn`.
+    fn note_right_ahead(&mut self, claim: &Claim, turn: i64) -> rusqlite::Result<()> {
+        let mut find = self.transaction().prepare_cached(RIGHT_AHEAD)?;
+        let mut rows = find.query(params![claim.name.as_str(), turn, claim.contender.keeper.to_string()])?;
+        for _ in 0..WAITERS_WATCHED {
+            let Some(row) = rows.next()? else { break };
+            self.done.ahead.extend(keeper_from(row.get_ref(0)?.as_str()?));
+        }
+        Ok(())
     }
 }

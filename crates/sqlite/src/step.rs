@@ -4,7 +4,7 @@
 //! looked at, and if its process has ended, everything it had is freed in the same transaction.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     path::Path,
 };
 
@@ -26,6 +26,13 @@ use crate::{
 };
 
 type Result<T> = rusqlite::Result<T>;
+
+/// Of how many holders the deaths are watched; the next poll finds those of others.
+pub(crate) const HOLDERS_WATCHED: usize = 8;
+
+/// Of how many who stand right ahead, and so hold right before, the deaths are watched. Those farther
+/// ahead have others right behind them, and to watch a process takes a descriptor.
+pub(crate) const WAITERS_WATCHED: usize = 3;
 
 /// One transaction's work.
 pub(crate) struct Work<'a> {
@@ -51,8 +58,8 @@ pub(crate) struct Done {
     pub(crate) wakes: Vec<(KeeperId, Wake)>,
     /// Whose files can be cleared away.
     pub(crate) dead: Vec<KeeperId>,
-    /// Whose death would let somebody of this keeper pass, with the ids of their processes.
-    pub(crate) ahead: HashMap<KeeperId, u32>,
+    /// Whose death would let somebody of this keeper pass.
+    pub(crate) ahead: BTreeSet<KeeperId>,
 }
 
 impl<'a> Work<'a> {
@@ -194,16 +201,14 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Remembers whose death would let this waiter pass: as later ones stand behind it, nobody
-    /// else can ever hold before it.
+    /// Remembers whose death would let this waiter pass: holders, and who will hold just before it.
     fn note_ahead(&mut self, claim: &Claim) {
         let Some(Some(loaded)) = self.loaded.get(&claim.name) else { return };
-        let holders = loaded.resource.holders.iter().map(|holder| (holder.contender, &holder.card));
-        let waiters = loaded.resource.queue.iter().map(|waiter| (waiter.contender, &waiter.card));
-        let ahead = holders.chain(waiters.take_while(|(contender, _)| *contender != claim.contender));
-        for (contender, card) in ahead.filter(|(contender, _)| contender.keeper != self.own) {
-            self.done.ahead.insert(contender.keeper, card.facts.pid);
-        }
+        let holders = loaded.resource.holders.iter().filter(|holder| !holder.detached);
+        let holders = holders.map(|holder| holder.contender.keeper).take(HOLDERS_WATCHED);
+        let from_own = loaded.resource.queue.iter().rev().skip_while(|w| w.contender != claim.contender);
+        let ahead = from_own.map(|waiter| waiter.contender.keeper).filter(|keeper| *keeper != self.own);
+        self.done.ahead.extend(holders.chain(ahead.take(WAITERS_WATCHED)));
     }
 
     /// The transition of one entry of a group, which may be one of `few`.

@@ -1,6 +1,6 @@
 //! What can go wrong with a file, as typed errors that say what to do.
 
-use std::{io, path::Path};
+use std::{error::Error as _, io, path::Path};
 
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use rusqlite::ErrorCode;
@@ -9,7 +9,7 @@ use rusqlite::ErrorCode;
 pub(crate) fn explain(file: &Path, error: rusqlite::Error) -> StoreError {
     let file = file.display();
     let (kind, message) = match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => (StoreErrorKind::Conflict, busy(&file)),
+        Some(code) if is_busy_code(code) => (StoreErrorKind::Conflict, busy(&file)),
         Some(ErrorCode::DiskFull) => {
             (StoreErrorKind::Conflict, format!("the disk of {file} is full; free some space"))
         }
@@ -38,6 +38,17 @@ pub(crate) fn explain(file: &Path, error: rusqlite::Error) -> StoreError {
         Some(_) => (StoreErrorKind::Unreachable, format!("SQLite failed on {file}; the source says how")),
     };
     StoreError::new(kind, message).with_source(error)
+}
+
+/// Whether another process had the file.
+pub(crate) fn is_busy(error: &StoreError) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<rusqlite::Error>());
+    source.and_then(rusqlite::Error::sqlite_error_code).is_some_and(is_busy_code)
+}
+
+/// The last one says that very many asked for the file at the same moment.
+fn is_busy_code(code: ErrorCode) -> bool {
+    matches!(code, ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed)
 }
 
 fn damaged(file: &dyn std::fmt::Display) -> String {

@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    os::unix::fs::symlink,
+    os::unix::fs::{MetadataExt, symlink},
     path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -69,6 +69,64 @@ async fn a_damaged_file_is_reported_and_left_as_it_is() {
     assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
     assert!(error.to_string().contains("move it away"), "{error}");
     assert_eq!(fs::read(&file).expect("read"), before);
+    assert_eq!(beside(&file), ["locks.db"]);
+}
+
+/// What lies in the file's folder.
+fn beside(file: &Path) -> Vec<String> {
+    let names = fs::read_dir(file.parent().expect("a folder")).expect("listed");
+    let mut names: Vec<_> = names.map(|entry| entry.expect("listed").file_name()).collect();
+    names.sort_unstable();
+    names.into_iter().map(|name| name.to_string_lossy().into_owned()).collect()
+}
+
+/// Whatever state it is in: at rest, in use, or left half done by a crash.
+#[tokio::test]
+async fn another_program_s_database_is_left_as_it_is() {
+    for (case, setup) in [
+        ("at rest", "CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1)"),
+        ("with a log", "PRAGMA journal_mode = WAL; CREATE TABLE theirs (x); INSERT INTO theirs VALUES (1)"),
+        ("without tables", "PRAGMA application_id = 7"),
+        ("with a journal", "CREATE TABLE theirs (x); BEGIN; INSERT INTO theirs VALUES (1)"),
+    ] {
+        for in_use in [true, false] {
+            let folder = folder();
+            let file = folder.path().join("it's 100% #1.db");
+            let theirs = Connection::open(&file).expect("opened");
+            theirs.execute_batch(setup).expect("made");
+            let theirs = in_use.then_some(theirs);
+            let look = || {
+                let names = beside(&file);
+                // The index of a log also says who reads it.
+                let kept = names.iter().filter(|name| !name.ends_with("-shm"));
+                let contents: Vec<_> = kept.map(|name| fs::read(folder.path().join(name)).ok()).collect();
+                (names, contents)
+            };
+            let before = look();
+            let error = refused(&file).await;
+            assert_eq!(error.kind(), StoreErrorKind::Config, "{case}: {error}");
+            assert!(error.to_string().contains("another program"), "{case}: {error}");
+            assert!(look() == before, "{case}, in use: {in_use}: {:?} became {:?}", before.0, look().0);
+            drop(theirs);
+        }
+    }
+}
+
+/// The kernel ends a process's locks on a file when any descriptor of it is closed. To look whose file it is must not.
+#[tokio::test]
+async fn to_open_a_file_once_more_ends_no_lock_on_it() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    let _first = connect(&file).await.expect("connected");
+    let inode = fs::metadata(&file).expect("there").ino();
+    let locks = || {
+        let of_file = |line: &&str| line.contains(&format!(":{inode} ")) && line.contains("POSIX");
+        fs::read_to_string("/proc/locks").expect("read").lines().filter(of_file).count()
+    };
+    let before = locks();
+    assert!(before > 0, "an open file is locked");
+    connect(&file).await.expect("connected").close().await;
+    assert_eq!(locks(), before);
 }
 
 #[tokio::test]
