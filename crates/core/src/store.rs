@@ -70,6 +70,8 @@ pub enum Wake {
     Changed(Topic),
     /// Wakes may have been lost: ask again about everything.
     Resync,
+    /// Another server has taken the place of the one that granted, and may not know what is held: renew everything now.
+    Reconfirm,
 }
 
 /// Where a store delivers its wakes: never blocks, callable from any thread.

@@ -44,6 +44,8 @@ pub enum Risk {
     NoPersistence,
     /// A failover may lose locks that the replicas do not have yet.
     Replication,
+    /// A master that is cut off from its replicas goes on granting.
+    CutOff,
     /// The server is older than what this store is tested with.
     OldVersion,
     /// The clock is far from that of this machine.
@@ -114,7 +116,7 @@ async fn look_at(fleet: &Fleet, server: &Server) -> Result<Vec<Finding>, StoreEr
             ),
         );
     }
-    if fact("aof_enabled") == "0" && saves_nothing(fleet, server).await {
+    if fact("aof_enabled") == "0" && setting(fleet, server, "save").await == Some(String::new()) {
         find(
             Risk::NoPersistence,
             "nothing is saved, so a restart loses all locks and fences; set appendonly yes".into(),
@@ -127,6 +129,18 @@ async fn look_at(fleet: &Fleet, server: &Server) -> Result<Vec<Finding>, StoreEr
             format!(
                 "it has {replicas} replicas, and a failover may lose grants that they do not have yet; add wait=1"
             ),
+        );
+    }
+    // A node of a cluster that is cut off from most others stops by itself.
+    if !matches!(replicas, "" | "0")
+        && !fleet.is_cluster()
+        && setting(fleet, server, "min-replicas-to-write").await == Some("0".into())
+    {
+        find(
+            Risk::CutOff,
+            "min-replicas-to-write is 0, so a master that is cut off from its replicas goes on granting beside the new one; \
+             set it to 1 or more"
+                .into(),
         );
     }
     let version = fact("redis_version");
@@ -149,13 +163,12 @@ async fn facts(fleet: &Fleet, server: &Server) -> Result<HashMap<String, String>
     Ok(text.lines().filter_map(fact).collect())
 }
 
-/// Whether no snapshots are made; unknown counts as no.
-async fn saves_nothing(fleet: &Fleet, server: &Server) -> bool {
+/// A setting of the server, if this user may see it.
+async fn setting(fleet: &Fleet, server: &Server, name: &str) -> Option<String> {
     let mut get = redis::cmd("CONFIG");
-    get.arg("GET").arg("save");
-    let answer = fleet.ask(Lane::Main, server, get).await;
-    let answer = answer.ok().and_then(|value| redis::from_redis_value::<HashMap<String, String>>(value).ok());
-    answer.is_some_and(|answer| answer.get("save").is_some_and(String::is_empty))
+    get.arg("GET").arg(name);
+    let answer = fleet.ask(Lane::Main, server, get).await.ok()?;
+    redis::from_redis_value::<HashMap<String, String>>(answer).ok()?.remove(name)
 }
 
 /// The server's time.

@@ -1,18 +1,10 @@
-//! Opens sockets: TCP, TLS and unix, and finds the master behind sentinels.
+//! Opens connections: TCP, TLS and unix.
 
-use std::{
-    fs, io,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
 use lockkeeper_core::StoreError;
 use redis::{
-    AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, RedisResult, Value,
+    AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, Value,
     aio::{AsyncPushSender, MultiplexedConnection, PubSub},
 };
 use rustls::{
@@ -27,7 +19,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use crate::{
-    settings::{Address, Login, Settings, Shape, TlsFiles},
+    settings::{Address, Login, Settings, TlsFiles},
     trouble,
 };
 
@@ -38,15 +30,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
 /// Opens connections as the URL says.
 pub(crate) struct Dialler {
     settings: Settings,
-    /// Which sentinel is asked first: each time another one, as one of them may be wrong or cut off.
-    turn: AtomicUsize,
     tls: Option<TlsConnector>,
 }
 
 impl Dialler {
     pub(crate) fn new(settings: Settings) -> Result<Self, StoreError> {
         let tls = settings.tls.as_ref().map(connector).transpose()?;
-        Ok(Self { settings, turn: AtomicUsize::new(0), tls })
+        Ok(Self { settings, tls })
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -60,8 +50,28 @@ impl Dialler {
         pushes: Option<Box<dyn AsyncPushSender>>,
     ) -> Result<(MultiplexedConnection, JoinHandle<()>), StoreError> {
         // Pushes come with RESP3 only, and who asks for them knows that the server has it.
-        let info =
-            self.info(&self.settings.login, self.settings.database, self.settings.resp3 || pushes.is_some());
+        let resp3 = self.settings.resp3 || pushes.is_some();
+        self.multiplexed(address, &self.settings.login, self.settings.database, resp3, pushes).await
+    }
+
+    /// The same to a sentinel, with RESP3 if it is to push.
+    pub(crate) async fn sentinel(
+        &self,
+        address: &Address,
+        pushes: Option<Box<dyn AsyncPushSender>>,
+    ) -> Result<(MultiplexedConnection, JoinHandle<()>), StoreError> {
+        self.multiplexed(address, &self.settings.sentinel_login, 0, pushes.is_some(), pushes).await
+    }
+
+    async fn multiplexed(
+        &self,
+        address: &Address,
+        login: &Login,
+        database: i64,
+        resp3: bool,
+        pushes: Option<Box<dyn AsyncPushSender>>,
+    ) -> Result<(MultiplexedConnection, JoinHandle<()>), StoreError> {
+        let info = self.info(login, database, resp3);
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let config = match pushes {
             Some(pushes) => config.set_push_sender(Pushes(pushes)),
@@ -71,7 +81,7 @@ impl Dialler {
             let socket = self.socket(address).await?;
             let (connection, driver) = MultiplexedConnection::new_with_config(&info, socket, config)
                 .await
-                .map_err(|error| trouble::not_connected(&address.to_string(), error))?;
+                .map_err(|error| trouble::not_greeted(address, resp3, error))?;
             Ok((connection, tokio::spawn(driver)))
         })
         .await
@@ -84,44 +94,9 @@ impl Dialler {
             let socket = self.socket(address).await?;
             PubSub::new(&info, socket)
                 .await
-                .map_err(|error| trouble::not_connected(&address.to_string(), error))
+                .map_err(|error| trouble::not_greeted(address, self.settings.resp3, error))
         })
         .await
-    }
-
-    /// Where the master is now: `fixed` for all but sentinels, which are asked.
-    pub(crate) async fn locate(&self, fixed: &Address) -> Result<Address, StoreError> {
-        let Shape::Sentinel(sentinels, master) = &self.settings.shape else { return Ok(fixed.clone()) };
-        let mut last = None;
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % sentinels.len();
-        for sentinel in sentinels[turn..].iter().chain(&sentinels[..turn]) {
-            match self.with_limit(sentinel, self.ask_sentinel(sentinel, master)).await {
-                Ok(address) => return Ok(address),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| trouble::config("the URL names no sentinel")).not_applied())
-    }
-
-    async fn ask_sentinel(&self, sentinel: &Address, master: &str) -> Result<Address, StoreError> {
-        let failed = |error| trouble::not_connected(&sentinel.to_string(), error);
-        let info = self.info(&self.settings.sentinel_login, 0, false);
-        let socket = self.socket(sentinel).await?;
-        let (mut connection, driver) =
-            MultiplexedConnection::new_with_config(&info, socket, AsyncConnectionConfig::new())
-                .await
-                .map_err(failed)?;
-        let driver = tokio::spawn(driver);
-        let mut ask = redis::cmd("SENTINEL");
-        ask.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
-        let answer: RedisResult<Option<(String, u16)>> = ask.query_async(&mut connection).await;
-        driver.abort();
-        let (host, port) = answer.map_err(failed)?.ok_or_else(|| {
-            trouble::config(format!(
-                "the sentinel at {sentinel} knows no master {master:?}; check the name in the URL"
-            ))
-        })?;
-        Ok(Address::Tcp(host.into(), port))
     }
 
     async fn with_limit<T>(

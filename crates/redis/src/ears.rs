@@ -8,7 +8,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     future::poll_fn,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -33,7 +33,7 @@ use crate::{
     home::Home,
     keys::{self, Keys},
     link::jittered,
-    settings::{Address, Shape},
+    settings::Address,
     trouble, wire,
 };
 
@@ -52,13 +52,21 @@ pub(crate) struct Ears {
     home: Home,
     /// With `wait=n` a grant counts only when replicas have it, which its waiter must see to.
     only_hints: bool,
-    /// The channels, each with its slot and for how many it is there.
-    wanted: Mutex<HashMap<String, (usize, usize)>>,
+    wanted: Mutex<HashMap<String, Wanted>>,
     /// Counts changes of what is wanted.
     orders: watch::Sender<u64>,
-    /// Which count of orders each server's listener has carried out.
+    /// Which count of orders each server's listener has carried out, by the server's number.
     done: watch::Sender<BTreeMap<usize, u64>>,
     listeners: Mutex<HashMap<usize, JoinHandle<()>>>,
+}
+
+/// A channel that is listened to.
+struct Wanted {
+    slot: usize,
+    /// For how many it is there.
+    users: usize,
+    /// Somebody did not wait until it was there, and may have missed something.
+    late: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -84,30 +92,37 @@ impl Ears {
     /// `patience`: then the listener goes on trying.
     pub(crate) async fn listen(self: &Arc<Self>, channel: String, patience: Duration) -> Subscription {
         let slot = keys::slot(&channel);
-        lock(&self.wanted).entry(channel.clone()).or_insert((slot, 0)).1 += 1;
+        lock(&self.wanted).entry(channel.clone()).or_insert(Wanted { slot, users: 0, late: false }).users +=
+            1;
         let subscription = Subscription { ears: self.clone(), channel };
         self.orders.send_modify(|orders| *orders += 1);
         let order = *self.orders.borrow();
         let mut done = self.done.subscribe();
-        let server = self.start_listener(slot);
-        let confirmed = done.wait_for(|done| done.get(&server).is_some_and(|done| *done >= order));
+        self.start_listener(slot, false);
+        // The slot may move to another server meanwhile.
+        let confirmed = done.wait_for(|done| {
+            let server = self.fleet.map().of(slot).number;
+            done.get(&server).is_some_and(|done| *done >= order)
+        });
         if tokio::time::timeout(patience, confirmed).await.is_err() {
-            // The channel is only late, and the resync makes up for it.
+            // The channel is only late, and a resync will make up for it.
+            if let Some(wanted) = lock(&self.wanted).get_mut(&subscription.channel) {
+                wanted.late = true;
+            }
             self.see_whether_home_lives();
         }
         subscription
     }
 
-    fn start_listener(self: &Arc<Self>, slot: usize) -> usize {
-        let map = self.fleet.map();
-        let index = map.index(slot);
+    /// `missed` says whether there was a listener before, who may have missed something.
+    fn start_listener(self: &Arc<Self>, slot: usize, missed: bool) {
+        let server = self.fleet.map().of(slot).clone();
         let mut listeners = lock(&self.listeners);
-        if listeners.get(&index).is_none_or(JoinHandle::is_finished) {
-            let (ears, server) = (self.clone(), map.servers[index].clone());
-            let listener = self.home.spawn(move || ears.clone().listener(index, server.clone()));
-            listeners.insert(index, listener);
+        if listeners.get(&server.number).is_none_or(JoinHandle::is_finished) {
+            let (ears, number) = (self.clone(), server.number);
+            let listener = self.home.spawn(move || ears.clone().listener(server.clone(), missed));
+            listeners.insert(number, listener);
         }
-        index
     }
 
     /// Somebody asks instead of being told: perhaps the runtime of the listeners is blocked, or nobody drives it any more.
@@ -122,30 +137,40 @@ impl Ears {
     }
 
     /// What the listener of this server must be subscribed to.
-    fn wanted_of(&self, server: usize) -> HashSet<String> {
+    fn wanted_of(&self, server: &Server) -> HashSet<String> {
         let map = self.fleet.map();
         let wanted = lock(&self.wanted);
-        wanted
-            .iter()
-            .filter(|(_, (slot, _))| map.index(*slot) == server)
-            .map(|(name, _)| name.clone())
-            .collect()
+        let here = |(_, wanted): &(&String, &Wanted)| map.of(wanted.slot).number == server.number;
+        wanted.iter().filter(here).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Whether anybody may have missed something on these channels, because it did not wait for them; they are there now.
+    fn were_late(&self, channels: &[String]) -> bool {
+        let mut wanted = lock(&self.wanted);
+        let mut was_late =
+            |channel| wanted.get_mut(channel).is_some_and(|wanted| std::mem::take(&mut wanted.late));
+        channels.iter().filter(|channel| was_late(*channel)).count() > 0
     }
 
     /// Sees to it that every server that keeps something wanted has a listener.
     fn start_missing(self: &Arc<Self>) {
-        let slots: HashSet<usize> = lock(&self.wanted).values().map(|(slot, _)| *slot).collect();
+        let slots: HashSet<usize> = lock(&self.wanted).values().map(|wanted| wanted.slot).collect();
         for slot in slots {
-            self.start_listener(slot);
+            self.start_listener(slot, true);
         }
     }
 
-    async fn listener(self: Arc<Self>, index: usize, server: Arc<Server>) {
-        let (mut pause, mut missed) = (Duration::ZERO, false);
+    async fn listener(self: Arc<Self>, server: Arc<Server>, mut missed: bool) {
+        let mut pause = Duration::ZERO;
         loop {
             self.start_missing();
+            if !self.fleet.map().has(&server) {
+                return self.forget(&server);
+            }
             let ended = match self.connect(&server).await {
-                Ok((mut line, place)) => self.serve(index, &mut line, &place, &mut missed, &mut pause).await,
+                Ok((mut line, place)) => {
+                    self.serve(&server, &mut line, &place, &mut missed, &mut pause).await
+                }
                 Err(error) => Err(error),
             };
             match ended {
@@ -161,13 +186,24 @@ impl Ears {
                 self.fleet.look_again();
             }
             pause = (pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-            tokio::time::sleep(jittered(pause)).await;
+            let mut maps = self.fleet.changes.subscribe();
+            tokio::select! {
+                () = tokio::time::sleep(jittered(pause)) => {}
+                // Perhaps the server is gone.
+                _ = maps.wait_for(|_| !self.fleet.map().has(&server)) => {}
+            }
         }
+    }
+
+    /// The listener of a server that is gone has ended. Another server with its address has another number.
+    fn forget(&self, server: &Server) {
+        self.done.send_modify(|done| _ = done.remove(&server.number));
+        lock(&self.listeners).remove(&server.number);
     }
 
     async fn connect(&self, server: &Server) -> Result<(Line, Address), StoreError> {
         let dialler = &self.fleet.dialler;
-        let place = dialler.locate(&server.address).await?;
+        let place = server.site.locate().await?;
         let line = if self.keys.is_sharded() {
             let (sender, pushes) = mpsc::unbounded_channel();
             let (connection, driver) = dialler.requests(&place, Some(Box::new(sender))).await?;
@@ -183,53 +219,50 @@ impl Ears {
     /// subscribe. Who can has no reason to pause.
     async fn serve(
         self: &Arc<Self>,
-        index: usize,
+        server: &Server,
         line: &mut Line,
         place: &Address,
         missed: &mut bool,
         pause: &mut Duration,
     ) -> Result<&'static str, StoreError> {
         let (mut orders, mut maps) = (self.orders.subscribe(), self.fleet.changes.subscribe());
+        let mut elsewhere = pin!(self.fleet.until_elsewhere(place));
         let mut have = HashSet::new();
+        let mut redrawn = false;
         loop {
             let order = *orders.borrow_and_update();
             maps.borrow_and_update();
-            let wanted = self.wanted_of(index);
+            let wanted = self.wanted_of(server);
             let new: Vec<String> = wanted.difference(&have).cloned().collect();
             let old: Vec<String> = have.difference(&wanted).cloned().collect();
             have = wanted;
             line.subscribe(&new, &old, self.fleet.limit).await?;
             *pause = Duration::ZERO;
-            if std::mem::take(missed) {
+            // Those that another server had until now may have missed something in between.
+            let late = self.were_late(&new) || (redrawn && !new.is_empty());
+            if std::mem::take(missed) || late {
                 self.wakes.wake(Wake::Resync);
             }
-            self.done.send_modify(|done| _ = done.insert(index, order));
-            loop {
+            self.done.send_modify(|done| _ = done.insert(server.number, order));
+            redrawn = loop {
                 tokio::select! {
                     biased;
                     message = line.next(&have) => match message {
                         Some((channel, payload)) => self.tell(&channel, &payload),
                         None => return Ok("the connection ended"),
                     },
-                    _ = orders.changed() => break,
+                    () = &mut elsewhere => return Ok("the master is elsewhere"),
+                    _ = orders.changed() => break false,
                     _ = maps.changed() => {
-                        if self.has_moved(place).await {
-                            return Ok("the master is elsewhere");
+                        if !self.fleet.map().has(server) {
+                            return Ok("the server is gone");
                         }
-                        if self.keys.is_sharded() {
-                            self.start_missing();
-                            break;
-                        }
+                        self.start_missing();
+                        break true;
                     }
                 }
-            }
+            };
         }
-    }
-
-    async fn has_moved(&self, place: &Address) -> bool {
-        let dialler = &self.fleet.dialler;
-        matches!(dialler.settings().shape, Shape::Sentinel(..))
-            && dialler.locate(place).await.is_ok_and(|now| now != *place)
     }
 
     fn tell(&self, channel: &str, payload: &[u8]) {
@@ -238,6 +271,7 @@ impl Ears {
         } else {
             let notice = std::str::from_utf8(payload).ok().and_then(|text| wire::notice(&self.keys, text));
             notice.map(|(name, notice)| {
+                self.fleet.keep_watch(notice.contender, notice.lease);
                 if self.only_hints { Wake::Changed(Topic::Grants(name)) } else { Wake::Granted(name, notice) }
             })
         };
@@ -262,9 +296,9 @@ pub(crate) struct Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let mut wanted = lock(&self.ears.wanted);
-        if let Some((_, users)) = wanted.get_mut(&self.channel) {
-            *users -= 1;
-            if *users == 0 {
+        if let Some(of) = wanted.get_mut(&self.channel) {
+            of.users -= 1;
+            if of.users == 0 {
                 wanted.remove(&self.channel);
             }
         }
@@ -340,7 +374,8 @@ impl Line {
                 match kind {
                     PushKind::SMessage => return Some((channel, texts.next().unwrap_or_default())),
                     PushKind::Disconnection => return None,
-                    // The slot has moved away, and the server says so.
+                    // The slot has moved away, and the server says so. That a subscription has ended because this listener
+                    // wanted it is read before it can be wanted anew: the word comes ahead of the reply.
                     PushKind::SUnsubscribe if has.contains(&channel) => return None,
                     _ => {}
                 }

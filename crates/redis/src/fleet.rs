@@ -4,22 +4,24 @@
 use std::{
     sync::{
         Arc, PoisonError, RwLock, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use lockkeeper_core::{StoreError, StoreErrorKind};
-use redis::{Cmd, ServerError, Value};
-use tokio::{runtime::Handle, sync::watch};
+use lockkeeper_core::{ContenderId, StoreError};
+use redis::{Cmd, Pipeline, ServerError, Value};
+use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 
 use crate::{
     dial::{Dialler, checked},
     home::Home,
     keys::SLOTS,
-    link::{Epoch, Link},
-    scripts::Call,
+    link::{Epoch, Link, Site},
+    scripts::{Call, Script},
+    sentinels::Sentinels,
     settings::{Address, Shape},
+    slots::{self, View},
     trouble,
 };
 
@@ -32,6 +34,9 @@ const SLOT_PAUSE: Duration = Duration::from_millis(20);
 /// One server: a connection for requests, and one on the keeper's thread for what must not wait behind them.
 pub(crate) struct Server {
     pub(crate) address: Address,
+    pub(crate) site: Site,
+    /// Its own for ever: a server that comes back is another one.
+    pub(crate) number: usize,
     main: Arc<Link>,
     reserved: Arc<Link>,
 }
@@ -52,11 +57,14 @@ impl Server {
     }
 }
 
-/// The servers, and in a cluster which of them keeps which slot.
+/// The servers, and in a cluster which of them keeps which slot. A server that keeps none any more is left out, and its
+/// connections end with the last request that uses them.
 #[derive(Clone, Default)]
 pub(crate) struct Map {
-    pub(crate) servers: Vec<Arc<Server>>,
+    servers: Vec<Arc<Server>>,
     slots: Vec<u16>,
+    /// All nodes of the cluster that are known, any of which can be asked.
+    nodes: Vec<Address>,
 }
 
 /// How long a cluster that did not say who keeps what is left alone.
@@ -72,15 +80,26 @@ impl Map {
         used.into_iter().map(|index| self.servers[usize::from(index)].clone()).collect()
     }
 
-    /// The number of the server that keeps `slot`.
-    pub(crate) fn index(&self, slot: usize) -> usize {
-        self.slots.get(slot).map_or(0, |server| usize::from(*server))
+    /// The server that keeps `slot`.
+    pub(crate) fn of(&self, slot: usize) -> &Arc<Server> {
+        &self.servers[self.slots.get(slot).map_or(0, |server| usize::from(*server))]
+    }
+
+    /// Whether the server is still one of them.
+    pub(crate) fn has(&self, server: &Server) -> bool {
+        self.servers.iter().any(|other| other.number == server.number)
+    }
+
+    fn at(&self, address: &Address) -> Option<&Arc<Server>> {
+        self.servers.iter().find(|server| server.address == *address)
     }
 }
 
 /// All servers of a store.
 pub(crate) struct Fleet {
     pub(crate) dialler: Arc<Dialler>,
+    /// Those that say where the master is, if that is how it is found.
+    pub(crate) sentinels: Option<Arc<Sentinels>>,
     /// The keeper's thread.
     keeper: Handle,
     /// The runtime that the keeper was made in, which is mostly the one that waits for answers.
@@ -91,6 +110,8 @@ pub(crate) struct Fleet {
     pub(crate) changes: watch::Sender<u64>,
     /// Whether the cluster is being asked who keeps what.
     refreshing: AtomicBool,
+    /// The number of the next server.
+    next: AtomicUsize,
     me: Weak<Self>,
     nonce: AtomicU64,
 }
@@ -119,7 +140,8 @@ struct Run<'a> {
 struct Try {
     call: usize,
     server: Arc<Server>,
-    whole: bool,
+    /// Whether the script must be loaded before.
+    load: bool,
     asking: bool,
 }
 
@@ -130,27 +152,33 @@ impl Fleet {
         keeper: Handle,
         limit: Duration,
     ) -> Result<Arc<Self>, StoreError> {
+        let sentinels = match &dialler.settings().shape {
+            Shape::Sentinel(addresses, name) => Some(Sentinels::new(&dialler, addresses, name, &keeper)),
+            _ => None,
+        };
         let fleet = Arc::new_cyclic(|me| Self {
             dialler,
+            sentinels,
             keeper,
             caller: Handle::current(),
             limit,
             map: RwLock::default(),
             changes: watch::channel(0).0,
             refreshing: AtomicBool::new(false),
+            next: AtomicUsize::new(0),
             me: me.clone(),
             nonce: AtomicU64::new(1),
         });
-        let seeds = match &fleet.dialler.settings().shape {
-            Shape::Single(address) => vec![address.clone()],
-            Shape::Sentinel(sentinels, _) => sentinels[..1].to_vec(),
-            Shape::Cluster(nodes) => nodes.clone(),
+        let only = match &fleet.dialler.settings().shape {
+            Shape::Single(address) => address,
+            Shape::Sentinel(sentinels, _) => &sentinels[0],
+            Shape::Cluster(_) => {
+                fleet.refresh().await?;
+                return Ok(fleet);
+            }
         };
-        let servers = seeds.iter().map(|seed| fleet.server(seed)).collect();
-        fleet.replace(|_| Ok::<_, StoreError>(Map { servers, ..Map::default() }))?;
-        if fleet.is_cluster() {
-            fleet.refresh().await?;
-        }
+        let servers = vec![fleet.server(only)];
+        fleet.replace(|_| Some(Map { servers, ..Map::default() }));
         Ok(fleet)
     }
 
@@ -164,115 +192,94 @@ impl Fleet {
     }
 
     fn server(&self, address: &Address) -> Arc<Server> {
-        Arc::new(Server {
-            address: address.clone(),
-            main: Arc::new(Link::new(&self.dialler, address, self.home())),
-            reserved: Arc::new(Link::new(&self.dialler, address, Home::new(&self.keeper, &self.keeper))),
-        })
+        let site = match &self.sentinels {
+            Some(sentinels) => Site::Named(sentinels.clone()),
+            None => Site::At(address.clone()),
+        };
+        let link = |home| Arc::new(Link::new(&self.dialler, address, site.clone(), home));
+        let (main, reserved) = (link(self.home()), link(Home::new(&self.keeper, &self.keeper)));
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Server { address: address.clone(), site, number, main, reserved })
     }
 
     pub(crate) fn map(&self) -> Arc<Map> {
         self.map.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Puts another map in the place of the one that is there now.
-    fn replace<E>(&self, change: impl FnOnce(&Map) -> Result<Map, E>) -> Result<(), E> {
+    /// Puts another map in the place of the one that is there now, unless that is as good.
+    fn replace(&self, change: impl FnOnce(&Map) -> Option<Map>) {
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
-        *map = Arc::new(change(&map)?);
+        let Some(new) = change(&map) else { return };
+        let old = std::mem::replace(&mut *map, Arc::new(new));
         drop(map);
+        // Outside of the lock: with it, connections may end.
+        drop(old);
         self.changes.send_modify(|changes| *changes += 1);
-        Ok(())
     }
 
     pub(crate) fn until(&self) -> Instant {
         Instant::now() + self.limit
     }
 
-    /// Learns from any node which node keeps what. Known servers keep their numbers.
+    /// Learns which node keeps what: from more than half of the nodes that are known, if so many answer.
     async fn refresh(&self) -> Result<(), StoreError> {
-        let mut ask = redis::cmd("CLUSTER");
-        ask.arg("SLOTS");
-        let mut last = trouble::config("the URL names no node");
-        for server in &self.map().servers {
-            let told = self.ask_aside(server, &ask).await;
-            match told.and_then(|told| self.replace(|before| self.read_slots(before, server, &told))) {
-                Ok(()) => return Ok(()),
-                Err(error) => last = error,
+        let mut nodes = self.map().nodes.clone();
+        if let Shape::Cluster(named) = &self.dialler.settings().shape {
+            nodes.extend(named.iter().filter(|node| !self.map().nodes.contains(node)).cloned());
+        }
+        let mut asked = JoinSet::new();
+        for node in &nodes {
+            asked.spawn(view(self.dialler.clone(), node.clone(), self.limit / 2));
+        }
+        let (mut views, mut last) = (Vec::new(), trouble::config("the URL names no node"));
+        while let Some(told) = asked.join_next().await {
+            match told {
+                Ok(Ok(view)) => views.push(view),
+                Ok(Err(error)) => last = error,
+                // Its runtime has ended.
+                Err(_) => {}
+            }
+            if 2 * views.len() > nodes.len() {
+                break;
             }
         }
-        Err(last.not_applied())
+        let believed = slots::believed(views).ok_or_else(|| last.not_applied())?;
+        self.replace(|before| self.redrawn(before, believed));
+        Ok(())
     }
 
-    /// Asks on a connection of its own: one that is given up early breaks no request.
-    async fn ask_aside(&self, server: &Server, command: &Cmd) -> Result<Value, StoreError> {
-        let (mut connection, driver) = self.dialler.requests(&server.address, None).await?;
-        let answer = tokio::time::timeout(self.limit / 2, connection.send_packed_command(command)).await;
-        driver.abort();
-        let address = server.address.to_string();
-        let answer = answer.map_err(|_| trouble::too_late(&address))?;
-        checked(answer.map_err(|error| trouble::unanswered(&address, error))?)
-            .map_err(|error| trouble::refused(&error))
-    }
-
-    fn read_slots(&self, before: &Map, from: &Server, told: &Value) -> Result<Map, StoreError> {
-        let mut map = Map { servers: before.servers.clone(), slots: vec![0; SLOTS] };
-        let nonsense = || trouble::nonsense("slots");
-        let number = |value: &Value| match value {
-            Value::Int(number) => usize::try_from(*number).map_err(|_| nonsense()),
-            _ => Err(nonsense()),
-        };
-        let Value::Array(ranges) = told else { return Err(nonsense()) };
-        if ranges.is_empty() {
-            return Err(StoreError::new(
-                StoreErrorKind::Unreachable,
-                "the cluster has no slots yet; make it with `redis-cli --cluster create`",
-            ));
+    /// The map as a node sees it, if that is another one. Servers that are known stay as they are.
+    fn redrawn(&self, before: &Map, view: View) -> Option<Map> {
+        let mut map = Map { servers: Vec::new(), slots: vec![0; SLOTS], nodes: view.nodes };
+        for (first, last, address) in view.ranges {
+            let known = map.servers.iter().position(|server| server.address == address);
+            let index = known.unwrap_or_else(|| {
+                map.servers.push(before.at(&address).cloned().unwrap_or_else(|| self.server(&address)));
+                map.servers.len() - 1
+            });
+            // There are no more servers than slots.
+            map.slots[first..=last].fill(index as u16);
         }
-        for range in ranges {
-            let Value::Array(range) = range else { return Err(nonsense()) };
-            let [first, last, Value::Array(master), ..] = &range[..] else { return Err(nonsense()) };
-            let [host, port, ..] = &master[..] else { return Err(nonsense()) };
-            let host = match host {
-                Value::BulkString(host) if !host.is_empty() => String::from_utf8_lossy(host).into_owned(),
-                // The node does not know its own name: it is the one that was asked.
-                _ => match &from.address {
-                    Address::Tcp(host, _) => host.to_string(),
-                    Address::Unix(_) => return Err(nonsense()),
-                },
-            };
-            let port = u16::try_from(number(port)?).map_err(|_| nonsense())?;
-            let index = self.index_of(&mut map, &Address::Tcp(host.into(), port));
-            let range = number(first)?..=number(last)?;
-            map.slots
-                .get_mut(range)
-                .ok_or_else(nonsense)?
-                .fill(u16::try_from(index).map_err(|_| nonsense())?);
-        }
-        Ok(map)
+        let numbers = |map: &Map| map.servers.iter().map(|server| server.number).collect::<Vec<_>>();
+        let same = numbers(&map) == numbers(before) && map.slots == before.slots && map.nodes == before.nodes;
+        (!same).then_some(map)
     }
 
-    fn index_of(&self, map: &mut Map, address: &Address) -> usize {
-        map.servers.iter().position(|server| server.address == *address).unwrap_or_else(|| {
-            map.servers.push(self.server(address));
-            map.servers.len() - 1
-        })
-    }
-
-    /// The server that a redirection names.
-    fn redirected(&self, error: &ServerError) -> Option<Arc<Server>> {
+    /// The server that a redirection from `asked` names.
+    fn redirected(&self, error: &ServerError, asked: &Server) -> Option<Arc<Server>> {
         let (_, place) = error.details()?.split_once(' ')?;
         let (host, port) = place.rsplit_once(':')?;
-        let address = Address::Tcp(host.trim_matches(['[', ']']).into(), port.parse().ok()?);
-        let known = |map: &Map| map.servers.iter().find(|server| server.address == address).cloned();
-        known(&self.map()).or_else(|| {
-            let add = |before: &Map| {
-                let mut map = before.clone();
-                self.index_of(&mut map, &address);
-                Ok::<_, StoreError>(map)
-            };
-            self.replace(add).ok()?;
-            known(&self.map())
-        })
+        let address = slots::at_host(&asked.address, host.trim_matches(['[', ']']), port.parse().ok()?)?;
+        if let Some(known) = self.map().at(&address) {
+            return Some(known.clone());
+        }
+        self.replace(|before| {
+            let mut map = before.clone();
+            map.servers.push(self.server(&address));
+            // Another call may have been sent there at the same time.
+            before.at(&address).is_none().then_some(map)
+        });
+        self.map().at(&address).cloned()
     }
 
     /// Calls scripts, each on the server that keeps its slot; those for one server go out as one request.
@@ -280,9 +287,11 @@ impl Fleet {
         let results = calls.iter().map(|_| None).collect();
         let mut run = Run { lane, calls, until: self.until(), results, again: Vec::new() };
         let map = self.map();
-        let first = |(call, of): (usize, &Call<'_>)| {
-            let server = map.servers[map.index(of.slot)].clone();
-            Try { call, server, whole: false, asking: false }
+        let first = |(call, of): (usize, &Call<'_>)| Try {
+            call,
+            server: map.of(of.slot).clone(),
+            load: false,
+            asking: false,
         };
         let mut tries: Vec<Try> = calls.iter().enumerate().map(first).collect();
         let mut rounds = 0;
@@ -296,7 +305,7 @@ impl Fleet {
             for (of, error) in std::mem::take(&mut run.again) {
                 let call = of.call;
                 // What the outcome is if this was the last round.
-                run.results[call] = Some(Err(trouble::refused(&error)));
+                run.results[call] = Some(Err(self.refused(&error)));
                 // A renewal is asked for again by itself, and must not keep others waiting.
                 let half_moved = trouble::is_half_moved(&error);
                 let given_up = half_moved && matches!(lane, Lane::Reserved);
@@ -318,29 +327,34 @@ impl Fleet {
         run.results.into_iter().map(|result| result.unwrap_or_else(none)).collect()
     }
 
+    /// What a server that refused says.
+    fn refused(&self, error: &ServerError) -> StoreError {
+        if !self.is_cluster()
+            && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" | "CLUSTERDOWN")
+        {
+            return trouble::part_of_a_cluster(error);
+        }
+        trouble::refused(error)
+    }
+
     /// Where a call that has done nothing goes next.
     fn next_try(&self, of: Try, error: &ServerError) -> Option<Try> {
         match error.code() {
-            "NOSCRIPT" => Some(Try { whole: true, ..of }),
+            "NOSCRIPT" => Some(Try { load: true, ..of }),
+            _ if !self.is_cluster() => None,
             "MOVED" => {
                 self.look_again();
-                Some(Try { server: self.redirected(error)?, asking: false, ..of })
+                Some(Try { server: self.redirected(error, &of.server)?, asking: false, ..of })
             }
-            "ASK" => Some(Try { server: self.redirected(error)?, asking: true, whole: true, ..of }),
+            "ASK" => Some(Try { server: self.redirected(error, &of.server)?, asking: true, ..of }),
             _ => Some(of),
         }
     }
 
     /// One request to one server.
     async fn round(&self, run: &mut Run<'_>, server: &Arc<Server>, tries: Vec<Try>) {
-        let mut commands: Vec<Cmd> = Vec::with_capacity(tries.len());
         let nonce = self.nonce.fetch_add(tries.len() as u64, Ordering::Relaxed);
-        for (of, nonce) in tries.iter().zip(nonce..) {
-            if of.asking {
-                commands.push(redis::cmd("ASKING"));
-            }
-            commands.push(run.calls[of.call].command(of.whole, nonce));
-        }
+        let (commands, places) = commands(run.calls, &tries, nonce);
         let link = server.link(run.lane);
         let (values, epoch) = match link.send(commands, run.until).await {
             Ok(answered) => answered,
@@ -352,12 +366,10 @@ impl Fleet {
                 return;
             }
         };
-        let mut values = values.into_iter();
-        for (of, nonce) in tries.into_iter().zip(nonce..) {
-            if of.asking {
-                values.next();
-            }
-            run.results[of.call] = Some(match values.next().map(checked) {
+        let mut values = values.into_iter().enumerate();
+        for ((of, nonce), place) in tries.into_iter().zip(nonce..).zip(places) {
+            let value = values.find(|(at, _)| *at == place).map(|(_, value)| value);
+            run.results[of.call] = Some(match value.map(checked) {
                 Some(Ok(value)) => match answer_to(nonce, value) {
                     Some((words, more)) => Ok(Answered { words, more, server: server.clone(), epoch }),
                     None => {
@@ -378,18 +390,20 @@ impl Fleet {
                         self.look_again();
                         link.give_up(epoch);
                     }
-                    Err(trouble::refused(&error))
+                    Err(self.refused(&error))
                 }
                 None => Err(trouble::nonsense("no answer")),
             });
         }
     }
 
-    /// A server is not what it was: learn the cluster anew, aside from all requests, so that a dead node delays
-    /// nothing on another; and let the listeners see where the master is.
+    /// A server is not what it was: ask the sentinels where the master is; or learn the cluster anew, aside from all
+    /// requests, so that a dead node delays nothing on another.
     pub(crate) fn look_again(&self) {
+        if let Some(sentinels) = &self.sentinels {
+            sentinels.ask();
+        }
         if !self.is_cluster() {
-            self.changes.send_modify(|changes| *changes += 1);
             return;
         }
         let Some(fleet) = self.me.upgrade() else { return };
@@ -420,8 +434,37 @@ impl Fleet {
                 self.look_again();
                 server.link(lane).give_up(epoch);
             }
-            trouble::refused(&error)
+            self.refused(&error)
         })
+    }
+
+    /// Something is held or waited for, for so long: until then a change of the master must be noticed.
+    pub(crate) fn keep_watch(&self, who: ContenderId, lasts: Duration) {
+        if let Some(sentinels) = &self.sentinels {
+            sentinels.need(who, lasts);
+        }
+    }
+
+    /// It is not any more.
+    pub(crate) fn end_watch(&self, who: ContenderId) {
+        if let Some(sentinels) = &self.sentinels {
+            sentinels.done(who);
+        }
+    }
+
+    /// Resolves when the master is not at `place` any more.
+    pub(crate) async fn until_elsewhere(&self, place: &Address) {
+        let Some(sentinels) = &self.sentinels else { return std::future::pending().await };
+        // It cannot fail: the sender is ours.
+        drop(sentinels.place().wait_for(|now| now.as_ref().is_some_and(|now| now != place)).await);
+    }
+
+    /// The master is at `place`: what goes elsewhere is given up, so that the next request goes there.
+    pub(crate) fn move_to(&self, place: &Address) {
+        for server in &self.map().servers {
+            server.main.give_up_unless_at(place);
+            server.reserved.give_up_unless_at(place);
+        }
     }
 
     pub(crate) fn close(&self) {
@@ -429,7 +472,52 @@ impl Fleet {
             server.main.close();
             server.reserved.close();
         }
+        if let Some(sentinels) = &self.sentinels {
+            sentinels.close();
+        }
     }
+}
+
+/// The commands for some calls, whose nonces are counted from `nonce`, and where the replies to the calls are among all.
+fn commands(calls: &[Call<'_>], tries: &[Try], nonce: u64) -> (Vec<Cmd>, Vec<usize>) {
+    let mut commands: Vec<Cmd> = Vec::with_capacity(tries.len());
+    let mut places = Vec::with_capacity(tries.len());
+    let mut loaded: Vec<&Script> = Vec::new();
+    for (of, nonce) in tries.iter().zip(nonce..) {
+        let call = &calls[of.call];
+        if of.load && !loaded.iter().any(|script| std::ptr::eq(*script, call.script)) {
+            loaded.push(call.script);
+            commands.push(call.script.load());
+        }
+        if of.asking {
+            commands.push(redis::cmd("ASKING"));
+        }
+        places.push(commands.len());
+        commands.push(call.command(nonce));
+    }
+    (commands, places)
+}
+
+/// Asks one node who keeps what, on a connection of its own: one that is given up early breaks no request.
+async fn view(dialler: Arc<Dialler>, node: Address, limit: Duration) -> Result<View, StoreError> {
+    let (mut connection, driver) = dialler.requests(&node, None).await?;
+    let mut questions = Pipeline::with_capacity(2);
+    questions.cmd("CLUSTER").arg("SLOTS");
+    questions.cmd("CLUSTER").arg("INFO");
+    let answers = tokio::time::timeout(limit, connection.send_packed_commands(&questions, 0, 2)).await;
+    driver.abort();
+    let place = node.to_string();
+    let answers = answers.map_err(|_| trouble::too_late(&place))?;
+    let answers = answers.map_err(|error| trouble::unanswered(&place, error))?;
+    let [slots, info] = <[Value; 2]>::try_from(answers).map_err(|_| trouble::nonsense("slots"))?;
+    let slots = checked(slots).map_err(|error| trouble::refused(&error))?;
+    let info = match info {
+        Value::BulkString(text) => Some(String::from_utf8_lossy(&text).into_owned()),
+        Value::VerbatimString { text, .. } => Some(text),
+        // This user may not see it.
+        _ => None,
+    };
+    View::read(&node, &slots, info.as_deref())
 }
 
 /// The reply to the request with this nonce, without it; `None` if it is the reply to another one.

@@ -12,7 +12,7 @@
 //! | `namespace=app` | what all keys and channels begin with | `lockkeeper` |
 //! | `db=0` | the database | 0 |
 //! | `protocol=resp2` | for old servers and proxies | `resp3` |
-//! | `wait=1`, `wait_limit=500ms` | a grant counts when so many replicas have it | 0, 500ms |
+//! | `wait=1`, `wait_limit=500ms` | a grant or renewal counts when so many replicas have it | 0, 500ms |
 //! | `strict=true` | refuse servers on which locks are at risk | `false`: warn |
 //! | `request_limit=1s`, `connect_limit=1s` | how long one may take | the keeper's, 1s |
 //! | `nodelay=false` | for a server on the same host | `true` |
@@ -31,6 +31,10 @@
 //! Redis replicates after it has answered, and writes to its disk after that unless it has `appendfsync always`. So a
 //! failover, a restart or eviction can lose a grant; its holder learns of it within one renewal, and tokens still
 //! grow, so a fence keeps the data right. `wait=n` makes the loss less likely, and it is no consensus.
+//!
+//! A master that is cut off from its replicas and sentinels goes on answering those clients that reach it. Behind
+//! sentinels its holders are told as soon as most sentinels name another master. Set `min-replicas-to-write` to 1 or more,
+//! so that such a master stops granting by itself.
 
 mod check;
 mod dial;
@@ -40,7 +44,9 @@ mod home;
 mod keys;
 mod link;
 mod scripts;
+mod sentinels;
 mod settings;
+mod slots;
 mod store;
 mod trouble;
 mod wire;

@@ -4,7 +4,10 @@
 //! later replies could be taken for answers to other requests.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -12,19 +15,63 @@ use lockkeeper_core::{StoreError, StoreErrorKind};
 use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::task::JoinHandle;
 
-use crate::{dial::Dialler, home::Home, settings::Address, trouble};
+use crate::{
+    dial::{Dialler, checked},
+    home::Home,
+    sentinels::Sentinels,
+    settings::Address,
+    trouble,
+};
 
 /// After a connection could not be made, the next one waits this long, twice as long each time.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// Where a server is.
+#[derive(Clone)]
+pub(crate) enum Site {
+    /// Always there.
+    At(Address),
+    /// Where the sentinels say.
+    Named(Arc<Sentinels>),
+}
+
+impl Site {
+    pub(crate) async fn locate(&self) -> Result<Address, StoreError> {
+        match self {
+            Self::At(address) => Ok(address.clone()),
+            Self::Named(sentinels) => sentinels.locate().await,
+        }
+    }
+
+    /// Whether a connection that goes to `place` may stay.
+    fn is_at(&self, place: &Address) -> bool {
+        match self {
+            Self::At(_) => true,
+            Self::Named(sentinels) => sentinels.is_at(place),
+        }
+    }
+}
+
 /// A connection to one server.
 pub(crate) struct Link {
     dialler: Arc<Dialler>,
+    /// What it is called in messages while there is no connection.
     address: Address,
+    site: Site,
     home: Home,
     live: Mutex<Option<Live>>,
     dialling: tokio::sync::Mutex<Failures>,
+    /// How many times replicas were waited for, and what the last time came to.
+    waits: AtomicU64,
+    waited: tokio::sync::Mutex<Option<Waited>>,
+}
+
+/// What waiting for replicas came to.
+struct Waited {
+    number: u64,
+    epoch: Epoch,
+    have: i64,
 }
 
 /// Which connection of a link it was.
@@ -52,13 +99,16 @@ struct Failures {
 }
 
 impl Link {
-    pub(crate) fn new(dialler: &Arc<Dialler>, address: &Address, home: Home) -> Self {
+    pub(crate) fn new(dialler: &Arc<Dialler>, address: &Address, site: Site, home: Home) -> Self {
         Self {
             dialler: dialler.clone(),
             address: address.clone(),
+            site,
             home,
             live: Mutex::default(),
             dialling: tokio::sync::Mutex::default(),
+            waits: AtomicU64::new(0),
+            waited: tokio::sync::Mutex::default(),
         }
     }
 
@@ -92,14 +142,27 @@ impl Link {
         {
             return Err(error.clone());
         }
-        match self.dial().await {
-            Ok((connection, driver, at)) => {
-                failures.epoch += 1;
+        let dialled = loop {
+            match self.dial().await {
+                Ok((connection, driver, at)) => {
+                    failures.epoch += 1;
+                    let made = Live { connection, driver, epoch: failures.epoch, at };
+                    let mut live = self.live();
+                    // Looked at under the lock: whoever learns later that the master has moved finds it here.
+                    if self.site.is_at(&made.at) {
+                        let current = (made.connection.clone(), made.epoch);
+                        *live = Some(made);
+                        break Ok(current);
+                    }
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        match dialled {
+            Ok(current) => {
                 failures.pause = Duration::ZERO;
                 failures.last = None;
-                let epoch = failures.epoch;
-                *self.live() = Some(Live { connection: connection.clone(), driver, epoch, at });
-                Ok((connection, epoch))
+                Ok(current)
             }
             Err(error) => {
                 failures.pause = jittered((failures.pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
@@ -111,10 +174,14 @@ impl Link {
 
     async fn dial(&self) -> Result<(MultiplexedConnection, JoinHandle<()>, Address), StoreError> {
         let dial = || {
-            let (dialler, address) = (self.dialler.clone(), self.address.clone());
+            let (dialler, site) = (self.dialler.clone(), self.site.clone());
             async move {
-                let at = dialler.locate(&address).await?;
-                let (connection, driver) = dialler.requests(&at, None).await?;
+                let at = site.locate().await?;
+                let (mut connection, driver) = dialler.requests(&at, None).await?;
+                if matches!(site, Site::Named(_)) && is_replica(&mut connection, &dialler).await {
+                    driver.abort();
+                    return Err(trouble::not_a_master(&at));
+                }
                 Ok((connection, driver, at))
             }
         };
@@ -203,10 +270,57 @@ impl Link {
         drop(ended);
     }
 
+    /// How many replicas have what was written on the connection that `epoch` names; zero if it is gone. Those who come
+    /// while others wait share the next waiting.
+    pub(crate) async fn replicas(
+        self: &Arc<Self>,
+        epoch: Epoch,
+        wanted: u32,
+        patience: Duration,
+        until: Instant,
+    ) -> Result<i64, StoreError> {
+        let before = self.waits.load(Ordering::Acquire);
+        let mut waited = self.waited.lock().await;
+        // One that began after this one came, so it was for all that had been written by then.
+        if let Some(waited) = waited.as_ref().filter(|waited| waited.number > before && waited.epoch == epoch)
+        {
+            return Ok(waited.have);
+        }
+        let number = self.waits.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(wanted).arg(patience.as_millis().max(1) as u64);
+        let have = match self.send_on(epoch, wait, until).await? {
+            Some(Value::Int(have)) => have,
+            // WAIT on another connection would count nothing.
+            _ => 0,
+        };
+        *waited = Some(Waited { number, epoch, have });
+        Ok(have)
+    }
+
+    /// Ends the connection if the master is elsewhere.
+    pub(crate) fn give_up_unless_at(&self, place: &Address) {
+        let ended = self.live().take_if(|live| live.at != *place);
+        drop(ended);
+    }
+
     /// Ends the connection, whichever it is.
     pub(crate) fn close(&self) {
         let ended = self.live().take();
         drop(ended);
+    }
+}
+
+/// Whether the server says that it is a replica. Who may not ask takes it for a master.
+async fn is_replica(connection: &mut MultiplexedConnection, dialler: &Dialler) -> bool {
+    let role = redis::cmd("ROLE");
+    let limit = dialler.settings().connect_limit;
+    let answer = tokio::time::timeout(limit, connection.send_packed_command(&role)).await;
+    match answer.ok().and_then(Result::ok).map(checked) {
+        Some(Ok(Value::Array(role))) => {
+            matches!(role.first(), Some(Value::BulkString(role)) if role != b"master")
+        }
+        _ => false,
     }
 }
 

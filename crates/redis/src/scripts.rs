@@ -1,4 +1,4 @@
-//! The scripts, and how they are called: by digest, and by their text where a server does not know them yet.
+//! The scripts, and how they are called: by digest, after they were loaded where a server does not know them yet.
 
 use std::sync::LazyLock;
 
@@ -16,6 +16,13 @@ pub(crate) struct Script {
 impl Script {
     fn new(text: &'static str) -> Self {
         Self { text, digest: redis::Script::new(text).get_hash().to_owned() }
+    }
+
+    /// Has the server keep it. One that came with `EVAL` is forgotten by servers from 7.4 on when there are many such.
+    pub(crate) fn load(&self) -> Cmd {
+        let mut command = redis::cmd("SCRIPT");
+        command.arg("LOAD").arg(self.text);
+        command
     }
 }
 
@@ -69,15 +76,10 @@ impl<'a> Call<'a> {
         Self { script, slot, keys, fill: Box::new(fill) }
     }
 
-    /// The command; with the script's whole text, or only its digest.
-    pub(crate) fn command(&self, whole: bool, nonce: u64) -> Cmd {
+    /// The command.
+    pub(crate) fn command(&self, nonce: u64) -> Cmd {
         let mut command = Cmd::with_capacity(8 + self.keys * 6, 128 + self.keys * 256);
-        if whole {
-            command.arg("EVAL").arg(self.script.text);
-        } else {
-            command.arg("EVALSHA").arg(&self.script.digest);
-        }
-        command.arg(self.keys);
+        command.arg("EVALSHA").arg(&self.script.digest).arg(self.keys);
         (self.fill)(&mut command, nonce);
         command
     }

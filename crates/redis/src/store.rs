@@ -8,11 +8,11 @@ use std::{
 
 use lockkeeper_core::{
     Capability, KeeperId, Name, StoreError, StoreErrorKind, Survives,
-    model::COUNT_MEMORY,
+    model::{COUNT_MEMORY, WAIT_LEASE},
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
         Evicted, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime,
-        Topic, Verdict, Watch,
+        Topic, Verdict, Wake, Watch,
     },
 };
 use redis::{Cmd, Value};
@@ -69,6 +69,8 @@ pub(crate) struct RedisStore {
     ears: Arc<Ears>,
     /// The keeper's own channel.
     _grants: Option<Subscription>,
+    /// Turns to the new master when there is one.
+    _follower: Option<Background>,
     background: tokio::runtime::Handle,
 }
 
@@ -90,6 +92,7 @@ impl RedisStore {
         let id = identify(&fleet, &keys).await?;
         let ears = Ears::new(&fleet, &keys, &context);
         let mut grants = None;
+        let follower = follow(&fleet, &context);
         if !keys.is_sharded() {
             // In a cluster, messages stay with the slot of their resource, so each has a channel of its own.
             grants = Some(ears.listen(keys.grants(context.keeper), SUBSCRIBING).await);
@@ -101,7 +104,7 @@ impl RedisStore {
             context.background.spawn(async move { check::warn(check::look(&fleet).await) });
         }
         let (keeper, background) = (context.keeper, context.background);
-        Ok(Self { url, id, keeper, keys, fleet, ears, _grants: grants, background })
+        Ok(Self { url, id, keeper, keys, fleet, ears, _grants: grants, _follower: follower, background })
     }
 
     /// The calls for a group: one for all of it, or in a cluster one for each entry, as a script works in one slot.
@@ -159,6 +162,11 @@ impl RedisStore {
         if group.is_empty() {
             return Ok(Answers { now: self.time().await?, each: Vec::new() });
         }
+        for request in group {
+            if let Request::Leave(leave) = request {
+                self.fleet.end_watch(leave.contender);
+            }
+        }
         let calls = self.apply_calls(group);
         let answered = self.fleet.run(Lane::Main, &calls).await;
         if group.iter().any(|request| matches!(request, Request::Claim(claim) if claim.again)) {
@@ -198,6 +206,15 @@ impl RedisStore {
             now = self.time().await?;
         }
         self.replicate(group, &mut all, places).await?;
+        for (request, answer) in group.iter().zip(&all) {
+            if let (Request::Claim(claim), Answer::Claim(verdict)) = (request, answer) {
+                match verdict {
+                    Verdict::Granted(grant) => self.fleet.keep_watch(claim.contender, grant.remaining),
+                    Verdict::Busy { .. } if claim.queue => self.fleet.keep_watch(claim.contender, WAIT_LEASE),
+                    _ => self.fleet.end_watch(claim.contender),
+                }
+            }
+        }
         Ok(Answers { now, each: all })
     }
 
@@ -213,26 +230,11 @@ impl RedisStore {
             return Ok(());
         }
         let mut lacking = Vec::new();
-        let patience = settings.wait_limit.min(self.fleet.limit / 2);
+        let patience = self.patience();
         // In a cluster each grant has its own call, and they share connections.
         let mut asked: Vec<(Place, i64)> = Vec::new();
         for (entries, place) in places {
-            let same = |(of, _): &&(Place, i64)| Arc::ptr_eq(&of.0, &place.0) && of.1 == place.1;
-            let have = match asked.iter().find(same) {
-                Some((_, have)) => *have,
-                None => {
-                    let mut wait = redis::cmd("WAIT");
-                    wait.arg(settings.wait).arg(patience.as_millis().max(1) as u64);
-                    let until = Instant::now() + patience + self.fleet.limit / 2;
-                    let have = match place.0.link(Lane::Main).send_on(place.1, wait, until).await? {
-                        Some(Value::Int(have)) => have,
-                        // WAIT on another connection would count nothing.
-                        _ => 0,
-                    };
-                    asked.push((place, have));
-                    have
-                }
-            };
+            let have = self.replicas(Lane::Main, place, &mut asked).await?;
             if have >= i64::from(settings.wait) {
                 continue;
             }
@@ -266,9 +268,94 @@ impl RedisStore {
         Ok(())
     }
 
+    /// How long replicas are waited for.
+    fn patience(&self) -> Duration {
+        self.fleet.dialler.settings().wait_limit.min(self.fleet.limit / 2)
+    }
+
+    /// How many replicas have what was written on a connection; asked once for each.
+    async fn replicas(
+        &self,
+        lane: Lane,
+        place: Place,
+        asked: &mut Vec<(Place, i64)>,
+    ) -> Result<i64, StoreError> {
+        let same = |(of, _): &&(Place, i64)| Arc::ptr_eq(&of.0, &place.0) && of.1 == place.1;
+        if let Some((_, have)) = asked.iter().find(same) {
+            return Ok(*have);
+        }
+        let (wanted, patience) = (self.fleet.dialler.settings().wait, self.patience());
+        let until = Instant::now() + patience + self.fleet.limit / 2;
+        let have = place.0.link(lane).replicas(place.1, wanted, patience, until).await?;
+        asked.push((place, have));
+        Ok(have)
+    }
+
+    /// With `wait=n`: what was renewed counts only if enough replicas know it. Nobody knows otherwise whether the server
+    /// that renewed it is still the master.
+    async fn confirm(&self, renewed: &mut [Renewed], places: Vec<(std::ops::Range<usize>, Place)>) {
+        let wanted = i64::from(self.fleet.dialler.settings().wait);
+        if wanted == 0 {
+            return;
+        }
+        let mut asked = Vec::new();
+        for (entries, place) in places {
+            let entries = &mut renewed[entries];
+            if !entries.iter().any(|renewed| matches!(renewed, Renewed::Held { .. })) {
+                continue;
+            }
+            let have = self.replicas(Lane::Reserved, place.clone(), &mut asked).await.unwrap_or_else(|_| {
+                // Not asked again for the others of this connection.
+                asked.push((place, 0));
+                0
+            });
+            if have < wanted {
+                for renewed in entries.iter_mut().filter(|renewed| matches!(renewed, Renewed::Held { .. })) {
+                    *renewed = Renewed::Unknown;
+                }
+            }
+        }
+    }
+
+    async fn renew_all(&self, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
+        let group: Vec<&Renew> = leases.iter().collect();
+        let calls = self.calls(&RENEW, &group, |renew| &renew.name, wire::push_renewals);
+        let (mut now, mut each) = (None, Vec::with_capacity(leases.len()));
+        let (mut failed, mut places) = (None, Vec::new());
+        let answered = self.fleet.run(Lane::Reserved, &calls).await;
+        for (chunk, answered) in leases.chunks(leases.len().div_ceil(calls.len().max(1)).max(1)).zip(answered)
+        {
+            match answered.and_then(|answered| read_renewals(chunk, answered)) {
+                Ok((at, mut renewed, place)) => {
+                    now = Some(at);
+                    places.push((each.len()..each.len() + renewed.len(), place));
+                    each.append(&mut renewed);
+                }
+                Err(error) => {
+                    each.extend(chunk.iter().map(|_| Renewed::Unknown));
+                    failed = Some(error);
+                }
+            }
+        }
+        if let (None, Some(error)) = (now, failed) {
+            return Err(error);
+        }
+        self.confirm(&mut each, places).await;
+        for (renew, renewed) in leases.iter().zip(&each) {
+            match renewed {
+                Renewed::Held { remaining } if !renew.detach => {
+                    self.fleet.keep_watch(renew.contender, *remaining)
+                }
+                // Whoever does not know asks again.
+                Renewed::Unknown => {}
+                _ => self.fleet.end_watch(renew.contender),
+            }
+        }
+        Ok(Answers { now: now.unwrap_or(StoreTime(0)), each })
+    }
+
     async fn time(&self) -> Result<StoreTime, StoreError> {
-        let map = self.fleet.map();
-        check::time(&self.fleet, &map.servers[map.index(0)]).await
+        check::time(&self.fleet, self.fleet.map().of(0)).await
     }
 
     async fn inspect_all(&self, names: &[Name]) -> Result<Vec<ResourceView>, StoreError> {
@@ -324,7 +411,7 @@ impl RedisStore {
     }
 
     /// Has the scripts tell of changes of a resource, and goes on doing so.
-    async fn be_told(&self, name: &Name) -> Result<Told, StoreError> {
+    async fn be_told(&self, name: &Name) -> Result<Background, StoreError> {
         let (fleet, keys, name) = (self.fleet.clone(), self.keys.clone(), name.clone());
         tell(&fleet, &keys, &name).await?;
         let again = async move {
@@ -334,7 +421,7 @@ impl RedisStore {
                 drop(tell(&fleet, &keys, &name).await);
             }
         };
-        Ok(Told(self.background.spawn(again).abort_handle()))
+        Ok(Background(self.background.spawn(again).abort_handle()))
     }
 }
 
@@ -362,18 +449,40 @@ fn read_answers(
     Ok((now, answers, place))
 }
 
-fn read_renewals(chunk: &[Renew], answered: Answered) -> Result<(StoreTime, Vec<Renewed>), StoreError> {
+fn read_renewals(
+    chunk: &[Renew],
+    answered: Answered,
+) -> Result<(StoreTime, Vec<Renewed>, Place), StoreError> {
+    let place = (answered.server.clone(), answered.epoch);
     let mut reader = Reader::new(answered);
     let now = reader.time()?;
     let renewed = chunk.iter().map(|renew| reader.renewed(renew)).collect::<Result<_, _>>()?;
-    Ok((now, renewed))
+    Ok((now, renewed, place))
+}
+
+/// Turns to another master as soon as the sentinels name one: the old one may be cut off and answer as before. What is held
+/// is renewed at once, so that whoever holds what the new master does not know is told.
+fn follow(fleet: &Arc<Fleet>, context: &Context) -> Option<Background> {
+    let mut place = fleet.sentinels.as_ref()?.place();
+    let (fleet, wakes) = (Arc::downgrade(fleet), context.wakes.clone());
+    let follow = async move {
+        while place.changed().await.is_ok() {
+            let (Some(fleet), Some(now)) = (fleet.upgrade(), place.borrow_and_update().clone()) else {
+                return;
+            };
+            tracing::info!(master = %now, "the sentinels name another master");
+            fleet.move_to(&now);
+            wakes.wake(Wake::Reconfirm);
+        }
+    };
+    Some(Background(context.background.spawn(follow).abort_handle()))
 }
 
 /// Checks the layout's version and learns the store's own id, which is made if there is none.
 async fn identify(fleet: &Fleet, keys: &Keys) -> Result<String, StoreError> {
     let key = keys.layout();
     let map = fleet.map();
-    let server = &map.servers[map.index(slot(&key))];
+    let server = map.of(slot(&key));
     let mut get = redis::cmd("GET");
     get.arg(&key);
     let mut found = fleet.ask(Lane::Main, server, get.clone()).await?;
@@ -424,7 +533,7 @@ impl Store for RedisStore {
     }
 
     fn server_of(&self, name: &Name) -> usize {
-        if self.keys.is_sharded() { self.fleet.map().index(slot(&self.keys.resource(name))) } else { 0 }
+        if self.keys.is_sharded() { self.fleet.map().of(slot(&self.keys.resource(name))).number } else { 0 }
     }
 
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
@@ -432,31 +541,7 @@ impl Store for RedisStore {
     }
 
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
-        Box::pin(async move {
-            let group: Vec<&Renew> = leases.iter().collect();
-            let calls = self.calls(&RENEW, &group, |renew| &renew.name, wire::push_renewals);
-            let (mut now, mut each) = (None, Vec::with_capacity(leases.len()));
-            let mut failed = None;
-            let answered = self.fleet.run(Lane::Reserved, &calls).await;
-            for (chunk, answered) in
-                leases.chunks(leases.len().div_ceil(calls.len().max(1)).max(1)).zip(answered)
-            {
-                match answered.and_then(|answered| read_renewals(chunk, answered)) {
-                    Ok((at, mut renewed)) => {
-                        now = Some(at);
-                        each.append(&mut renewed);
-                    }
-                    Err(error) => {
-                        each.extend(chunk.iter().map(|_| Renewed::Unknown));
-                        failed = Some(error);
-                    }
-                }
-            }
-            match (now, failed) {
-                (None, Some(error)) => Err(error),
-                (now, _) => Ok(Answers { now: now.unwrap_or(StoreTime(0)), each }),
-            }
-        })
+        Box::pin(self.renew_all(leases))
     }
 
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
@@ -546,10 +631,10 @@ impl Drop for RedisStore {
     }
 }
 
-/// A task that keeps scripts telling of changes; ends when dropped.
-struct Told(AbortHandle);
+/// A task on the keeper's thread; ends when dropped.
+struct Background(AbortHandle);
 
-impl Drop for Told {
+impl Drop for Background {
     fn drop(&mut self) {
         self.0.abort();
     }

@@ -5,6 +5,8 @@ use std::io;
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use redis::{RedisError, ServerError};
 
+use crate::settings::Address;
+
 /// What the server answered instead of doing what it was asked: nothing was changed.
 pub(crate) fn refused(error: &ServerError) -> StoreError {
     let (code, details) = (error.code(), without_words(error.details().unwrap_or_default()));
@@ -73,7 +75,7 @@ fn explain(code: &str, details: &str) -> Option<StoreError> {
         "NOPERM" => (
             Denied,
             "the user may not do this; it needs: ~NAMESPACE:* &NAMESPACE:* +@read +@write +@scripting +@pubsub \
-             +@connection +time +wait +info +config|get +cluster|slots +role",
+             +@connection +time +wait +info +config|get +cluster|slots +cluster|info +role",
         ),
         "NOPROTO" => (Config, "the server does not speak RESP3; add protocol=resp2 to the URL"),
         _ if details.contains("invalid DB index") || details.contains("DB index is out of range") => {
@@ -85,7 +87,16 @@ fn explain(code: &str, details: &str) -> Option<StoreError> {
         "ERR" if details.contains("max number of clients") => {
             (Unreachable, "the server has no connection left; raise maxclients, or close some of its clients")
         }
-        "ERR" if details.contains("unknown command") => {
+        "ERR"
+            if details.contains("without any password configured")
+                || details.contains("no password is set") =>
+        {
+            (
+                Denied,
+                "the server has no password, and the URL has one; set it at the server or leave it out of the URL",
+            )
+        }
+        "ERR" if is_unknown_command(details) => {
             (Config, "the server does not know a command that locks need; use Redis 7.0 or newer")
         }
         _ => return None,
@@ -161,6 +172,62 @@ pub(crate) fn not_dialled(address: &str, error: io::Error) -> StoreError {
     StoreError::new(kind, format!("could not connect to {address}: {error}; {remedy}"))
         .not_applied()
         .with_source(error)
+}
+
+/// A server that was reached and did not let this client in, so nothing was done. The greeting of RESP3 is `HELLO`, for
+/// which old servers and proxies that do not know it have words of their own.
+pub(crate) fn not_greeted(address: &Address, resp3: bool, error: RedisError) -> StoreError {
+    let address = address.to_string();
+    let details = without_words(error.detail().unwrap_or_default()).to_owned();
+    let plain = error.code() == Some("ERR") && !error.is_io_error();
+    let explained = explain("ERR", &details).is_some() && !is_unknown_command(&details);
+    if !resp3 || !plain || explained {
+        return not_connected(&address, error);
+    }
+    let message = format!(
+        "{address} does not know the greeting of RESP3, or refuses it; add protocol=resp2 to the URL (it said: ERR {details})"
+    );
+    StoreError::new(StoreErrorKind::Config, message).not_applied()
+}
+
+fn is_unknown_command(details: &str) -> bool {
+    details.contains("unknown command")
+}
+
+/// The sentinels that can be asked name a master of an older epoch than one that counted before.
+pub(crate) fn outdated_sentinels(epoch: u64, seen: u64) -> StoreError {
+    let message = format!(
+        "the sentinels that can be asked name the master of epoch {epoch}, and epoch {seen} was seen before; wait until they \
+         know it again, and if they were set up anew, connect anew"
+    );
+    StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
+}
+
+/// A sentinel does not watch the master that the URL names.
+pub(crate) fn unknown_master(sentinel: &str, name: &str) -> StoreError {
+    config(format!("the sentinel at {sentinel} knows no master {name:?}; check the name in the URL"))
+        .not_applied()
+}
+
+/// The server that the sentinels name is a replica, so nothing was sent.
+pub(crate) fn not_a_master(address: &Address) -> StoreError {
+    let message =
+        format!("{address} is a replica, though sentinels say that it is the master; wait for the failover");
+    StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
+}
+
+/// A connection that ended while nothing was asked.
+pub(crate) fn ended(address: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Unreachable, format!("the connection to {address} ended")).not_applied()
+}
+
+/// A cluster answered to a client that takes it for a single server: nothing was done.
+pub(crate) fn part_of_a_cluster(error: &ServerError) -> StoreError {
+    let (code, details) = (error.code(), without_words(error.details().unwrap_or_default()));
+    let message = format!(
+        "this server is part of a cluster; use redis+cluster:// in the URL (it said: {code} {details})"
+    );
+    config(message).not_applied()
 }
 
 /// An answer that is not one to the request, or not of this program's scripts.

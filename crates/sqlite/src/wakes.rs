@@ -159,7 +159,7 @@ fn write_wake(letter: &mut String, wake: &Wake) {
             Some((word, name)) => writeln!(letter, "{word}\t{name}"),
             None => Ok(()),
         },
-        Wake::Resync => Ok(()),
+        Wake::Resync | Wake::Reconfirm => Ok(()),
     };
     written.expect("writing to a string cannot fail");
 }

@@ -28,13 +28,16 @@ async fn risks_are_found_and_strict_refuses_them() {
 }
 
 #[tokio::test]
-async fn a_clock_far_off_and_replicas_without_wait_are_found() {
+async fn a_clock_far_off_and_masters_that_may_lose_grants_are_found() {
     let redis = RedisOptions::default().append_only().movable_clock().start().expect("started");
     redis.shift_clock(3600).expect("shifted");
     assert_eq!(risks(&redis.url()).await, [Risk::Clock]);
 
     let sentinel = RedisSentinel::start_with(&RedisOptions::default().append_only()).expect("started");
-    assert_eq!(risks(&sentinel.url()).await, [Risk::Replication]);
+    assert_eq!(risks(&sentinel.url()).await, [Risk::Replication, Risk::CutOff]);
+    assert_eq!(risks(&format!("{}?wait=1", sentinel.url())).await, [Risk::CutOff]);
+    let master = sentinel.master().expect("known");
+    master.command(["CONFIG", "SET", "min-replicas-to-write", "1"]).expect("set");
     assert_eq!(risks(&format!("{}?wait=1", sentinel.url())).await, []);
 }
 

@@ -15,7 +15,7 @@ use lockkeeper_testkit::{
 const THREADS: usize = 24;
 /// All that a keeper needs, as the error about missing rights says.
 const RIGHTS: &str = "~few:* &few:* -@all +@read +@write +@scripting +@pubsub +@connection +time +wait +info \
-                      +config|get +cluster|slots +role";
+                      +config|get +cluster|slots +cluster|info +role";
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();

@@ -336,6 +336,7 @@ impl Engine {
                 self.ledger.ask_now(None, self.clock().now());
                 self.watches.all_changed();
             }
+            Wake::Reconfirm => self.ledger.renew_now(self.clock().now()),
         }
     }
 

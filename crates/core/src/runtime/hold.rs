@@ -48,6 +48,8 @@ pub(crate) struct Hold {
     renew_at: AtomicU64,
     confirmed: AtomicBool,
     renewing: AtomicBool,
+    /// Whether the store may not know it any more, and has not been asked since.
+    doubted: AtomicBool,
     lowered: AtomicBool,
     /// Whether its leave has been sent.
     left: AtomicBool,
@@ -132,6 +134,7 @@ impl Hold {
             renew_at: AtomicU64::new(u64::MAX),
             confirmed: AtomicBool::new(origin.confirmed),
             renewing: AtomicBool::new(false),
+            doubted: AtomicBool::new(false),
             lowered: AtomicBool::new(false),
             left: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
@@ -278,7 +281,15 @@ impl Hold {
         if self.renewing.swap(true, Ordering::AcqRel) {
             return Due::Later;
         }
+        self.doubted.store(false, Ordering::Release);
         Due::Renew(self.renewal_lease(now))
+    }
+
+    /// The store may not know it any more: it is to be renewed now, also if a renewal is under way, whose answer may be of
+    /// before.
+    pub(crate) fn doubt(&self, now: BootTime) {
+        self.doubted.store(true, Ordering::Release);
+        self.renew_at.store(now.0, Ordering::Release);
     }
 
     /// The lease to ask for: the full one, but no more than `max_hold` needs; zero only confirms.
@@ -304,6 +315,9 @@ impl Hold {
         let deadline = deadline::from_answer(sent, remaining);
         let before = BootTime(self.deadline.swap(deadline.0, Ordering::AcqRel));
         self.plan_renewal(sent, remaining, deadline > before);
+        if self.doubted.load(Ordering::Acquire) {
+            self.renew_at.store(now.0, Ordering::Release);
+        }
     }
 
     /// A renewal failed: try again soon, more often the less time is left.
@@ -389,6 +403,23 @@ mod tests {
         assert_eq!(hold.due(), START.after(12 * SECOND), "nothing more to renew, only an end");
         assert!(matches!(hold.plan(hold.due(), Duration::ZERO), Due::Over));
         assert_eq!(hold.lost(), Some(Lost::MaxHold));
+    }
+
+    /// Another server has taken the place of the one that is being asked: its answer counts, and the new one is asked.
+    #[test]
+    fn a_doubt_during_a_renewal_is_followed_by_another() {
+        let terms = Terms { lease: 30 * SECOND, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };
+        let hold = granted(terms, 30 * SECOND);
+        let sent = START.after(10 * SECOND);
+        assert!(matches!(hold.plan(sent, Duration::ZERO), Due::Renew(_)));
+        let doubted = sent.after(SECOND);
+        hold.doubt(doubted);
+        assert!(matches!(hold.plan(doubted, Duration::ZERO), Due::Later), "one at a time");
+        let answered = doubted.after(SECOND);
+        hold.answered(sent, 30 * SECOND, answered);
+        assert!(matches!(hold.plan(answered, Duration::ZERO), Due::Renew(_)), "asked again at once");
+        hold.answered(answered, 30 * SECOND, answered);
+        assert_eq!(hold.due(), answered.after(10 * SECOND), "all is well again");
     }
 
     /// The store's clock went back by an hour, so it says that an hour is left. Whatever it does next is noticed

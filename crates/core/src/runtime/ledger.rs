@@ -185,6 +185,19 @@ impl Ledger {
         self.tell_if(earlier);
     }
 
+    /// Everything that is held is to be renewed now.
+    pub(crate) fn renew_now(&self, now: BootTime) {
+        let mut inner = self.lock();
+        let holds: Vec<Arc<Hold>> = inner.held.values().map(|entry| entry.what.clone()).collect();
+        let mut earlier = false;
+        for hold in holds {
+            hold.doubt(now);
+            earlier |= inner.schedule_held(hold.slot, hold.due());
+        }
+        drop(inner);
+        self.tell_if(earlier);
+    }
+
     /// The watchdog is to look at the hold when it says so.
     pub(crate) fn look_again(&self, hold: &Hold) {
         let earlier = self.lock().schedule_held(hold.slot, hold.due());

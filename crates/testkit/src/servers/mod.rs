@@ -10,6 +10,7 @@ mod process;
 mod redis;
 mod redis_cluster;
 mod redis_sentinel;
+mod stand_in;
 mod zookeeper;
 
 use std::{
@@ -24,6 +25,7 @@ pub use process::Process;
 pub use redis::{Redis, RedisOptions};
 pub use redis_cluster::RedisCluster;
 pub use redis_sentinel::RedisSentinel;
+pub use stand_in::StandIn;
 pub use zookeeper::{ZooKeeper, ZooKeeperNode, ZooKeeperOptions};
 
 /// How long a server may take to do what it was told. Much more than it needs, also on a busy machine.

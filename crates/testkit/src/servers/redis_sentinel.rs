@@ -92,6 +92,27 @@ impl RedisSentinel {
         Ok(proxies)
     }
 
+    /// Cuts a server off from the other servers and from the sentinels, but not from clients that are connected: their
+    /// connections stay, and new ones are refused. `proxy` is the one in front of it.
+    ///
+    /// # Errors
+    /// If the server does not obey.
+    pub fn cut_off(&self, server: &Redis, proxy: &Proxy) -> io::Result<()> {
+        proxy.refuse(true);
+        until("replicas and sentinels are cut off", || {
+            let clients = server.command(["CLIENT", "LIST"])?;
+            let theirs = |line: &&str| line.contains(" name=sentinel-") || line.contains(" flags=S ");
+            let ids =
+                clients.lines().filter(theirs).filter_map(|line| line.strip_prefix("id=")?.split(' ').next());
+            let ids: Vec<&str> = ids.collect();
+            for id in &ids {
+                // It may be gone by itself.
+                server.command(["CLIENT", "KILL", "ID", id]).ok();
+            }
+            Ok(Answer::when(ids.is_empty(), clients.clone()))
+        })
+    }
+
     fn place(&self, address: SocketAddr) -> io::Result<usize> {
         let ours =
             |place: &usize| [self.announced[*place], self.servers[*place].address()].contains(&address);

@@ -11,8 +11,11 @@ mod failover;
 mod line;
 mod load;
 mod memory;
+mod nodes;
 mod polls;
 mod refusals;
+mod sentinels;
+mod strangers;
 
 use std::time::Duration;
 

@@ -1,0 +1,222 @@
+//! What a holder behind sentinels is told when its master is no longer the master, although it answers as before.
+
+use lockkeeper::Keeper;
+use lockkeeper_testkit::{
+    proxy::Proxy,
+    servers::{Redis, RedisSentinel},
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{NAME, connect, millis, secs};
+
+/// Servers behind proxies, and a keeper that is connected to the master.
+struct World {
+    servers: RedisSentinel,
+    proxies: Vec<Proxy>,
+    keeper: Keeper,
+}
+
+impl World {
+    async fn new() -> Self {
+        let mut servers = RedisSentinel::start().expect("started");
+        let proxies = servers.behind_proxies().expect("started");
+        let keeper = connect(&servers.url()).await;
+        // All connections that a holder needs, as new ones will be refused: a lock that is renewed has them.
+        let guard = keeper.mutex("first").lease(millis(300)).lock().await.expect("free");
+        sleep(millis(600)).await;
+        guard.release().await.expect("held");
+        Self { servers, proxies, keeper }
+    }
+
+    /// Cuts the master off from all but the keeper.
+    fn cut_off(&self) -> &Redis {
+        let master = self.servers.master().expect("known");
+        let place = self.servers.servers().iter().position(|server| std::ptr::eq(server, master));
+        self.servers.cut_off(master, &self.proxies[place.expect("one of them")]).expect("cut off");
+        master
+    }
+
+    fn fail_over(&self, old: &Redis) {
+        self.servers.until_master_is_not(old.address()).expect("there is a new master");
+    }
+}
+
+/// A grant that no replica has, on a master that does not know that it is none any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_on_a_master_that_was_cut_off_is_told() {
+    let world = World::new().await;
+    let old = world.cut_off();
+    let guard = world.keeper.mutex(NAME).lease(secs(60)).lock().await.expect("the old master grants");
+    // One that the watchdog does not renew.
+    let fixed =
+        world.keeper.mutex("fixed").expires_after(secs(60)).lock().await.expect("the old master grants");
+    assert_eq!(
+        old.command(["EXISTS", "lockkeeper:{stock/42}"]).expect("asked"),
+        "1",
+        "granted by the old one"
+    );
+    world.fail_over(old);
+    let replaced = Instant::now();
+    timeout(secs(2), guard.lost()).await.expect("told in time");
+    timeout(secs(2), fixed.lost()).await.expect("told in time");
+    println!("told {:?} after all sentinels named another", replaced.elapsed());
+    assert_eq!(old.info("replication", "role").expect("it answers"), "master", "it does not know");
+    let again = timeout(secs(10), world.keeper.mutex(NAME).lock()).await.expect("in time").expect("free");
+    assert_eq!(
+        world.servers.master().expect("known").command(["EXISTS", "lockkeeper:{stock/42}"]).expect("asked"),
+        "1"
+    );
+    again.release().await.expect("held");
+    world.keeper.close().await;
+}
+
+/// A grant that the new master knows is renewed there, and stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_the_new_master_knows_is_renewed_there() {
+    let world = World::new().await;
+    // Long enough that the new master still knows it when it becomes the master.
+    let lease = secs(20);
+    let guard = world.keeper.mutex(NAME).lease(lease).lock().await.expect("free");
+    let master = world.servers.master().expect("known");
+    assert_eq!(master.command(["WAIT", "2", "5000"]).expect("asked"), "2", "both replicas have it");
+    let old = world.cut_off();
+    world.fail_over(old);
+    let new = connect(&world.servers.url()).await;
+    let until = Instant::now() + lease + secs(1);
+    while Instant::now() < until {
+        assert!(guard.is_held(), "the new master has it");
+        assert!(new.mutex(NAME).try_lock().await.expect("it answers").is_none(), "it is held");
+        sleep(millis(100)).await;
+    }
+    guard.release().await.expect("held");
+    let taken = new.mutex(NAME).try_lock().await.expect("it answers");
+    assert!(taken.is_some(), "released at the new master");
+    world.keeper.close().await;
+}
+
+/// While nothing is held, sentinels are left alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinels_are_left_alone_while_nothing_is_held() {
+    let servers = RedisSentinel::start().expect("started");
+    let ours = |sentinel: &Redis| {
+        let clients = sentinel.command(["CLIENT", "LIST"]).expect("asked");
+        // Those of other sentinels have names, and the asker is the last.
+        clients.lines().filter(|line| !line.contains(" name=sentinel-")).count() - 1
+    };
+    let count = || servers.sentinels().iter().map(ours).sum::<usize>();
+    let keeper = connect(&servers.url()).await;
+    let guard = keeper.mutex(NAME).lock().await.expect("free");
+    timeout(secs(10), async {
+        while count() < 3 {
+            sleep(millis(50)).await;
+        }
+    })
+    .await
+    .expect("listened to while something is held");
+    guard.release().await.expect("held");
+    timeout(secs(40), async {
+        while count() > 0 {
+            sleep(millis(50)).await;
+        }
+    })
+    .await
+    .expect("left alone in the end");
+    keeper.close().await;
+}
+
+/// The sentinels do not answer; a grant that is pushed meanwhile is read at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_goes_on_reading_while_sentinels_are_asked() {
+    let servers = RedisSentinel::start().expect("started");
+    let master = servers.master().expect("known");
+    let theirs = connect(&servers.url()).await;
+    let held = theirs.mutex(NAME).lock().await.expect("free");
+    let clients = || {
+        let list = master.command(["CLIENT", "LIST"]).expect("asked");
+        let plain = |line: &str| {
+            let id = line.strip_prefix("id=").and_then(|line| line.split(' ').next()).map(str::to_owned);
+            id.filter(|_| line.contains(" sub=0 "))
+        };
+        list.lines().filter_map(plain).collect::<Vec<_>>()
+    };
+    let before = clients();
+    let ours = connect(&servers.url()).await;
+    let mutex = ours.mutex(NAME);
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    while theirs.inspect(NAME).await.expect("reachable").is_none_or(|view| view.waiters.is_empty()) {
+        sleep(millis(5)).await;
+    }
+    for sentinel in servers.sentinels() {
+        sentinel.process().pause();
+    }
+    // Requests of ours fail from now on, as nobody says where the master is; the listener's connection is well.
+    for id in clients().into_iter().filter(|id| !before.contains(id)) {
+        master.command(["CLIENT", "KILL", "ID", &id]).ok();
+    }
+    ours.inspect(NAME).await.expect_err("the sentinels do not answer");
+    held.release().await.expect("held");
+    let released = Instant::now();
+    let guard = timeout(secs(10), waiting).await.expect("in time").expect("no panic").expect("granted");
+    println!("{:?}", released.elapsed());
+    assert!(released.elapsed() < secs(1), "{:?}", released.elapsed());
+    for sentinel in servers.sentinels() {
+        sentinel.process().resume();
+    }
+    drop(guard);
+    ours.close().await;
+}
+
+/// With `wait=1`, a renewal that no replica has does not count: the holder is told when the lease that replicas know ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_that_too_few_replicas_have_does_not_count() {
+    let (master, replica) = (Redis::start().expect("started"), Redis::start().expect("started"));
+    replica.follow(&master).expect("in step");
+    let keeper = connect(&format!("{}?wait=1&wait_limit=300ms", master.url())).await;
+    let lease = secs(3);
+    let guard = keeper.mutex(NAME).lease(lease).lock().await.expect("one replica has it");
+    sleep(lease + secs(1)).await;
+    assert!(guard.is_held(), "renewed while the replica is there");
+    replica.process().pause();
+    timeout(lease + millis(500), guard.lost())
+        .await
+        .expect("told when the lease that the replica knows ends");
+    replica.process().resume();
+    keeper.close().await;
+}
+
+/// All renewals of a moment wait for the replicas together.
+#[tokio::test(flavor = "multi_thread")]
+async fn renewals_wait_for_replicas_together() {
+    let (master, replica) = (Redis::start().expect("started"), Redis::start().expect("started"));
+    replica.follow(&master).expect("in step");
+    let keeper = connect(&format!("{}?wait=1&wait_limit=1s", master.url())).await;
+    let take = |number| {
+        let mutex = keeper.mutex(&format!("lock/{number}")).lease(secs(30));
+        tokio::spawn(async move { mutex.lock().await })
+    };
+    let taking: Vec<_> = (0..2000).map(take).collect();
+    let mut held = Vec::new();
+    for taken in taking {
+        held.push(taken.await.expect("no panic").expect("free"));
+    }
+    master.command(["CONFIG", "RESETSTAT"]).expect("reset");
+    let calls = |name: &str| {
+        let line = master.info("commandstats", &format!("cmdstat_{name}")).unwrap_or_default();
+        let calls = line.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+        calls.map_or(0, |calls| calls.parse::<u32>().expect("a number"))
+    };
+    timeout(secs(30), async {
+        while calls("evalsha") < 7 {
+            sleep(millis(20)).await;
+        }
+        sleep(secs(1)).await;
+    })
+    .await
+    .expect("renewed");
+    assert!(held.iter().all(lockkeeper::Guard::is_held));
+    let (renewals, waits) = (calls("evalsha"), calls("wait"));
+    println!("{renewals} batches of renewals, {waits} waits");
+    assert!(waits > 0 && waits < renewals, "{waits} waits for {renewals} batches");
+    drop(held);
+    keeper.close().await;
+}
