@@ -179,6 +179,13 @@ pub(crate) fn not_dialled(address: &str, error: io::Error) -> StoreError {
 pub(crate) fn not_greeted(address: &Address, resp3: bool, error: RedisError) -> StoreError {
     let address = address.to_string();
     let details = without_words(error.detail().unwrap_or_default()).to_owned();
+    if resp3 && error.is_io_error() && !error.is_timeout() {
+        let message = format!(
+            "{address} ended the connection at the greeting; check that it is a Redis server, that it is up, and whether it \
+             wants TLS (rediss://); if it is an old one or behind a proxy, add protocol=resp2 to the URL"
+        );
+        return StoreError::new(StoreErrorKind::Unreachable, message).not_applied().with_source(error);
+    }
     let plain = error.code() == Some("ERR") && !error.is_io_error();
     let explained = explain("ERR", &details).is_some() && !is_unknown_command(&details);
     if !resp3 || !plain || explained {

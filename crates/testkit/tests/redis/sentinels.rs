@@ -1,9 +1,14 @@
 //! What a holder behind sentinels is told when its master is no longer the master, although it answers as before.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use lockkeeper::Keeper;
 use lockkeeper_testkit::{
     proxy::Proxy,
-    servers::{Redis, RedisSentinel},
+    servers::{Redis, RedisSentinel, StandIn},
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -92,6 +97,60 @@ async fn a_grant_that_the_new_master_knows_is_renewed_there() {
     let taken = new.mutex(NAME).try_lock().await.expect("it answers");
     assert!(taken.is_some(), "released at the new master");
     world.keeper.close().await;
+}
+
+/// Sentinels that name the master of before: one when a keeper connects, and then most of them, as if they had been
+/// restarted with old files.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinels_that_lie_behind_are_not_believed() {
+    let servers = RedisSentinel::start().expect("started");
+    let old = servers.master().expect("known").address();
+    servers.promote().expect("promoted");
+    servers.until_settled().expect("settled");
+    let most = Arc::new(AtomicBool::new(false));
+    let behind = |sentinel: &Redis, always: bool| {
+        let most = most.clone();
+        let stand_in = StandIn::start(sentinel.address(), move |request| {
+            let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+            let words: Vec<&str> = request.iter().map(String::as_str).collect();
+            match words[..] {
+                _ if !always && !most.load(Ordering::Relaxed) => None,
+                ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", _] => {
+                    Some(format!("*2\r\n{}{}", bulk(&old.ip().to_string()), bulk(&old.port().to_string())))
+                }
+                ["SENTINEL", "MASTER", _] => Some(format!("*2\r\n{}{}", bulk("config-epoch"), bulk("0"))),
+                _ => None,
+            }
+        });
+        stand_in.expect("started")
+    };
+    let sentinels = servers.sentinels();
+    let stand_ins = [behind(&sentinels[0], true), behind(&sentinels[1], false)];
+    let mut url = servers.url();
+    for (sentinel, stand_in) in sentinels.iter().zip(&stand_ins) {
+        url = url.replace(&sentinel.address().to_string(), &stand_in.address().to_string());
+    }
+    let keeper = connect(&url).await;
+    let guard = keeper.mutex(NAME).lock().await.expect("granted by the new master");
+    let master = servers.master().expect("known");
+    let there = || master.command(["EXISTS", "lockkeeper:{stock/42}"]).expect("asked") == "1";
+    assert!(master.address() != old && there());
+
+    most.store(true, Ordering::Relaxed);
+    // Whoever connects anew asks them.
+    master.command(["CLIENT", "KILL", "TYPE", "normal"]).expect("killed");
+    timeout(secs(10), async {
+        while keeper.mutex("other").try_lock().await.is_err() {
+            sleep(millis(20)).await;
+        }
+    })
+    .await
+    .expect("it finds the master");
+    // Longer than between two looks at the sentinels.
+    sleep(secs(6)).await;
+    assert!(guard.is_held() && there());
+    guard.release().await.expect("held");
+    keeper.close().await;
 }
 
 /// While nothing is held, sentinels are left alone.

@@ -52,6 +52,23 @@ async fn a_server_without_hello_is_told_from_others_in_any_words() {
     }
 }
 
+/// Some proxies end the connection instead of saying anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_hangs_up_at_the_greeting_is_told_from_one_that_is_down() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("a port");
+    let hang_up = tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            // Not before it has said something, or connecting itself would fail.
+            client.readable().await.expect("open");
+            drop(client);
+        }
+    });
+    let error = lockkeeper::connect(&format!("redis://{address}/")).await.expect_err("no server").to_string();
+    assert!(error.contains("protocol=resp2") && error.contains("rediss://"), "{error}");
+    hang_up.abort();
+}
+
 /// The servers do not know their own names, so a redirection has no host: it is the one that was asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redirection_without_a_host_is_followed() {
