@@ -482,7 +482,7 @@ mod tests {
         assert_eq!(agreed(4, &one_ahead), Some(old.clone()), "one is ahead of the others");
         let one_behind = [Some(old.clone()), Some(new.clone()), Some(new.clone())];
         assert_eq!(agreed(4, &one_behind), Some(new.clone()), "one lies behind");
-        assert_eq!(agreed(4, &[Some(new.clone()), Some(old.clone()), None]), None, "no two agree");
+        assert_eq!(agreed(4, &[Some(new.clone()), Some(old), None]), None, "no two agree");
         assert_eq!(agreed(4, &[Some(new.clone()), None, None]), None, "one of three");
         assert_eq!(agreed(0, &[Some(new.clone())]), Some(new), "the only one");
     }

@@ -344,7 +344,7 @@ impl RedisStore {
         for (renew, renewed) in leases.iter().zip(&each) {
             match renewed {
                 Renewed::Held { remaining } if !renew.detach => {
-                    self.fleet.keep_watch(renew.contender, *remaining)
+                    self.fleet.keep_watch(renew.contender, *remaining);
                 }
                 // Whoever does not know asks again.
                 Renewed::Unknown => {}
