@@ -156,7 +156,8 @@ fn a_killed_holder_is_passed_within_a_second() {
 #[test]
 fn planted_bugs_are_caught_between_processes() {
     for bug in [Bug::ReleaseByName, Bug::TokenReset, Bug::GrantedTwice, Bug::LostWakeWithoutPoll] {
-        let caught = (0..5).find(|seed| {
+        // Some need two to meet at the wrong moment, which on a busy machine is one run in three.
+        let caught = (0..20).find(|seed| {
             let folder = tempfile::tempdir().expect("a folder");
             let task = Task { bug, resources: 4, ..task(&folder, *seed) };
             let (report, served) = ordeal(task, 4, 200, &[Trouble::Kill]);
