@@ -32,6 +32,9 @@ pub(crate) struct Known {
 /// The longest session that the protocol can ask for.
 const ENDLESS: Duration = Duration::from_millis(i32::MAX as u64);
 
+/// The client does not wait long for a session that is to be short.
+const SHORT_TRIES: u32 = 3;
+
 impl Place {
     /// What is known so far.
     pub(crate) fn limits(&self) -> Limits {
@@ -60,9 +63,8 @@ impl Place {
         for server in self.servers.split(',') {
             let (place, server) = (self.clone(), server.to_owned());
             asking.spawn(async move {
-                // Before a session that has become shorter can end.
-                let limits = tokio::time::timeout(place.session / 4, place.ask(&server)).await;
-                (server, limits.ok().flatten())
+                let limits = place.ask(&server).await;
+                (server, limits)
             });
         }
         for (server, limits) in asking.join_all().await {
@@ -70,11 +72,7 @@ impl Place {
             if let Some(limits) = limits {
                 servers.insert(server, limits);
             } else if !servers.contains_key(&server) {
-                tracing::warn!(
-                    server,
-                    "a server of ZooKeeper did not say how long it keeps sessions; locks are only safe on it if its \
-                     maxSessionTimeout is not below ?session= and its tickTime not above &tick="
-                );
+                not_told(&server);
             }
         }
     }
@@ -82,10 +80,19 @@ impl Place {
     /// What one server grants; `None` if it does not answer.
     async fn ask(&self, server: &str) -> Option<Limits> {
         let granted = async |timeout| {
-            let client = self.attempt(server, timeout, false).ok()?.await.ok()?;
+            let opening = self.attempt(server, timeout, false).ok()?;
+            let client = tokio::time::timeout(self.session / 8, opening).await.ok()?.ok()?;
             Some(client.session_timeout())
         };
-        Some(Limits { tick: granted(self.tick * 2).await? / 2, longest: granted(ENDLESS).await? })
+        // First, so that it is known before a session that has become shorter can end.
+        let longest = granted(ENDLESS).await?;
+        for _ in 0..SHORT_TRIES {
+            if let Some(shortest) = granted(self.tick * 2).await {
+                return Some(Limits { longest, tick: shortest / 2 });
+            }
+        }
+        not_told(server);
+        Some(Limits { longest, tick: self.tick })
     }
 
     fn report(&self, before: Limits, now: Limits) {
@@ -104,4 +111,12 @@ impl Place {
             );
         }
     }
+}
+
+fn not_told(server: &str) {
+    tracing::warn!(
+        server,
+        "a server of ZooKeeper did not say how long it keeps sessions; locks are only safe on it if its \
+         maxSessionTimeout is not below ?session= and its tickTime not above &tick="
+    );
 }
