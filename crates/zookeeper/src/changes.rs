@@ -45,7 +45,7 @@ impl Shared {
     }
 
     /// Those behind a permit that was admitted see so in its node, evicted or not.
-    pub(crate) async fn mark(&self, contender: ContenderId) -> Result<Changed, StoreError> {
+    async fn mark(&self, contender: ContenderId) -> Result<Changed, StoreError> {
         for _ in 0..TRIES {
             match self.change_once(contender, None, false, &|note| note.granted = true).await {
                 Err(Error::BadVersion) => {}

@@ -15,8 +15,9 @@
 //!
 //! * **A claim is an ephemeral sequential node** whose name says who claims how much of what. One listing of the
 //!   nodes says who is admitted, by the same function as in the [model](lockkeeper_core::Capacity::fits).
-//! * **A grant is proven.** The reply to the creation proves it if nobody stands before; after a wait it is proven
-//!   by a request that takes the quorum. Its number is that of the transaction that made the node.
+//! * **A listing decides.** Nobody comes in before a node that is there, so whoever is admitted by a listing with its own
+//!   node in it stays so, for as long as its session lives. The number of a grant is that of the transaction that made
+//!   the node.
 //! * **Nobody wakes a herd.** Who waits watches the one node that lets it in. Only the first who waits for permits
 //!   watches all holders, since any of them may make room. If a keeper waits in more than about a thousand places, the
 //!   last of them look once a second instead.

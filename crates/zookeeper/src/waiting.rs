@@ -1,10 +1,12 @@
-//! How a claim waits: it watches the node before it, and its own once that takes long, until it is its turn and the
-//! quorum has confirmed that it is still there.
+//! How a claim waits: it watches the node before it, and its own once that takes long, until a listing says that it is
+//! its turn. That stays true, whichever server said so: nobody comes in before it, and its node is there for as long as
+//! its session certainly lives. What the watch says is only a reason to look: a node that is taken over is removed and
+//! made again, and still holds.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    Capacity, ContenderId, StoreError, Units,
+    Capacity, ContenderId, StoreError,
     runtime::clock::BootTime,
     store::{GrantNotice, Wake},
 };
@@ -12,7 +14,6 @@ use tokio::task::JoinSet;
 use zookeeper_client::{Error, OneshotWatcher, Stat};
 
 use crate::{
-    changes::Changed,
     line::{Line, Standing},
     note::Note,
     session::{MayWatch, Session},
@@ -48,9 +49,6 @@ struct Place {
     armed: HashSet<String>,
     /// Where it stood when its node was made, if that is known: it need not look again before it watches.
     standing: Option<Standing>,
-    /// Whether it will hold alone, and watches the last before it: that one mostly goes because it has held, so the proof
-    /// is asked for together with the listing that says whether it is needed.
-    holds_next: bool,
 }
 
 impl Shared {
@@ -59,8 +57,7 @@ impl Shared {
         let Some((session, node)) = self.place_of(contender) else { return };
         let folder = node.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_owned());
         let (watched, armed) = (JoinSet::new(), HashSet::new());
-        let mut place =
-            Place { contender, session, folder, node, watched, armed, standing, holds_next: false };
+        let mut place = Place { contender, session, folder, node, watched, armed, standing };
         loop {
             match self.step(&mut place).await {
                 Ok(true) => return,
@@ -98,16 +95,11 @@ impl Shared {
             && let Stand::Waiting { ahead, .. } = &mut entry.stand
         {
             *ahead = standing.ahead;
-            place.holds_next = entry.units == Units::All && !standing.behind_a_waiter;
         }
         let look_again = match self.arm(place, &standing).await? {
             Armed::Changed => return Ok(false),
             Armed::Watching if !standing.waits_for.is_empty() => BootTime::NEVER,
-            Armed::Watching | Armed::Looking => {
-                // It will mostly look in vain.
-                place.holds_next = false;
-                self.now().after(LOOK_EVERY)
-            }
+            Armed::Watching | Armed::Looking => self.now().after(LOOK_EVERY),
         };
         let watch_itself = match place.armed.contains(&place.node) || look_again != BootTime::NEVER {
             true => BootTime::NEVER,
@@ -163,9 +155,7 @@ impl Shared {
     async fn look(self: &Arc<Self>, place: &mut Place) -> Result<Option<Standing>, StoreError> {
         let session = place.session.clone();
         let child = place.node.rsplit_once('/').map_or("", |(_, child)| child).to_owned();
-        let listed = session.client.list_children(&place.folder);
-        let proof = place.holds_next.then(|| session.check(&place.node));
-        let line = match session.read(listed).await {
+        let line = match session.read(session.client.list_children(&place.folder)).await {
             Ok(children) => self.line_of(&place.folder, children),
             Err(Error::NoNode) => Line::default(),
             Err(error) => return Err(trouble(error)),
@@ -177,11 +167,7 @@ impl Shared {
         if !standing.admitted {
             return Ok(Some(standing));
         }
-        let proof = match proof {
-            Some(proof) => Some(proof.await),
-            None => None,
-        };
-        self.admitted(place, &line, &child, proof).await?;
+        self.admitted(place, &line, &child).await?;
         Ok(None)
     }
 
@@ -213,45 +199,32 @@ impl Shared {
         Ok(armed)
     }
 
-    /// Nobody is before it any more. It holds once the quorum has confirmed that its node is there; `proof` if that has
-    /// been asked already.
-    async fn admitted(
-        self: &Arc<Self>,
-        place: &Place,
-        line: &Line,
-        child: &str,
-        proof: Option<Result<(), Error>>,
-    ) -> Result<(), StoreError> {
+    /// Nobody is before it any more that it does not fit beside, by a listing with its own node in it. So it holds, for as
+    /// long as its session certainly lives.
+    async fn admitted(self: &Arc<Self>, place: &Place, line: &Line, child: &str) -> Result<(), StoreError> {
         let (units, capacity, number) = {
             let table = self.table();
             let Some(entry) = table.entries.get(&place.contender) else { return Ok(()) };
             (entry.units, entry.capacity, entry.number)
         };
-        let session = &place.session;
-        let floor = self.floor(session, &place.folder, line, child, units, number).await?;
-        let proof = match proof {
-            Some(proof) => proof,
-            None if capacity == Capacity::All => session.check(&place.node).await,
+        let floor = self.floor(&place.session, &place.folder, line, child, units, number).await?;
+        if !place.session.lives() {
+            return Err(trouble(Error::SessionExpired));
+        }
+        if self.granted(place, floor, line.behind(child)) && capacity != Capacity::All {
             // Whoever stands behind it watches it, and may fit beside it.
-            None if self.mark(place.contender).await? == Changed::Gone => Err(Error::NoNode),
-            None => Ok(()),
-        };
-        match proof {
-            Ok(()) => self.granted(place, floor, line.behind(child)),
-            Err(Error::NoNode) => self.lost_its_place(place),
-            Err(error) => return Err(trouble(error)),
+            self.mark_until_done(place.contender);
         }
         Ok(())
     }
 
-    fn granted(&self, place: &Place, floor: u64, behind: Option<Vec<String>>) {
-        // Not from when the proof was asked for, which may be long ago: what is said is never more than the session's
-        // deadline anyway.
+    /// Tells its keeper; `false` if it does not wait any more.
+    fn granted(&self, place: &Place, floor: u64, behind: Option<Vec<String>>) -> bool {
         let now = self.now();
         let mut table = self.table();
-        let Some(entry) = table.entries.get_mut(&place.contender) else { return };
+        let Some(entry) = table.entries.get_mut(&place.contender) else { return false };
         if !matches!(entry.stand, Stand::Waiting { .. }) || entry.node != place.node {
-            return;
+            return false;
         }
         let hold = Hold::pushed(now, entry.note.lease, floor);
         (entry.stand, entry.behind) = (Stand::Holding(hold), behind);
@@ -268,6 +241,7 @@ impl Shared {
         drop(table);
         self.sooner.notify_one();
         self.wakes.wake(Wake::Granted(name, notice));
+        true
     }
 
     /// Its node is gone: it has to come again.

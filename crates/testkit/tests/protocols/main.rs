@@ -1,6 +1,7 @@
-//! Layer 2: the three protocols between keepers and a store, each checked in every order of events
-//! that a small world allows. The store in these worlds is the real model and the deadlines are
-//! the real arithmetic; only the network, the tasks and time are played by the checker.
+//! Layer 2: the protocols between keepers and a store, each checked in every order of events that a small
+//! world allows. The store in these worlds is the real model and the deadlines are the real arithmetic;
+//! only the network, the tasks and time are played by the checker. One world has the servers of ZooKeeper
+//! instead, which know different things at the same time.
 //!
 //! What each world proves is named by the invariants of `docs/design.md` (I1 to I15). Each world is
 //! also run with mistakes that have been made in real lock services: a world that lets one of them
@@ -9,6 +10,7 @@
 mod ask_again;
 mod granted_by_releaser;
 mod hand_on;
+mod listing;
 mod store;
 
 use std::{fmt::Debug, hash::Hash};

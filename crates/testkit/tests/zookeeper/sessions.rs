@@ -187,6 +187,39 @@ async fn a_detached_lease_longer_than_the_servers_allow_names_the_longest() {
     keeper.close().await;
 }
 
+/// Whoever takes a lease over replaces its node, so whoever watches that hears that it was removed. It looks, finds the
+/// new one, and goes on waiting.
+#[tokio::test(flavor = "multi_thread")]
+async fn i2_a_take_over_lets_nobody_in() {
+    let stage = Stage::single(2 * SESSION);
+    let (owner, adopter, other) = (stage.keeper().await, stage.keeper().await, stage.keeper().await);
+    let client = stage.client().await;
+    let mutex = owner.mutex("stock").lease(Duration::from_secs(20)).detachable();
+    let mut lease = mutex.lock().await.expect("locked").into_lease().await.expect("detached").to_string();
+    let node = nodes(&client, "stock").await.pop().expect("one");
+    let waiting = tokio::spawn(async move { other.mutex("stock").lock().await });
+    let watched = async || {
+        let watches = || stage.servers.nodes()[0].ask("wchp").expect("asked");
+        while !watches().contains(&format!("/stock/{node}")) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    soon(watched()).await;
+    for _ in 0..5 {
+        // When it is answered, the servers have told all who watched, and forgotten that they did.
+        let guard = adopter.adopt(&lease).await.expect("adopted");
+        soon(watched()).await;
+        assert!(!waiting.is_finished() && guard.is_held());
+        lease = guard.into_lease().await.expect("detached").to_string();
+        soon(watched()).await;
+    }
+    let guard = adopter.adopt(&lease).await.expect("adopted");
+    guard.release().await.expect("released");
+    soon(waiting).await.expect("no panic").expect("locked").release().await.expect("released");
+    adopter.close().await;
+    owner.close().await;
+}
+
 /// Its keeper closes before the minimum hold is over: the servers end it by themselves, and in time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_minimum_hold_ends_in_time_without_its_process() {
