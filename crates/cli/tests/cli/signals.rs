@@ -50,17 +50,39 @@ fn a_signal_while_waiting_leaves_the_line() {
     assert!(!world.path("ran").exists());
 }
 
+/// What `nohup`, and a script that puts a job into the background, make a job ignore.
+const SPARED: [Signal; 3] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT];
+
+/// `lockkeeper run x -- sh -c SCRIPT`, started by somebody who ignores those.
+fn start_spared(world: &World, script: &str) -> Running {
+    let mut shell = world.command("sh");
+    shell.args(["-c", "trap '' HUP INT QUIT; exec \"$L\" run x -- sh -c \"$1\"", "sh", script]);
+    Running::spawn(shell)
+}
+
 #[test]
 fn what_was_ignored_stays_ignored() {
     let world = World::new();
-    // As nohup does it; TERM is told once HUP would have been.
-    let mut shell = world.command("sh");
-    shell.args(["-c", "trap '' HUP; exec \"$L\" run x -- sh -c 'echo > ready; sleep 0.3; echo > survived'"]);
-    let run = Running::spawn(shell);
+    let run = start_spared(
+        &world,
+        "trap 'exit 3' TERM; kill -HUP $$; kill -INT $$; kill -QUIT $$; echo > ready; \
+         while :; do sleep 0.01; done",
+    );
     world.line_or_empty("ready");
-    run.signal(Signal::SIGHUP);
-    assert_eq!(run.done().code, Some(0));
-    assert!(world.path("survived").exists());
+    SPARED.iter().for_each(|signal| run.signal(*signal));
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.done().code, Some(3), "only TERM was for it");
+}
+
+#[test]
+fn who_ignores_a_signal_waits_on() {
+    let world = World::new();
+    let lease = world.run(&["acquire", "x"]).out;
+    let run = start_spared(&world, "exit 4");
+    eventually("a waiter", || (world.waiters("x") == 1).then_some(()));
+    SPARED.iter().for_each(|signal| run.signal(*signal));
+    assert_eq!(world.run(&["release", lease.trim()]).code, Some(0));
+    assert_eq!(run.done().code, Some(4));
 }
 
 #[test]

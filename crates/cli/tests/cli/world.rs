@@ -5,10 +5,12 @@ use std::{
     io::Write,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
+    sync::Once,
     time::{Duration, Instant},
 };
 
 use nix::{sys::signal::Signal, unistd::Pid};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// How long anything may take before a test fails. Only a failing test waits so long.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -38,6 +40,7 @@ impl From<Output> for Done {
 
 impl World {
     pub(crate) fn new() -> Self {
+        catch_what_is_ignored();
         Self { folder: tempfile::tempdir().expect("a temporary folder") }
     }
 
@@ -56,7 +59,7 @@ impl World {
 
     /// `program`, working in the folder with the folder's store.
     pub(crate) fn command(&self, program: &str) -> Command {
-        let mut command = with_usual_signals(program);
+        let mut command = Command::new(program);
         command
             .current_dir(self.folder.path())
             .env("LOCKKEEPER_STORE", format!("sqlite:{}", self.path("locks.db").display()))
@@ -115,14 +118,21 @@ impl World {
     }
 }
 
-/// `program`, which ignores nothing: whoever started the tests may ignore signals, as `nohup` does, and then it would, too.
-fn with_usual_signals(program: &str) -> Command {
-    if cfg!(not(target_os = "linux")) {
-        return Command::new(program);
-    }
-    let mut command = Command::new("env");
-    command.args(["--default-signal", program]);
-    command
+/// Whoever started the tests may ignore signals, as `nohup` and the background jobs of a script do, and what is ignored
+/// stays so in every new process. What is caught does not: there it has its usual action, from the first moment on.
+fn catch_what_is_ignored() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0").trim();
+        let mask = u64::from_str_radix(mask, 16).expect("a mask");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let _entered = runtime.enter();
+        for ignored in Signal::iterator().filter(|signal| mask & (1 << (*signal as i32 - 1)) != 0) {
+            // The handler stays when its stream is dropped.
+            drop(signal(SignalKind::from_raw(ignored as i32)).expect("a signal that can be caught"));
+        }
+    });
 }
 
 /// A process that is killed, with its group, when the test forgets it.
