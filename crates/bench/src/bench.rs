@@ -162,17 +162,21 @@ impl Bench {
         self.peers.iter().map(AsRef::as_ref).filter(move |peer: &&dyn Contestant| peer.takes_part(workload))
     }
 
-    /// Measures a workload, again if its rates were inconclusive.
-    pub(crate) async fn run(&self, workload: Workload) -> Result<Vec<Row>, Failure> {
-        let mut rows = Vec::new();
+    /// Measures a workload, again if its rates were inconclusive, and adds its rows to `rows`. If it fails,
+    /// the rows of the attempt before are there.
+    pub(crate) async fn run(&self, workload: Workload, rows: &mut Vec<Row>) -> Result<(), Failure> {
+        let before = rows.len();
         for attempt in 1..=TRIES {
             eprintln!("{} ({attempt})", workload.word());
-            rows = self.measure(workload).await?;
-            if rows.iter().all(|row| row.verdict() != Some(Verdict::Inconclusive)) {
+            let measured = self.measure(workload).await?;
+            let conclusive = measured.iter().all(|row| row.verdict() != Some(Verdict::Inconclusive));
+            rows.truncate(before);
+            rows.extend(measured);
+            if conclusive {
                 break;
             }
         }
-        Ok(rows)
+        Ok(())
     }
 
     async fn measure(&self, workload: Workload) -> Result<Vec<Row>, Failure> {

@@ -42,6 +42,9 @@ const USAGE: &str =
   --rounds   rounds per peer (default 15); fewer are measured but not judged
   --seconds  length of a round (default 2); shorter ones are measured but not judged";
 
+/// How long the last requests may take.
+const CLOSING: Duration = Duration::from_secs(10);
+
 /// What was asked for.
 #[derive(PartialEq, Eq, Debug)]
 struct Order {
@@ -88,26 +91,41 @@ impl Order {
     }
 }
 
-/// All rows, and where they were taken.
-async fn measure(order: &Order) -> Result<(Vec<Row>, String), Failure> {
+/// What a run brought.
+struct Measured {
+    rows: Vec<Row>,
+    /// Where they were taken.
+    place: String,
+    /// Why there are not more of them.
+    failure: Option<String>,
+}
+
+async fn measure(order: &Order) -> Result<Measured, Failure> {
     let bench = Bench::connect(&order.url, order.pace).await?;
-    let mut rows = Vec::new();
+    let (mut rows, mut failure) = (Vec::new(), None);
     for workload in &order.workloads {
-        rows.extend(bench.run(*workload).await?);
+        if let Err(why) = bench.run(*workload, &mut rows).await {
+            failure = Some(format!("{}: {why}", workload.word()));
+            break;
+        }
     }
-    bench.keeper.close().await;
-    let place = bench.place();
+    // After a failure the store may be out of reach.
+    let closed = tokio::time::timeout(CLOSING, bench.keeper.close()).await;
+    if closed.is_err() && failure.is_none() {
+        failure = Some("the keeper could not be closed".into());
+    }
     if !order.judged {
         rows = rows.into_iter().map(Row::unjudged).collect();
     }
-    Ok((rows, place))
+    Ok(Measured { rows, place: bench.place(), failure })
 }
 
-fn run(order: &Order) -> Result<Vec<Row>, Failure> {
+/// Measures and prints, also what there was before a failure.
+fn run(order: &Order) -> Result<u8, Failure> {
     let workers = order.workers(std::thread::available_parallelism()?.get());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;
     let meter = Meter::start()?;
-    let (rows, place) = runtime.block_on(measure(order))?;
+    let Measured { rows, place, failure } = runtime.block_on(measure(order))?;
     println!("{}", table::markdown(&rows));
     println!(
         "Store {place}, {} rounds of {:?}, {workers} worker threads; {}.",
@@ -116,7 +134,10 @@ fn run(order: &Order) -> Result<Vec<Row>, Failure> {
         meter.surroundings()?
     );
     println!("\n{}", table::verdicts(&rows));
-    Ok(rows)
+    match failure {
+        Some(why) => Err(why.into()),
+        None => Ok(judge::exit_code(rows.iter().filter_map(Row::verdict))),
+    }
 }
 
 fn main() -> ExitCode {
@@ -138,7 +159,7 @@ fn main() -> ExitCode {
         }
     };
     match run(&order) {
-        Ok(rows) => ExitCode::from(judge::exit_code(rows.iter().filter_map(Row::verdict))),
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("could not measure: {error}");
             ExitCode::from(2)

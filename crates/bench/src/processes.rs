@@ -198,6 +198,7 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
         }
         ["waiter", url] => return crowd::waiter(url),
         ["zookeeper", who, url] => return zookeeper::child(who, url),
+        ["ring", servers, folder, own] => return zookeeper::ring_child(servers, folder, own.parse()?),
         ["ping", url, own, next, millis] => {
             let length = Duration::from_millis(millis.parse()?);
             runtime()?.block_on(redis::ping(url, own, next, length))?
@@ -212,7 +213,7 @@ pub(crate) fn child(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 

@@ -56,6 +56,21 @@ fn too_little_to_judge_is_no_success() {
 }
 
 #[test]
+fn a_failure_leaves_what_was_measured_before() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("locks.db");
+    // Where one of the peers of w3p has its file.
+    std::fs::create_dir_all(folder.path().join("locks.db-peers/token.db")).expect("made");
+    let output = bench(&[&format!("sqlite:{}", file.display()), "w4", "w3p", "w1", "--quick"]);
+    let table = String::from_utf8(output.stdout).expect("text");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{table}{message}");
+    assert!(figure(&table, "w4", "lockkeeper", "drain of 64 waiters, ms") > 0.0);
+    assert!(message.contains("could not measure: w3p: "), "{message}");
+    assert!(!table.contains("| w1 "), "{table}");
+}
+
+#[test]
 fn nonsense_and_unknown_stores_are_refused() {
     for words in [["w9"], ["nothing://user:secret@host"]] {
         let output = bench(&words);

@@ -22,7 +22,7 @@ use crate::{
 };
 use curator::{Curator, Program};
 use peers::{BarePeer, RecipePeer};
-pub(crate) use processes::child;
+pub(crate) use processes::{child, ring_child};
 
 const LOCKKEEPER: &str = "lockkeeper";
 const RECIPE: &str = "recipe";

@@ -20,7 +20,7 @@ use crate::{
     bench::{Bench, Workload},
     judge::{self, Limit, Median, Verdict},
     peer::{DroppedPeer, Lock, Peer},
-    processes::{Hand, PROCESSES, Passed, now},
+    processes::{Hand, PROCESSES, Passed, now, runtime},
     table::Row,
 };
 
@@ -132,27 +132,33 @@ fn teams(url: &str, servers: &str, program: Option<&Program>) -> Result<Vec<Team
     if let Some(program) = program {
         teams.push(Team::start(CURATOR, |_| program.run(servers, true))?);
     }
-    let ring = |own: usize| Talk::begin(Hand::start(&["zookeeper", &own.to_string(), servers])?);
+    let folder = Ring::new_folder();
+    let ring = |own: usize| Talk::begin(Hand::start(&["ring", servers, &folder, &own.to_string()])?);
     teams.push(Team::start(BARE, ring)?);
     Ok(teams)
 }
 
-/// A process of this program that takes part: `who` it is, or its place in the ring.
+/// A process of this program that takes part as `who`.
 pub(crate) fn child(who: &str, place: &str) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    runtime()?.block_on(async {
         if who == LOCKKEEPER {
             let keeper = lockkeeper::connect(place).await?;
             take_part(DroppedPeer::new(&keeper, &Requests::default())).await?;
             keeper.close().await;
-        } else if who == RECIPE {
-            take_part(RecipePeer::connect(place).await?).await?;
         } else {
-            let mut ring = Ring::join(place, who.parse()?).await?;
-            println!("ready");
-            while let Some(length) = order().await? {
-                tell(&ring.pass(length).await?)?;
-            }
+            take_part(RecipePeer::connect(place).await?).await?;
+        }
+        Ok(())
+    })
+}
+
+/// A process of this program that has the place `own` in a ring.
+pub(crate) fn ring_child(servers: &str, folder: &str, own: usize) -> Result<(), Failure> {
+    runtime()?.block_on(async {
+        let mut ring = Ring::join(servers, folder, own).await?;
+        println!("ready");
+        while let Some(length) = order().await? {
+            tell(&ring.pass(length).await?)?;
         }
         Ok(())
     })

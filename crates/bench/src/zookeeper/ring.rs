@@ -11,11 +11,10 @@ use crate::{
     processes::{PROCESSES, now},
 };
 
-const FOLDER: &str = "/bench/ring";
-
 /// One process of the ring.
 pub(super) struct Ring {
     client: Client,
+    folder: String,
     own: usize,
     /// Its node in what would be the line.
     node: String,
@@ -23,23 +22,30 @@ pub(super) struct Ring {
     round: u64,
 }
 
-fn bell(of: usize) -> String {
-    format!("{FOLDER}/bell-{of}")
-}
-
-fn prefix() -> String {
-    format!("{FOLDER}/line/c-")
-}
-
 impl Ring {
-    pub(super) async fn join(servers: &str, own: usize) -> Result<Self, Failure> {
+    /// A folder that no ring had before: what an earlier one left would ring the bells of this one.
+    pub(super) fn new_folder() -> String {
+        format!("/bench/ring-{}", now())
+    }
+
+    pub(super) async fn join(servers: &str, folder: &str, own: usize) -> Result<Self, Failure> {
         let client = Client::connector().connect(servers).await?;
+        let mut ring = Self { client, folder: folder.to_owned(), own, node: String::new(), round: 0 };
         let lasting = CreateMode::Persistent.with_acls(Acls::anyone_all());
-        client.mkdir(&format!("{FOLDER}/line"), &lasting).await?;
-        client.create(&bell(own), b"", &lasting).await?;
+        ring.client.mkdir(&format!("{folder}/line"), &lasting).await?;
+        ring.client.create(&ring.bell(own), b"", &lasting).await?;
         let passing = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
-        let (_, sequence) = client.create(&prefix(), b"", &passing).await?;
-        Ok(Self { client, own, node: format!("{}{sequence}", prefix()), round: 0 })
+        let (_, sequence) = ring.client.create(&ring.prefix(), b"", &passing).await?;
+        ring.node = format!("{}{sequence}", ring.prefix());
+        Ok(ring)
+    }
+
+    fn bell(&self, of: usize) -> String {
+        format!("{}/bell-{of}", self.folder)
+    }
+
+    fn prefix(&self) -> String {
+        format!("{}/line/c-", self.folder)
     }
 
     /// Goes round for as long as `length`, and tells when it was woken and when it began to wake the next.
@@ -63,10 +69,10 @@ impl Ring {
             let to_next = if next == 0 { visit + 1 } else { visit };
             visit += 1;
             let mut multi = self.client.new_multi_writer();
-            multi.add_set_data(&bell(next), self.says(to_next).as_bytes(), None)?;
+            multi.add_set_data(&self.bell(next), self.says(to_next).as_bytes(), None)?;
             multi.add_delete(&self.node, None)?;
             let passing = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
-            multi.add_create(&prefix(), b"", &passing)?;
+            multi.add_create(&self.prefix(), b"", &passing)?;
             // One behind the other.
             let (done, listening) = (multi.commit(), self.listen(visit));
             let (done, listening) = tokio::join!(done, listening);
@@ -86,7 +92,43 @@ impl Ring {
 
     /// Waits for its bell; `None` if it has rung for this visit already.
     async fn listen(&self, visit: u64) -> Result<Option<OneshotWatcher>, Failure> {
-        let (data, _, watcher) = self.client.get_and_watch_data(&bell(self.own)).await?;
+        let (data, _, watcher) = self.client.get_and_watch_data(&self.bell(self.own)).await?;
         Ok((data != self.says(visit).as_bytes()).then_some(watcher))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_testkit::servers::ZooKeeper;
+
+    use super::*;
+
+    /// One ring after another on one server, as when a workload is measured again: whoever passes on is followed by
+    /// the next in the ring, so nothing of the first ring is heard in the second.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_second_ring_goes_round_like_the_first() {
+        let server = ZooKeeper::start().expect("started");
+        let address = server.nodes()[0].address().to_string();
+        for _ in 0..2 {
+            let (folder, mut members) = (Ring::new_folder(), Vec::new());
+            for own in 0..PROCESSES {
+                members.push(Ring::join(&address, &folder, own).await.expect("it joins"));
+            }
+            let rounds = members.into_iter().enumerate().map(|(place, mut ring)| {
+                tokio::spawn(
+                    async move { (place, ring.pass(Duration::from_secs(1)).await.expect("it passes")) },
+                )
+            });
+            let mut turns = Vec::new();
+            for round in rounds.collect::<Vec<_>>() {
+                let (place, times) = round.await.expect("no panic");
+                turns.extend(times.into_iter().map(|(granted, _)| (granted, place)));
+            }
+            turns.sort_unstable();
+            assert!(!turns.is_empty());
+            for (turn, (_, place)) in turns.iter().enumerate() {
+                assert_eq!(turn % PROCESSES, *place, "{turns:?}");
+            }
+        }
     }
 }
