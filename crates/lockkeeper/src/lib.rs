@@ -22,8 +22,9 @@
 //! | `memory:` | in this process, a new one for each keeper | |
 //! | `memory:NAME` | in this process, shared by name | |
 //! | `sqlite:PATH` | in a file, shared by the processes of this host | `sqlite` |
-//! | `redis://HOST:PORT/DB`, `rediss://…`, `redis+unix:///PATH` | on one Redis server | `redis` |
+//! | `redis://HOST:PORT/DB`, `redis+unix:///PATH` | on one Redis server | `redis` |
 //! | `redis+sentinel://HOST,HOST/MASTER`, `redis+cluster://HOST,HOST` | on Redis behind sentinels, or a cluster | `redis` |
+//! | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | the same over TLS | `redis-tls` |
 //! | `zookeeper://HOST:PORT,HOST:PORT/CHROOT` | on ZooKeeper | `zookeeper` |
 //!
 //! # Primitives

@@ -4,16 +4,38 @@ use std::{env, ffi::OsString, path::PathBuf};
 
 use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector};
 
-/// The schemes of this build, for messages.
-const SCHEMES: &[&str] = &[
-    "memory:",
-    #[cfg(feature = "redis")]
-    "redis: rediss: redis+unix: redis+sentinel: redis+cluster:",
-    #[cfg(feature = "sqlite")]
-    "sqlite:",
-    #[cfg(feature = "zookeeper")]
-    "zookeeper:",
+/// The schemes of URLs, the feature that each needs, and whether this build has it.
+const SCHEMES: [(&str, Option<&str>, bool); 10] = [
+    ("memory", None, true),
+    ("redis", Some("redis"), cfg!(feature = "redis")),
+    ("rediss", Some("redis-tls"), cfg!(feature = "redis-tls")),
+    ("redis+unix", Some("redis"), cfg!(feature = "redis")),
+    ("redis+sentinel", Some("redis"), cfg!(feature = "redis")),
+    ("rediss+sentinel", Some("redis-tls"), cfg!(feature = "redis-tls")),
+    ("redis+cluster", Some("redis"), cfg!(feature = "redis")),
+    ("rediss+cluster", Some("redis-tls"), cfg!(feature = "redis-tls")),
+    ("sqlite", Some("sqlite"), cfg!(feature = "sqlite")),
+    ("zookeeper", Some("zookeeper"), cfg!(feature = "zookeeper")),
 ];
+
+/// The schemes of this build, for messages.
+fn schemes() -> String {
+    let there = SCHEMES.iter().filter(|(_, _, there)| *there);
+    there.map(|(scheme, _, _)| format!("{scheme}:")).collect::<Vec<_>>().join(" ")
+}
+
+/// The feature of this crate that URLs like `url` need and that this build is without.
+///
+/// ```
+/// assert_eq!(lockkeeper::url::missing_feature("memory:"), None);
+/// assert_eq!(lockkeeper::url::missing_feature("nonsense"), None);
+/// ```
+#[must_use]
+pub fn missing_feature(url: &str) -> Option<&'static str> {
+    let (scheme, _) = url.split_once(':')?;
+    let (_, feature, there) = SCHEMES.iter().find(|(known, _, _)| *known == scheme)?;
+    feature.filter(|_| !there)
+}
 
 /// The URL of the store that a program without other orders uses: a SQLite file of this user,
 /// `$XDG_STATE_HOME/lockkeeper/locks.db`, where `XDG_STATE_HOME` is `$HOME/.local/state` by
@@ -52,11 +74,13 @@ fn default_file(state: Option<OsString>, home: Option<PathBuf>) -> Result<String
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
     let config = |message: String| StoreError::new(StoreErrorKind::Config, message);
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(config(format!(
-            "the store's URL has no scheme; it starts with one of {}",
-            SCHEMES.join(" ")
-        )));
+        return Err(config(format!("the store's URL has no scheme; it starts with one of {}", schemes())));
     };
+    if let Some(feature) = missing_feature(url) {
+        return Err(config(format!(
+            "{scheme}: URLs need the feature {feature} of the crate lockkeeper, which this build is without; enable it"
+        )));
+    }
     match scheme {
         "memory" if rest.contains('?') => {
             Err(config("memory: has no options; remove everything from the question mark on".into()))
@@ -73,7 +97,7 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
             // Only a plain word is shown: a URL without "//" may have its password here.
             let plain = scheme.len() <= 20 && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'+');
             let scheme = if plain { scheme } else { "that" };
-            Err(config(format!("no store of this build has {scheme}: URLs; it has {}", SCHEMES.join(" "))))
+            Err(config(format!("no store of this build has {scheme}: URLs; it has {}", schemes())))
         }
     }
 }
@@ -81,6 +105,26 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whatever this build has: the other schemes are told of with what they need.
+    #[test]
+    fn a_known_scheme_is_there_or_names_its_feature() {
+        for (scheme, feature, there) in SCHEMES {
+            let url = format!("{scheme}://ada:canary@localhost/m");
+            let found = connector(&url).map(drop).map_err(|error| format!("{error} {error:?}"));
+            match feature.filter(|_| !there) {
+                None => assert_eq!(missing_feature(&url), None),
+                Some(feature) => {
+                    let error = found.expect_err("this build is without it");
+                    assert!(error.contains(&format!("the feature {feature} of")), "{error}");
+                    assert!(
+                        !error.contains("canary") && !schemes().contains(&format!("{scheme}:")),
+                        "{error}"
+                    );
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_default_store_is_where_state_belongs() {

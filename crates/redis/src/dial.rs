@@ -1,25 +1,21 @@
 //! Opens connections: TCP, TLS and unix.
 
-use std::{fs, io, path::Path, sync::Arc, time::Duration};
+use std::{io, time::Duration};
 
 use lockkeeper_core::StoreError;
 use redis::{
     AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, Value,
     aio::{AsyncPushSender, MultiplexedConnection, PubSub},
 };
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
-};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     task::JoinHandle,
 };
-use tokio_rustls::TlsConnector;
 
 use crate::{
-    settings::{Address, Login, Settings, TlsFiles},
+    settings::{Address, Login, Settings},
+    tls::Tls,
     trouble,
 };
 
@@ -30,12 +26,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
 /// Opens connections as the URL says.
 pub(crate) struct Dialler {
     settings: Settings,
-    tls: Option<TlsConnector>,
+    tls: Option<Tls>,
 }
 
 impl Dialler {
     pub(crate) fn new(settings: Settings) -> Result<Self, StoreError> {
-        let tls = settings.tls.as_ref().map(connector).transpose()?;
+        let tls = settings.tls.as_ref().map(Tls::new).transpose()?;
         Ok(Self { settings, tls })
     }
 
@@ -139,9 +135,10 @@ impl Dialler {
         let stream = TcpStream::connect((&**host, port)).await?;
         stream.set_nodelay(self.settings.nodelay)?;
         tune(&stream)?;
-        let Some(tls) = &self.tls else { return Ok(Box::new(stream)) };
-        let name = ServerName::try_from(host.to_string()).map_err(io::Error::other)?;
-        Ok(Box::new(tls.connect(name, stream).await?))
+        match &self.tls {
+            Some(tls) => tls.over(stream, host).await,
+            None => Ok(Box::new(stream)),
+        }
     }
 }
 
@@ -155,60 +152,6 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
     Ok(())
-}
-
-/// The provider is named, so that a program with another one as its default is no trouble.
-fn connector(files: &TlsFiles) -> Result<TlsConnector, StoreError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| trouble::config("TLS could not be set up").with_source(error))?
-        .with_root_certificates(roots(files)?);
-    let config = match (&files.cert, &files.key) {
-        (Some(cert), Some(key)) => {
-            let chain = certificates(cert)?;
-            let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| {
-                trouble::config(format!("{} holds no private key", key.display())).with_source(error)
-            })?;
-            builder.with_client_auth_cert(chain, key).map_err(|error| {
-                trouble::config("the client's certificate and key do not belong together").with_source(error)
-            })?
-        }
-        (None, None) => builder.with_no_client_auth(),
-        _ => return Err(trouble::config("a client certificate needs both options, cert= and key=")),
-    };
-    Ok(TlsConnector::from(Arc::new(config)))
-}
-
-fn roots(files: &TlsFiles) -> Result<RootCertStore, StoreError> {
-    let mut roots = RootCertStore::empty();
-    if let Some(ca) = &files.ca {
-        for certificate in certificates(ca)? {
-            roots.add(certificate).map_err(|error| {
-                trouble::config(format!("{} holds a certificate that is none", ca.display()))
-                    .with_source(error)
-            })?;
-        }
-    } else {
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    }
-    if roots.is_empty() {
-        return Err(trouble::config("no certificates to trust were found; name a file of them with ca="));
-    }
-    Ok(roots)
-}
-
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, StoreError> {
-    let wrong =
-        |error| trouble::config(format!("{} holds no certificates", file.display())).with_source(error);
-    CertificateDer::pem_slice_iter(&read(file)?).collect::<Result<_, _>>().map_err(wrong)
-}
-
-fn read(file: &Path) -> Result<Vec<u8>, StoreError> {
-    fs::read(file).map_err(|error| {
-        trouble::config(format!("{} could not be read; check path and rights", file.display()))
-            .with_source(error)
-    })
 }
 
 /// A sender behind a box, which the driver's own trait does not know.

@@ -1,7 +1,7 @@
 //! The Redis store: a single server, the master behind sentinels, or a cluster.
 //!
 //! ```text
-//! redis://[user:password@]host[:port][/db]        rediss://… is the same with TLS
+//! redis://[user:password@]host[:port][/db]        rediss://… is the same with TLS (feature `tls`)
 //! redis+unix:///path/to/socket[?db=0]
 //! redis+sentinel://host,host/master[/db]          rediss+sentinel://…
 //! redis+cluster://host,host                       rediss+cluster://…
@@ -48,6 +48,8 @@ mod sentinels;
 mod settings;
 mod slots;
 mod store;
+#[cfg_attr(not(feature = "tls"), path = "without_tls.rs")]
+mod tls;
 mod trouble;
 mod wire;
 
@@ -72,4 +74,26 @@ pub use store::CAPABILITY;
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong; the message never repeats it.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
     Ok(store::connector(settings::Settings::parse(url)?))
+}
+
+#[cfg(all(test, not(feature = "tls")))]
+mod tests {
+    #[tokio::test]
+    async fn without_tls_the_error_names_the_features() {
+        for url in [
+            "rediss://ada:canary@localhost/0?ca=/ca.pem",
+            "rediss+sentinel://ada:canary@localhost/m",
+            "rediss+cluster://ada:canary@localhost",
+        ] {
+            let connector = super::connector(url).expect("the URL is right");
+            let connecting = lockkeeper_core::Keeper::builder(connector).connect();
+            let (connected, checked) = (connecting.await.expect_err("refused"), super::check(url).await);
+            for error in [connected, checked.expect_err("refused")] {
+                assert_eq!(error.kind(), lockkeeper_core::StoreErrorKind::Config, "{error}");
+                let text = format!("{error} {error:?}");
+                assert!(text.contains("redis-tls") && text.contains("feature"), "{text}");
+                assert!(!text.contains("canary"), "{text}");
+            }
+        }
+    }
 }

@@ -53,6 +53,7 @@ pub(crate) struct Login {
 
 /// Files for TLS, if a URL asks for it.
 #[derive(Clone, Debug, Default)]
+#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "URLs are read alike in every build"))]
 pub(crate) struct TlsFiles {
     pub(crate) ca: Option<PathBuf>,
     pub(crate) cert: Option<PathBuf>,

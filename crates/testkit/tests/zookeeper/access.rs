@@ -54,7 +54,7 @@ fn shown(error: &StoreError) -> String {
     text
 }
 
-/// Also beside Redis over TLS, which brings another provider of cryptography into the program.
+/// Also beside Redis over TLS, which shares its provider of cryptography.
 #[tokio::test(flavor = "multi_thread")]
 async fn over_tls_beside_redis_over_tls() {
     let servers = ZooKeeperOptions::default().tls().start().expect("started");
