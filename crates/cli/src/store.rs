@@ -9,6 +9,10 @@ use crate::{args::StoreArgs, exit::Failure, text};
 /// The variable that names the store.
 const VARIABLE: &str = "LOCKKEEPER_STORE";
 
+/// What to say of a store that was left out.
+const NOT_BUILT_IN: &str = "this lockkeeper was built without that store; build it with its feature full, which has every \
+                            store: cargo install --path crates/cli --features full";
+
 /// How long the last requests may take before the program ends without their answers.
 const LAST_REQUESTS: Duration = Duration::from_secs(3);
 
@@ -21,7 +25,11 @@ pub(crate) struct Connection {
 /// Connects to the store that options, environment or default name.
 pub(crate) async fn connect(args: &StoreArgs) -> Result<Connection, Failure> {
     let id = KeeperId::random();
-    let keeper = lockkeeper::builder(&url(args)?)?.id(id).program("lockkeeper").connect().await?;
+    let url = url(args)?;
+    if lockkeeper::url::missing_feature(&url).is_some() {
+        return Err(Failure::usage(NOT_BUILT_IN));
+    }
+    let keeper = lockkeeper::builder(&url)?.id(id).program("lockkeeper").connect().await?;
     Ok(Connection { keeper, id })
 }
 

@@ -9,5 +9,6 @@ mod leases;
 mod operators;
 mod pty;
 mod signals;
+mod stores;
 mod terminal;
 mod world;

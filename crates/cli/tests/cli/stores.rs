@@ -1,0 +1,35 @@
+//! The stores that a build has, and what it says of the others.
+
+use crate::world::World;
+
+/// Nobody listens on this port.
+const URLS: [&str; 4] = [
+    "redis://ada:canary@127.0.0.1:1/",
+    "rediss://ada:canary@127.0.0.1:1/",
+    "rediss+cluster://ada:canary@127.0.0.1:1",
+    "zookeeper://ada:canary@127.0.0.1:1/",
+];
+
+/// Each URL, by file as its password stands in it, what came of it, and what to expect.
+fn each(code: i32, words: &[&str]) {
+    let world = World::new();
+    for url in URLS {
+        std::fs::write(world.path("url"), url).expect("written");
+        let done = world.run(&["--store-file", "url", "list"]);
+        assert_eq!(done.code, Some(code), "{url}: {done:?}");
+        assert!(words.iter().all(|word| done.err.contains(word)), "{url}: {done:?}");
+        assert!(!done.err.contains("canary"), "{done:?}");
+    }
+}
+
+#[test]
+#[cfg(feature = "full")]
+fn the_full_command_has_every_store() {
+    each(69, &["check that"]);
+}
+
+#[test]
+#[cfg(not(feature = "full"))]
+fn what_was_left_out_names_the_feature_and_how_to_build_it() {
+    each(64, &["feature full", "cargo install --path crates/cli --features full"]);
+}
