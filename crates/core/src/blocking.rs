@@ -539,7 +539,7 @@ impl<M: 'static> Guard<M> {
         // A second guard travels to the keeper's thread; it ends before this call does.
         match self.inner.reenter() {
             Ok(guard) => wait(&self.keeper.on, async move { guard.extend(length).await }),
-            Err(why) => Err(LeaseError::NotHeld { at: self.inner.tenure().at("extend"), why }),
+            Err(why) => Err(LeaseError::NotHeld { at: self.inner.entry().at("extend"), why }),
         }
     }
 

@@ -216,6 +216,8 @@ pub enum AcquireError {
         waited: Duration,
         /// How many stood in line before this one when last heard, if heard.
         ahead: Option<u32>,
+        /// Whether the store may know of the claim, and have granted it at this very moment.
+        maybe_applied: bool,
     },
     /// The input can never work.
     #[error("{at}: {why}")]
@@ -248,6 +250,8 @@ pub enum AcquireError {
     Closed {
         /// Where.
         at: At,
+        /// Whether the store may know of the claim; closing gives it back.
+        maybe_applied: bool,
     },
     /// The store could not do it.
     #[error(transparent)]
@@ -266,7 +270,11 @@ impl AcquireError {
     /// Whether the lock may be held at the store all the same. The keeper cleans up after such
     /// an error in the background; at the latest the lease ends it.
     pub fn maybe_applied(&self) -> bool {
-        matches!(self, Self::Store(error) if error.maybe_applied())
+        match self {
+            Self::Store(error) => error.maybe_applied(),
+            Self::TimedOut { maybe_applied, .. } | Self::Closed { maybe_applied, .. } => *maybe_applied,
+            Self::Invalid { .. } | Self::CapacityMismatch { .. } | Self::UpgradeRefused { .. } => false,
+        }
     }
 }
 
@@ -473,7 +481,8 @@ mod tests {
     #[test]
     fn messages_name_the_place_and_escape_names() {
         let at = At { store: "memory:".into(), resource: Some("a\u{1b}b".into()), operation: "lock" };
-        let error = AcquireError::TimedOut { at, waited: Duration::from_secs(5), ahead: Some(3) };
+        let waited = Duration::from_secs(5);
+        let error = AcquireError::TimedOut { at, waited, ahead: Some(3), maybe_applied: true };
         assert_eq!(
             error.to_string(),
             "lock of \"a\\u{1b}b\" on memory:: not acquired within 5s, 3 ahead in line; wait longer, or see who holds it"

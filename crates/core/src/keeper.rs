@@ -65,6 +65,9 @@ pub struct Stats {
     pub subscriptions: usize,
 }
 
+/// The longest request limit. Whoever gives more means "no limit", which no sum of times must overflow by.
+const LONGEST_REQUEST: Duration = Duration::from_secs(24 * 3600);
+
 /// Settings of a keeper to be.
 pub struct KeeperBuilder {
     connector: Connector,
@@ -76,9 +79,9 @@ pub struct KeeperBuilder {
 }
 
 impl KeeperBuilder {
-    /// How long one request to the store may take (default 2 s).
+    /// How long one request to the store may take (default 2 s, at most a day).
     pub fn request_limit(mut self, limit: Duration) -> Self {
-        self.request_limit = limit;
+        self.request_limit = limit.min(LONGEST_REQUEST);
         self
     }
 
@@ -334,7 +337,7 @@ impl Keeper {
             number: lease.number,
             floor: lease.floor,
             terms,
-            bury_until: None,
+            bury_until: lease.bury_until,
             from: sent,
             lease: remaining,
             whole: remaining,

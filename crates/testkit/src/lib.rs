@@ -6,6 +6,7 @@ pub mod counting;
 pub mod dice;
 pub mod faulty;
 pub mod history;
+pub mod planted;
 pub mod port;
 #[cfg(target_os = "linux")]
 pub mod processes;

@@ -1,14 +1,22 @@
 //! Beginnings and ends: closing, dropping, outages and doubled messages, each as somebody once
 //! found it to go wrong.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use lockkeeper_core::{
-    AcquireError, Error, Keeper, LatchError, Lost, StoreErrorKind, memory::MemoryServer, testing::Virtual,
+    AcquireError, Error, Keeper, LatchError, Lost, StoreError, StoreErrorKind, memory::MemoryServer,
+    store::Verdict, testing::Virtual,
 };
 use lockkeeper_testkit::{
     dice::Dice,
     faulty::{Fate, Faults, Line, faulty},
+    planted::Plant,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -188,6 +196,55 @@ async fn an_outage_ends_all_who_wait_in_a_lane_at_once() {
         assert!(error.to_string().contains(NAME), "{error}");
     }
     assert!(start.elapsed() < secs(9), "the limit is 5 s, not 5 s for each: {:?}", start.elapsed());
+}
+
+/// What one task did wrong is no business of those who wait behind it.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_is_refused_fails_alone() {
+    let world = Virtual::new();
+    let line = Line::new(Dice::new(1), Faults { usual: 10, ..Faults::NONE });
+    let refused = AtomicBool::new(false);
+    let plant = Plant::new().verdicts(move |_, verdict| {
+        if refused.swap(true, Ordering::Relaxed) {
+            return verdict;
+        }
+        Verdict::Refused(StoreError::new(StoreErrorKind::Denied, "not you"))
+    });
+    let store = plant.of(faulty(world.server.connector("memory:"), line));
+    let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a line");
+    let mutex = keeper.mutex(NAME);
+    let (first, second) = tokio::join!(mutex.lock(), mutex.lock());
+    assert!(first.expect_err("refused").to_string().contains("not you"));
+    second.expect("its own claim was not refused").release().await.expect("held");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_whose_lease_is_too_short_fails_alone() {
+    let world = Virtual::new();
+    let line = Line::good();
+    let keeper = behind(&world, &line).await;
+    line.set(Faults { usual: 40, slow: 1000, late: 100, ..Faults::NONE });
+    let (short, usual) = (keeper.mutex(NAME).lease(millis(10)), keeper.mutex(NAME));
+    let (short, usual) = tokio::join!(short.lock(), usual.lock());
+    assert!(short.expect_err("always too late").to_string().contains("longer lease"));
+    usual.expect("long enough").release().await.expect("held");
+}
+
+/// Whoever stood in line may have been granted what it asked for at the very moment it stopped waiting.
+#[tokio::test(start_paused = true)]
+async fn who_timed_out_says_whether_it_may_hold() {
+    let world = Virtual::new();
+    let line = Line::good();
+    let (ours, theirs) = (behind(&world, &line).await, world.keeper().await);
+    let held = theirs.mutex(NAME).lock().await.expect("free");
+    let mutex = ours.mutex(NAME);
+    let (front, behind_it) = tokio::join!(mutex.lock_within(millis(100)), mutex.lock_within(millis(50)));
+    assert!(front.expect_err("held").maybe_applied(), "it stood in line");
+    assert!(!behind_it.expect_err("held").maybe_applied(), "the store never heard of it");
+    line.cut();
+    let lost = ours.mutex("other").lock_within(millis(100)).await.expect_err("cut");
+    assert!(matches!(lost, AcquireError::TimedOut { .. }) && lost.maybe_applied(), "{lost}");
+    drop(held);
 }
 
 #[tokio::test(start_paused = true)]

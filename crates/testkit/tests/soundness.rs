@@ -111,6 +111,27 @@ async fn a3_a_short_first_lease_becomes_the_full_one() {
     }
 }
 
+/// One lost request must not cost a lock that was only just granted.
+#[tokio::test(start_paused = true)]
+async fn a3_the_first_renewal_of_a_pushed_grant_is_tried_again_in_time() {
+    for renewed in [true, false] {
+        let world = Virtual::new();
+        let (ours, line) = behind_a_line(&world).await;
+        let theirs = world.keeper().await;
+        let held = theirs.mutex(NAME).lock().await.expect("free");
+        let mutex = ours.mutex(NAME);
+        let mutex = if renewed { mutex.lease(secs(10)) } else { mutex.expires_after(secs(10)) };
+        let waiting = tokio::spawn(async move { mutex.lock().await });
+        sleep(millis(100)).await;
+        held.release().await.expect("held");
+        let guard = waiting.await.expect("no panic").expect("granted by the releaser");
+        line.next(Fate { arrives: false, ..Fate::GOOD });
+        sleep(secs(9)).await;
+        assert!(guard.is_held(), "renewed: {renewed}");
+        drop(guard);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a5_a6_tokens_grow_also_after_loss_of_data() {
     let world = Virtual::new();

@@ -1,13 +1,29 @@
 //! What waiting costs: requests to the store are counted, in virtual time.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Waker},
+    time::Duration,
+};
 
-use lockkeeper_core::{Keeper, testing::Virtual};
+use lockkeeper_core::{
+    Keeper, LatchError,
+    store::{BoxFuture, Connector, Topic, Wake, Watch},
+    testing::Virtual,
+};
 use lockkeeper_testkit::{
     counting::Requests,
-    faulty::{Faults, Line, faulty},
+    faulty::{Fate, Faults, Line, faulty},
+    planted::Plant,
 };
-use tokio::{task::JoinHandle, time::sleep};
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
 
 /// A keeper whose requests are counted.
 async fn counted(world: &Virtual) -> (Keeper, Requests) {
@@ -131,4 +147,126 @@ async fn what_is_dropped_goes_along_with_what_is_asked_next() {
     drop(guards);
     keeper.close().await;
     assert_eq!(requests.so_far() - before, 165, "one for all that nobody follows");
+}
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+async fn on(world: &Virtual, store: Connector) -> Keeper {
+    Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("memory")
+}
+
+/// The answer that is under way was given before the hint was: it says nothing about what the hint is for.
+#[tokio::test(start_paused = true)]
+async fn a_hint_that_comes_while_a_claim_is_under_way_is_not_forgotten() {
+    let world = Virtual::new();
+    let (line, answered) = (Line::good(), Arc::new(Notify::new()));
+    let plant = {
+        let answered = answered.clone();
+        Plant::new()
+            .capability(|capability| capability.requests_at_once = 3)
+            .wakes(|wake| match wake {
+                Wake::Granted(name, _) => Some(Wake::Changed(Topic::Grants(name))),
+                wake => Some(wake),
+            })
+            .verdicts(move |claim, verdict| {
+                if claim.again {
+                    answered.notify_one();
+                }
+                verdict
+            })
+    };
+    let ours = on(&world, faulty(plant.of(world.server.connector("memory:")), line.clone())).await;
+    let held = world.keeper().await.mutex("name").lease(Duration::from_secs(600)).lock().await.expect("free");
+    line.next(Fate::GOOD);
+    // Asked again and answered at once, but the answer takes its time.
+    line.next(Fate { after: millis(900), ..Fate::GOOD });
+    let mutex = ours.mutex("name");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    answered.notified().await;
+    let released = Instant::now();
+    held.release().await.expect("held");
+    drop(waiting.await.expect("no panic").expect("granted"));
+    let took = released.elapsed();
+    assert!(took < millis(1000), "asked {took:?} after the hint, though the answer came after 900 ms");
+}
+
+/// All of them claimed before there was a subscription, so each may have missed its grant.
+#[tokio::test(start_paused = true)]
+async fn all_who_wait_for_a_subscription_ask_once_more_when_it_is_there() {
+    let world = Virtual::new();
+    let subscribed = Arc::new(AtomicBool::new(false));
+    let plant = {
+        let (made, hears) = (subscribed.clone(), subscribed.clone());
+        Plant::new().wakes(move |wake| hears.load(Ordering::Relaxed).then_some(wake)).watches(move |_, _| {
+            let made = made.clone();
+            Box::pin(async move {
+                sleep(millis(100)).await;
+                made.store(true, Ordering::Relaxed);
+                Ok(Some(Watch::new(())))
+            })
+        })
+    };
+    let ours = on(&world, plant.of(world.server.connector("memory:"))).await;
+    let theirs = world.keeper().await;
+    let held = theirs.semaphore("name", 3).acquire_many(3).await.expect("free");
+    let asked = Instant::now();
+    let waiters = each(3, |_| {
+        let semaphore = ours.semaphore("name", 3);
+        async move { std::mem::forget(semaphore.acquire().await.expect("free in the end")) }
+    });
+    sleep(millis(50)).await;
+    held.release().await.expect("held");
+    done(waiters).await;
+    assert!(asked.elapsed() < millis(200), "{:?}", asked.elapsed());
+}
+
+/// Does something when it is dropped.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Somebody subscribes while the old subscription, which nobody had used for long, is just being ended.
+#[tokio::test(start_paused = true)]
+async fn a_subscription_made_while_the_old_one_ends_is_kept() {
+    type Waiting = Arc<Mutex<Option<BoxFuture<'static, Result<(), LatchError>>>>>;
+    let world = Virtual::new();
+    let (waiting, ended) = (Waiting::default(), Arc::new(Notify::new()));
+    let plant = {
+        let (waiting, ended) = (waiting.clone(), ended.clone());
+        Plant::new().watches(move |_, watch| {
+            let (waiting, ended) = (waiting.clone(), ended.clone());
+            let meanwhile = OnDrop(move || {
+                let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(waiting) = &mut *waiting {
+                    let early = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                    assert!(early.is_pending(), "it has not opened");
+                    ended.notify_one();
+                }
+            });
+            // The one is dropped before the other, which is what ends the subscription.
+            Box::pin(async move { Ok(watch.await?.map(|watch| Watch::new((meanwhile, watch)))) })
+        })
+    };
+    let ours = on(&world, plant.of(world.server.connector("memory:"))).await;
+    let theirs = world.keeper().await;
+    let latch = ours.latch("name");
+    latch.create(1).await.expect("new");
+    latch.wait_within(millis(100)).await.expect_err("it has not opened");
+    *waiting.lock().unwrap_or_else(PoisonError::into_inner) =
+        Some(Box::pin(async move { latch.wait().await }));
+    ended.notified().await;
+    let opens = waiting.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it waits");
+    let opens = tokio::spawn(opens);
+    sleep(millis(10)).await;
+    let opened = Instant::now();
+    theirs.latch("name").count_down().await.expect("there");
+    opens.await.expect("no panic").expect("open");
+    assert!(opened.elapsed() < millis(100), "woken only by a poll, after {:?}", opened.elapsed());
+    theirs.latch("name").delete().await.expect("there");
 }

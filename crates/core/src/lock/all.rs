@@ -173,7 +173,7 @@ impl AllGuard {
     /// # Errors
     /// [`Lost`] if one was lost before `work` was done.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Lost> {
-        let check = || self.guards.iter().try_for_each(|guard| guard.tenure().check().map(|_| ()));
+        let check = || self.guards.iter().try_for_each(|guard| guard.entry().check().map(|_| ()));
         while_held(check, self.lost(), work).await
     }
 

@@ -1,10 +1,10 @@
 //! The guard: proof of a hold, for as long as it lasts.
 
-use std::{fmt, future::poll_fn, marker::PhantomData, pin::pin, sync::Arc, task::Poll, time::Duration};
+use std::{fmt, future::poll_fn, marker::PhantomData, pin::pin, task::Poll, time::Duration};
 
 use crate::{
     error::{InvalidInput, LeaseError, Lost, ReleaseError},
-    lock::lease::Lease,
+    lock::{entry::Entry, lease::Lease},
     name::Name,
     runtime::{keeping::Tenure, watchdog},
     share::Units,
@@ -52,7 +52,7 @@ pub enum Leads {}
 #[must_use = "the lock is released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct Guard<M = Exclusive> {
-    tenure: Arc<Tenure>,
+    entry: Entry,
     mode: PhantomData<fn() -> M>,
 }
 
@@ -67,46 +67,46 @@ pub type Leadership = Guard<Leads>;
 
 impl<M> Guard<M> {
     pub(crate) fn new(tenure: Tenure) -> Self {
-        Self::share(Arc::new(tenure))
+        Self::share(Entry::new(tenure))
     }
 
-    pub(crate) fn share(tenure: Arc<Tenure>) -> Self {
-        Self { tenure, mode: PhantomData }
+    pub(crate) fn share(entry: Entry) -> Self {
+        Self { entry, mode: PhantomData }
     }
 
-    pub(crate) fn tenure(&self) -> &Arc<Tenure> {
-        &self.tenure
+    pub(crate) fn entry(&self) -> &Entry {
+        &self.entry
     }
 
     /// The name of what is held.
     pub fn name(&self) -> &Name {
-        &self.tenure.hold().name
+        &self.entry.hold().name
     }
 
     /// The fencing token: larger than that of every earlier holder. Pass it with every write and
     /// let the resource reject smaller ones.
     pub fn token(&self) -> Token {
-        self.tenure.hold().token(self.tenure.step())
+        self.entry.hold().token(self.entry.step())
     }
 
     /// The smallest token that still held when this was granted. It is the token itself for an
     /// exclusive guard; readers and permits pass it to
     /// [`admit_shared`](crate::StoredFence::admit_shared).
     pub fn floor(&self) -> Token {
-        let hold = self.tenure.hold();
+        let hold = self.entry.hold();
         if hold.terms.units == Units::All { self.token() } else { Token::new(hold.floor, 0) }
     }
 
     /// Whether it is held, by this process's own clock; never optimistic.
     pub fn is_held(&self) -> bool {
-        self.tenure.check().is_ok()
+        self.entry.check().is_ok()
     }
 
     /// How long it is certainly still held; zero if it is lost. Grows with each renewal.
     pub fn remaining(&self) -> Duration {
         // The clock is read after the look, so that a stop in between makes it shorter, not longer.
-        let ends = self.tenure.check();
-        let now = self.tenure.alive().engine().clock().now();
+        let ends = self.entry.check();
+        let now = self.entry.alive().engine().clock().now();
         ends.map_or(Duration::ZERO, |ends| ends.since(now))
     }
 
@@ -116,8 +116,8 @@ impl<M> Guard<M> {
     /// # Cancel safety
     /// Dropping it has no effect.
     pub fn lost(&self) -> impl Future<Output = Lost> + Send + Sync + 'static {
-        let (hold, step) = (self.tenure.hold().clone(), self.tenure.step());
-        let clock = self.tenure.alive().engine().clock().clone();
+        let (hold, step) = (self.entry.hold().clone(), self.entry.step());
+        let clock = self.entry.alive().engine().clock().clone();
         async move { hold.until_lost(step, &clock).await }
     }
 
@@ -129,7 +129,7 @@ impl<M> Guard<M> {
     /// # Errors
     /// [`Lost`] if the lock was lost before `work` was done.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Lost> {
-        while_held(|| self.tenure.check().map(|_| ()), self.lost(), work).await
+        while_held(|| self.entry.check().map(|_| ()), self.lost(), work).await
     }
 
     /// Makes the lease last at least `length` from now. The watchdog does this by itself for
@@ -142,9 +142,9 @@ impl<M> Guard<M> {
     /// [`LeaseError::NotHeld`] if it is lost, [`LeaseError::Invalid`] if `length` is more than
     /// the store allows or past `max_hold`.
     pub async fn extend(&self, length: Duration) -> Result<(), LeaseError> {
-        let at = || self.tenure.at("extend");
-        let hold = self.tenure.hold();
-        let capability = self.tenure.alive().engine().store().capability();
+        let at = || self.entry.at("extend");
+        let hold = self.entry.hold();
+        let capability = self.entry.alive().engine().store().capability();
         let invalid = |why: String| LeaseError::Invalid { at: at(), why: InvalidInput::new(why) };
         if length.is_zero() || length > capability.max_lease {
             return Err(invalid(format!("extend by more than zero and at most {:?}", capability.max_lease)));
@@ -152,34 +152,34 @@ impl<M> Guard<M> {
         if hold.terms.max_hold.is_some_and(|most| self.held_for() + length > most) {
             return Err(invalid("that is past max_hold".into()));
         }
-        hold.extend(self.tenure.alive().engine().clock().now(), length);
         self.renew(watchdog::renewal(hold, length), "extend").await
     }
 
     /// How long this hold has lasted.
     fn held_for(&self) -> Duration {
-        self.tenure.alive().engine().clock().now().since(self.tenure.hold().granted)
+        self.entry.alive().engine().clock().now().since(self.entry.hold().granted)
     }
 
     /// Asks the store for a change of this very lease.
     async fn renew(&self, renew: Renew, operation: &'static str) -> Result<(), LeaseError> {
-        let not_held = |why| LeaseError::NotHeld { at: self.tenure.at(operation), why };
-        self.tenure.check().map_err(not_held)?;
-        let engine = self.tenure.alive().engine();
+        let not_held = |why| LeaseError::NotHeld { at: self.entry.at(operation), why };
+        self.entry.check().map_err(not_held)?;
+        let engine = self.entry.alive().engine();
         let requests = [renew];
         let sent = engine.clock().now();
+        self.entry.hold().asks_for(sent, requests[0].lease);
         let answers = engine
             .ask_store(operation, engine.store().renew(&requests))
             .await
-            .map_err(|error| error.at(self.tenure.at(operation)))?;
+            .map_err(|error| error.at(self.entry.at(operation)))?;
         let now = engine.clock().now();
         engine.store_clock().heard(engine.store().server_of(self.name()), now, answers.now);
         let answer = answers.each.first().copied().unwrap_or(Renewed::Gone);
-        engine.renewed(self.tenure.hold(), sent, answer, now);
+        engine.renewed(self.entry.hold(), sent, answer, now);
         if answer == Renewed::Unknown {
-            return Err(watchdog::not_renewed().at(self.tenure.at(operation)).into());
+            return Err(watchdog::not_renewed().at(self.entry.at(operation)).into());
         }
-        self.tenure.check().map(|_| ()).map_err(not_held)
+        self.entry.check().map(|_| ()).map_err(not_held)
     }
 
     /// A second guard on the same hold, without asking the store. The lock is free when the last
@@ -188,13 +188,13 @@ impl<M> Guard<M> {
     /// # Errors
     /// [`Lost`] if the lock is lost: there is nothing to enter.
     pub fn reenter(&self) -> Result<Self, Lost> {
-        self.tenure.check()?;
-        Ok(Self::share(self.tenure.clone()))
+        self.entry.check()?;
+        Ok(Self::share(self.entry.again()))
     }
 
     /// How many guards share this hold.
     pub fn holds(&self) -> usize {
-        Arc::strong_count(&self.tenure)
+        self.entry.count()
     }
 
     /// Gives the lock back and waits until the store has it. With re-entered guards left, only
@@ -210,19 +210,11 @@ impl<M> Guard<M> {
     /// [`ReleaseError::NotHeld`] if it was lost before: somebody else may have been in the
     /// critical section.
     pub async fn release(self) -> Result<(), ReleaseError> {
-        let tenure = match Arc::try_unwrap(self.tenure) {
-            Ok(tenure) => tenure,
-            Err(shared) => {
-                let at = || shared.at("release");
-                let held = shared.check().map(drop).map_err(|why| ReleaseError::NotHeld { at: at(), why });
-                // The others may have ended since: then this was the last one after all.
-                match Arc::into_inner(shared) {
-                    Some(tenure) => tenure,
-                    None => return held,
-                }
-            }
-        };
-        tenure.release().await
+        let (held, at) = (self.entry.check(), self.entry.at("release"));
+        match self.entry.end() {
+            Some(tenure) => tenure.release().await,
+            None => held.map(drop).map_err(|why| ReleaseError::NotHeld { at, why }),
+        }
     }
 
     /// Turns the guard into a text that another process can [adopt](crate::Keeper::adopt) or
@@ -236,29 +228,24 @@ impl<M> Guard<M> {
     /// [`LeaseError::Invalid`] if the handle was not `detachable` or the guard is re-entered;
     /// [`LeaseError::NotHeld`] if it is lost.
     pub async fn into_lease(self) -> Result<Lease, LeaseError> {
-        let hold = self.tenure.hold().clone();
+        let hold = self.entry.hold().clone();
         let invalid =
-            |why: &str| LeaseError::Invalid { at: self.tenure.at("into_lease"), why: InvalidInput::new(why) };
+            |why: &str| LeaseError::Invalid { at: self.entry.at("into_lease"), why: InvalidInput::new(why) };
         if !hold.terms.detachable {
             return Err(invalid("make the handle with .detachable() before locking"));
         }
-        // First closed to its owner, then counted: whoever enters meanwhile is seen or sees it.
-        hold.seal(true);
-        if Arc::strong_count(&self.tenure) > 1 {
-            hold.seal(false);
+        if !self.entry.seal() {
             return Err(invalid("release the re-entered guards first"));
         }
         let lease = if hold.terms.renewed { hold.terms.lease } else { Duration::ZERO };
         self.renew(Renew { detach: true, ..watchdog::renewal(&hold, lease) }, "into_lease").await?;
-        let (step, now) = (self.tenure.step(), self.tenure.alive().engine().clock().now());
-        match Arc::try_unwrap(self.tenure) {
-            Ok(tenure) => tenure.detach(),
-            Err(tenure) => {
-                let why = InvalidInput::new("it was entered again meanwhile; release the other guards first");
-                return Err(LeaseError::Invalid { at: tenure.at("into_lease"), why });
-            }
+        let (step, now) = (self.entry.step(), self.entry.alive().engine().clock().now());
+        let lease = Lease::of(&hold, self.entry.units(), step, now);
+        // Sealed with one guard on it: this is the last.
+        if let Some(tenure) = self.entry.end() {
+            tenure.detach();
         }
-        Ok(Lease::of(&hold, step, now))
+        Ok(lease)
     }
 }
 
@@ -292,25 +279,22 @@ impl WriteGuard {
     /// [`LeaseError::NotHeld`] if it is lost; [`LeaseError::Invalid`] if the guard is re-entered,
     /// since the others would still believe that they write alone. The lock is then released.
     pub async fn downgrade(self) -> Result<ReadGuard, LeaseError> {
-        let hold = self.tenure.hold();
-        // First lowered, then counted: whoever enters meanwhile is seen or sees a reader.
-        hold.lower(true);
-        if Arc::strong_count(&self.tenure) > 1 {
-            hold.lower(false);
+        let hold = self.entry.hold();
+        if !self.entry.lower() {
             let why = InvalidInput::new("release the re-entered guards first");
-            return Err(LeaseError::Invalid { at: self.tenure.at("downgrade"), why });
+            return Err(LeaseError::Invalid { at: self.entry.at("downgrade"), why });
         }
         let lease = if hold.terms.renewed { hold.terms.lease } else { Duration::ZERO };
         let renew = Renew { lower_to: Some(Units::ONE), ..watchdog::renewal(hold, lease) };
         self.renew(renew, "downgrade").await?;
-        Ok(Guard::share(self.tenure))
+        Ok(Guard::share(self.entry))
     }
 }
 
 impl Leadership {
     /// The value this leader published.
     pub fn value(&self) -> &str {
-        self.tenure.hold().terms.value.as_deref().unwrap_or_default()
+        self.entry.hold().terms.value.as_deref().unwrap_or_default()
     }
 
     /// Gives the leadership back: [`release`](Guard::release) by the name people look for.

@@ -102,7 +102,7 @@ impl Handle {
         operation: &'static str,
     ) -> Result<Tenure, AcquireError> {
         // Whoever waits is never told "busy"; a closed keeper is the only way to end up here.
-        result?.ok_or_else(|| AcquireError::Closed { at: self.at(operation) })
+        result?.ok_or_else(|| AcquireError::Closed { at: self.at(operation), maybe_applied: false })
     }
 }
 

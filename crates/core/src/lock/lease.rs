@@ -8,7 +8,7 @@ use crate::{
     name::Name,
     runtime::{clock::BootTime, hold::Hold, terms::Terms},
     share::{Capacity, Units},
-    store::Kind,
+    store::{Kind, StoreTime},
     token::{GrantNumber, Token},
 };
 
@@ -41,13 +41,15 @@ pub struct Lease {
     /// What was left of `max_hold` when it was detached: the adopter counts on from there.
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
+    /// Until when a late copy of its claim may still arrive at the store: whoever releases it leaves a mark.
+    pub(crate) bury_until: Option<StoreTime>,
 }
 
 /// The first field; another layout gets another word.
 const VERSION: &str = "lk1";
 
 impl Lease {
-    pub(crate) fn of(hold: &Hold, step: u32, now: BootTime) -> Self {
+    pub(crate) fn of(hold: &Hold, units: Units, step: u32, now: BootTime) -> Self {
         let terms = &hold.terms;
         Self {
             name: hold.name.clone(),
@@ -55,13 +57,14 @@ impl Lease {
             number: hold.number,
             floor: hold.floor,
             step,
-            units: hold.units(),
+            units,
             capacity: terms.capacity,
             kind: terms.kind,
             lease: terms.lease,
             renewed: terms.renewed,
             max_hold: terms.max_hold.map(|most| most.saturating_sub(now.since(hold.granted))),
             min_hold: terms.min_hold,
+            bury_until: hold.bury_until,
         }
     }
 
@@ -113,13 +116,14 @@ impl Lease {
             "fixed" => false,
             _ => return None,
         };
-        let (mut max_hold, mut min_hold) = (None, Duration::ZERO);
+        let (mut max_hold, mut min_hold, mut bury_until) = (None, Duration::ZERO, None);
         for setting in settings {
-            let (what, millis) = setting.split_once('=')?;
-            let length = Duration::from_millis(millis.parse().ok()?);
+            let (what, number) = setting.split_once('=')?;
+            let number = number.parse().ok()?;
             match what {
-                "max" => max_hold = Some(length),
-                "min" => min_hold = length,
+                "max" => max_hold = Some(Duration::from_millis(number)),
+                "min" => min_hold = Duration::from_millis(number),
+                "late" => bury_until = Some(StoreTime(number)),
                 _ => return None,
             }
         }
@@ -137,6 +141,7 @@ impl Lease {
             renewed,
             max_hold,
             min_hold,
+            bury_until,
         })
     }
 }
@@ -178,6 +183,9 @@ impl fmt::Display for Lease {
         }
         if !self.min_hold.is_zero() {
             settings.push_str(&format!(",min={}", self.min_hold.as_millis()));
+        }
+        if let Some(until) = self.bury_until {
+            settings.push_str(&format!(",late={}", until.0));
         }
         write!(
             f,
@@ -234,6 +242,7 @@ mod tests {
             renewed: false,
             max_hold: Some(Duration::from_millis(9000)),
             min_hold: Duration::from_millis(100),
+            bury_until: Some(StoreTime(1_234_567)),
         };
         let text = lease.to_string();
         assert!(!text.contains(char::is_whitespace) && text.is_ascii(), "{text}");

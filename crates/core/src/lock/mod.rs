@@ -2,6 +2,7 @@
 
 mod all;
 mod election;
+mod entry;
 mod fence;
 mod guard;
 mod handle;

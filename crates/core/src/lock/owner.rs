@@ -5,13 +5,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use super::handle::Handle;
-use crate::{
-    error::AcquireError,
-    name::Name,
-    runtime::{keeping::Tenure, terms::Terms},
-    share::Units,
+use super::{
+    entry::{Entered, Entry, Refused},
+    handle::Handle,
 };
+use crate::{error::AcquireError, name::Name, runtime::terms::Terms};
 
 /// Somebody who may enter the same lock several times; made by [`Keeper::owner`](crate::Keeper::owner).
 ///
@@ -36,7 +34,7 @@ type Resource = (String, Name);
 
 /// What an owner holds of one name. The lock is taken while acquiring, so that two calls of one
 /// owner at the same time do not wait for each other at the store.
-type Held = tokio::sync::Mutex<Weak<Tenure>>;
+type Held = tokio::sync::Mutex<Weak<Entered>>;
 
 impl Owner {
     pub(crate) fn new() -> Self {
@@ -51,7 +49,8 @@ impl Owner {
         }
         // What this owner no longer holds and nobody is entering is forgotten on the way.
         holds.retain(|_, held| {
-            Arc::strong_count(held) > 1 || held.try_lock().is_ok_and(|held| held.strong_count() > 0)
+            Arc::strong_count(held) > 1
+                || held.try_lock().is_ok_and(|held| held.upgrade().is_some_and(|held| held.is_live()))
         });
         let held = Arc::new(Held::default());
         holds.insert(key, held.clone());
@@ -64,25 +63,24 @@ impl Owner {
         handle: &Handle,
         terms: &Arc<Terms>,
         operation: &'static str,
-    ) -> Result<Arc<Tenure>, AcquireError> {
+    ) -> Result<Entry, AcquireError> {
         let at = || handle.at(operation);
         let name = handle.name().map_err(|why| AcquireError::Invalid { at: at(), why })?;
         let held = self.held(handle.alive.engine().store().id(), name);
         let mut held = held.lock().await;
-        if let Some(tenure) =
-            held.upgrade().filter(|tenure| !tenure.hold().is_sealed() && tenure.check().is_ok())
-        {
-            let in_use = tenure.hold().terms.capacity;
+        if let Some(entered) = held.upgrade().filter(|entered| entered.is_live() && entered.check().is_ok()) {
+            let in_use = entered.hold().terms.capacity;
             if in_use != terms.capacity {
                 return Err(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use });
             }
-            if terms.units == Units::All && tenure.hold().units() != Units::All {
-                return Err(AcquireError::UpgradeRefused { at: at() });
+            match entered.enter(terms.units) {
+                Ok(entry) => return Ok(entry),
+                Err(Refused::Upgrade) => return Err(AcquireError::UpgradeRefused { at: at() }),
+                Err(Refused::Over) => {}
             }
-            return Ok(tenure);
         }
-        let tenure = Arc::new(handle.wait(terms, operation).await?);
-        *held = Arc::downgrade(&tenure);
-        Ok(tenure)
+        let entry = Entry::new(handle.wait(terms, operation).await?);
+        *held = entry.weak();
+        Ok(entry)
     }
 }

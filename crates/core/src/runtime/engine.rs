@@ -37,12 +37,13 @@ use super::{
     watches::Watches,
 };
 use crate::{
-    error::{At, StoreError, StoreErrorKind},
+    error::{At, Lost, StoreError, StoreErrorKind},
     id::{ContenderId, Ids, KeeperId},
     keeper::Stats,
     name::Name,
     store::{Facts, GrantNotice, Leave, Reply, Store, Topic, Verdict, Wake},
     telemetry,
+    token::GrantNumber,
 };
 
 /// What a keeper is made with.
@@ -195,7 +196,16 @@ impl Engine {
         operation: &'static str,
         reply: Reply<'_, T>,
     ) -> Result<T, StoreError> {
-        let limit = self.request_limit();
+        self.ask_store_within(self.request_limit(), operation, reply).await
+    }
+
+    /// Asks the store, but not for longer than `limit`.
+    pub(crate) async fn ask_store_within<T>(
+        &self,
+        limit: Duration,
+        operation: &'static str,
+        reply: Reply<'_, T>,
+    ) -> Result<T, StoreError> {
         let result = self.clock().within(limit, reply).await;
         self.located(operation, result.unwrap_or_else(|| Err(no_answer(limit))))
     }
@@ -240,6 +250,10 @@ impl Engine {
 impl Engine {
     pub(crate) fn on_verdict(self: &Arc<Self>, seat: &Arc<Seat>, sent: BootTime, verdict: Verdict) {
         let now = self.clock().now();
+        let waits = matches!(verdict, Verdict::Busy { .. }) && seat.claim().queue;
+        if !waits && !matches!(verdict, Verdict::Stale) {
+            seat.heard();
+        }
         match verdict {
             Verdict::Granted(grant) => {
                 let deadline = deadline::from_answer(sent, grant.remaining);
@@ -281,6 +295,11 @@ impl Engine {
                 let longest = self.asks_again().min(seat.claim().lease * 2 / 3);
                 let next = next_ask(now.after(self.phase), ahead, retry_in, longest);
                 self.ledger.ask_at(seat.slot(), next.before(self.phase));
+                // Only now is there no copy under way: a hint before this is told here, and one that comes later asks
+                // by itself.
+                if seat.heard() {
+                    self.ledger.ask_at(seat.slot(), now);
+                }
             }
             Verdict::Stale if seat.too_late() <= 5 => self.ledger.ask_at(seat.slot(), now),
             Verdict::Stale => {
@@ -296,29 +315,49 @@ impl Engine {
     pub(crate) fn judged_unknown(self: &Arc<Self>, seat: &Arc<Seat>, error: &StoreError) {
         let now = self.clock().now();
         let (pause, since) = seat.failed(now, error.maybe_applied());
-        let hopeless = !error.is_passing() || now.since(since) >= self.settings.outage_limit;
-        if hopeless || !seat.claim().queue {
-            // An earlier copy may have had an effect, whatever became of this one.
-            let unknown = seat.bury_until().is_some();
-            let error = if unknown { error.clone().perhaps_applied() } else { error.clone() };
-            self.conclude(seat, Outcome::Failed(error));
-        } else {
+        let outage = error.is_passing() && now.since(since) >= self.settings.outage_limit;
+        if error.is_passing() && !outage && seat.claim().queue {
             self.ledger.ask_at(seat.slot(), now.after(pause));
+            return;
         }
+        // An earlier copy may have had an effect, whatever became of this one.
+        let unknown = seat.bury_until().is_some();
+        let error = if unknown { error.clone().perhaps_applied() } else { error.clone() };
+        self.conclude(seat, if outage { Outcome::Outage(error) } else { Outcome::Failed(error) });
     }
 
     fn granted(self: &Arc<Self>, seat: &Arc<Seat>, origin: Origin) {
         let hold = Arc::new(Hold::new(origin));
         if !self.ledger.promote(&hold) {
-            // A second message about a grant that is already known, or nobody waits any more: the
-            // one who stopped waiting leaves.
+            // A second message about a grant that is already known, or nobody waits any more.
+            self.leave_unwanted(&hold.name, hold.contender, hold.number, hold.terms.claim_lease());
             return;
         }
         if let Err(Outcome::Granted(hold)) = seat.tell(Outcome::Granted(hold))
-            && let Some(flight) = self.give_back(&hold, None)
+            && let Some(flight) = self.give_up(&hold)
         {
             flight.in_background();
         }
+    }
+
+    /// Leaves what was granted to a contender of this keeper, unless somebody has it (rule 3 of the design).
+    fn leave_unwanted(
+        self: &Arc<Self>,
+        name: &Name,
+        contender: ContenderId,
+        number: GrantNumber,
+        lease: Duration,
+    ) {
+        match self.ledger.addressee(contender.seq, number) {
+            Addressee::Waiting(_) | Addressee::Known => return,
+            Addressee::Outlived(hold) => {
+                hold.lose(Lost::Gone);
+                self.ledger.lost(hold.slot);
+            }
+            Addressee::Nobody => {}
+        }
+        let leave = Leave { name: name.clone(), contender, bury_until: None, hold_at_least: Duration::ZERO };
+        self.leave_soon(leave, lease);
     }
 
     fn conclude(&self, seat: &Arc<Seat>, outcome: Outcome) {
@@ -330,13 +369,23 @@ impl Engine {
     pub(crate) fn on_wake(self: &Arc<Self>, wake: Wake) {
         match wake {
             Wake::Granted(name, notice) => self.on_notice(&name, &notice),
-            Wake::Changed(Topic::Grants(name)) => self.ledger.ask_now(Some(&name), self.clock().now()),
+            Wake::Changed(Topic::Grants(name)) => self.hint(&self.ledger.waiting_for(Some(&name))),
             Wake::Changed(topic) => self.watches.changed(&topic),
             Wake::Resync => {
-                self.ledger.ask_now(None, self.clock().now());
+                self.hint(&self.ledger.waiting_for(None));
                 self.watches.all_changed();
             }
             Wake::Reconfirm => self.ledger.renew_now(self.clock().now()),
+        }
+    }
+
+    /// Something may have changed for these: they ask now, or once more if an answer is under way that may be older.
+    fn hint(&self, seats: &[Arc<Seat>]) {
+        let now = self.clock().now();
+        for seat in seats {
+            if !seat.hinted() {
+                self.ledger.ask_at(seat.slot(), now);
+            }
         }
     }
 
@@ -345,47 +394,33 @@ impl Engine {
         if notice.contender.keeper != self.ids.keeper() {
             return;
         }
-        match self.ledger.addressee(notice.contender.seq) {
-            Addressee::Held => {}
-            // A grant for a contender of this process that nobody waits for.
-            Addressee::Nobody => {
-                let leave = Leave {
-                    name: name.clone(),
-                    contender: notice.contender,
-                    bury_until: None,
-                    hold_at_least: Duration::ZERO,
-                };
-                self.leave_soon(leave, notice.lease);
-            }
-            Addressee::Waiting(seat) => {
-                let now = self.clock().now();
-                // With a minimum the store must know that it is acted upon before it is: what nobody confirmed ends
-                // with its process. So then the message is only a hint to claim.
-                let trusted = deadline::from_notice(notice, now).filter(|_| seat.terms.min_hold.is_zero());
-                let Some(deadline) = trusted else {
-                    self.ledger.ask_at(seat.slot(), now);
-                    return;
-                };
-                self.granted(
-                    &seat,
-                    Origin {
-                        name: name.clone(),
-                        contender: notice.contender,
-                        slot: seat.slot(),
-                        number: notice.number,
-                        floor: notice.floor,
-                        terms: seat.terms.clone(),
-                        bury_until: seat.bury_until(),
-                        from: BootTime(notice.stamp).after(notice.waited),
-                        lease: notice.lease,
-                        whole: seat.terms.claim_lease(),
-                        deadline,
-                        confirmed: false,
-                        step: 0,
-                    },
-                );
-            }
-        }
+        let Addressee::Waiting(seat) = self.ledger.addressee(notice.contender.seq, notice.number) else {
+            return self.leave_unwanted(name, notice.contender, notice.number, notice.lease);
+        };
+        // With a minimum the store must know that it is acted upon before it is: what nobody confirmed ends with its
+        // process. So then the message is only a hint to claim.
+        let trusted = deadline::from_notice(notice, self.clock().now());
+        let Some(deadline) = trusted.filter(|_| seat.terms.min_hold.is_zero()) else {
+            return self.hint(&[seat]);
+        };
+        self.granted(
+            &seat,
+            Origin {
+                name: name.clone(),
+                contender: notice.contender,
+                slot: seat.slot(),
+                number: notice.number,
+                floor: notice.floor,
+                terms: seat.terms.clone(),
+                bury_until: seat.bury_until(),
+                from: BootTime(notice.stamp).after(notice.waited),
+                lease: notice.lease,
+                whole: seat.terms.claim_lease(),
+                deadline,
+                confirmed: false,
+                step: 0,
+            },
+        );
     }
 
     /// Subscribes to grants of this resource, then asks once more: what was granted between the
@@ -397,7 +432,7 @@ impl Engine {
             // A failure costs only time: the seat asks again at its next poll.
             if let Ok(interest) = engine.watches.subscribe(&engine, &topic).await {
                 if interest.new && engine.watches.grants_need_one() {
-                    engine.ledger.ask_at(seat.slot(), engine.clock().now());
+                    engine.hint(std::slice::from_ref(&seat));
                 }
                 seat.is_woken_by(interest);
             }

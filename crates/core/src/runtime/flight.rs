@@ -29,16 +29,21 @@ const ROUND: Duration = Duration::from_millis(10);
 /// A request under way.
 struct Craft {
     state: Mutex<State>,
-    /// Its timers are on the keeper's thread, wherever it is carried.
-    _guest: Guest,
 }
 
 struct State {
     /// `None` once it has landed.
-    flying: Option<BoxFuture<'static, ()>>,
+    flying: Option<Flying>,
     /// Who carries it on a user's runtime, to be told if that is over.
     carrier: Option<Waker>,
     taken_over: bool,
+}
+
+/// The two end together, in this order: a task that is never polled again keeps a craft, but no thread.
+struct Flying {
+    request: BoxFuture<'static, ()>,
+    /// Its timers are on the keeper's thread, wherever it is carried.
+    _guest: Guest,
 }
 
 impl Craft {
@@ -52,7 +57,7 @@ impl Craft {
             return Poll::Ready(());
         }
         let Some(flying) = &mut state.flying else { return Poll::Ready(()) };
-        if flying.as_mut().poll(context).is_ready() {
+        if flying.request.as_mut().poll(context).is_ready() {
             state.flying = None;
             return Poll::Ready(());
         }
@@ -182,9 +187,10 @@ impl Patrol {
         })
     }
 
-    pub(crate) fn flight(self: &Arc<Self>, flying: BoxFuture<'static, ()>) -> Flight {
-        let state = State { flying: Some(flying), carrier: None, taken_over: false };
-        let craft = Craft { state: Mutex::new(state), _guest: self.stop.guest() };
+    pub(crate) fn flight(self: &Arc<Self>, request: BoxFuture<'static, ()>) -> Flight {
+        let flying = Flying { request, _guest: self.stop.guest() };
+        let craft =
+            Craft { state: Mutex::new(State { flying: Some(flying), carrier: None, taken_over: false }) };
         Flight { craft: Arc::new(craft), patrol: self.clone(), looked_after: false }
     }
 
@@ -212,7 +218,10 @@ impl Patrol {
         list.retain(|(craft, _)| craft.strong_count() > 0);
         list.push((Arc::downgrade(craft), false));
         drop(list);
-        if !self.on_round.swap(true, Ordering::AcqRel) {
+        if self.stop.is_stopped() {
+            // The last round is over, or takes this one over, too.
+            self.take_over(craft);
+        } else if !self.on_round.swap(true, Ordering::AcqRel) {
             self.wanted.notify_one();
         }
     }
@@ -387,6 +396,45 @@ mod tests {
         user.block_on(tokio::task::yield_now());
         keeper.1.stop();
         user.block_on(carrier).expect("no panic").expect("landed");
+    }
+
+    /// Waits until the keeper's thread has ended.
+    fn until_ended(keeper: &Keeper) {
+        let (user, since) = (runtime(), std::time::Instant::now());
+        while user.block_on(keeper.0.keeper.spawn(async {})).is_ok() {
+            assert!(since.elapsed() < Duration::from_secs(20), "the keeper's thread does not end");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_landed_flight_on_a_runtime_that_is_not_driven_keeps_no_thread() {
+        let keeper = Keeper::start();
+        let idle = runtime();
+        let (flight, land, on) = keeper.flight();
+        idle.block_on(async { flight.depart() });
+        land.send(()).expect("it flies");
+        on.blocking_recv().expect("landed");
+        keeper.1.stop();
+        until_ended(&keeper);
+        drop(idle);
+    }
+
+    /// It was made before the keeper stopped, and leaves after the last round of the patrol.
+    #[test]
+    fn a_flight_that_departs_when_the_keeper_has_stopped_lands() {
+        let keeper = Keeper::start();
+        let idle = runtime();
+        let (flight, land, on) = keeper.flight();
+        keeper.1.stop();
+        // The patrol has gone home when it no longer has a part in this.
+        while Arc::strong_count(&keeper.0) > 2 {
+            std::thread::yield_now();
+        }
+        idle.block_on(async { flight.depart() });
+        land.send(()).expect("it flies");
+        until_ended(&keeper);
+        drop((on, idle));
     }
 
     #[test]

@@ -5,17 +5,23 @@
 //! and only as many requests in flight on each as the store says it can make use of.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use tokio::sync::oneshot;
 
-use super::{clock::BootTime, engine::Engine, flight::Flight, seat::Seat};
+use super::{
+    clock::BootTime,
+    engine::Engine,
+    flight::Flight,
+    seat::{Seat, Standing},
+    steps::look,
+};
 use crate::{
     error::{StoreError, StoreErrorKind},
     name::Name,
-    store::{Answer, Answers, Leave, Left, Request, Verdict},
+    store::{Answer, Answers, Leave, Left, Request},
 };
 
 /// One entry of a group to be.
@@ -50,6 +56,9 @@ pub(crate) struct Group {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
+    /// First claims behind another first claim of the same name that is among the jobs: each comes among them when the
+    /// one before it is taken, so that a long line of them is not looked through for each request.
+    behind: HashMap<Name, VecDeque<Arc<Seat>>>,
     flying: usize,
     /// How many jobs are in flight.
     on_board: usize,
@@ -127,27 +136,29 @@ impl Group {
         let share = (queue.jobs.len() + queue.on_board).div_ceil(engine.requests_at_once());
         let limit = if alone { engine.group_limit() } else { engine.group_limit().min(share.max(1)) };
         let mut batch = Vec::with_capacity(queue.jobs.len().min(limit));
-        let mut new: HashSet<Name> = HashSet::new();
-        let mut left_over = VecDeque::new();
-        while let Some(job) = queue.jobs.pop_front() {
-            let fits = batch.len() < limit
-                && match &job {
-                    Job::Claim(seat) if !seat.is_known() && queue.jobs.len() + batch.len() > 0 => {
-                        new.insert(seat.claim().name.clone())
+        let mut new: BTreeSet<Name> = BTreeSet::new();
+        while batch.len() < limit
+            && let Some(job) = queue.jobs.pop_front()
+        {
+            look();
+            match job {
+                Job::Claim(seat) => match seat.standing() {
+                    Standing::Over => {}
+                    Standing::New if new.contains(&seat.claim().name) => {
+                        queue.behind.entry(seat.claim().name.clone()).or_default().push_back(seat);
                     }
-                    _ => true,
-                };
-            if fits {
-                batch.push(job);
-            } else {
-                left_over.push_back(job);
-                if batch.len() == limit {
-                    break;
-                }
+                    Standing::New => {
+                        if !queue.is_last(&batch) {
+                            new.insert(seat.claim().name.clone());
+                        }
+                        batch.push(Job::Claim(seat));
+                    }
+                    Standing::Known => batch.push(Job::Claim(seat)),
+                },
+                leave => batch.push(leave),
             }
         }
-        left_over.append(&mut queue.jobs);
-        queue.jobs = left_over;
+        queue.follow(&new);
         queue.on_board += batch.len();
         drop(queue);
         batch.sort_by(|a, b| {
@@ -155,6 +166,33 @@ impl Group {
             (a.name(), is_claim(a)).cmp(&(b.name(), is_claim(b)))
         });
         batch
+    }
+}
+
+impl Queue {
+    /// Whether what was taken out just now is all there is.
+    fn is_last(&self, batch: &[Job]) -> bool {
+        batch.is_empty() && self.jobs.is_empty() && self.behind.is_empty()
+    }
+
+    /// First claims of these names were taken: those behind them are next.
+    fn follow(&mut self, taken: &BTreeSet<Name>) {
+        if self.behind.is_empty() {
+            return;
+        }
+        for name in taken {
+            let Some(line) = self.behind.get_mut(name) else { continue };
+            while let Some(seat) = line.pop_front() {
+                look();
+                if seat.standing() != Standing::Over {
+                    self.jobs.push_front(Job::Claim(seat));
+                    break;
+                }
+            }
+            if line.is_empty() {
+                self.behind.remove(name);
+            }
+        }
     }
 }
 
@@ -173,7 +211,7 @@ impl Drop for Landing {
         if queue.jobs.is_empty() || !self.started {
             // A flight is never started only if the keeper's thread has ended: then nobody can send
             // what is left, and nobody waits for it.
-            let given_up = std::mem::take(&mut queue.jobs);
+            let given_up = (std::mem::take(&mut queue.jobs), std::mem::take(&mut queue.behind));
             queue.flying -= 1;
             drop(queue);
             drop(given_up);
@@ -256,7 +294,7 @@ impl Engine {
     /// Hands one answer to whom it belongs.
     fn settle(self: &Arc<Self>, job: Job, sent: BootTime, answer: Option<Answer>) {
         match (job, answer) {
-            (Job::Claim(seat), Some(Answer::Claim(verdict))) => self.judged(&seat, sent, verdict),
+            (Job::Claim(seat), Some(Answer::Claim(verdict))) => self.on_verdict(&seat, sent, verdict),
             (Job::Leave(job), Some(Answer::Leave(left))) => self.left(job, Ok(left)),
             (job, _) => {
                 let message = "the store's answers do not match the requests; report this as a bug";
@@ -270,12 +308,5 @@ impl Engine {
             Job::Claim(seat) => self.judged_unknown(&seat, error),
             Job::Leave(job) => self.left(job, Err(error.clone())),
         }
-    }
-
-    fn judged(self: &Arc<Self>, seat: &Arc<Seat>, sent: BootTime, verdict: Verdict) {
-        if !matches!(verdict, Verdict::Stale) {
-            seat.heard();
-        }
-        self.on_verdict(seat, sent, verdict);
     }
 }

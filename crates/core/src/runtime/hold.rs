@@ -21,7 +21,6 @@ use crate::{
     error::Lost,
     id::ContenderId,
     name::Name,
-    share::Units,
     store::StoreTime,
     telemetry,
     token::{GrantNumber, Token},
@@ -42,19 +41,17 @@ pub(crate) struct Hold {
     /// Until when a late copy of its claim may still arrive at the store.
     pub(crate) bury_until: Option<StoreTime>,
     deadline: AtomicU64,
-    /// When a fixed lease ends, on the client's clock, at the latest.
-    fixed_end: AtomicU64,
+    /// The latest end that the store was ever asked for, on the client's clock: when a fixed lease ends at the latest,
+    /// and until when the store may believe in any, whatever answers were lost.
+    asked_until: AtomicU64,
     limit: AtomicU64,
     renew_at: AtomicU64,
     confirmed: AtomicBool,
     renewing: AtomicBool,
     /// Whether the store may not know it any more, and has not been asked since.
     doubted: AtomicBool,
-    lowered: AtomicBool,
     /// Whether its leave has been sent.
     left: AtomicBool,
-    /// Whether its owner may not enter it again.
-    sealed: AtomicBool,
     /// The length of the lease that runs now, in nanoseconds: a first lease is shorter than the rest.
     running: AtomicU64,
     state: AtomicU8,
@@ -129,15 +126,13 @@ impl Hold {
             granted: origin.from,
             bury_until: origin.bury_until,
             deadline: AtomicU64::new(origin.deadline.0),
-            fixed_end: AtomicU64::new(origin.from.after(origin.whole).0),
+            asked_until: AtomicU64::new(origin.from.after(origin.whole).0),
             limit: AtomicU64::new(limit.0),
             renew_at: AtomicU64::new(u64::MAX),
             confirmed: AtomicBool::new(origin.confirmed),
             renewing: AtomicBool::new(false),
             doubted: AtomicBool::new(false),
-            lowered: AtomicBool::new(false),
             left: AtomicBool::new(false),
-            sealed: AtomicBool::new(false),
             running: AtomicU64::new(0),
             state: AtomicU8::new(HELD),
             step: AtomicU32::new(origin.step),
@@ -152,29 +147,9 @@ impl Hold {
         Token::new(self.number, step)
     }
 
-    /// What is held: what was asked for, unless it was lowered since.
-    pub(crate) fn units(&self) -> Units {
-        if self.lowered.load(Ordering::SeqCst) { Units::ONE } else { self.terms.units }
-    }
-
-    /// A writer becomes a reader, or stays a writer after all. In one order with the counting of
-    /// guards, so that an owner who enters again meanwhile is seen or sees it.
-    pub(crate) fn lower(&self, lowered: bool) {
-        self.lowered.store(lowered, Ordering::SeqCst);
-    }
-
     /// Whether this is the first to give it back.
     pub(crate) fn leave_once(&self) -> bool {
         !self.left.swap(true, Ordering::SeqCst)
-    }
-
-    /// It is about to be let go (or not after all): its owner does not enter it again.
-    pub(crate) fn seal(&self, sealed: bool) {
-        self.sealed.store(sealed, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_sealed(&self) -> bool {
-        self.sealed.load(Ordering::SeqCst)
     }
 
     /// Until when the holder of the current step may act.
@@ -182,9 +157,14 @@ impl Hold {
         BootTime(self.deadline.load(Ordering::Acquire).min(self.limit.load(Ordering::Acquire)))
     }
 
-    /// Until when the store may believe in it: after this, leaving it is pointless.
-    pub(crate) fn lease_ends(&self) -> BootTime {
-        BootTime(self.deadline.load(Ordering::Acquire)).after(deadline::margin(self.terms.lease) * 2)
+    /// The latest end that the store was ever asked for: some margin after this, leaving it is pointless.
+    pub(crate) fn asked_until(&self) -> BootTime {
+        BootTime(self.asked_until.load(Ordering::Acquire))
+    }
+
+    /// The store is asked at `now` for a lease of this length, and may agree although its answer is never heard.
+    pub(crate) fn asks_for(&self, now: BootTime, lease: Duration) {
+        self.asked_until.fetch_max(now.after(lease).0, Ordering::AcqRel);
     }
 
     /// When the watchdog should look at it next.
@@ -332,11 +312,6 @@ impl Hold {
         Duration::from_nanos(self.running.load(Ordering::Acquire))
     }
 
-    /// A fixed lease is to last for `length` from `now` on, if the store agrees.
-    pub(crate) fn extend(&self, now: BootTime, length: Duration) {
-        self.fixed_end.fetch_max(now.after(length).0, Ordering::AcqRel);
-    }
-
     /// Renewals come at a third of the lease. A fixed lease is confirmed once if it was pushed, and
     /// again until the store has vouched for all of it. An answer that took longer than the one before
     /// may say less; only at the very end that means that nothing more will come. And no renewal is
@@ -347,7 +322,7 @@ impl Hold {
         let to_come = if self.terms.renewed {
             self.limit.load(Ordering::Acquire) > self.deadline.load(Ordering::Acquire)
         } else {
-            let end = BootTime(self.fixed_end.load(Ordering::Acquire));
+            let end = self.asked_until();
             let short = from.after(remaining).after(deadline::margin(end.since(self.granted))) < end;
             short && (vouched_for_more || remaining > LAST_CONFIRMED)
         };
@@ -362,7 +337,11 @@ impl Hold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{id::KeeperId, share::Capacity, store::Kind};
+    use crate::{
+        id::KeeperId,
+        share::{Capacity, Units},
+        store::Kind,
+    };
 
     const START: BootTime = BootTime(1_000_000_000_000);
     const SECOND: Duration = Duration::from_secs(1);

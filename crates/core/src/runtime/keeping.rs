@@ -1,6 +1,6 @@
 //! Who keeps the engine alive: handles, guards and waiting tasks; and what a guard gives back.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use tokio::sync::oneshot;
 
@@ -37,40 +37,29 @@ impl fmt::Debug for Alive {
     }
 }
 
-/// One step of a hold, owned by exactly one guard or its re-entries. Dropped, it is given back.
-///
-/// Boxed, because it moves through many hands on its way from one task to the next.
-pub(crate) struct Tenure(Option<Box<Owned>>);
-
-struct Owned {
+/// One step of a hold.
+#[derive(Clone)]
+pub(crate) struct Step {
     alive: Arc<Alive>,
     hold: Arc<Hold>,
     step: u32,
 }
 
-impl Tenure {
-    pub(crate) fn new(alive: &Arc<Alive>, hold: Arc<Hold>, step: u32) -> Self {
-        Self(Some(Box::new(Owned { alive: alive.clone(), hold, step })))
-    }
-
-    fn owned(&self) -> &Owned {
-        self.0.as_ref().expect("taken out only by what consumes the tenure")
-    }
-
+impl Step {
     pub(crate) fn alive(&self) -> &Arc<Alive> {
-        &self.owned().alive
+        &self.alive
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
-        &self.owned().hold
+        &self.hold
     }
 
     pub(crate) fn step(&self) -> u32 {
-        self.owned().step
+        self.step
     }
 
     fn now(&self) -> BootTime {
-        self.alive().engine().clock().now()
+        self.alive.engine().clock().now()
     }
 
     /// Until when it may be acted on, or why not.
@@ -79,13 +68,41 @@ impl Tenure {
     }
 
     fn check_at(&self, now: BootTime) -> Result<BootTime, Lost> {
-        let owned = self.owned();
-        owned.hold.check(owned.step, now)
+        self.hold.check(self.step, now)
     }
 
     /// Where, for messages.
     pub(crate) fn at(&self, operation: &'static str) -> At {
-        At::resource(self.alive().engine().store().url(), &self.hold().name, operation)
+        At::resource(self.alive.engine().store().url(), &self.hold.name, operation)
+    }
+}
+
+/// One step of a hold, owned by exactly one task or by all guards on it together. Dropped, it is given back.
+///
+/// Boxed, because it moves through many hands on its way from one task to the next.
+pub(crate) struct Tenure(Option<Box<Step>>);
+
+impl Deref for Tenure {
+    type Target = Step;
+
+    fn deref(&self) -> &Step {
+        self.0.as_ref().expect("taken out only by what consumes the tenure")
+    }
+}
+
+impl Tenure {
+    pub(crate) fn new(alive: &Arc<Alive>, hold: Arc<Hold>, step: u32) -> Self {
+        Self::of(Step { alive: alive.clone(), hold, step })
+    }
+
+    /// For whoever gives back what [`into_step`](Self::into_step) took.
+    pub(crate) fn of(step: Step) -> Self {
+        Self(Some(Box::new(step)))
+    }
+
+    /// The step, which is not given back any more unless by [`of`](Self::of).
+    pub(crate) fn into_step(mut self) -> Step {
+        *self.0.take().expect("taken out only by what consumes the tenure")
     }
 
     /// Forgets it without giving it back: it lives on outside of this process.
@@ -93,6 +110,13 @@ impl Tenure {
         if let Some(owned) = self.0.take() {
             owned.alive.engine().let_go(&owned.hold);
             owned.alive.engine().lanes().close(&owned.alive, &owned.hold.name, owned.hold.slot);
+        }
+    }
+
+    /// Gives it back to the store, and hands it on to nobody.
+    pub(crate) fn give_up(self) {
+        if let Some(flight) = self.give_back(None) {
+            flight.depart();
         }
     }
 
@@ -147,7 +171,7 @@ impl Tenure {
 
     /// Sends the leave.
     fn give_back(mut self, reply: Option<oneshot::Sender<Result<Left, StoreError>>>) -> Option<Flight> {
-        let Owned { alive, hold, .. } = *self.0.take()?;
+        let Step { alive, hold, .. } = *self.0.take()?;
         let flight = alive.engine().give_back(&hold, reply);
         if hold.terms.hands_on() {
             // After the leave is on its way, so that the lane's next claim comes behind it.

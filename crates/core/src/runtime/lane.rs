@@ -6,7 +6,7 @@
 //! first of them becomes the front and stands in the store's line.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -20,6 +20,7 @@ use super::{
     clock::BootTime,
     hold::Hold,
     keeping::{Alive, Tenure},
+    steps::look,
     terms::Terms,
 };
 use crate::{error::StoreError, name::Name, token::Token};
@@ -39,7 +40,8 @@ struct Lane {
     /// Whether a task of this lane is claiming at the store.
     front: bool,
     open: Option<Open>,
-    queue: VecDeque<Waiting>,
+    /// By ticket, which is the order of arrival.
+    queue: BTreeMap<u64, Waiting>,
 }
 
 /// A grant that may be handed on.
@@ -51,7 +53,6 @@ struct Open {
 }
 
 struct Waiting {
-    ticket: u64,
     terms: Arc<Terms>,
     turn: oneshot::Sender<Turn>,
 }
@@ -62,7 +63,7 @@ pub(crate) enum Turn {
     HandedOn(Tenure),
     /// The right to claim at the store. Boxed, since the other is what usually comes.
     Front(Box<Front>),
-    /// What the front before it failed with.
+    /// There is an outage, by which the front before it failed.
     Failed(StoreError),
 }
 
@@ -117,7 +118,7 @@ impl Lanes {
         }
         let ticket = alive.engine().next_ticket();
         let (sender, turn) = oneshot::channel();
-        lane.queue.push_back(Waiting { ticket, terms: terms.clone(), turn: sender });
+        lane.queue.insert(ticket, Waiting { terms: terms.clone(), turn: sender });
         lane.see_that_it_closes(alive, name);
         Entered::Place(LanePlace { alive, name, ticket, turn, served: false })
     }
@@ -151,11 +152,12 @@ impl Lanes {
             return None;
         }
         loop {
-            let next = lane.queue.front()?;
-            if !Arc::ptr_eq(&next.terms, &hold.terms) && next.terms != hold.terms {
+            let next = lane.queue.first_entry()?;
+            if !Arc::ptr_eq(&next.get().terms, &hold.terms) && next.get().terms != hold.terms {
                 return None;
             }
-            let next = lane.queue.pop_front()?;
+            look();
+            let next = next.remove();
             if !next.turn.is_closed() {
                 return Some(next.turn);
             }
@@ -187,7 +189,8 @@ impl Lanes {
             return;
         }
         let mut returned = Vec::new();
-        while let Some(next) = lane.queue.pop_front() {
+        while let Some((_, next)) = lane.queue.pop_first() {
+            look();
             lane.front = true;
             match next.turn.send(Turn::Front(Box::new(Front::new(alive, name)))) {
                 Ok(()) => break,
@@ -217,11 +220,11 @@ impl Lanes {
         drop(all);
     }
 
-    /// The front failed for a reason that is the same for all who wait behind it: they hear of it
+    /// The store could not be reached for as long as one waits for that: all who wait behind the front hear of it
     /// now, not each after an outage of its own.
     pub(crate) fn failed(&self, name: &Name, error: &StoreError) {
         let queue = self.lock().get_mut(name).map(|lane| std::mem::take(&mut lane.queue));
-        for waiting in queue.into_iter().flatten() {
+        for waiting in queue.into_iter().flat_map(BTreeMap::into_values) {
             // Who gave up needs no answer.
             drop(waiting.turn.send(Turn::Failed(error.clone())));
         }
@@ -235,7 +238,8 @@ impl Lanes {
     fn leave(&self, name: &Name, ticket: u64) {
         let mut lanes = self.lock();
         if let Some(lane) = lanes.get_mut(name) {
-            lane.queue.retain(|waiting| waiting.ticket != ticket);
+            look();
+            lane.queue.remove(&ticket);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! is held.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -16,8 +16,9 @@ use super::{
     clock::{BootTime, Clock, LONGEST_NAP},
     hold::Hold,
     seat::Seat,
+    steps::look,
 };
-use crate::name::Name;
+use crate::{name::Name, token::GrantNumber};
 
 /// While nothing is held, the beat looks again after this long, so that a steady flow of short locks does not wake it
 /// each time: longer than between two polls. While something is held, after [`LONGEST_NAP`].
@@ -35,11 +36,13 @@ pub(crate) struct Ledger {
 #[derive(Debug, Default)]
 struct Inner {
     waiting: HashMap<u64, Entry<Arc<Seat>>>,
+    /// Who waits for which name, so that a hint need not look at all who wait.
+    names: BTreeSet<(Name, u64)>,
     held: HashMap<u64, Entry<Arc<Hold>>>,
     /// Lost, but their guards are still there: given back when these go or the keeper closes.
     lost: HashMap<u64, Arc<Hold>>,
-    /// Let go to live on elsewhere, the latest of them: a late word of their grants is not for us.
-    let_go: BTreeSet<u64>,
+    /// The grants that were let go to live on elsewhere, the latest of them: a late word of these is not for us.
+    let_go: BTreeMap<u64, GrantNumber>,
     schedule: BTreeSet<(BootTime, u64)>,
     /// When the beat will look without being told.
     looks_at: BootTime,
@@ -54,10 +57,13 @@ struct Entry<T> {
     due: BootTime,
 }
 
-/// What a pushed grant is for.
+/// Whom a grant is for.
 pub(crate) enum Addressee {
     Waiting(Arc<Seat>),
-    Held,
+    /// It is known: held, or let go to live on elsewhere.
+    Known,
+    /// Its contender holds an earlier one, which must be over.
+    Outlived(Arc<Hold>),
     Nobody,
 }
 
@@ -86,6 +92,7 @@ impl Ledger {
             return false;
         }
         inner.waiting.insert(seat.slot(), Entry { what: seat.clone(), due: BootTime::NEVER });
+        inner.names.insert((seat.claim().name.clone(), seat.slot()));
         let earlier = inner.schedule_waiting(seat.slot(), due);
         drop(inner);
         self.tell_if(earlier);
@@ -95,8 +102,9 @@ impl Ledger {
     /// Turns a waiting seat into a hold; false if it no longer waits.
     pub(crate) fn promote(&self, hold: &Arc<Hold>) -> bool {
         let mut inner = self.lock();
-        let Some(entry) = inner.waiting.remove(&hold.slot) else { return false };
-        inner.schedule.remove(&(entry.due, hold.slot));
+        if inner.take_seat(hold.slot).is_none() {
+            return false;
+        }
         let earlier = inner.insert_held(hold);
         drop(inner);
         self.tell_if(earlier);
@@ -115,13 +123,18 @@ impl Ledger {
         true
     }
 
-    /// Whom a grant pushed for `slot` is for.
-    pub(crate) fn addressee(&self, slot: u64) -> Addressee {
+    /// Whom the grant `number` for `slot` is for.
+    pub(crate) fn addressee(&self, slot: u64, number: GrantNumber) -> Addressee {
         let inner = self.lock();
-        match inner.waiting.get(&slot) {
-            Some(entry) => Addressee::Waiting(entry.what.clone()),
-            None if inner.keeps(slot) => Addressee::Held,
-            None => Addressee::Nobody,
+        if let Some(entry) = inner.waiting.get(&slot) {
+            return Addressee::Waiting(entry.what.clone());
+        }
+        let held = inner.held.get(&slot).map(|entry| &entry.what).or_else(|| inner.lost.get(&slot));
+        match (held, inner.let_go.get(&slot)) {
+            (Some(hold), _) if hold.number < number => Addressee::Outlived(hold.clone()),
+            (Some(_), _) => Addressee::Known,
+            (None, Some(let_go)) if *let_go >= number => Addressee::Known,
+            (None, _) => Addressee::Nobody,
         }
     }
 
@@ -133,10 +146,7 @@ impl Ledger {
 
     /// Strikes a seat out.
     pub(crate) fn strike_seat(&self, slot: u64) {
-        let mut inner = self.lock();
-        if let Some(entry) = inner.waiting.remove(&slot) {
-            inner.schedule.remove(&(entry.due, slot));
-        }
+        self.lock().take_seat(slot);
     }
 
     /// Strikes a hold out: it is given back.
@@ -153,10 +163,10 @@ impl Ledger {
     }
 
     /// Strikes out a hold that lives on elsewhere.
-    pub(crate) fn let_go(&self, slot: u64) {
+    pub(crate) fn let_go(&self, hold: &Hold) {
         let mut inner = self.lock();
-        inner.take_hold(slot);
-        inner.let_go.insert(slot);
+        inner.take_hold(hold.slot);
+        inner.let_go.insert(hold.slot, hold.number);
         if inner.let_go.len() > REMEMBERED {
             inner.let_go.pop_first();
         }
@@ -168,21 +178,20 @@ impl Ledger {
         self.tell_if(earlier);
     }
 
-    /// Every seat of `name` (or every seat at all) is to be asked for now.
-    pub(crate) fn ask_now(&self, name: Option<&Name>, now: BootTime) {
-        let mut inner = self.lock();
-        let slots: Vec<u64> = inner
-            .waiting
-            .iter()
-            .filter(|(_, entry)| name.is_none_or(|name| entry.what.claim().name == *name))
-            .map(|(slot, _)| *slot)
-            .collect();
-        let mut earlier = false;
-        for slot in slots {
-            earlier |= inner.schedule_waiting(slot, now);
+    /// Who waits for `name`, or for anything at all, in order of name and arrival.
+    pub(crate) fn waiting_for(&self, name: Option<&Name>) -> Vec<Arc<Seat>> {
+        let inner = self.lock();
+        let seat = |slot: &u64| {
+            look();
+            inner.waiting.get(slot).map(|entry| entry.what.clone())
+        };
+        match name {
+            Some(name) => {
+                let range = inner.names.range((name.clone(), 0)..=(name.clone(), u64::MAX));
+                range.filter_map(|(_, slot)| seat(slot)).collect()
+            }
+            None => inner.names.iter().filter_map(|(_, slot)| seat(slot)).collect(),
         }
-        drop(inner);
-        self.tell_if(earlier);
     }
 
     /// Everything that is held is to be renewed now.
@@ -264,6 +273,7 @@ impl Ledger {
         let mut inner = self.lock();
         inner.closed = true;
         inner.schedule.clear();
+        inner.names.clear();
         let mut everybody = DueNow {
             seats: inner.waiting.drain().map(|(_, entry)| entry.what).collect(),
             holds: inner.held.drain().map(|(_, entry)| entry.what).collect(),
@@ -277,9 +287,11 @@ impl Ledger {
 }
 
 impl Inner {
-    /// Whether the grant of `slot` is still somebody's: a guard's, or a lease's elsewhere.
-    fn keeps(&self, slot: u64) -> bool {
-        self.held.contains_key(&slot) || self.lost.contains_key(&slot) || self.let_go.contains(&slot)
+    fn take_seat(&mut self, slot: u64) -> Option<Arc<Seat>> {
+        let entry = self.waiting.remove(&slot)?;
+        self.schedule.remove(&(entry.due, slot));
+        self.names.remove(&(entry.what.claim().name.clone(), slot));
+        Some(entry.what)
     }
 
     fn take_hold(&mut self, slot: u64) -> Option<Arc<Hold>> {

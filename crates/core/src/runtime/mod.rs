@@ -12,6 +12,7 @@ pub(crate) mod keeping;
 pub(crate) mod lane;
 pub(crate) mod ledger;
 pub(crate) mod seat;
+pub(crate) mod steps;
 pub(crate) mod store_clock;
 pub(crate) mod terms;
 pub(crate) mod thread;

@@ -24,7 +24,20 @@ pub(crate) enum Outcome {
     Busy,
     Mismatch(Capacity),
     Failed(StoreError),
+    /// The store could not be reached for as long as the keeper goes on trying.
+    Outage(StoreError),
     Closed,
+}
+
+/// How far an acquisition has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// No copy was sent yet.
+    New,
+    /// The store may know it.
+    Known,
+    /// It has its outcome, or nobody waits any more.
+    Over,
 }
 
 /// One contender that asks and waits.
@@ -49,6 +62,8 @@ struct State {
     in_flight: Option<StoreTime>,
     /// The latest `not_after` of copies that never got an answer.
     unanswered: Option<StoreTime>,
+    /// Whether a hint came since the copy under way was sent, whose answer may be older than the hint.
+    hinted: bool,
     ahead: Option<u32>,
     trouble: Option<Trouble>,
     /// Copies in a row that came too late for the store's clock.
@@ -94,6 +109,7 @@ impl Seat {
         let again = state.sent > 0;
         state.sent += 1;
         state.in_flight = Some(not_after);
+        state.hinted = false;
         Some(Claim { stamp: stamp.0, not_after, again, ..self.template.clone() })
     }
 
@@ -112,12 +128,30 @@ impl Seat {
         self.state().sent > 0
     }
 
-    /// The copy under way was answered.
-    pub(crate) fn heard(&self) {
+    pub(crate) fn standing(&self) -> Standing {
+        let state = self.state();
+        match state.sent {
+            _ if state.cancelled || state.outcome.is_some() => Standing::Over,
+            0 => Standing::New,
+            _ => Standing::Known,
+        }
+    }
+
+    /// Something may have changed. True if nobody need ask because of it: the first copy is still to come, or what is
+    /// under way is asked once more when it is answered.
+    pub(crate) fn hinted(&self) -> bool {
+        let mut state = self.state();
+        state.hinted |= state.in_flight.is_some();
+        state.hinted || state.sent == 0
+    }
+
+    /// The copy under way was answered. True if a hint came meanwhile.
+    pub(crate) fn heard(&self) -> bool {
         let mut state = self.state();
         state.in_flight = None;
         state.trouble = None;
         state.too_late = 0;
+        std::mem::take(&mut state.hinted)
     }
 
     /// The copy under way was answered with a place in line.
@@ -132,6 +166,8 @@ impl Seat {
         if let Some(not_after) = state.in_flight.take().filter(|_| maybe_applied) {
             state.unanswered = state.unanswered.max(Some(not_after));
         }
+        // It is asked again anyway.
+        state.hinted = false;
         let trouble = state.trouble.get_or_insert(Trouble { since: now, tries: 0 });
         trouble.tries += 1;
         let pause = Duration::from_millis(50) * 2u32.pow(trouble.tries.min(5) - 1);
@@ -142,6 +178,7 @@ impl Seat {
     pub(crate) fn too_late(&self) -> u32 {
         let mut state = self.state();
         state.in_flight = None;
+        state.hinted = false;
         state.too_late += 1;
         state.too_late
     }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
 use super::{clock::BootTime, engine::Engine};
 use crate::{
@@ -35,8 +35,26 @@ struct Subscribed {
 
 #[derive(Debug)]
 struct Shared {
-    watch: OnceCell<Option<Watch>>,
+    /// `None` until the store was asked for it. Locked while it is made and while it is ended, so that the end of the
+    /// one never comes after the beginning of the next, which it might undo.
+    watch: Arc<AsyncMutex<Option<Watched>>>,
+    /// Whether it is there; changed only where nobody can join unseen.
+    made: AtomicBool,
     version: watch::Sender<u64>,
+}
+
+/// What the store answered; `None` if nothing need be kept.
+type Watched = Option<Watch>;
+
+/// A subscription that was taken away from its topic, to be ended where the store may be called.
+struct Ending(OwnedMutexGuard<Option<Watched>>);
+
+impl Ending {
+    /// Ends it, and only then lets others make a new one.
+    fn end(mut self, topic: Topic) -> Topic {
+        drop(self.0.take());
+        topic
+    }
 }
 
 /// Somebody's interest in a topic: keeps the subscription, and tells when to look again.
@@ -44,8 +62,36 @@ struct Shared {
 pub(crate) struct Interest {
     _shared: Arc<Shared>,
     changes: watch::Receiver<u64>,
-    /// Whether the store was asked for it just now, so that something may have been missed before.
+    /// Whether there was none when somebody became interested, so that something may have been missed before.
     pub(crate) new: bool,
+}
+
+impl Subscribed {
+    /// Whether nobody cares. New interest comes only under the lock of the topics.
+    fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.shared) == 1
+    }
+
+    /// Takes the subscription away if nobody has used it for a while.
+    fn end_if_idle(&mut self, now: BootTime) -> Option<Ending> {
+        let since = *self.idle_since.get_or_insert(now);
+        if !self.is_idle() {
+            self.idle_since = None;
+            return None;
+        }
+        if now.since(since) < LINGER {
+            return None;
+        }
+        // Nobody cares, so nobody has it locked.
+        let alone = self.shared.watch.clone().try_lock_owned().ok()?;
+        self.shared.made.store(false, Ordering::Release);
+        Some(Ending(alone))
+    }
+
+    /// Whether there is no subscription, and nobody who cares.
+    fn is_over(&self) -> bool {
+        self.is_idle() && !self.shared.made.load(Ordering::Acquire)
+    }
 }
 
 impl Interest {
@@ -65,36 +111,39 @@ impl Watches {
         !self.grants_come_by_themselves.load(Ordering::Relaxed)
     }
 
-    fn shared(&self, topic: &Topic) -> Arc<Shared> {
+    /// What those who care for a topic share, and whether there is a subscription already.
+    fn join(&self, topic: &Topic) -> (Arc<Shared>, bool) {
         let mut topics = self.lock();
         let subscribed = topics.entry(topic.clone()).or_insert_with(|| Subscribed {
-            shared: Arc::new(Shared { watch: OnceCell::new(), version: watch::channel(0).0 }),
+            shared: Arc::new(Shared {
+                watch: Arc::default(),
+                made: AtomicBool::new(false),
+                version: watch::channel(0).0,
+            }),
             idle_since: None,
         });
         subscribed.idle_since = None;
-        subscribed.shared.clone()
+        (subscribed.shared.clone(), subscribed.shared.made.load(Ordering::Acquire))
     }
 
     /// Subscribes to changes of a topic.
     pub(crate) async fn subscribe(&self, engine: &Engine, topic: &Topic) -> Result<Interest, StoreError> {
-        let shared = self.shared(topic);
+        let (shared, made) = self.join(topic);
         let changes = shared.version.subscribe();
-        let mut new = false;
-        let watch = shared
-            .watch
-            .get_or_try_init(|| {
-                new = true;
-                // The beat, which sweeps, sleeps for ever while there is nothing to do.
-                engine.ledger().nudge();
-                engine.ask_store("watch", engine.store().watch(topic))
-            })
-            .await?;
-        if watch.is_none() && matches!(topic, Topic::Grants(_)) {
+        let mut watch = shared.watch.lock().await;
+        if watch.is_none() {
+            // The beat, which sweeps, sleeps for ever while there is nothing to do.
+            engine.ledger().nudge();
+            *watch = Some(engine.ask_store("watch", engine.store().watch(topic)).await?);
+            shared.made.store(true, Ordering::Release);
+        }
+        if matches!(*watch, Some(None)) && matches!(topic, Topic::Grants(_)) {
             self.grants_come_by_themselves.store(true, Ordering::Relaxed);
             // Nothing that would have to be ended some day.
             self.lock().remove(topic);
         }
-        Ok(Interest { _shared: shared, changes, new })
+        drop(watch);
+        Ok(Interest { _shared: shared, changes, new: !made })
     }
 
     pub(crate) fn changed(&self, topic: &Topic) {
@@ -116,25 +165,24 @@ impl Watches {
 
     /// Ends subscriptions that nobody has used for a while; returns when to look again.
     pub(crate) fn sweep(&self, now: BootTime) -> BootTime {
-        let mut ended = Vec::new();
         let mut topics = self.lock();
-        topics.retain(|_, subscribed| {
-            let idle = Arc::strong_count(&subscribed.shared) == 1;
-            let since = *subscribed.idle_since.get_or_insert(now);
-            if !idle {
-                subscribed.idle_since = None;
+        let ending: Vec<(Topic, Ending)> = topics
+            .iter_mut()
+            .filter_map(|(topic, subscribed)| Some((topic.clone(), subscribed.end_if_idle(now)?)))
+            .collect();
+        if !ending.is_empty() {
+            drop(topics);
+            // Outside of the lock: ending a subscription may call into the store. Whoever subscribes meanwhile joins
+            // the same entry, where it waits until the old subscription has ended.
+            let ended: Vec<Topic> = ending.into_iter().map(|(topic, ending)| ending.end(topic)).collect();
+            topics = self.lock();
+            for topic in ended {
+                if topics.get(&topic).is_some_and(Subscribed::is_over) {
+                    topics.remove(&topic);
+                }
             }
-            let keep = !idle || now.since(since) < LINGER;
-            if !keep {
-                ended.push(subscribed.shared.clone());
-            }
-            keep
-        });
-        let look_again = if topics.is_empty() { BootTime::NEVER } else { now.after(LINGER / 2) };
-        drop(topics);
-        // Dropped here, outside of the lock: ending a subscription may call into the store.
-        drop(ended);
-        look_again
+        }
+        if topics.is_empty() { BootTime::NEVER } else { now.after(LINGER / 2) }
     }
 
     /// Ends all subscriptions.

@@ -44,10 +44,24 @@ impl Drop for Asking<'_> {
         engine.ledger.strike_seat(self.seat.slot());
         let (outcome, known) = self.seat.cancel();
         if let Some(Outcome::Granted(hold)) = outcome {
-            drop(Tenure::new(self.alive, hold, 0));
+            if let Some(flight) = engine.give_up(&hold) {
+                flight.depart();
+            }
         } else if known && !self.settled {
             engine.leave_soon(leave_of(&self.seat), self.seat.claim().lease);
         }
+    }
+}
+
+/// Why an acquisition failed, and whether all who wait for the same would fail so, too.
+struct Failure {
+    error: AcquireError,
+    outage: bool,
+}
+
+impl From<AcquireError> for Failure {
+    fn from(error: AcquireError) -> Self {
+        Self { error, outage: false }
     }
 }
 
@@ -82,6 +96,7 @@ impl Alive {
             self.acquire_in_lane(name, terms, patience, &at, started).await
         } else {
             let tenure = self.acquire_at_store(name, terms, patience, &at, started).await;
+            let tenure = tenure.map_err(|failure| failure.error);
             if let Ok(Some(tenure)) = &tenure
                 && terms.hands_on()
             {
@@ -115,10 +130,13 @@ impl Alive {
         let result = self.acquire_at_store(name, terms, patience, at, started).await;
         match (front, &result) {
             (Some(front), Ok(Some(tenure))) => front.granted(tenure.hold()),
-            (Some(_), Err(AcquireError::Store(error))) => engine.lanes.failed(name, error),
+            // What is wrong with this one task says nothing about the others.
+            (Some(_), Err(Failure { error: AcquireError::Store(error), outage: true })) => {
+                engine.lanes.failed(name, error);
+            }
             _ => {}
         }
-        result
+        result.map_err(|failure| failure.error)
     }
 
     async fn acquire_at_store(
@@ -128,14 +146,14 @@ impl Alive {
         patience: Patience,
         at: &(impl Fn() -> At + Sync),
         started: BootTime,
-    ) -> Result<Option<Tenure>, AcquireError> {
+    ) -> Result<Option<Tenure>, Failure> {
         let engine = self.engine();
         let queue = !matches!(patience, Patience::Try);
         let mut too_late = 0;
         loop {
             let seat = Seat::new(engine.claim(name, terms, queue), terms.clone());
             if !engine.ledger.wait(&seat, BootTime::NEVER) {
-                return Err(AcquireError::Closed { at: at() });
+                return Err(AcquireError::Closed { at: at(), maybe_applied: false }.into());
             }
             let mut asking = Asking { alive: self, seat, settled: false };
             let seat = asking.seat.clone();
@@ -148,8 +166,9 @@ impl Alive {
                     }
                 })
                 .await;
+            let failed = |error: AcquireError| Err(Failure::from(error));
             return match outcome {
-                None => Err(engine.timed_out(at(), started, seat.ahead())),
+                None => failed(engine.timed_out(at(), started, Some(&seat))),
                 Some(Outcome::Granted(hold)) => {
                     asking.settled = true;
                     Ok(Some(Tenure::new(self, hold, 0)))
@@ -158,22 +177,23 @@ impl Alive {
                     too_late += 1;
                     continue;
                 }
-                Some(Outcome::TooLate) => Err(StoreError::new(
-                    StoreErrorKind::Unreachable,
-                    "the grant arrived after its lease; use a longer lease or a nearer store",
-                )
-                .at(at())
-                .into()),
+                Some(Outcome::TooLate) => {
+                    let message = "the grant arrived after its lease; use a longer lease or a nearer store";
+                    failed(StoreError::new(StoreErrorKind::Unreachable, message).at(at()).into())
+                }
                 Some(Outcome::Busy) => {
                     asking.settled = seat.bury_until().is_none();
                     Ok(None)
                 }
                 Some(Outcome::Mismatch(in_use)) => {
                     asking.settled = seat.bury_until().is_none();
-                    Err(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use })
+                    failed(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use })
                 }
-                Some(Outcome::Failed(error)) => Err(error.at(at()).into()),
-                Some(Outcome::Closed) => Err(AcquireError::Closed { at: at() }),
+                Some(Outcome::Failed(error)) => failed(error.at(at()).into()),
+                Some(Outcome::Outage(error)) => Err(Failure { error: error.at(at()).into(), outage: true }),
+                Some(Outcome::Closed) => {
+                    failed(AcquireError::Closed { at: at(), maybe_applied: seat.is_known() })
+                }
             };
         }
     }
@@ -216,7 +236,13 @@ impl Engine {
         }
     }
 
-    fn timed_out(&self, at: At, started: BootTime, ahead: Option<u32>) -> AcquireError {
-        AcquireError::TimedOut { at, waited: self.clock().now().since(started), ahead }
+    /// The error of one whose time is up; `seat` is its place in the store's line, if it came so far.
+    fn timed_out(&self, at: At, started: BootTime, seat: Option<&Seat>) -> AcquireError {
+        AcquireError::TimedOut {
+            at,
+            waited: self.clock().now().since(started),
+            ahead: seat.and_then(Seat::ahead),
+            maybe_applied: seat.is_some_and(Seat::is_known),
+        }
     }
 }

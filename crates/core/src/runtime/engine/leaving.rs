@@ -34,39 +34,50 @@ impl Engine {
         reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
     ) -> Option<Flight> {
         hold.finish();
+        // What was lost without its owner's fault still keeps others away for as long as it said.
+        let keeps_its_minimum = !matches!(hold.lost(), Some(Lost::Evicted | Lost::Gone));
+        let hold_at_least = if keeps_its_minimum { hold.terms.min_hold } else { Duration::ZERO };
+        self.leave_hold(hold, hold_at_least, reply)
+    }
+
+    /// Gives back what nobody took, so that there is no minimum to keep; the caller lets the flight fly.
+    pub(crate) fn give_up(self: &Arc<Self>, hold: &Hold) -> Option<Flight> {
+        hold.finish();
+        self.leave_hold(hold, Duration::ZERO, None)
+    }
+
+    fn leave_hold(
+        self: &Arc<Self>,
+        hold: &Hold,
+        hold_at_least: Duration,
+        reply: Option<oneshot::Sender<Result<Left, StoreError>>>,
+    ) -> Option<Flight> {
         if !hold.leave_once() {
             return None;
         }
-        telemetry::released(hold, || self.clock().now().since(hold.granted));
-        // What was lost without its owner's fault still keeps others away for as long as it said.
-        let keeps_its_minimum = !matches!(hold.lost(), Some(Lost::Evicted | Lost::Gone));
+        let now = self.clock().now();
+        telemetry::released(hold, || now.since(hold.granted));
         let leave = Leave {
             name: hold.name.clone(),
             contender: hold.contender,
             bury_until: hold.bury_until,
-            hold_at_least: if keeps_its_minimum { hold.terms.min_hold } else { Duration::ZERO },
+            hold_at_least,
         };
         if leave.hold_at_least.is_zero() {
             self.ledger.strike_hold(hold.slot);
         } else {
             // It may live on without us: a late word of its grant must not end it early.
-            self.ledger.let_go(hold.slot);
+            self.ledger.let_go(hold);
         }
-        // A renewal without an answer may have extended the lease.
-        let renewed =
-            if hold.terms.renewed { self.longest_lease(hold.terms.lease) } else { BootTime::default() };
-        self.leave(leave, reply, hold.lease_ends().max(renewed))
-    }
-
-    /// When a lease that is asked for by now has certainly ended.
-    fn longest_lease(&self, lease: Duration) -> BootTime {
-        self.clock().now().after(lease + deadline::margin(lease) * 2 + self.request_limit())
+        // By the last answer it may be over sooner, but an answer that was lost may have been better.
+        let slack = deadline::margin(hold.asked_until().since(now).max(hold.terms.claim_lease())) * 2;
+        self.leave(leave, reply, hold.asked_until().after(slack).after(self.request_limit()))
     }
 
     /// Stops keeping a hold that lives on elsewhere.
     pub(crate) fn let_go(&self, hold: &Hold) {
         hold.finish();
-        self.ledger.let_go(hold.slot);
+        self.ledger.let_go(hold);
     }
 
     fn leave(
@@ -91,7 +102,9 @@ impl Engine {
 
     /// Leaves in the background, trying until a lease of that length would have ended anyway.
     pub(crate) fn leave_soon(self: &Arc<Self>, leave: Leave, lease: Duration) {
-        let until = self.longest_lease(lease.max(Duration::from_secs(60)));
+        let lease = lease.max(Duration::from_secs(60));
+        let until = self.clock().now().after(lease).after(deadline::margin(lease) * 2);
+        let until = until.after(self.request_limit());
         if let Some(flight) = self.leave(leave, None, until) {
             flight.in_background();
         }

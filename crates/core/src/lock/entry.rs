@@ -1,0 +1,162 @@
+//! The guards on one hold, counted together with what keeps others from entering it.
+//!
+//! Count and marks are one value: who enters and who closes the door change the same word, so that one of the two sees
+//! the other, in whichever order memory shows everything else. What merely looks at a hold is not counted.
+
+use std::{
+    ops::Deref,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    runtime::keeping::{Step, Tenure},
+    share::Units,
+};
+
+/// A writer has become a reader, or is about to.
+const LOWERED: u64 = 1 << 62;
+
+/// The hold is about to be let go: nobody enters it again, and it is not handed on.
+const SEALED: u64 = 1 << 63;
+
+const COUNT: u64 = LOWERED - 1;
+
+/// One guard's part in a hold. The last one that ends gives it back.
+pub(crate) struct Entry {
+    entered: Arc<Entered>,
+    ended: bool,
+}
+
+/// What the guards of one hold share.
+pub(crate) struct Entered {
+    step: Step,
+    /// How many guards there are, with the marks.
+    state: AtomicU64,
+}
+
+/// Why a hold was not entered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refused {
+    /// Its last guard has ended, or it is about to be let go.
+    Over,
+    /// Only readers may enter.
+    Upgrade,
+}
+
+impl Entry {
+    /// The first guard on a hold.
+    pub(crate) fn new(tenure: Tenure) -> Self {
+        let entered = Entered { step: tenure.into_step(), state: AtomicU64::new(1) };
+        Self { entered: Arc::new(entered), ended: false }
+    }
+
+    /// One more guard beside this one.
+    pub(crate) fn again(&self) -> Self {
+        // This one counts, so it is neither over nor sealed: whoever seals has the only guard.
+        self.entered.state.fetch_add(1, Ordering::AcqRel);
+        Self { entered: self.entered.clone(), ended: false }
+    }
+
+    /// For an owner, who may enter for as long as there is a guard.
+    pub(crate) fn weak(&self) -> Weak<Entered> {
+        Arc::downgrade(&self.entered)
+    }
+
+    /// How many guards there are.
+    pub(crate) fn count(&self) -> usize {
+        usize::try_from(self.entered.state.load(Ordering::Acquire) & COUNT).unwrap_or(usize::MAX)
+    }
+
+    /// What is held: what was asked for, unless it was lowered since.
+    pub(crate) fn units(&self) -> Units {
+        self.entered.units(self.entered.state.load(Ordering::Acquire))
+    }
+
+    /// From here on its owner enters it only to read; false if there are other guards, who may write.
+    pub(crate) fn lower(&self) -> bool {
+        self.entered.mark_if_alone(LOWERED)
+    }
+
+    /// From here on nobody enters it; false if there are other guards.
+    pub(crate) fn seal(&self) -> bool {
+        self.entered.mark_if_alone(SEALED)
+    }
+
+    /// Ends this guard; gives the tenure if it was the last.
+    pub(crate) fn end(mut self) -> Option<Tenure> {
+        self.ended = true;
+        self.entered.leave().map(|(tenure, _)| tenure)
+    }
+}
+
+impl Entered {
+    fn units(&self, state: u64) -> Units {
+        if state & LOWERED == 0 { self.step.hold().terms.units } else { Units::ONE }
+    }
+
+    /// Whether there is any guard.
+    pub(crate) fn is_live(&self) -> bool {
+        self.state.load(Ordering::Acquire) & COUNT > 0
+    }
+
+    /// One more guard, for an owner who has one.
+    pub(crate) fn enter(self: &Arc<Self>, units: Units) -> Result<Entry, Refused> {
+        let mut state = self.state.load(Ordering::Acquire);
+        loop {
+            if state & COUNT == 0 || state & SEALED != 0 {
+                return Err(Refused::Over);
+            }
+            if units == Units::All && self.units(state) != Units::All {
+                return Err(Refused::Upgrade);
+            }
+            match self.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Ok(Entry { entered: self.clone(), ended: false }),
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    fn mark_if_alone(&self, mark: u64) -> bool {
+        let alone = |state: u64| (state & COUNT == 1).then_some(state | mark);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, alone).is_ok()
+    }
+
+    /// One guard less; the tenure, and whether it is sealed, if it was the last.
+    fn leave(&self) -> Option<(Tenure, bool)> {
+        let before = self.state.fetch_sub(1, Ordering::AcqRel);
+        (before & COUNT == 1).then(|| (Tenure::of(self.step.clone()), before & SEALED != 0))
+    }
+}
+
+impl Deref for Entry {
+    type Target = Step;
+
+    fn deref(&self) -> &Step {
+        &self.entered.step
+    }
+}
+
+impl Deref for Entered {
+    type Target = Step;
+
+    fn deref(&self) -> &Step {
+        &self.step
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        match self.entered.leave() {
+            // It may live on at the store already, so nobody else of this process may have it.
+            Some((tenure, true)) => tenure.give_up(),
+            Some((tenure, false)) => drop(tenure),
+            None => {}
+        }
+    }
+}

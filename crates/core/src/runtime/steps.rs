@@ -1,0 +1,116 @@
+//! How much work a crowd is, counted in entries that were looked at: for tests, which must not judge by the time taken.
+
+/// An entry of a list that the engine keeps was looked at.
+#[cfg(not(test))]
+pub(crate) fn look() {}
+
+#[cfg(test)]
+pub(crate) use counted::look;
+
+#[cfg(test)]
+mod counted {
+    use std::cell::Cell;
+
+    thread_local! {
+        static STEPS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(crate) fn look() {
+        STEPS.set(STEPS.get() + 1);
+    }
+
+    /// How many steps this thread has made so far.
+    pub(super) fn so_far() -> usize {
+        STEPS.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::sleep;
+
+    use super::counted::so_far;
+    use crate::{
+        keeper::Keeper,
+        lock::Mutex,
+        name::Name,
+        store::{Connector, Context, Topic, Wake, WakeSink},
+        testing::Virtual,
+    };
+
+    const CROWD: usize = 2000;
+
+    /// Each of a crowd may look at so many entries on its way in and out.
+    const STEPS_EACH: usize = 10;
+
+    /// How many steps it takes that a crowd waits and gives up.
+    async fn gives_up(mutex: impl Fn(usize) -> Mutex) -> usize {
+        let before = so_far();
+        let tasks: Vec<_> = (0..CROWD)
+            .map(|place| {
+                let mutex = mutex(place);
+                tokio::spawn(async move {
+                    let limit = Duration::from_millis(200 + place as u64 % 500);
+                    mutex.lock_within(limit).await.expect_err("held");
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+        sleep(Duration::from_secs(5)).await;
+        so_far() - before
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_crowd_that_gives_up_looks_at_each_entry_a_few_times() {
+        let world = Virtual::new();
+        let (ours, theirs) = (world.keeper().await, world.keeper().await);
+        let _held = theirs.mutex("name").lock().await.expect("free");
+        let behind_one = gives_up(|_| ours.mutex("name")).await;
+        assert!(behind_one < CROWD * STEPS_EACH, "{behind_one} steps behind one entry at the store");
+        let in_line = gives_up(|_| ours.mutex("name").fifo()).await;
+        assert!(in_line < CROWD * STEPS_EACH, "{in_line} steps in the store's line");
+    }
+
+    /// A keeper and the sink that its store tells it by.
+    async fn keeper_with_sink(world: &Virtual) -> (Keeper, WakeSink) {
+        let (sender, mut sink) = tokio::sync::mpsc::channel(1);
+        let store = world.server.connector("memory:");
+        let store = Connector::new(move |context: Context| async move {
+            sender.try_send(context.wakes.clone()).expect("room for one");
+            store.connect(context).await
+        });
+        let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await;
+        (keeper.expect("memory"), sink.recv().await.expect("connected"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hint_looks_only_at_those_whom_it_is_for() {
+        let world = Virtual::new();
+        let (ours, sink) = keeper_with_sink(&world).await;
+        let theirs = world.keeper().await;
+        let mut held = Vec::new();
+        for place in 0..CROWD {
+            held.push(theirs.mutex(&format!("name/{place}")).lock().await.expect("free"));
+        }
+        let waiting: Vec<_> = (0..CROWD)
+            .map(|place| {
+                let mutex = ours.mutex(&format!("name/{place}"));
+                tokio::spawn(async move { mutex.lock().await })
+            })
+            .collect();
+        sleep(Duration::from_millis(10)).await;
+        assert_eq!(ours.stats().waiting, CROWD);
+        let before = so_far();
+        let topic = |name| Topic::Grants(Name::new(name).expect("a good name"));
+        sink.wake(Wake::Changed(topic("name/7")));
+        sink.wake(Wake::Changed(topic("nobody waits for this")));
+        let steps = so_far() - before;
+        assert!(steps <= 3, "{steps} of {CROWD} were looked at");
+        ours.close().await;
+        drop(waiting);
+    }
+}

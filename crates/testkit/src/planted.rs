@@ -1,0 +1,173 @@
+//! A store that a test changes in one place: what it answers to claims, how it subscribes, which wakes it passes on.
+
+use std::{fmt, sync::Arc};
+
+use lockkeeper_core::{
+    Capability, Name,
+    store::{
+        Admit, Admitted, Answer, Answers, BoxFuture, Claim, Connector, Context, Count, Counted, Evict,
+        Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Verdict, Wake,
+        WakeSink, Watch,
+    },
+};
+
+type ChangeVerdict = dyn Fn(&Claim, Verdict) -> Verdict + Send + Sync;
+type ChangeWake = dyn Fn(Wake) -> Option<Wake> + Send + Sync;
+type ChangeWatch =
+    dyn Fn(Topic, Reply<'static, Option<Watch>>) -> Reply<'static, Option<Watch>> + Send + Sync;
+
+/// What is changed; by default nothing.
+pub struct Plant {
+    capability: Box<dyn Fn(&mut Capability) + Send + Sync>,
+    verdict: Box<ChangeVerdict>,
+    wake: Box<ChangeWake>,
+    watch: Box<ChangeWatch>,
+}
+
+impl Plant {
+    /// Nothing is changed yet.
+    #[expect(clippy::new_without_default, reason = "there is nothing default about a planted store")]
+    pub fn new() -> Self {
+        Self {
+            capability: Box::new(|_| {}),
+            verdict: Box::new(|_, verdict| verdict),
+            wake: Box::new(Some),
+            watch: Box::new(|_, watch| watch),
+        }
+    }
+
+    /// Changes what the store says of itself.
+    pub fn capability(mut self, change: impl Fn(&mut Capability) + Send + Sync + 'static) -> Self {
+        self.capability = Box::new(change);
+        self
+    }
+
+    /// Changes the answers to claims.
+    pub fn verdicts(mut self, change: impl Fn(&Claim, Verdict) -> Verdict + Send + Sync + 'static) -> Self {
+        self.verdict = Box::new(change);
+        self
+    }
+
+    /// Changes wakes, or keeps them back.
+    pub fn wakes(mut self, change: impl Fn(Wake) -> Option<Wake> + Send + Sync + 'static) -> Self {
+        self.wake = Box::new(change);
+        self
+    }
+
+    /// Changes subscriptions: gets the one that the store would make.
+    pub fn watches(
+        mut self,
+        change: impl Fn(Topic, Reply<'static, Option<Watch>>) -> Reply<'static, Option<Watch>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.watch = Box::new(change);
+        self
+    }
+
+    /// The store that `connector` connects to, so changed.
+    pub fn of(self, connector: Connector) -> Connector {
+        let plant = Arc::new(self);
+        Connector::new(move |mut context: Context| async move {
+            let (sink, planted) = (context.wakes.clone(), plant.clone());
+            context.wakes = WakeSink::new(move |wake| {
+                if let Some(wake) = (planted.wake)(wake) {
+                    sink.wake(wake);
+                }
+            });
+            let inner = connector.connect(context).await?;
+            let mut capability = inner.capability().clone();
+            (plant.capability)(&mut capability);
+            Ok(Arc::new(PlantedStore { inner, plant, capability }) as Arc<dyn Store>)
+        })
+    }
+}
+
+impl fmt::Debug for Plant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Plant")
+    }
+}
+
+#[derive(Debug)]
+struct PlantedStore {
+    inner: Arc<dyn Store>,
+    plant: Arc<Plant>,
+    capability: Capability,
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Store for PlantedStore {
+    fn capability(&self) -> &Capability {
+        &self.capability
+    }
+
+    fn url(&self) -> &Arc<str> {
+        self.inner.url()
+    }
+
+    fn id(&self) -> &str {
+        self.inner.id()
+    }
+
+    fn server_of(&self, name: &Name) -> usize {
+        self.inner.server_of(name)
+    }
+
+    fn shorter_leases(&self) -> Option<&str> {
+        self.inner.shorter_leases()
+    }
+
+    #[cfg(unix)]
+    fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+        self.inner.life_line()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.inner.close()
+    }
+
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        Box::pin(async move {
+            let mut answers = self.inner.apply(group).await?;
+            let changed = group.iter().zip(answers.each).map(|(request, answer)| match (request, answer) {
+                (Request::Claim(claim), Answer::Claim(verdict)) => {
+                    Answer::Claim((self.plant.verdict)(claim, verdict))
+                }
+                (_, answer) => answer,
+            });
+            answers.each = changed.collect();
+            Ok(answers)
+        })
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
+        self.inner.renew(leases)
+    }
+
+    fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
+        let (inner, asked) = (self.inner.clone(), topic.clone());
+        (self.plant.watch)(topic.clone(), Box::pin(async move { inner.watch(&asked).await }))
+    }
+
+    fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {
+        self.inner.inspect(name)
+    }
+
+    fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
+        self.inner.list(query)
+    }
+
+    fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
+        self.inner.evict(order)
+    }
+
+    fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
+        self.inner.count(count)
+    }
+
+    fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
+        self.inner.fence(admit)
+    }
+}
