@@ -9,7 +9,7 @@ use lockkeeper::Keeper;
 use lockkeeper_testkit::counting::Requests;
 
 use crate::{
-    Failure, crowd, held,
+    Failure, crowd, given_up, held,
     judge::Verdict,
     peer::{self, DroppedPeer, KeeperPeer},
     processes, rates, redis,
@@ -31,11 +31,12 @@ pub(crate) enum Workload {
     W4,
     W4p,
     Held,
+    GivenUp,
 }
 
 impl Workload {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::W1, Self::W2, Self::W3, Self::W3p, Self::W4, Self::W4p, Self::Held];
+    pub(crate) const ALL: [Self; 8] =
+        [Self::W1, Self::W2, Self::W3, Self::W3p, Self::W4, Self::W4p, Self::Held, Self::GivenUp];
 
     /// What it is called, in the table and on the command line.
     pub(crate) fn word(self) -> &'static str {
@@ -47,6 +48,7 @@ impl Workload {
             Self::W4 => "w4",
             Self::W4p => "w4p",
             Self::Held => "held",
+            Self::GivenUp => "given_up",
         }
     }
 }
@@ -66,6 +68,8 @@ pub(crate) struct Pace {
     pub(crate) locks: usize,
     /// The lease of each; renewed at a third of it, and watched for the whole of it.
     pub(crate) lease: Duration,
+    /// How many tasks wait and give up.
+    pub(crate) crowd: usize,
 }
 
 impl Pace {
@@ -77,6 +81,7 @@ impl Pace {
         wait: Duration::from_secs(30),
         locks: 100_000,
         lease: Duration::from_secs(30),
+        crowd: 10_000,
     };
 
     /// Enough to see that everything runs.
@@ -87,6 +92,7 @@ impl Pace {
         wait: Duration::from_millis(100),
         locks: 1000,
         lease: Duration::from_millis(500),
+        crowd: 100,
     };
 
     /// Whether rates of this pace may be judged.
@@ -191,6 +197,7 @@ impl Bench {
             Workload::W4 => waiting::w4(self).await,
             Workload::W4p => crowd::w4p(self).await,
             Workload::Held => held::held(self).await,
+            Workload::GivenUp => given_up::given_up(self).await,
         }?;
         if let Some(zookeeper) = &self.zookeeper {
             rows.extend(zookeeper.measure(self, workload).await?);

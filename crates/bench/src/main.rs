@@ -7,6 +7,7 @@
 mod bench;
 mod crowd;
 mod files;
+mod given_up;
 mod held;
 mod judge;
 mod measure;
@@ -29,7 +30,7 @@ use table::Row;
 type Failure = Box<dyn Error + Send + Sync>;
 
 const USAGE: &str =
-    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 w4p held ...] [--quick | --rounds N --seconds S]
+    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 w4p held given_up ...] [--quick | --rounds N --seconds S]
   STORE_URL  the store to measure (default memory:); redis: and zookeeper: start a server, and peers
   w1         one task, one name
   w2         64 tasks, 64 names
@@ -38,6 +39,7 @@ const USAGE: &str =
   w4         64 tasks wait for a held name, then drain
   w4p        64 processes wait for a held name, then drain (stores between processes)
   held       100,000 locks held: memory and the watchdog's CPU
+  given_up   10,000 tasks wait for a held name and time out within a second: CPU beyond their timers
   --quick    only see that everything runs: a few seconds, nothing is judged
   --rounds   rounds per peer (default 15); fewer are measured but not judged
   --seconds  length of a round (default 2); shorter ones are measured but not judged";

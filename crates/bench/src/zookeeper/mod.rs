@@ -105,7 +105,9 @@ impl ZooKeeper {
             Workload::W1 => self.requests(bench).await,
             Workload::W3p => self.w3p(bench).await,
             Workload::W4 => self.waiting(bench).await,
-            Workload::W2 | Workload::W3 | Workload::W4p | Workload::Held => Ok(Vec::new()),
+            Workload::W2 | Workload::W3 | Workload::W4p | Workload::Held | Workload::GivenUp => {
+                Ok(Vec::new())
+            }
         }
     }
 }
