@@ -88,7 +88,7 @@ fn an_owner_that_is_refused_does_not_count_as_a_guard() {
                         // Only after the guard was let go and its lease has ended.
                         Ok(guard) => return guard.release().await.expect("held"),
                         Err(error) => {
-                            assert!(matches!(error, AcquireError::UpgradeRefused { .. }), "{error}")
+                            assert!(matches!(error, AcquireError::UpgradeRefused { .. }), "{error}");
                         }
                     }
                 }
