@@ -27,8 +27,13 @@ impl World {
         let proxies = servers.behind_proxies().expect("started");
         let keeper = connect(&servers.url()).await;
         // All connections that a holder needs, as new ones will be refused: a lock that is renewed has them.
-        let guard = keeper.mutex("first").lease(millis(300)).lock().await.expect("free");
-        sleep(millis(600)).await;
+        let guard = keeper.mutex("first").lease(secs(6)).lock().await.expect("free");
+        let mut left = guard.remaining();
+        while guard.remaining() <= left {
+            assert!(guard.is_held(), "not renewed");
+            left = guard.remaining();
+            sleep(millis(20)).await;
+        }
         guard.release().await.expect("held");
         Self { servers, proxies, keeper }
     }
