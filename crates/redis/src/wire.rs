@@ -97,7 +97,7 @@ fn push_common(command: &mut Cmd, claim: &Claim, must_write: bool, scratch: &mut
         (false, true) => 'T',
     };
     // Writing to a string cannot fail.
-    _ = write!(scratch, "{not_after:016}{way}{}", claim.stamp);
+    _ = write!(scratch, "{not_after:016}{way}{:020}", claim.stamp);
     command.arg("s").arg(&*scratch).arg(lease);
     // A second more than a minute longer than the lease, as easy.lua writes it down. Who asks again mostly waits.
     match claim.capacity.allows(claim.units) && !claim.again {

@@ -49,6 +49,6 @@ elseif state then
 end
 if action ~= 'read' then
   call('SET', KEYS[3], result, 'PX', math.ceil((not_after + ARGV[5] - now) / 1000) + 2)
-  publish(KEYS[2] .. ':changed', '')
+  publish(KEYS[2] .. ':changed')
 end
 return answer(result)

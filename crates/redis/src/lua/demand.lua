@@ -4,8 +4,7 @@
 --            then, which takes longer. Of those in line the one who is next is looked at and no other: some who are to
 --            be given up may stay where they are for now, which nobody can tell.
 local FIRST_LEASE, WAIT_LEASE, PLACE_KEPT, MINUTE = 3000000, 15000000, 5000000, 60000000
-local sub, match = string.sub, string.match
-local now = tonumber(now_text)
+local sub, match, now = string.sub, string.match, tonumber(now_text)
 at = leaves + 3
 for entry = 1, #KEYS - 1 do
   local key = KEYS[entry + 1]
@@ -19,16 +18,17 @@ for entry = 1, #KEYS - 1 do
         break
       end
       if to then
-        local asked, stamp, tail, lease = match(lines[3], '^(%d+) %d+ (%d+)( all all (%d+) .*)$')
-        local waited = asked and now - asked
+        local asks = lines[3]
+        local waited, first = now - sub(asks, 1, 16), match(asks, '^ all all (%d+) ', 55)
         -- If it asked longer ago, the key might not last as long as it will hold.
-        if not waited or waited < 0 or waited > WAIT_LEASE - FIRST_LEASE then break end
-        -- What is left of the list begins with what the next one asked for, in whose place comes what it holds.
-        call('LPOP', key, '2')
-        local number, first = next_number(), math.min(lease, FIRST_LEASE)
+        if not first or waited < 0 or waited > WAIT_LEASE - FIRST_LEASE then break end
+        -- What is left of the list begins with what the next one asks for, in whose place comes what it holds.
+        call('LTRIM', key, '2', '-1')
+        local number = next_number()
+        first = math.min(first, FIRST_LEASE)
         call('LSET', key, '0', sub(head, 1, 43) .. number .. ' ' .. now_text
-          .. string.format(' %016d ---- ', now + first) .. to .. tail)
-        tell_granted(key, to, number, number, stamp, waited, first)
+          .. string.format(' %016d ---- ', now + first) .. to .. sub(asks, 55))
+        tell_granted(key, to, number, number, sub(asks, 35, 54), waited, first)
       else
         call('DEL', key)
       end
@@ -57,8 +57,8 @@ for entry = 1, #KEYS - 1 do
         ahead = (place - 1) / 2
         -- Not only after a while: also if the clock was set back.
         if math.abs(now - sub(waiter, 1, 16)) >= PLACE_KEPT then
-          without_memory()
-          call('LSET', key, place + 1, now_text .. sub(waiter, 17, 34) .. sub(limit, 18) .. match(waiter, '^%d+( .*)$', 35))
+          call('PERSIST', KEYS[1]) -- as without_memory() in resource.lua
+          call('LSET', key, place + 1, now_text .. sub(waiter, 17, 34) .. sub(limit, 18) .. sub(waiter, 55))
         else
           lasts = nil
         end

@@ -9,13 +9,26 @@
 --   <id>
 --   <asked> <arrival> <stamp> <capacity> <units> <lease> <more> <card>
 -- The key lasts until <lasts> or longer; nobody who waits asked before <oldest>; <others> is how many lines follow the head's,
--- in six digits. Holders are in order of their numbers. Numbers and times (microseconds of the server's clock) have 16
+-- in six digits. Holders are in order of their numbers. A stamp has 20 digits. Numbers and times (microseconds of the server's clock) have 16
 -- digits, so that their order is that of their text and the beginning of a head has fixed places. Flags: c confirmed, e
 -- evicted, r retired, d detached, or a dash. <more> is a dash: room for words of later versions.
 -- Invariant: what is stored is settled but for the passing of time, and it has a time to live that covers it.
 -- Invariant: no key goes that is then written again. A node whose slot begins to move refuses to make a key, also one that
 -- it had a moment ago, and undoes nothing. A list keeps its head, and a string that becomes a list is made beside it, which
 -- is where it is refused.
+
+-- A message is a hint: that it cannot be sent must not undo what it tells of.
+local function publish(channel)
+  redis.pcall(sharded and 'SPUBLISH' or 'PUBLISH', channel, '')
+end
+
+-- A server without memory refuses a script's first write if it could need some, and no other. What is held must be
+-- renewed and given back all the same, and places in line kept, so this comes first: a write that changes nothing, and
+-- that is not replicated.
+local function without_memory()
+  call('PERSIST', KEYS[1])
+end
+
 local function library()
   local FIRST_LEASE, WAIT_LEASE, PLACE_KEPT, MINUTE = 3000000, 15000000, 5000000, 60000000
   local lib, now = {}, tonumber(now_text)
@@ -173,7 +186,7 @@ local function library()
         call('RENAME', beside, r.key)
       end
     end
-    if r.changed and buried(r, '*') then publish(r.key .. ':changed', '') end
+    if r.changed and buried(r, '*') then publish(r.key .. ':changed') end
   end
 
   -- The waiter whose two elements these are.
@@ -209,18 +222,23 @@ local function library()
     r.waiting = r.waiting - 1
   end
 
-  -- Units that fit beside those held (I2).
+  local function count_of(units)
+    return units == 'all' and math.huge or tonumber(units)
+  end
+
+  -- Units that fit beside those held (I2), which are added up once.
   local function fits(r, units)
     if units == 'all' then return r.capacity == 'all' and #r.holders == 0 end
-    local used = tonumber(units)
-    for _, holder in ipairs(r.holders) do
-      if holder.units == 'all' then return false end
-      used = used + holder.units
+    if not r.used then
+      r.used = 0
+      for _, holder in ipairs(r.holders) do r.used = r.used + count_of(holder.units) end
     end
-    return r.capacity == 'all' or used <= tonumber(r.capacity)
+    local used = r.used + units
+    return r.capacity == 'all' and used < math.huge or r.capacity ~= 'all' and used <= tonumber(r.capacity)
   end
 
   local function grant(r, holder)
+    if r.used then r.used = r.used + count_of(holder.units) end
     holder.number, holder.granted = tonumber(next_number()), now
     r.holders[#r.holders + 1] = holder
     add(r, holder)
@@ -245,7 +263,7 @@ local function library()
   local function remove(r, place)
     r.holders[place].gone = true
     table.remove(r.holders, place)
-    r.changed = true
+    r.changed, r.used = true, nil
   end
 
   -- Lets end what has ended (I8), and grants if that made room.
@@ -407,7 +425,7 @@ local function library()
     local remaining = holder.expires - now
     if lower_to ~= '' and (holder.units == 'all' or tonumber(lower_to) < tonumber(holder.units)) then
       holder.units = lower_to
-      r.changed = true
+      r.changed, r.used = true, nil
       serve(r)
     end
     lib.save(r)
