@@ -54,6 +54,11 @@ pub(crate) trait Peer: Send + Sync + 'static {
         None
     }
 
+    /// The same with `.fifo()`, where that takes part.
+    fn fifo_goal(&self, _: Workload) -> Option<Limit> {
+        None
+    }
+
     /// Whether it can do this at all: one that lets two in at once would end the run.
     fn takes_part(&self, _: Workload) -> bool {
         true

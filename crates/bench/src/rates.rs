@@ -97,7 +97,7 @@ fn speed(workload: Workload, (contestant, rounds): &Raced<'_>) -> Vec<Row> {
 }
 
 /// The rates of the first `ours`, divided by those of each peer. The first is Lockkeeper as it
-/// comes, and the one that goals are for.
+/// comes, and the one that most goals are for; in W3 the second is `.fifo()`.
 fn ratios(workload: Workload, results: &[Raced<'_>], ours: usize, pace: &Pace) -> Vec<Row> {
     let (ours, peers) = results.split_at(ours);
     let mut rows = Vec::new();
@@ -106,7 +106,12 @@ fn ratios(workload: Workload, results: &[Raced<'_>], ours: usize, pace: &Pace) -
             let ratio = ratio(rounds, theirs);
             let what = format!("rate / {}", peer.name());
             let row = Row::median(workload, contestant.name(), what, ratio);
-            rows.push(match peer.goal(workload).filter(|_| place == 0) {
+            let limit = match place {
+                0 => peer.goal(workload),
+                _ if workload == Workload::W3 => peer.fifo_goal(workload),
+                _ => None,
+            };
+            rows.push(match limit {
                 Some(limit) if !pace.is_enough() => row.goal(limit, Verdict::TooShort),
                 Some(limit) => row.goal(limit, limit.judge_rate(&ratio)),
                 None => row,

@@ -61,6 +61,13 @@ pub(crate) struct Served {
     pub(crate) busy: Duration,
 }
 
+impl Served {
+    /// What came after `before`.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self { commands: self.commands - before.commands, busy: self.busy - before.busy }
+    }
+}
+
 /// What a round brought.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
@@ -121,6 +128,11 @@ pub(crate) trait Contestant: Send + Sync {
     /// What Lockkeeper's rate divided by this contestant's is held to.
     fn goal(&self, workload: Workload) -> Option<Limit>;
 
+    /// The same with `.fifo()`, where that takes part.
+    fn fifo_goal(&self, _: Workload) -> Option<Limit> {
+        None
+    }
+
     /// Whether it can do this at all.
     fn takes_part(&self, workload: Workload) -> bool;
 
@@ -138,6 +150,10 @@ impl<P: Peer> Contestant for P {
 
     fn goal(&self, workload: Workload) -> Option<Limit> {
         Peer::goal(self, workload)
+    }
+
+    fn fifo_goal(&self, workload: Workload) -> Option<Limit> {
+        Peer::fifo_goal(self, workload)
     }
 
     fn takes_part(&self, workload: Workload) -> bool {

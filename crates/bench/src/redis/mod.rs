@@ -35,28 +35,10 @@ pub(crate) const WAITING_GOALS: [(&str, Limit); 3] = [
 ];
 
 /// What scripts call on the server: these are counted there like commands that came to it.
-const INSIDE: [&str; 21] = [
-    "time",
-    "mget",
-    "get",
-    "set",
-    "del",
-    "type",
-    "zrangebylex",
-    "zrevrangebylex",
-    "zrange",
-    "setrange",
-    "zcard",
-    "zrank",
-    "zlexcount",
-    "zadd",
-    "zrem",
-    "pexpire",
-    "persist",
-    "pttl",
-    "publish",
-    "spublish",
-    "info",
+const INSIDE: [&str; 24] = [
+    "time", "mget", "get", "set", "del", "type", "setrange", "lrange", "lindex", "lpos", "llen", "lset",
+    "linsert", "lrem", "ltrim", "lpop", "rpush", "rename", "pexpire", "persist", "pttl", "publish",
+    "spublish", "info",
 ];
 
 /// One server, and a connection to ask it what it did.
@@ -175,6 +157,10 @@ impl Contestant for Metered {
         self.inner.goal(workload)
     }
 
+    fn fifo_goal(&self, workload: Workload) -> Option<Limit> {
+        self.inner.fifo_goal(workload)
+    }
+
     fn takes_part(&self, workload: Workload) -> bool {
         self.inner.takes_part(workload)
     }
@@ -184,8 +170,7 @@ impl Contestant for Metered {
             let before = self.server.served()?;
             let mut round = self.inner.round(load).await?;
             let after = self.server.served()?;
-            let (commands, busy) = (after.commands - before.commands, after.busy - before.busy);
-            round.served = Some(Served { commands, busy });
+            round.served = Some(after.since(before));
             Ok(round)
         })
     }

@@ -12,7 +12,7 @@ use redis::{
     aio::{MultiplexedConnection, PubSubStream},
 };
 
-use super::Server;
+use super::{Served, Server};
 use crate::{
     Failure,
     bench::{Pace, Workload},
@@ -24,33 +24,39 @@ use crate::{
 /// A claim and a release each, and now and then one that asks again.
 const COMMANDS: Limit = Limit::AtMost(2.05);
 /// A release is this much slower at most than the message that it sends.
-const HAND_OFF: Limit = Limit::AtMost(1.2);
+const HAND_OFF: Limit = Limit::AtMost(1.5);
+/// What a lease, a token, a clock, a line that outlives its dead and a claim that may come twice cost the server, as a
+/// multiple of a lock without them.
+const SERVER: Limit = Limit::AtMost(6.0);
 const FAIRNESS: Limit = Limit::AtLeast(0.99);
 
-/// What a round brought: Lockkeeper and the commands that it took, the barest lock, and bare messages.
+/// What a round brought: Lockkeeper, the barest lock, each with what it took of the server, and bare messages.
 struct Turn {
     ours: Passed,
-    commands: u64,
+    our_cost: Served,
     barest: Passed,
+    barest_cost: Served,
     bare: Passed,
 }
 
 impl Turn {
     fn new(server: &Server, length: Duration) -> Result<Self, Failure> {
         let (url, millis) = (server.url(), length.as_millis().to_string());
-        let before = server.served()?.commands;
+        let started = server.served()?;
         let ours = keepers(url, length)?;
-        let commands = server.served()?.commands - before;
+        let between = server.served()?;
         let all = |start: &dyn Fn(usize) -> Result<Hand, Failure>| {
             race((0..PROCESSES).map(start).collect::<Result<_, _>>()?, length)
         };
         let barest = all(&|own| Hand::start(&["barest", url, &own.to_string(), &millis]));
+        let ended = server.served()?;
         server.forget(&BAREST)?;
         let bare = all(&|own| {
             let next = (own + 1) % PROCESSES;
             Hand::start(&["ping", url, &own.to_string(), &next.to_string(), &millis])
         })?;
-        Ok(Self { ours, commands, barest: barest?, bare })
+        let (our_cost, barest_cost) = (between.since(started), ended.since(between));
+        Ok(Self { ours, our_cost, barest: barest?, barest_cost, bare })
     }
 }
 
@@ -68,13 +74,24 @@ pub(crate) async fn w3p(server: &Server, pace: &Pace) -> Result<Vec<Row>, Failur
     let judged = |row: Row, limit: Limit, verdict: Verdict| {
         row.goal(limit, if pace.is_enough() { verdict } else { Verdict::TooShort })
     };
-    let each = |turn: &Turn| turn.commands as f64 / turn.ours.shares.iter().sum::<u64>() as f64;
+    let acquired = |passed: &Passed| passed.shares.iter().sum::<u64>() as f64;
+    let each = |turn: &Turn| turn.our_cost.commands as f64 / acquired(&turn.ours);
+    let ours_busy = |turn: &Turn| turn.our_cost.busy.as_secs_f64() * 1e6 / acquired(&turn.ours);
+    let barest_busy = |turn: &Turn| turn.barest_cost.busy.as_secs_f64() * 1e6 / acquired(&turn.barest);
+    let busier = |turn: &Turn| ours_busy(turn) / barest_busy(turn);
     let ratio = |turn: &Turn| micros(&turn.ours, 0.5) / micros(&turn.bare, 0.5);
     let fairness = turns.iter().map(|turn| judge::jain(&turn.ours.shares)).fold(1.0, f64::min);
     Ok(vec![
         row("lockkeeper", "lock+release/s", &|turn| turn.ours.rate),
         row("barest lock", "lock+release/s", &|turn| turn.barest.rate),
         judged(row("lockkeeper", "commands each", &each), COMMANDS, COMMANDS.judge(median(&each).value)),
+        row("lockkeeper", "server, µs each", &ours_busy),
+        row("barest lock", "server, µs each", &barest_busy),
+        judged(
+            row("lockkeeper", "server µs / barest lock", &busier),
+            SERVER,
+            SERVER.judge_rate(&median(&busier)),
+        ),
         row("lockkeeper", "hand-off p50, µs", &|turn| micros(&turn.ours, 0.5)),
         row("lockkeeper", "hand-off p99, µs", &|turn| micros(&turn.ours, 0.99)),
         row("barest lock", "hand-off p50, µs", &|turn| micros(&turn.barest, 0.5)),
