@@ -205,6 +205,10 @@ async fn a_listener_goes_on_reading_while_sentinels_are_asked() {
     };
     let before = clients();
     let ours = connect(&servers.url()).await;
+    // Each keeper has a channel. On a busy machine it may come late.
+    while master.command(["PUBSUB", "CHANNELS", "lockkeeper:k:*"]).expect("asked").lines().count() < 2 {
+        sleep(millis(5)).await;
+    }
     let mutex = ours.mutex(NAME);
     let waiting = tokio::spawn(async move { mutex.lock().await });
     while theirs.inspect(NAME).await.expect("reachable").is_none_or(|view| view.waiters.is_empty()) {
