@@ -7,7 +7,7 @@ use zookeeper_client::Client;
 
 use crate::stage::{Stage, nodes, soon, until_nodes};
 
-const SESSION: Duration = Duration::from_secs(8);
+const SESSION: Duration = Duration::from_secs(20);
 
 /// How long each message travels: a change of a node is sent three of these after what it is based on was read.
 const FAR: Duration = Duration::from_millis(15);
@@ -31,7 +31,7 @@ async fn is_heeded(client: &Client) -> bool {
 async fn a_downgrade_does_not_undo_an_eviction() {
     let stage = Stage::single(SESSION);
     let (proxy, keeper) = stage.proxied().await;
-    let (operator, client) = (stage.keeper().await, stage.client().await);
+    let (operator, client) = (stage.patient().await, stage.client().await);
     proxy.delay(FAR);
     for step in 0..16 {
         let guard = soon(keeper.rw_lock("stock").write()).await.expect("locked");
@@ -52,8 +52,8 @@ async fn a_downgrade_does_not_undo_an_eviction() {
 async fn a_detached_lease_does_not_undo_an_eviction() {
     let stage = Stage::single(SESSION);
     let (proxy, keeper) = stage.proxied().await;
-    let (operator, client) = (stage.keeper().await, stage.client().await);
-    let mutex = keeper.mutex("stock").lease(Duration::from_secs(20)).detachable();
+    let (operator, client) = (stage.patient().await, stage.client().await);
+    let mutex = keeper.mutex("stock").lease(Duration::from_secs(40)).detachable();
     proxy.delay(FAR);
     for step in 0..16 {
         let guard = soon(mutex.lock()).await.expect("locked");
@@ -79,7 +79,7 @@ async fn a_detached_lease_does_not_undo_an_eviction() {
 async fn a_minimum_hold_does_not_undo_an_eviction() {
     let stage = Stage::single(SESSION);
     let (proxy, keeper) = stage.proxied().await;
-    let (operator, client) = (stage.keeper().await, stage.client().await);
+    let (operator, client) = (stage.patient().await, stage.client().await);
     // Longer than is waited for.
     let mutex = keeper.mutex("stock").lease(Duration::from_secs(50)).min_hold(Duration::from_secs(45));
     for step in 0..12 {

@@ -12,6 +12,7 @@ mod nodes;
 mod numbers;
 mod old;
 mod permits;
+mod relay;
 mod sessions;
 mod stage;
 mod suite;

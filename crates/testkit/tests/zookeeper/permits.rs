@@ -7,14 +7,14 @@ use zookeeper_client::{Acls, CreateMode};
 
 use crate::stage::{Stage, nodes, soon, until_nodes};
 
-const SESSION: Duration = Duration::from_secs(8);
+const SESSION: Duration = Duration::from_secs(20);
 
 /// A rolling deployment changes the size of a semaphore. A claim of the new size whose answer was lost still stands in
 /// line: those of the old size that come behind it wait for it, since it may be the first in line by the time it looks.
 #[tokio::test(flavor = "multi_thread")]
 async fn i2_who_comes_behind_another_capacity_waits_for_it() {
     let stage = Stage::single(SESSION);
-    let (a, b, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
+    let (a, b, client) = (stage.patient().await, stage.patient().await, stage.client().await);
     let held = a.semaphore("stock", 4).acquire().await.expect("acquired");
     let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
     let other = format!("/lockkeeper/locks/stock/c-{:032x}-1-1-5-", 7);
@@ -38,7 +38,7 @@ async fn i2_who_comes_behind_another_capacity_waits_for_it() {
 async fn whoever_waits_behind_an_unheard_claim_is_let_in_with_it() {
     let stage = Stage::single(SESSION);
     let (proxy, first) = stage.proxied().await;
-    let (holder, second, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
+    let (holder, second, client) = (stage.patient().await, stage.patient().await, stage.client().await);
     let held = holder.semaphore("stock", 2).acquire_many(2).await.expect("acquired");
     // A sign of life may meet the fault before the claim does; then it is tried again.
     let unheard = loop {

@@ -6,7 +6,10 @@ use lockkeeper::{Lost, StoreErrorKind};
 use lockkeeper_testkit::proxy::Proxy;
 use zookeeper_client::Client;
 
-use crate::stage::{Stage, nodes, soon, until_nodes, until_renewed};
+use crate::{
+    relay::Relay,
+    stage::{LONG, Stage, nodes, soon, until_nodes, until_renewed},
+};
 
 const SESSION: Duration = Duration::from_secs(3);
 
@@ -99,18 +102,19 @@ async fn a_silent_server_keeps_nobody_out() {
 /// then it holds up neither the claims nor the leaves of its keeper for long.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_server_does_not_hold_up_the_claims_of_a_keeper() {
-    let stage = Stage::single(Duration::from_secs(10));
+    let stage = Stage::single(Duration::from_secs(20));
     let (one, two) = (stage.address(), Proxy::start(stage.address()).expect("started"));
     // Connections to it are accepted by the kernel.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let silent = silent.local_addr().expect("an address");
-    let url = format!("zookeeper://{one},{},{silent}?session=10s&tick=200ms", two.address());
-    let keeper = lockkeeper::connect(&url).await.expect("connected");
+    let url = format!("zookeeper://{one},{},{silent}?session=20s&tick=200ms", two.address());
+    let keeper = lockkeeper::builder(&url).expect("a good URL").request_limit(LONG).connect().await;
+    let keeper = keeper.expect("connected");
     let mutex = keeper.mutex("stock");
     mutex.lock().await.expect("locked").release().await.expect("released");
     let mut longest = Duration::ZERO;
-    for nth in 0..12 {
-        let lonely = keeper.mutex(&format!("lonely/{nth}")).lease(Duration::from_secs(30)).detachable();
+    for nth in 0..8 {
+        let lonely = keeper.mutex(&format!("lonely/{nth}")).lease(Duration::from_secs(50)).detachable();
         let asking = tokio::spawn(async move { lonely.lock().await.expect("locked").release().await });
         while !asking.is_finished() {
             let started = tokio::time::Instant::now();
@@ -119,25 +123,25 @@ async fn a_silent_server_does_not_hold_up_the_claims_of_a_keeper() {
         }
         soon(asking).await.expect("no panic").expect("released");
     }
-    assert!(longest < Duration::from_millis(1500), "held up for {longest:?}");
+    // The client waits 20 s for an answer to a session as long as that lease.
+    assert!(longest < Duration::from_secs(10), "held up for {longest:?}");
     keeper.close().await;
 }
 
 /// A keeper that closes leaves its session and opens no other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keeper_that_closes_opens_no_session() {
-    let stage = Stage::single(SESSION);
-    for _ in 0..3 {
-        let (proxy, keeper) = stage.proxied().await;
+    let session = Duration::from_secs(20);
+    let stage = Stage::single(session);
+    for _ in 0..5 {
+        let relay = Relay::start(stage.address(), false);
+        let url = format!("zookeeper://{}?session=20s&tick=200ms", relay.address());
+        let keeper = lockkeeper::connect(&url).await.expect("connected");
         keeper.mutex("stock").lock().await.expect("locked").release().await.expect("released");
-        // Longer than the server is asked what it grants, with sessions that are no matter here.
-        tokio::time::sleep(SESSION).await;
-        let accepted = proxy.accepted();
         keeper.close().await;
-        // Connections are accepted in order: whatever was opened before this one is counted.
-        let last = Client::connect(&proxy.address().to_string()).await.expect("connected");
-        assert_eq!(proxy.accepted(), accepted + 1);
-        drop(last);
+        // What was asked for before this is counted by then.
+        drop(Client::connect(&relay.address().to_string()).await.expect("connected"));
+        assert_eq!(relay.sessions_of(session), 1);
     }
 }
 
@@ -191,10 +195,10 @@ async fn a_detached_lease_longer_than_the_servers_allow_names_the_longest() {
 /// new one, and goes on waiting.
 #[tokio::test(flavor = "multi_thread")]
 async fn i2_a_take_over_lets_nobody_in() {
-    let stage = Stage::single(2 * SESSION);
-    let (owner, adopter, other) = (stage.keeper().await, stage.keeper().await, stage.keeper().await);
+    let stage = Stage::single(Duration::from_secs(20));
+    let (owner, adopter, other) = (stage.patient().await, stage.patient().await, stage.patient().await);
     let client = stage.client().await;
-    let mutex = owner.mutex("stock").lease(Duration::from_secs(20)).detachable();
+    let mutex = owner.mutex("stock").lease(Duration::from_secs(40)).detachable();
     let mut lease = mutex.lock().await.expect("locked").into_lease().await.expect("detached").to_string();
     let node = nodes(&client, "stock").await.pop().expect("one");
     let waiting = tokio::spawn(async move { other.mutex("stock").lock().await });

@@ -54,6 +54,12 @@ impl Stage {
         lockkeeper::connect(&self.url()).await.expect("connected")
     }
 
+    /// A keeper that waits long for each answer, however busy the machine is.
+    pub(crate) async fn patient(&self) -> Keeper {
+        let builder = lockkeeper::builder(&self.url()).expect("a good URL").request_limit(LONG);
+        builder.connect().await.expect("connected")
+    }
+
     /// The address of the first server.
     pub(crate) fn address(&self) -> SocketAddr {
         self.servers.nodes()[0].address()

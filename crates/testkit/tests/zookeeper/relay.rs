@@ -1,0 +1,87 @@
+//! What stands between client and server and reads along: which sessions are asked for, and requests that an old server
+//! does not know.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+/// The request that came with 3.6, and the answer to requests that a server does not know.
+const MULTI_READ: i32 = 22;
+const UNIMPLEMENTED: i32 = -6;
+
+/// A line to a server.
+pub(crate) struct Relay {
+    address: SocketAddr,
+    asked: Asked,
+}
+
+/// How long the new sessions are to last that were asked for, in milliseconds.
+type Asked = Arc<Mutex<Vec<i32>>>;
+
+impl Relay {
+    /// A line to `server`, which is made to look as one before 3.6 if `old`.
+    pub(crate) fn start(server: SocketAddr, old: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let (address, asked) = (listener.local_addr().expect("an address"), Asked::default());
+        let noted = asked.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let (server, noted) = (TcpStream::connect(server).expect("connected"), noted.clone());
+                let (mut from_server, mut to_client) =
+                    (server.try_clone().expect("cloned"), client.try_clone().expect("cloned"));
+                thread::spawn(move || {
+                    // Either end may close it.
+                    drop(io::copy(&mut from_server, &mut to_client));
+                    drop(to_client.shutdown(Shutdown::Both));
+                });
+                thread::spawn(move || {
+                    drop(requests(client, &server, &noted, old));
+                    drop(server.shutdown(Shutdown::Both));
+                });
+            }
+        });
+        Self { address, asked }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How many new sessions of this length were asked for.
+    pub(crate) fn sessions_of(&self, length: Duration) -> usize {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.iter().filter(|millis| u128::try_from(**millis) == Ok(length.as_millis())).count()
+    }
+}
+
+/// Hands requests on. An old server answers the first that it does not know, and closes the connection.
+fn requests(mut client: TcpStream, mut server: &TcpStream, asked: &Asked, old: bool) -> io::Result<()> {
+    let mut connected = false;
+    loop {
+        let mut length = [0; 4];
+        client.read_exact(&mut length)?;
+        let mut request = vec![0; usize::try_from(i32::from_be_bytes(length)).map_err(io::Error::other)?];
+        client.read_exact(&mut request)?;
+        let bytes = |at: usize| request.get(at..at + 4).and_then(|word| <[u8; 4]>::try_from(word).ok());
+        let word = |at: usize| bytes(at).map_or(0, i32::from_be_bytes);
+        // The version, what was seen last, the timeout, and the session, which is zero if it is a new one.
+        if !connected && [word(16), word(20)] == [0, 0] {
+            asked.lock().unwrap_or_else(PoisonError::into_inner).push(word(12));
+        }
+        if old && connected && word(4) == MULTI_READ {
+            let id = bytes(0).unwrap_or_default();
+            let answer = [16_i32.to_be_bytes(), id, [0; 4], [0; 4], UNIMPLEMENTED.to_be_bytes()].concat();
+            client.write_all(&answer)?;
+            client.shutdown(Shutdown::Write)?;
+            // Closed with something unread in it, a connection may lose what was written.
+            return io::copy(&mut client, &mut io::sink()).map(drop);
+        }
+        connected = true;
+        server.write_all(&length)?;
+        server.write_all(&request)?;
+    }
+}
