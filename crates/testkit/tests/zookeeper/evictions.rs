@@ -30,7 +30,7 @@ async fn is_heeded(client: &Client) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_downgrade_does_not_undo_an_eviction() {
     let stage = Stage::single(SESSION);
-    let (proxy, keeper) = stage.proxied().await;
+    let (proxy, keeper) = stage.patiently_proxied().await;
     let (operator, client) = (stage.patient().await, stage.client().await);
     proxy.delay(FAR);
     for step in 0..16 {
@@ -51,7 +51,7 @@ async fn a_downgrade_does_not_undo_an_eviction() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_detached_lease_does_not_undo_an_eviction() {
     let stage = Stage::single(SESSION);
-    let (proxy, keeper) = stage.proxied().await;
+    let (proxy, keeper) = stage.patiently_proxied().await;
     let (operator, client) = (stage.patient().await, stage.client().await);
     let mutex = keeper.mutex("stock").lease(Duration::from_secs(40)).detachable();
     proxy.delay(FAR);
@@ -78,7 +78,7 @@ async fn a_detached_lease_does_not_undo_an_eviction() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_minimum_hold_does_not_undo_an_eviction() {
     let stage = Stage::single(SESSION);
-    let (proxy, keeper) = stage.proxied().await;
+    let (proxy, keeper) = stage.patiently_proxied().await;
     let (operator, client) = (stage.patient().await, stage.client().await);
     // Longer than is waited for.
     let mutex = keeper.mutex("stock").lease(Duration::from_secs(50)).min_hold(Duration::from_secs(45));

@@ -74,6 +74,14 @@ impl Stage {
         (proxy, keeper)
     }
 
+    /// As [`proxied`](Self::proxied), with a keeper that waits long for each answer.
+    pub(crate) async fn patiently_proxied(&self) -> (Proxy, Keeper) {
+        let proxy = Proxy::start(self.address()).expect("started");
+        let url = format!("zookeeper://{}{}", proxy.address(), self.options());
+        let keeper = lockkeeper::builder(&url).expect("a good URL").request_limit(LONG).connect().await;
+        (proxy, keeper.expect("connected"))
+    }
+
     /// A plain client.
     pub(crate) async fn client(&self) -> Client {
         Client::connect(&self.address().to_string()).await.expect("connected")
