@@ -25,14 +25,11 @@ const SEALED: u64 = 1 << 63;
 const COUNT: u64 = LOWERED - 1;
 
 /// One guard's part in a hold. The last one that ends gives it back.
-pub(crate) struct Entry {
-    entered: Arc<Entered>,
-    ended: bool,
-}
+pub(crate) struct Entry(Option<Arc<Entered>>);
 
 /// What the guards of one hold share.
 pub(crate) struct Entered {
-    step: Step,
+    step: Box<Step>,
     /// How many guards there are, with the marks.
     state: AtomicU64,
 }
@@ -49,46 +46,49 @@ pub(crate) enum Refused {
 impl Entry {
     /// The first guard on a hold.
     pub(crate) fn new(tenure: Tenure) -> Self {
-        let entered = Entered { step: tenure.into_step(), state: AtomicU64::new(1) };
-        Self { entered: Arc::new(entered), ended: false }
+        Self(Some(Arc::new(Entered { step: tenure.into_step(), state: AtomicU64::new(1) })))
+    }
+
+    fn entered(&self) -> &Arc<Entered> {
+        self.0.as_ref().expect("taken out only by what ends the guard")
     }
 
     /// One more guard beside this one.
     pub(crate) fn again(&self) -> Self {
         // This one counts, so it is neither over nor sealed: whoever seals has the only guard.
-        self.entered.state.fetch_add(1, Ordering::AcqRel);
-        Self { entered: self.entered.clone(), ended: false }
+        self.entered().state.fetch_add(1, Ordering::AcqRel);
+        Self(Some(self.entered().clone()))
     }
 
     /// For an owner, who may enter for as long as there is a guard.
     pub(crate) fn weak(&self) -> Weak<Entered> {
-        Arc::downgrade(&self.entered)
+        Arc::downgrade(self.entered())
     }
 
     /// How many guards there are.
     pub(crate) fn count(&self) -> usize {
-        usize::try_from(self.entered.state.load(Ordering::Acquire) & COUNT).unwrap_or(usize::MAX)
+        usize::try_from(self.entered().state.load(Ordering::Acquire) & COUNT).unwrap_or(usize::MAX)
     }
 
     /// What is held: what was asked for, unless it was lowered since.
     pub(crate) fn units(&self) -> Units {
-        self.entered.units(self.entered.state.load(Ordering::Acquire))
+        self.entered().units(self.entered().state.load(Ordering::Acquire))
     }
 
     /// From here on its owner enters it only to read; false if there are other guards, who may write.
     pub(crate) fn lower(&self) -> bool {
-        self.entered.mark_if_alone(LOWERED)
+        self.entered().mark_if_alone(LOWERED)
     }
 
     /// From here on nobody enters it; false if there are other guards.
     pub(crate) fn seal(&self) -> bool {
-        self.entered.mark_if_alone(SEALED)
+        self.entered().mark_if_alone(SEALED)
     }
 
-    /// Ends this guard; gives the tenure if it was the last.
-    pub(crate) fn end(mut self) -> Option<Tenure> {
-        self.ended = true;
-        self.entered.leave().map(|(tenure, _)| tenure)
+    /// Ends this guard; gives the tenure if it was the last, else what the others share.
+    pub(crate) fn end(mut self) -> Result<Tenure, Arc<Entered>> {
+        let entered = self.0.take().expect("taken out only by what ends the guard");
+        entered.leave().map(|(tenure, _)| tenure)
     }
 }
 
@@ -113,7 +113,7 @@ impl Entered {
                 return Err(Refused::Upgrade);
             }
             match self.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Ok(Entry { entered: self.clone(), ended: false }),
+                Ok(_) => return Ok(Entry(Some(self.clone()))),
                 Err(now) => state = now,
             }
         }
@@ -125,9 +125,14 @@ impl Entered {
     }
 
     /// One guard less; the tenure, and whether it is sealed, if it was the last.
-    fn leave(&self) -> Option<(Tenure, bool)> {
+    fn leave(self: Arc<Self>) -> Result<(Tenure, bool), Arc<Self>> {
         let before = self.state.fetch_sub(1, Ordering::AcqRel);
-        (before & COUNT == 1).then(|| (Tenure::of(self.step.clone()), before & SEALED != 0))
+        if before & COUNT != 1 {
+            return Err(self);
+        }
+        // Another part in it has only an owner who looks at it at this moment.
+        let step = Arc::try_unwrap(self).map_or_else(|shared| shared.step.clone(), |alone| alone.step);
+        Ok((Tenure::of(step), before & SEALED != 0))
     }
 }
 
@@ -135,7 +140,7 @@ impl Deref for Entry {
     type Target = Step;
 
     fn deref(&self) -> &Step {
-        &self.entered.step
+        &self.entered().step
     }
 }
 
@@ -149,14 +154,11 @@ impl Deref for Entered {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
-        match self.entered.leave() {
+        match self.0.take().map(Entered::leave) {
             // It may live on at the store already, so nobody else of this process may have it.
-            Some((tenure, true)) => tenure.give_up(),
-            Some((tenure, false)) => drop(tenure),
-            None => {}
+            Some(Ok((tenure, true))) => tenure.give_up(),
+            Some(Ok((tenure, false))) => drop(tenure),
+            Some(Err(_)) | None => {}
         }
     }
 }

@@ -210,10 +210,13 @@ impl<M> Guard<M> {
     /// [`ReleaseError::NotHeld`] if it was lost before: somebody else may have been in the
     /// critical section.
     pub async fn release(self) -> Result<(), ReleaseError> {
-        let (held, at) = (self.entry.check(), self.entry.at("release"));
         match self.entry.end() {
-            Some(tenure) => tenure.release().await,
-            None => held.map(drop).map_err(|why| ReleaseError::NotHeld { at, why }),
+            Ok(tenure) => tenure.release().await,
+            Err(others) => match others.check() {
+                // The last of them may have ended by now.
+                Ok(_) | Err(Lost::Released) => Ok(()),
+                Err(why) => Err(ReleaseError::NotHeld { at: others.at("release"), why }),
+            },
         }
     }
 
@@ -242,7 +245,7 @@ impl<M> Guard<M> {
         let (step, now) = (self.entry.step(), self.entry.alive().engine().clock().now());
         let lease = Lease::of(&hold, self.entry.units(), step, now);
         // Sealed with one guard on it: this is the last.
-        if let Some(tenure) = self.entry.end() {
+        if let Ok(tenure) = self.entry.end() {
             tenure.detach();
         }
         Ok(lease)

@@ -92,17 +92,17 @@ impl Deref for Tenure {
 
 impl Tenure {
     pub(crate) fn new(alive: &Arc<Alive>, hold: Arc<Hold>, step: u32) -> Self {
-        Self::of(Step { alive: alive.clone(), hold, step })
+        Self::of(Box::new(Step { alive: alive.clone(), hold, step }))
     }
 
     /// For whoever gives back what [`into_step`](Self::into_step) took.
-    pub(crate) fn of(step: Step) -> Self {
-        Self(Some(Box::new(step)))
+    pub(crate) fn of(step: Box<Step>) -> Self {
+        Self(Some(step))
     }
 
     /// The step, which is not given back any more unless by [`of`](Self::of).
-    pub(crate) fn into_step(mut self) -> Step {
-        *self.0.take().expect("taken out only by what consumes the tenure")
+    pub(crate) fn into_step(mut self) -> Box<Step> {
+        self.0.take().expect("taken out only by what consumes the tenure")
     }
 
     /// Forgets it without giving it back: it lives on outside of this process.

@@ -6,7 +6,7 @@
 //! first of them becomes the front and stands in the store's line.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{HashMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -40,8 +40,63 @@ struct Lane {
     /// Whether a task of this lane is claiming at the store.
     front: bool,
     open: Option<Open>,
-    /// By ticket, which is the order of arrival.
-    queue: BTreeMap<u64, Waiting>,
+    queue: Line,
+}
+
+/// Those who wait in a lane, in order of arrival. Who gives up leaves an empty place: removing it would move all others.
+#[derive(Default)]
+struct Line {
+    /// By ticket, which grows. The first place is never empty, and most are not.
+    places: VecDeque<(u64, Option<Waiting>)>,
+    waiting: usize,
+}
+
+impl Line {
+    fn is_empty(&self) -> bool {
+        self.waiting == 0
+    }
+
+    fn first(&self) -> Option<&Waiting> {
+        self.places.front()?.1.as_ref()
+    }
+
+    fn push(&mut self, ticket: u64, waiting: Waiting) {
+        self.places.push_back((ticket, Some(waiting)));
+        self.waiting += 1;
+    }
+
+    fn pop(&mut self) -> Option<Waiting> {
+        let first = self.places.pop_front()?.1;
+        self.waiting -= 1;
+        self.tidy();
+        first
+    }
+
+    fn remove(&mut self, ticket: u64) {
+        let Ok(place) = self.places.binary_search_by_key(&ticket, |(ticket, _)| *ticket) else { return };
+        if self.places[place].1.take().is_some() {
+            self.waiting -= 1;
+            self.tidy();
+        }
+    }
+
+    /// Clears empty places away at the front, and everywhere once they are more than the others.
+    fn tidy(&mut self) {
+        while self.places.front().is_some_and(|(_, waiting)| waiting.is_none()) {
+            look();
+            self.places.pop_front();
+        }
+        if self.places.len() > 2 * self.waiting + 16 {
+            self.places.retain(|(_, waiting)| {
+                look();
+                waiting.is_some()
+            });
+        }
+    }
+
+    fn into_waiting(self) -> impl Iterator<Item = Waiting> {
+        self.places.into_iter().filter_map(|(_, waiting)| waiting)
+    }
 }
 
 /// A grant that may be handed on.
@@ -118,7 +173,7 @@ impl Lanes {
         }
         let ticket = alive.engine().next_ticket();
         let (sender, turn) = oneshot::channel();
-        lane.queue.insert(ticket, Waiting { terms: terms.clone(), turn: sender });
+        lane.queue.push(ticket, Waiting { terms: terms.clone(), turn: sender });
         lane.see_that_it_closes(alive, name);
         Entered::Place(LanePlace { alive, name, ticket, turn, served: false })
     }
@@ -152,12 +207,12 @@ impl Lanes {
             return None;
         }
         loop {
-            let next = lane.queue.first_entry()?;
-            if !Arc::ptr_eq(&next.get().terms, &hold.terms) && next.get().terms != hold.terms {
+            let next = lane.queue.first()?;
+            if !Arc::ptr_eq(&next.terms, &hold.terms) && next.terms != hold.terms {
                 return None;
             }
             look();
-            let next = next.remove();
+            let next = lane.queue.pop()?;
             if !next.turn.is_closed() {
                 return Some(next.turn);
             }
@@ -189,7 +244,7 @@ impl Lanes {
             return;
         }
         let mut returned = Vec::new();
-        while let Some((_, next)) = lane.queue.pop_first() {
+        while let Some(next) = lane.queue.pop() {
             look();
             lane.front = true;
             match next.turn.send(Turn::Front(Box::new(Front::new(alive, name)))) {
@@ -224,7 +279,7 @@ impl Lanes {
     /// now, not each after an outage of its own.
     pub(crate) fn failed(&self, name: &Name, error: &StoreError) {
         let queue = self.lock().get_mut(name).map(|lane| std::mem::take(&mut lane.queue));
-        for waiting in queue.into_iter().flat_map(BTreeMap::into_values) {
+        for waiting in queue.into_iter().flat_map(Line::into_waiting) {
             // Who gave up needs no answer.
             drop(waiting.turn.send(Turn::Failed(error.clone())));
         }
@@ -239,7 +294,7 @@ impl Lanes {
         let mut lanes = self.lock();
         if let Some(lane) = lanes.get_mut(name) {
             look();
-            lane.queue.remove(&ticket);
+            lane.queue.remove(ticket);
         }
     }
 }
