@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     error::{AcquireError, At, InvalidInput, Lost, ReleaseError},
-    runtime::{clock::BootTime, engine::Patience},
+    runtime::{clock::BootTime, engine::Patience, keeping::Tenure},
     token::Token,
 };
 
@@ -23,7 +23,7 @@ pub struct All {
 ///
 /// They are taken in one order that all callers share (by name, then by the store's own id), so
 /// two callers that name them differently do not wait for each other for ever. If one cannot be
-/// had, all are given back.
+/// had, all are given back, and without their `min_hold`, since nobody has begun anything.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
@@ -86,17 +86,15 @@ impl All {
     /// One round over all of them. `None`: one was busy, or one was lost while waiting for the
     /// next, so that there is no moment at which all were held.
     async fn take(&self, patience: Patience) -> Result<Option<AllGuard>, AcquireError> {
-        let mut guards: Vec<(usize, Guard)> = Vec::with_capacity(self.mutexes.len());
+        let mut taken = Taken(Vec::with_capacity(self.mutexes.len()));
         for place in self.order()? {
             let handle = &self.mutexes[place].handle;
             match handle.acquire(handle.terms(), patience, "lock").await? {
-                Some(tenure) => guards.push((place, Guard::new(tenure))),
+                Some(tenure) => taken.0.push((place, tenure)),
                 None => return Ok(None),
             }
         }
-        guards.sort_by_key(|(place, _)| *place);
-        let guard = AllGuard { guards: guards.into_iter().map(|(_, guard)| guard).collect() };
-        Ok(guard.is_held().then_some(guard))
+        Ok(taken.into_guard())
     }
 
     /// The order that all callers share: by name, then by an id kept in the store itself, since
@@ -121,6 +119,30 @@ impl All {
             ));
         }
         Ok(order)
+    }
+}
+
+/// What was taken of several locks, with the place of each. Dropped before all are there, it is given back as never
+/// begun: a `min_hold` keeps others away from what was begun.
+struct Taken(Vec<(usize, Tenure)>);
+
+impl Taken {
+    /// All of them, unless one was lost meanwhile.
+    fn into_guard(mut self) -> Option<AllGuard> {
+        if self.0.iter().any(|(_, tenure)| tenure.check().is_err()) {
+            return None;
+        }
+        let mut all = std::mem::take(&mut self.0);
+        all.sort_by_key(|(place, _)| *place);
+        Some(AllGuard { guards: all.into_iter().map(|(_, tenure)| Guard::new(tenure)).collect() })
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        for (_, tenure) in self.0.drain(..) {
+            tenure.call_off();
+        }
     }
 }
 

@@ -120,6 +120,19 @@ impl Tenure {
         }
     }
 
+    /// Gives it back as something that nobody has begun, so that there is no minimum to keep.
+    pub(crate) fn call_off(mut self) {
+        // One without a minimum may be handed on, as by any drop.
+        if self.hold().terms.min_hold.is_zero() {
+            return;
+        }
+        if let Some(owned) = self.0.take()
+            && let Some(flight) = owned.alive.engine().give_up(&owned.hold)
+        {
+            flight.depart();
+        }
+    }
+
     /// Gives it back and says how that went.
     pub(crate) async fn release(self) -> Result<(), ReleaseError> {
         let now = self.now();

@@ -1,6 +1,6 @@
 //! Several locks at once, all or nothing; and one lock in segments.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use lockkeeper::{AcquireError, Keeper, Lost, ReleaseError, all, testing};
 use tokio::task::JoinSet;
@@ -17,6 +17,7 @@ tests! {
     all_or_nothing_within_a_limit,
     giving_up_gives_all_back,
     a_failure_gives_all_back,
+    what_was_never_begun_keeps_no_minimum if |can| can.detachable,
     opposite_orders_do_not_block_each_other,
     the_first_loss_is_told_for_all,
     work_ends_with_the_first_loss,
@@ -79,6 +80,27 @@ async fn a_failure_gives_all_back(stage: &Stage) -> Outcome {
     b.close().await;
     let error = all([&a.mutex(&one), &b.mutex(&two)]).lock().await.expect_err("a keeper is closed");
     assert!(matches!(&error, AcquireError::Closed { .. }), "{error}");
+    stage.until(&one, 0, 0).await?;
+    Ok(())
+}
+
+/// Nobody has begun anything while one was missing, so nobody is kept away either.
+async fn what_was_never_begun_keeps_no_minimum(stage: &Stage) -> Outcome {
+    let ((a, b), one, two) = (stage.two().await?, stage.name("one"), stage.name("two"));
+    let least = stage.can().max_lease.min(Duration::from_secs(3600));
+    let (job, other) = (a.mutex(&one).min_hold(least), a.mutex(&two));
+    let taken = b.mutex(&two).lock().await?;
+    assert!(all([&job, &other]).try_lock().await?.is_none());
+    stage.until(&one, 0, 0).await?;
+    all([&job, &other]).lock_within(BEGUN).await.expect_err("two is taken");
+    stage.until(&one, 0, 0).await?;
+    let both = all([&job, &other]);
+    let waiter = stage.line_up(&two, 1, async move { both.lock().await }).await?;
+    waiter.abort();
+    stage.until(&one, 0, 0).await?;
+    taken.release().await?;
+    b.close().await;
+    all([&job, &b.mutex(&two)]).lock().await.expect_err("a keeper is closed");
     stage.until(&one, 0, 0).await?;
     Ok(())
 }
