@@ -86,7 +86,7 @@ pub(crate) struct Database {
     clock: Clock,
     limit: Duration,
     swept: StoreTime,
-    channel: Option<Channel>,
+    channel: Channel,
     deaths: Arc<Deaths>,
     _life: Life,
 }
@@ -100,13 +100,7 @@ impl Database {
         let turns = Turns::of(place.remember()?);
         let life = Life::begin(&place, opening.keeper)?;
         let line = life.line().map_err(|error| file_trouble("share", &place.keepers, error))?;
-        let (channel, inbox) = match Channel::open(&place, opening.keeper, opening.sink) {
-            Ok((channel, inbox)) => (Some(channel), Some(inbox)),
-            Err(error) => {
-                tracing::warn!(%error, "no wakes between processes; polls make up for it");
-                (None, None)
-            }
-        };
+        let (channel, inbox) = Channel::open(&place, opening.keeper, opening.sink);
         let mut database = Self {
             deaths: Deaths::new(&place.keepers, opening.background, opening.on_death),
             connection,
@@ -271,9 +265,7 @@ impl Database {
     }
 
     fn follow_up(&self, done: Done) {
-        if let Some(channel) = &self.channel {
-            channel.tell(done.wakes);
-        }
+        self.channel.tell(done.wakes);
         for dead in done.dead {
             tracing::info!(keeper = %dead, "freed what a dead process held or waited for");
             life::forget(&self.place.keepers, dead);
@@ -351,6 +343,10 @@ impl Database {
 impl Drop for Database {
     /// The keeper has left everything, or will never ask for it again.
     fn drop(&mut self) {
+        if thread::panicking() {
+            // The process lives, and so do its guards: their leases end them.
+            return;
+        }
         let own = self.own;
         let clean = self.read(|transaction, _| Ok(!has_rows(transaction, own)?)).unwrap_or(false)
             || self.write(&Ticket::new(), Urgency::Usual, |work| work.bury(own)).is_ok();
@@ -377,6 +373,8 @@ fn connect(file: &Path, limit: Duration) -> Result<Connection, StoreError> {
     let explain = |error| explain(file, error).not_applied();
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags).map_err(explain)?;
+    // Else each step below would wait for seconds, whatever the limit is.
+    connection.busy_timeout(Duration::ZERO).map_err(explain)?;
     // Nothing is written, not even on closing, until it is known whose it is.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(explain)?;
     patiently(|| layout::refuse(&connection, file))?;
@@ -454,102 +452,4 @@ fn page_of(transaction: &Transaction<'_>, now: Now, query: &ListQuery) -> rusqli
 }
 
 #[cfg(test)]
-mod tests {
-    use lockkeeper_core::{
-        Capacity, ContenderId, Units,
-        store::{Card, Claim, Facts, Kind, Leave},
-        testing::VirtualClock,
-    };
-    use rusqlite::StatementStatus;
-
-    use super::*;
-    use crate::rows::LOAD;
-
-    /// With less, a power cut could take back a grant that was answered.
-    #[test]
-    fn what_is_answered_is_synced() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
-        let connection = connect(&place.file, Duration::from_secs(1)).expect("connected");
-        let setting = |name| connection.pragma_query_value(None, name, |row| row.get::<_, String>(0));
-        assert_eq!(setting("journal_mode").expect("read"), "wal");
-        let synchronous = connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0));
-        assert_eq!(synchronous.expect("read"), 2, "FULL");
-    }
-
-    /// That was most of the cost of a claim.
-    #[test]
-    fn statements_are_not_compiled_anew_for_each_name() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
-        let mut connection = connect(&place.file, Duration::from_secs(1)).expect("connected");
-        layout::settle(&mut connection, &place.file, "boot", || false).expect("made");
-        for name in ["a", "b", "c"] {
-            let mut load = connection.prepare_cached(LOAD).expect("compiled");
-            assert!(!load.exists([name]).expect("read"));
-            assert_eq!(load.get_status(StatementStatus::RePrepare), 0, "{name}");
-        }
-    }
-
-    /// Places in line and releases may be lost in a power cut; whatever gives somebody a lock may not.
-    #[tokio::test]
-    async fn what_gives_somebody_a_lock_is_synced_and_nothing_else_is() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let clock = VirtualClock::new();
-        let (mut database, _) = Database::open(Opening {
-            path: folder.path().join("locks.db"),
-            keeper: KeeperId::from_u128(1),
-            clock: clock.clock(),
-            sink: WakeSink::new(|_| {}),
-            limit: Duration::from_secs(10),
-            background: Handle::current(),
-            on_death: Box::new(|_| {}),
-        })
-        .expect("opened");
-        let name = Name::new("stock").expect("valid");
-        let contender = |seq| ContenderId { keeper: KeeperId::from_u128(1), seq };
-        let claim = |seq, again| {
-            let facts =
-                Arc::new(Facts { host: "host".into(), pid: std::process::id(), program: "test".into() });
-            Request::Claim(Claim {
-                name: name.clone(),
-                contender: contender(seq),
-                units: Units::All,
-                capacity: Capacity::All,
-                lease: Duration::from_secs(1),
-                queue: true,
-                detachable: false,
-                min_hold: Duration::ZERO,
-                not_after: StoreTime(u64::MAX),
-                stamp: 1,
-                again,
-                card: Card { kind: Kind::Mutex, facts, label: None, value: None },
-            })
-        };
-        let leave = |seq| {
-            let hold_at_least = Duration::ZERO;
-            let (name, contender) = (name.clone(), contender(seq));
-            Request::Leave(Leave { name, contender, bury_until: None, hold_at_least })
-        };
-        let mut done = |request| {
-            let (answers, _) = database.apply(&Ticket::new(), &[request]).expect("applied");
-            (format!("{:?}", answers[0]), database.weight)
-        };
-        for (request, answer, weight) in [
-            (claim(1, false), "Granted", Weight::Full),
-            (claim(2, false), "Busy", Weight::Light),
-            (claim(2, true), "Busy", Weight::Light),
-            (leave(1), "Released", Weight::Full),
-            (leave(2), "Released", Weight::Light),
-            (claim(3, false), "Granted", Weight::Full),
-            (claim(4, false), "Busy", Weight::Light),
-        ] {
-            let told = done(request.clone());
-            assert!(told.0.contains(answer) && told.1 == weight, "{request:?}: {told:?}");
-        }
-        // It looks as if somebody held it, so a place in line is all that is expected.
-        clock.suspend(Duration::from_secs(2));
-        let told = done(claim(4, true));
-        assert!(told.0.contains("Granted") && told.1 == Weight::Full, "{told:?}");
-    }
-}
+mod tests;

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, os::unix::ffi::OsStrExt, path::Path};
 use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
 
-use crate::trouble::explain;
+use crate::trouble::{explain, is_damage};
 
 /// Marks the file as ours ("LKKR"), so that no other program's database is ever touched.
 const APPLICATION: i32 = 0x4c4b_4b52;
@@ -80,7 +80,8 @@ CREATE TABLE watcher (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// How long a hold is kept from its grant on, even if its process dies.
+/// How long a hold is kept from its grant on, even if its process dies. What was granted before this step has no such
+/// time, and is kept only if its process lives to release it.
 const LAYOUT_2: &str = "ALTER TABLE entry ADD COLUMN min_hold INTEGER NOT NULL DEFAULT 0";
 
 /// What a boot leaves of the boot before: marks, latches and fences, but nothing that has a time.
@@ -90,7 +91,18 @@ const FREE_EVERYTHING: &str =
 /// Refuses what is not ours without leaving a trace: no lock is taken, nothing is made beside the
 /// file, and what another program has left half done stays so. Tables that are in a log only are
 /// seen when the file is opened.
-pub(crate) fn refuse_untouched(file: &Path) -> Result<(), StoreError> {
+///
+/// With a log, what lies in the file may be in the middle of a change: SQLite moves pages from the log into the file one
+/// by one, and whoever dies meanwhile leaves it so. Then it may look damaged, which only tells that it is to be opened.
+pub(crate) fn refuse_untouched(file: &Path, has_log: impl Fn() -> bool) -> Result<(), StoreError> {
+    let before = has_log();
+    match look_untouched(file) {
+        Err(error) if is_damage(&error) && (before || has_log()) => Ok(()),
+        looked => looked,
+    }
+}
+
+fn look_untouched(file: &Path) -> Result<(), StoreError> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
     // By SQLite itself: to close a file in any other way would end the locks that this process has on it.
@@ -147,7 +159,7 @@ pub(crate) fn settle(
     connection: &mut Connection,
     file: &Path,
     boot: &str,
-    anybody_lives: impl Fn() -> bool,
+    anybody_lives: impl Fn() -> Result<bool, StoreError>,
 ) -> Result<String, StoreError> {
     match settled(connection, boot).map_err(|error| explain(file, error).not_applied())? {
         Some(id) => Ok(id),
@@ -168,7 +180,7 @@ fn settle_with(
     connection: &mut Connection,
     file: &Path,
     boot: &str,
-    anybody_lives: impl Fn() -> bool,
+    anybody_lives: impl Fn() -> Result<bool, StoreError>,
     steps: &[&str],
 ) -> Result<String, StoreError> {
     let explain = |error| explain(file, error);
@@ -196,7 +208,7 @@ fn settle_with(
         .map_err(explain)?;
     if boot_of_file != boot {
         // Whoever is of this boot has told so, here, before it showed that it lives.
-        if anybody_lives() {
+        if anybody_lives()? {
             return Err(another_boot(file));
         }
         transaction.execute_batch(FREE_EVERYTHING).map_err(explain)?;
@@ -293,8 +305,10 @@ mod tests {
 
     const FILE: &str = "locks.db";
 
-    fn nobody() -> bool {
-        false
+    type Lives = Result<bool, StoreError>;
+
+    fn nobody() -> Lives {
+        Ok(false)
     }
 
     #[test]
@@ -350,8 +364,14 @@ mod tests {
             .expect("filled");
         settle(&mut connection, Path::new(FILE), "first", nobody).expect("the same boot");
         assert_eq!(count(&connection, "entry"), 1, "another process is nothing to be freed by");
-        let error = settle(&mut connection, Path::new(FILE), "second", || true).expect_err("somebody lives");
-        assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
+        let not_known = || Err(StoreError::new(StoreErrorKind::Denied, "not to be read"));
+        let lives: [(fn() -> Lives, _); 2] =
+            [(|| Ok(true), StoreErrorKind::Config), (not_known, StoreErrorKind::Denied)];
+        for (anybody_lives, kind) in lives {
+            let settled = settle(&mut connection, Path::new(FILE), "second", anybody_lives);
+            let error = settled.expect_err("somebody may live");
+            assert_eq!(error.kind(), kind, "{error}");
+        }
         assert_eq!(count(&connection, "entry"), 1, "nothing of theirs was touched");
         settle(&mut connection, Path::new(FILE), "second", nobody).expect("another boot");
         assert_eq!(["entry", "grave", "watcher"].map(|table| count(&connection, table)), [0; 3]);

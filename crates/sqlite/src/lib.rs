@@ -12,7 +12,8 @@
 //!
 //! * **Leases** run on the host's boot-time clock, which all its processes share and nobody can
 //!   set, also where a container sees it shifted. The file remembers the boot it belongs to: a
-//!   restart of the machine ends every lease, detached ones too, because nobody who held one is left.
+//!   restart of the machine ends every lease, detached ones and what is kept for its `min_hold` too: nobody
+//!   who held one is left, and only the wall clock could tell how much of it was.
 //! * **The dead** are passed at once. Each keeper has an OS lock on a file of its own, which ends
 //!   with the process however it ends. Whoever finds somebody in the way looks at that file: free
 //!   means dead. A missing file proves nothing, and then the lease decides. What is younger than its

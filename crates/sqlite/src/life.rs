@@ -116,26 +116,43 @@ pub(crate) fn pulse(keepers: &Path, keeper: KeeperId) -> Pulse {
 }
 
 fn judge(path: &Path) -> Pulse {
-    let Ok(file) = File::open(path) else { return Pulse::Unknown };
+    look_at(path).unwrap_or(Pulse::Unknown)
+}
+
+/// What a life file shows. An error says that it is there, and no more.
+fn look_at(path: &Path) -> io::Result<Pulse> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Pulse::Unknown),
+        file => file?,
+    };
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => Pulse::Dead,
-        Err(rustix::io::Errno::WOULDBLOCK) => Pulse::Alive,
-        Err(_) => Pulse::Unknown,
+        Ok(()) => Ok(Pulse::Dead),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(Pulse::Alive),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Clears away what a keeper left in the folder, once its rows are gone.
 pub(crate) fn forget(keepers: &Path, keeper: KeeperId) {
-    for kind in [LIFE, WAKE] {
+    // The life file is what the others are found by, so it goes last.
+    for kind in [WAKE, LIFE] {
         // Somebody else may have been faster.
         drop(fs::remove_file(file_of(keepers, keeper, kind)));
     }
 }
 
-/// Whether any keeper in the folder lives.
-pub(crate) fn anybody_lives(keepers: &Path) -> bool {
-    let mut files = fs::read_dir(keepers).into_iter().flatten().flatten().map(|entry| entry.path());
-    files.any(|path| path.extension().is_some_and(|kind| kind == LIFE) && judge(&path) == Pulse::Alive)
+/// Whether any keeper in the folder lives; an error where one may live that cannot be looked at.
+pub(crate) fn anybody_lives(keepers: &Path) -> Result<bool, StoreError> {
+    let unreadable = |error| file_trouble("look into", keepers, error);
+    for entry in fs::read_dir(keepers).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        if path.extension().is_some_and(|kind| kind == LIFE)
+            && look_at(&path).map_err(|error| file_trouble("look at", &path, error))? == Pulse::Alive
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The keepers in the folder that are dead. Clears away what is nobody's.
@@ -164,7 +181,8 @@ pub(crate) fn keeper_from(text: &str) -> Option<KeeperId> {
     u128::from_str_radix(text, 16).ok().filter(|_| plain).map(KeeperId::from_u128)
 }
 
-fn is_old(path: &Path) -> bool {
+/// Whether a file is older than anybody takes to make and name one.
+pub(crate) fn is_old(path: &Path) -> bool {
     let age = fs::metadata(path).and_then(|facts| facts.modified()).map(|at| at.elapsed());
     matches!(age, Ok(Ok(age)) if age > Duration::from_secs(60))
 }
@@ -262,6 +280,24 @@ pub(crate) mod tests {
         fs::remove_file(life_of(&place.keepers, keeper)).expect("removed");
         assert_eq!(pulse(&place.keepers, keeper), Pulse::Unknown);
         assert!(the_dead(&place.keepers).is_empty());
+    }
+
+    /// Who takes the living for dead frees what they hold.
+    #[test]
+    fn what_cannot_be_looked_at_may_be_alive() {
+        let (_folder, place) = place();
+        let lives = || anybody_lives(&place.keepers).ok();
+        assert_eq!(lives(), Some(false));
+        let keeper = KeeperId::random();
+        let life = Life::begin(&place, keeper).expect("begun");
+        assert_eq!(lives(), Some(true));
+        drop(life);
+        assert_eq!(lives(), Some(false), "it has ended");
+        // Not even root can open this one.
+        let endless = life_of(&place.keepers, KeeperId::random());
+        std::os::unix::fs::symlink(&endless, &endless).expect("linked");
+        assert_eq!(lives(), None, "a file that cannot be opened");
+        assert!(anybody_lives(&place.file).is_err(), "a folder that cannot be read");
     }
 
     #[test]

@@ -2,21 +2,27 @@
 //! longer the same file.
 
 use std::{
+    ffi::OsStr,
     fs::{self, DirBuilder, OpenOptions},
     io,
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    },
     path::{Path, PathBuf},
-    thread,
-    time::Duration,
 };
 
 use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
 use rustix::{
-    fs::{AtFlags, CWD, RenameFlags, StatxFlags},
+    fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, StatxFlags},
     io::Errno,
 };
 
-use crate::{layout, trouble::file_trouble};
+use crate::{
+    layout,
+    life::{is_old, keeper_from},
+    trouble::file_trouble,
+};
 
 /// The database file and what lies beside it.
 #[derive(Clone, Debug)]
@@ -54,15 +60,30 @@ impl Place {
         }
         refuse_mounted_alone(&file, folder)?;
         refuse_hard_links(&file)?;
-        layout::refuse_untouched(&file)?;
+        layout::refuse_untouched(&file, || beside(&file, "-wal").exists())?;
         let keepers = beside(&file, "-keepers");
         Ok(Self { file, keepers, mode: facts.mode() & 0o666, same: None })
     }
 
-    /// Makes the folder of the keepers, once the file is known to be ours.
+    /// Makes the folder of the keepers, once the file is known to be ours. Who may use the file may use the folder.
     pub(crate) fn make_room(&self) -> Result<(), StoreError> {
-        // Who may use the file may use the folder beside it.
-        make_folder(&self.keepers, self.mode | ((self.mode & 0o444) >> 2))
+        let mode = self.mode | ((self.mode & 0o444) >> 2);
+        make_folder(&self.keepers, mode)?;
+        self.share_room(mode).map_err(|error| file_trouble("share the folder", &self.keepers, error))
+    }
+
+    /// Adds what the umask has taken, or what a maker who died did not come to. What else is set stays, such as the bit
+    /// that gives new files the folder's group. A link is left alone: where it leads may not be meant to be shared.
+    fn share_room(&self, mode: u32) -> io::Result<()> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(folder) = rustix::fs::open(&self.keepers, flags, Mode::empty()) else { return Ok(()) };
+        let folder = fs::File::from(folder);
+        let facts = folder.metadata()?;
+        let has = facts.mode() & 0o7777;
+        if has & mode == mode || facts.uid() != rustix::process::geteuid().as_raw() {
+            return Ok(());
+        }
+        folder.set_permissions(fs::Permissions::from_mode(has | mode))
     }
 
     #[cfg(test)]
@@ -131,31 +152,29 @@ fn config(file: &Path, what: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Config, format!("{} {what}", file.display()))
 }
 
-/// Makes a folder that only those may enter who may use the file; one that is there stays as it is.
+/// Makes a folder; one that is there stays as it is.
 fn make_folder(folder: &Path, mode: u32) -> Result<(), StoreError> {
     if folder.is_dir() {
         return Ok(());
     }
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(|error| file_trouble("make the folder", folder, error))?;
-    if mode != 0o700 {
-        let shared = fs::set_permissions(folder, fs::Permissions::from_mode(mode));
-        shared.map_err(|error| file_trouble("share the folder", folder, error))?;
-    }
-    Ok(())
+    let made = DirBuilder::new().recursive(true).mode(mode).create(folder);
+    made.map_err(|error| file_trouble("make the folder", folder, error))
 }
 
 /// Makes an empty file for its owner only. It is made under another name: closing a file that is
 /// in use in this process would end SQLite's locks on it.
 fn make_file(path: &Path) -> Result<(), StoreError> {
-    let new = beside(path, &format!("-new-{}", KeeperId::random()));
+    clear_unnamed(path, is_old);
+    let new = beside(path, &format!("{UNNAMED}{}", KeeperId::random()));
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new);
     made.map_err(|error| file_trouble("make", path, error))?;
     let moved = match rustix::fs::renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE) {
         // File systems that cannot rename so can link so.
         Err(Errno::INVAL | Errno::NOSYS) => {
             let linked = fs::hard_link(&new, path);
-            fs::remove_file(&new).and(linked)
+            // Whoever finds two names of one file removes this one, too.
+            drop(fs::remove_file(&new));
+            linked
         }
         Err(error) => fs::remove_file(&new).and(Err(error.into())),
         Ok(()) => Ok(()),
@@ -164,6 +183,23 @@ fn make_file(path: &Path) -> Result<(), StoreError> {
         // Somebody else was faster, with the same file in mind.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         moved => moved.map_err(|error| file_trouble("make", path, error)),
+    }
+}
+
+/// Between the name of a file and an id, it is the name under which the file is made.
+const UNNAMED: &str = "-new-";
+
+/// Removes files that were made to become `path`, and whose makers died, as far as `is_over` says so.
+fn clear_unnamed(path: &Path, is_over: impl Fn(&Path) -> bool) {
+    let Some(start) = beside(path, UNNAMED).file_name().map(OsStr::to_owned) else { return };
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let id = name.as_bytes().strip_prefix(start.as_bytes()).and_then(|id| str::from_utf8(id).ok());
+        if id.and_then(keeper_from).is_some() && is_over(&entry.path()) {
+            // Somebody else may have been faster.
+            drop(fs::remove_file(entry.path()));
+        }
     }
 }
 
@@ -223,13 +259,17 @@ fn refuse_mounted_alone(file: &Path, folder: &Path) -> Result<(), StoreError> {
 
 /// Each name of a file has a log of its own, so the locks of two names would not meet.
 fn refuse_hard_links(file: &Path) -> Result<(), StoreError> {
-    for _ in 0..10 {
-        let facts = fs::metadata(file).map_err(|error| file_trouble("look at", file, error))?;
-        if facts.nlink() <= 1 {
-            return Ok(());
-        }
-        // Where it cannot be made otherwise, a new file has two names for a moment.
-        thread::sleep(Duration::from_millis(5));
+    let look = || fs::metadata(file).map_err(|error| file_trouble("look at", file, error));
+    let facts = look()?;
+    if facts.nlink() <= 1 {
+        return Ok(());
+    }
+    // Where it cannot be made otherwise, a new file has two names until its maker removes one, who may have died.
+    let identity = (facts.dev(), facts.ino());
+    let is_same = |other: &Path| fs::metadata(other).is_ok_and(|it| (it.dev(), it.ino()) == identity);
+    clear_unnamed(file, is_same);
+    if look()?.nlink() <= 1 {
+        return Ok(());
     }
     Err(config(
         file,
@@ -239,6 +279,8 @@ fn refuse_hard_links(file: &Path) -> Result<(), StoreError> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn mode_of(path: &Path) -> u32 {
@@ -265,6 +307,59 @@ mod tests {
         let place = Place::prepare(&file).expect("prepared");
         assert_eq!(mode_of(&place.keepers), 0o770);
         assert_eq!(mode_of(&file), 0o660, "what was there stays as it was");
+    }
+
+    /// Else the files in it would belong to the group of whoever made them, and the others of the
+    /// file's group could not use them.
+    #[test]
+    fn the_folder_of_the_keepers_passes_its_group_on_as_the_folder_around_it_does() {
+        for (around, within) in [(0o2770, 0o2770), (0o770, 0o770)] {
+            let folder = tempfile::tempdir().expect("a folder");
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(around)).expect("shared");
+            let file = folder.path().join("locks.db");
+            fs::write(&file, "").expect("written");
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o660)).expect("shared");
+            let place = Place::prepare(&file).expect("prepared");
+            let mode = fs::metadata(&place.keepers).expect("it is there").mode() & 0o7777;
+            assert_eq!(mode, within, "{mode:o} in {around:o}");
+        }
+    }
+
+    /// Whoever made it may have died before it could share it.
+    #[test]
+    fn a_folder_that_was_not_shared_yet_is_shared() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("locks.db");
+        fs::write(&file, "").expect("written");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o660)).expect("shared");
+        let keepers = folder.path().join("locks.db-keepers");
+        DirBuilder::new().mode(0o700).create(&keepers).expect("made");
+        Place::prepare(&file).expect("prepared");
+        assert_eq!(mode_of(&keepers), 0o770);
+        // Somebody may have put a link there that leads to what is not meant for others.
+        let private = folder.path().join("private");
+        DirBuilder::new().mode(0o700).create(&private).expect("made");
+        fs::remove_dir(&keepers).expect("removed");
+        std::os::unix::fs::symlink(&private, &keepers).expect("linked");
+        Place::prepare(&file).expect("prepared");
+        assert_eq!(mode_of(&private), 0o700);
+    }
+
+    /// Where a file is made by linking, its maker may die before the name that it was made under is gone.
+    #[test]
+    fn what_a_maker_of_the_file_left_is_cleared_away() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("locks.db");
+        let new = |id| beside(&file, &format!("-new-{}", KeeperId::from_u128(id)));
+        let long_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+        fs::File::create(new(1)).expect("made").set_modified(long_ago).expect("set");
+        fs::File::create(new(2)).expect("made");
+        Place::find(&file).expect("made");
+        assert!(!new(1).exists(), "its maker is gone");
+        assert!(new(2).exists(), "its maker may be about to name it");
+        fs::hard_link(&file, new(3)).expect("linked");
+        Place::find(&file).expect("it has one name again");
+        assert!(!new(3).exists());
     }
 
     #[test]

@@ -305,7 +305,8 @@ mod tests {
     #[test]
     fn a_line_keeps_its_order() {
         let mut connection = Connection::open_in_memory().expect("opened");
-        crate::layout::settle(&mut connection, std::path::Path::new("x"), "boot", || false).expect("made");
+        crate::layout::settle(&mut connection, std::path::Path::new("x"), "boot", || Ok(false))
+            .expect("made");
         let transaction = connection.transaction().expect("begun");
         let name = Name::new("stock").expect("valid");
         let lines: [&[u64]; 8] =

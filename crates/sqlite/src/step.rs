@@ -44,6 +44,8 @@ pub(crate) struct Work<'a> {
     stored_mark: Mark,
     pub(crate) loaded: BTreeMap<Name, Option<Loaded>>,
     pulses: HashMap<KeeperId, Pulse>,
+    /// Dead keepers that were found and are not yet freed of what they had.
+    found_dead: BTreeSet<KeeperId>,
     /// Whether there are marks of those who left: mostly there are none, and nobody is looked up.
     any_graves: Option<bool>,
     /// Whether a mark was made here.
@@ -57,7 +59,7 @@ pub(crate) struct Done {
     /// Whom to tell what.
     pub(crate) wakes: Vec<(KeeperId, Wake)>,
     /// Whose files can be cleared away.
-    pub(crate) dead: Vec<KeeperId>,
+    pub(crate) dead: BTreeSet<KeeperId>,
     /// Whose death would let somebody of this keeper pass.
     pub(crate) ahead: BTreeSet<KeeperId>,
 }
@@ -79,6 +81,7 @@ impl<'a> Work<'a> {
             stored_mark: mark,
             loaded: BTreeMap::new(),
             pulses: HashMap::new(),
+            found_dead: BTreeSet::new(),
             any_graves: None,
             buried: false,
             done: Done::default(),
@@ -128,26 +131,36 @@ impl<'a> Work<'a> {
         name: &Name,
         act: impl FnOnce(&mut Resource, Now, &mut Mark, &mut Effects) -> T,
     ) -> Result<Option<T>> {
+        let answer = self.step_alone(name, act)?;
+        self.bury_found()?;
+        Ok(answer)
+    }
+
+    /// Does a step; the dead that it granted to are found, and are still to be buried.
+    fn step_alone<T>(
+        &mut self,
+        name: &Name,
+        act: impl FnOnce(&mut Resource, Now, &mut Mark, &mut Effects) -> T,
+    ) -> Result<Option<T>> {
         let (now, mut mark) = (self.now, self.mark);
         let mut effects = Effects::default();
         let Some(loaded) = self.load(name)? else { return Ok(None) };
         let answer = act(&mut loaded.resource, now, &mut mark, &mut effects);
         loaded.changed |= effects.changed;
         self.mark = mark;
-        self.grants_made(name, effects.grants)?;
+        self.grants_made(name, effects.grants);
         Ok(Some(answer))
     }
 
-    fn grants_made(&mut self, name: &Name, grants: Vec<GrantNotice>) -> Result<()> {
+    fn grants_made(&mut self, name: &Name, grants: Vec<GrantNotice>) {
         for grant in grants {
             let keeper = grant.contender.keeper;
             if self.is_dead(keeper) {
-                self.bury(keeper)?;
+                self.found_dead.insert(keeper);
             } else {
                 self.done.wakes.push((keeper, Wake::Granted(name.clone(), grant)));
             }
         }
-        Ok(())
     }
 
     pub(crate) fn is_dead(&mut self, keeper: KeeperId) -> bool {
@@ -159,27 +172,64 @@ impl<'a> Work<'a> {
 
     /// Frees everything that a dead keeper had, except what it had detached.
     pub(crate) fn bury(&mut self, dead: KeeperId) -> Result<()> {
-        if self.done.dead.contains(&dead) {
-            return Ok(());
-        }
-        self.done.dead.push(dead);
-        for name in self.names_of(dead)? {
-            self.step(&name, |resource, now, mark, effects| resource.bury_keeper(now, mark, dead, effects))?;
-        }
-        let keeper = dead.to_string();
-        self.transaction.prepare_cached("DELETE FROM watcher WHERE keeper = ?")?.execute([&keeper])?;
-        self.transaction.prepare_cached("DELETE FROM grave WHERE keeper = ?")?.execute([&keeper])?;
-        Ok(())
+        self.found_dead.insert(dead);
+        self.bury_found()
     }
 
-    /// What a keeper holds or waits for. Deaths are rare, so this is a scan and no index to keep.
-    fn names_of(&self, keeper: KeeperId) -> Result<Vec<Name>> {
-        let mut find = self.transaction.prepare_cached("SELECT DISTINCT name FROM entry WHERE keeper = ?")?;
-        let names = find.query_map([keeper.to_string()], |row| row.get(0))?;
-        valid_names(names)
+    /// Buries all that were found dead, and those whom that would have granted something and who are dead too. In
+    /// rounds, because thousands may have died in one line.
+    fn bury_found(&mut self) -> Result<()> {
+        loop {
+            let mut dead = std::mem::take(&mut self.found_dead);
+            dead.retain(|keeper| !self.done.dead.contains(keeper));
+            if dead.is_empty() {
+                return Ok(());
+            }
+            for name in self.names_of(&dead)? {
+                // Else each would be granted it, one a round.
+                let next = self.dead_at_the_head(&name, &dead)?;
+                let gone = dead.union(&next).copied().collect();
+                self.step_alone(&name, |resource, now, mark, effects| {
+                    resource.bury_keepers(now, mark, &gone, effects);
+                })?;
+                self.found_dead.extend(next);
+            }
+            for keeper in &dead {
+                for table in ["watcher", "grave"] {
+                    self.transaction
+                        .prepare_cached(&format!("DELETE FROM {table} WHERE keeper = ?"))?
+                        .execute([keeper.to_string()])?;
+                }
+            }
+            self.done.dead.append(&mut dead);
+        }
     }
 
-    /// Buries those of the keepers in the way of `units` who are dead.
+    /// What these keepers hold or wait for. Deaths are rare, so this is a scan and no index to keep.
+    fn names_of(&self, keepers: &BTreeSet<KeeperId>) -> Result<Vec<Name>> {
+        let mut find = self.transaction.prepare_cached("SELECT name, keeper FROM entry ORDER BY name")?;
+        let mut rows = find.query([])?;
+        let mut names: Vec<String> = Vec::new();
+        while let Some(row) = rows.next()? {
+            let (name, keeper) = (row.get_ref(0)?.as_str()?, keeper_from(row.get_ref(1)?.as_str()?));
+            let theirs = keeper.is_some_and(|keeper| keepers.contains(&keeper));
+            if theirs && names.last().is_none_or(|last| last != name) {
+                names.push(name.to_owned());
+            }
+        }
+        valid_names(names.into_iter().map(Ok))
+    }
+
+    /// Those at the head of a line who are dead, up to the first who lives. Some are `known` to be dead.
+    fn dead_at_the_head(&mut self, name: &Name, known: &BTreeSet<KeeperId>) -> Result<BTreeSet<KeeperId>> {
+        let Some(loaded) = self.load(name)? else { return Ok(BTreeSet::new()) };
+        let line: Vec<KeeperId> =
+            loaded.resource.queue.iter().map(|waiter| waiter.contender.keeper).collect();
+        Ok(line.into_iter().take_while(|keeper| known.contains(keeper) || self.is_dead(*keeper)).collect())
+    }
+
+    /// Buries those in the way of a claim who are dead: holders, and those at the head of the line. Who waits there is
+    /// watched by those who wait behind it, so only who does not wait looks at it.
     fn clear_the_way(&mut self, claim: &Claim) -> Result<()> {
         let Some(loaded) = self.load(&claim.name)? else { return Ok(()) };
         let resource = &loaded.resource;
@@ -189,16 +239,17 @@ impl<'a> Work<'a> {
         if free {
             return Ok(());
         }
-        let mut in_the_way: Vec<KeeperId> =
-            resource.holders.iter().map(|holder| holder.contender.keeper).collect();
-        in_the_way.sort_unstable();
-        in_the_way.dedup();
-        for keeper in in_the_way {
-            if self.is_dead(keeper) {
-                self.bury(keeper)?;
-            }
+        // What has ended goes now. It may be granted to the dead, and the claim is to find it without them.
+        self.step(&claim.name, Resource::settle)?;
+        let Some(loaded) = self.load(&claim.name)? else { return Ok(()) };
+        let mut dead: BTreeSet<KeeperId> =
+            loaded.resource.holders.iter().map(|holder| holder.contender.keeper).collect();
+        dead.retain(|keeper| self.is_dead(*keeper));
+        if !claim.queue {
+            dead.append(&mut self.dead_at_the_head(&claim.name, &BTreeSet::new())?);
         }
-        Ok(())
+        self.found_dead.append(&mut dead);
+        self.bury_found()
     }
 
     /// Remembers whose death would let this waiter pass: holders, and who will hold just before it.

@@ -42,8 +42,17 @@ pub(crate) fn explain(file: &Path, error: rusqlite::Error) -> StoreError {
 
 /// Whether another process had the file.
 pub(crate) fn is_busy(error: &StoreError) -> bool {
+    code_of(error).is_some_and(is_busy_code)
+}
+
+/// Whether it is a database, and one that does not add up.
+pub(crate) fn is_damage(error: &StoreError) -> bool {
+    code_of(error) == Some(ErrorCode::DatabaseCorrupt)
+}
+
+fn code_of(error: &StoreError) -> Option<ErrorCode> {
     let source = error.source().and_then(|source| source.downcast_ref::<rusqlite::Error>());
-    source.and_then(rusqlite::Error::sqlite_error_code).is_some_and(is_busy_code)
+    source.and_then(rusqlite::Error::sqlite_error_code)
 }
 
 /// The last one says that very many asked for the file at the same moment.

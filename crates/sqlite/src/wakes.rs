@@ -29,11 +29,18 @@ const HEADER: &str = "lockkeeper 1\n";
 /// Datagrams are split before they get larger: well below what a socket takes by default.
 const LARGEST: usize = 32 * 1024;
 
-/// The way to the sockets of all keepers.
+/// The way to everybody who is to be woken.
 #[derive(Debug)]
 pub(crate) struct Channel {
     own: KeeperId,
     sink: WakeSink,
+    /// The way to other keepers, if it could be opened.
+    others: Option<Others>,
+}
+
+/// The way to the sockets of other keepers.
+#[derive(Debug)]
+struct Others {
     folder: Folder,
     socket: UnixDatagram,
 }
@@ -55,37 +62,50 @@ impl Folder {
 }
 
 impl Channel {
-    /// Opens the way out, and the socket that others reach `own` through.
-    pub(crate) fn open(place: &Place, own: KeeperId, sink: WakeSink) -> io::Result<(Self, UnixDatagram)> {
-        let folder = Folder::open(place)?;
-        let inbox = UnixDatagram::bind(folder.address(own))?;
-        inbox.set_nonblocking(true)?;
-        place.share(&place.keepers.join(wake_name(own)))?;
-        let socket = UnixDatagram::unbound()?;
-        socket.set_nonblocking(true)?;
-        Ok((Self { own, sink, folder, socket }, inbox))
+    /// Opens the way out, and the socket that others reach `own` through. One works without the other, and the tasks
+    /// of this process are told without either.
+    pub(crate) fn open(place: &Place, own: KeeperId, sink: WakeSink) -> (Self, Option<UnixDatagram>) {
+        let closed = |way: &str, error: io::Error| {
+            tracing::warn!(%error, way, "no wakes to or from other processes; polls make up for it");
+        };
+        let others = Others::open(place).map_err(|error| closed("to", error)).ok();
+        let inbox = hear(place, own).map_err(|error| closed("from", error)).ok();
+        (Self { own, sink, others }, inbox)
     }
 
     /// Tells everybody what concerns them, one datagram each as far as it goes.
     pub(crate) fn tell(&self, wakes: Vec<(KeeperId, Wake)>) {
+        let (own, theirs): (Vec<_>, Vec<_>) = wakes.into_iter().partition(|(keeper, _)| *keeper == self.own);
+        own.into_iter().for_each(|(_, wake)| self.sink.wake(wake));
+        let Some(others) = &self.others else { return };
         let mut letters = BTreeMap::<KeeperId, String>::new();
-        for (keeper, wake) in wakes {
-            if keeper == self.own {
-                self.sink.wake(wake);
-                continue;
-            }
+        for (keeper, wake) in theirs {
             let letter = letters.entry(keeper).or_insert_with(|| HEADER.to_owned());
             write_wake(letter, &wake);
             if letter.len() > LARGEST {
-                self.send(keeper, letter);
+                others.send(keeper, letter);
                 HEADER.clone_into(letter);
             }
         }
-        for (keeper, letter) in letters {
-            if letter.len() > HEADER.len() {
-                self.send(keeper, &letter);
-            }
+        for (keeper, letter) in letters.into_iter().filter(|(_, letter)| letter.len() > HEADER.len()) {
+            others.send(keeper, &letter);
         }
+    }
+}
+
+/// The socket that others reach `own` through.
+fn hear(place: &Place, own: KeeperId) -> io::Result<UnixDatagram> {
+    let inbox = UnixDatagram::bind(Folder::open(place)?.address(own))?;
+    inbox.set_nonblocking(true)?;
+    place.share(&place.keepers.join(wake_name(own)))?;
+    Ok(inbox)
+}
+
+impl Others {
+    fn open(place: &Place) -> io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        Ok(Self { folder: Folder::open(place)?, socket })
     }
 
     fn send(&self, keeper: KeeperId, letter: &str) {
@@ -228,8 +248,8 @@ mod tests {
         let place = Place::prepare(&deep).expect("prepared");
         let quiet = || WakeSink::new(|_| {});
         let (ours, theirs) = (KeeperId::random(), KeeperId::random());
-        let (channel, _) = Channel::open(&place, ours, quiet()).expect("opened");
-        let (_, inbox) = Channel::open(&place, theirs, quiet()).expect("opened");
+        let (channel, _) = Channel::open(&place, ours, quiet());
+        let inbox = hear(&place, theirs).expect("bound");
         let changed = || Wake::Changed(Topic::Latch(Name::new("x").expect("valid")));
         channel.tell(vec![(theirs, changed()), (KeeperId::random(), changed())]);
         let mut buffer = [0; 100];
@@ -247,8 +267,8 @@ mod tests {
         let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
         let open = || {
             let keeper = KeeperId::random();
-            let (channel, inbox) = Channel::open(&place, keeper, WakeSink::new(|_| {})).expect("opened");
-            (keeper, channel, inbox)
+            let (channel, inbox) = Channel::open(&place, keeper, WakeSink::new(|_| {}));
+            (keeper, channel, inbox.expect("bound"))
         };
         let changed = || Wake::Changed(Topic::Latch(Name::new("x").expect("valid")));
         let (_, channel, _) = open();
@@ -266,8 +286,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
         let (ours, theirs) = (KeeperId::random(), KeeperId::random());
-        let (channel, _) = Channel::open(&place, ours, WakeSink::new(|_| {})).expect("opened");
-        let (_, inbox) = Channel::open(&place, theirs, WakeSink::new(|_| {})).expect("opened");
+        let (channel, _) = Channel::open(&place, ours, WakeSink::new(|_| {}));
+        let inbox = hear(&place, theirs).expect("bound");
         let changed = || Wake::Changed(Topic::Latch(Name::new("x").expect("valid")));
         let (heard, mut wakes) = tokio::sync::mpsc::unbounded_channel();
         let listening = tokio::spawn(listen(inbox, WakeSink::new(move |wake| _ = heard.send(wake))));

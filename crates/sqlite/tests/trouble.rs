@@ -72,6 +72,41 @@ async fn a_damaged_file_is_reported_and_left_as_it_is() {
     assert_eq!(beside(&file), ["locks.db"]);
 }
 
+/// The last version of a page in SQLite's log: after a header of 32 bytes, each page has one of 24 before it, which
+/// begins with its number.
+fn page_in_log(log: &[u8], number: u32, size: usize) -> Option<&[u8]> {
+    let mut frames = log[32..].chunks_exact(24 + size);
+    frames.rfind(|frame| frame[..4] == number.to_be_bytes()).map(|frame| &frame[24..])
+}
+
+/// SQLite moves its log into the file page by page. The first page says how many there are, and is moved before those
+/// that make the file so long.
+#[tokio::test]
+async fn a_file_whose_maker_died_while_it_moved_its_log_is_well() {
+    const PAGE: usize = 4096;
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    connect(&file).await.expect("connected").close().await;
+    let writer = Connection::open(&file).expect("opened");
+    let rows = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 999)
+        INSERT INTO fence SELECT 'fence/' || i, 7 FROM n";
+    writer.execute(rows, []).expect("written");
+    let cut = folder.path().join("cut");
+    fs::create_dir(&cut).expect("made");
+    let log = fs::read(folder.path().join("locks.db-wal")).expect("there is a log");
+    let mut pages = fs::read(&file).expect("read");
+    pages[..PAGE].copy_from_slice(page_in_log(&log, 1, PAGE).expect("the file has grown"));
+    fs::write(cut.join("locks.db"), pages).expect("written");
+    fs::write(cut.join("locks.db-wal"), log).expect("written");
+    let keeper = connect(&cut.join("locks.db")).await.expect("nothing is wrong with it");
+    let guard = keeper.mutex("stock").lock().await.expect("free");
+    guard.release().await.expect("held");
+    keeper.close().await;
+    let fences = Connection::open(cut.join("locks.db")).expect("opened");
+    let count: u32 = fences.query_row("SELECT count(*) FROM fence", [], |row| row.get(0)).expect("read");
+    assert_eq!(count, 999, "all of it is there");
+}
+
 /// What lies in the file's folder.
 fn beside(file: &Path) -> Vec<String> {
     let names = fs::read_dir(file.parent().expect("a folder")).expect("listed");
@@ -160,6 +195,25 @@ async fn another_writer_that_does_not_end_is_reported_and_then_forgotten() {
     });
     drop(stuck);
     drop(waiting.await.expect("no panic").expect("served once the other is gone"));
+}
+
+/// After a restart of the machine, say, there is something to write before the file can be used.
+#[tokio::test]
+async fn who_opens_a_file_that_another_writer_has_waits_as_long_as_it_was_told_to() {
+    let folder = folder();
+    let file = folder.path().join("locks.db");
+    connect(&file).await.expect("connected").close().await;
+    let mut writer = Connection::open(&file).expect("opened");
+    writer.execute("UPDATE store SET boot = 'another'", []).expect("written");
+    let stuck = writer.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).expect("begun");
+    let connector = lockkeeper_sqlite::connector(&format!("sqlite:{}", file.display())).expect("a good URL");
+    let started = Instant::now();
+    let limit = Duration::from_millis(200);
+    let error = Keeper::builder(connector).request_limit(limit).connect().await.expect_err("it is busy");
+    assert_eq!(error.kind(), StoreErrorKind::Conflict, "{error}");
+    assert!(started.elapsed() < limit * 20, "told after {:?}", started.elapsed());
+    drop(stuck);
+    connect(&file).await.expect("nobody has it any more");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 //! a store may settle as lazily as it likes.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     time::{Duration, SystemTime},
 };
 
@@ -290,18 +290,24 @@ impl Resource {
         Evicted::Done
     }
 
-    /// Drop every hold and place that belongs to a dead keeper, except what is detached. A hold that
+    /// Drop every hold and place that belongs to dead keepers, except what is detached. A hold that
     /// is younger than its minimum is retired, unless nobody confirmed it: then nobody has acted on
     /// it. For stores that can tell that a process is dead before its leases end.
-    pub fn bury_keeper(&mut self, now: Now, mark: &mut Mark, dead: KeeperId, effects: &mut Effects) {
+    pub fn bury_keepers(
+        &mut self,
+        now: Now,
+        mark: &mut Mark,
+        dead: &BTreeSet<KeeperId>,
+        effects: &mut Effects,
+    ) {
         let before = self.holders.len();
         self.holders.retain_mut(|holder| {
             holder.detached
-                || holder.contender.keeper != dead
+                || !dead.contains(&holder.contender.keeper)
                 || holder.confirmed && holder.retire(now, holder.min_hold)
         });
         effects.changed |= self.holders.len() != before;
-        self.queue.retain(|waiter| waiter.contender.keeper != dead);
+        self.queue.retain(|waiter| !dead.contains(&waiter.contender.keeper));
         self.settle(now, mark, effects);
     }
 

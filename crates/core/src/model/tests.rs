@@ -2,7 +2,7 @@
 //! sequences of steps: claims, repeated and late claims, renewals, leaves, evictions, time.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -617,7 +617,8 @@ fn i8_the_dead_keep_what_they_confirmed_for_its_minimum() {
         if confirmed {
             resource.claim(at(1_500_000), &mut mark, &claim(1, min_hold), &mut effects);
         }
-        resource.bury_keeper(at(2_000_000), &mut mark, contender(1).keeper, &mut effects);
+        let dead = BTreeSet::from([contender(1).keeper]);
+        resource.bury_keepers(at(2_000_000), &mut mark, &dead, &mut effects);
         let kept = resource.holders.first().map(|holder| (holder.expires, holder.retired));
         assert_eq!(kept, ends.map(|ends| (ends, true)), "{min_hold:?}, confirmed: {confirmed}");
     }
