@@ -132,6 +132,26 @@ async fn a3_the_first_renewal_of_a_pushed_grant_is_tried_again_in_time() {
     }
 }
 
+/// A store that takes more than half of what is left of a first lease to answer is slow, not silent.
+#[tokio::test(start_paused = true)]
+async fn a3_a_slow_answer_to_the_first_renewal_of_a_pushed_grant_counts() {
+    let world = Virtual::new();
+    let (ours, line) = behind_a_line(&world).await;
+    let theirs = world.keeper().await;
+    let held = theirs.mutex(NAME).lock().await.expect("free");
+    let mutex = ours.mutex(NAME).expires_after(secs(10));
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    sleep(millis(100)).await;
+    held.release().await.expect("held");
+    let guard = waiting.await.expect("no panic").expect("granted by the releaser");
+    for _ in 0..4 {
+        line.next(Fate { after: millis(1200), ..Fate::GOOD });
+    }
+    sleep(secs(9)).await;
+    assert!(guard.is_held());
+    ends_before_the_store_does(&guard, &theirs).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a5_a6_tokens_grow_also_after_loss_of_data() {
     let world = Virtual::new();

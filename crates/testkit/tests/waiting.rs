@@ -270,3 +270,71 @@ async fn a_subscription_made_while_the_old_one_ends_is_kept() {
     assert!(opened.elapsed() < millis(100), "woken only by a poll, after {:?}", opened.elapsed());
     theirs.latch("name").delete().await.expect("there");
 }
+
+/// A keeper on a line that a test slows down, with one request at a time.
+async fn one_at_a_time(world: &Virtual) -> (Keeper, Arc<Line>) {
+    let line = Line::good();
+    let store = Plant::new()
+        .capability(|capability| capability.requests_at_once = 1)
+        .of(faulty(world.server.connector("memory:"), line.clone()));
+    let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await;
+    (keeper.expect("a good line"), line)
+}
+
+struct Panics;
+
+impl std::task::Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker that panics");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_one_costs_the_others_of_its_group_nothing() {
+    let world = Virtual::new();
+    let (keeper, line) = one_at_a_time(&world).await;
+    line.next(Fate::late(Duration::from_millis(10)));
+    let first = keeper.mutex("a");
+    let first = tokio::spawn(async move { first.lock().await.map(drop) });
+    tokio::task::yield_now().await;
+    let second = keeper.mutex("b");
+    let mut second = Box::pin(second.lock());
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(second.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let third = keeper.mutex("c");
+    let third = tokio::spawn(async move { third.lock().await.map(drop) });
+    first.await.expect("no panic").expect("free");
+    let third = tokio::time::timeout(Duration::from_secs(60), third).await.expect("it has an outcome");
+    third.expect("no panic").expect("free");
+    drop(second);
+    tokio::time::timeout(Duration::from_secs(60), keeper.close()).await.expect("nothing is left to wait for");
+}
+
+/// Four tasks stand in the store's own line, of which the third gives up while the second is under way.
+#[tokio::test(start_paused = true)]
+async fn one_who_gives_up_before_its_claim_is_sent_does_not_take_the_next_along() {
+    let world = Virtual::new();
+    let (keeper, line) = one_at_a_time(&world).await;
+    line.set(Faults { usual: 20, ..Faults::NONE });
+    for patience in 1..60 {
+        let mutex = keeper.mutex("name").fifo();
+        let lock = |mutex: lockkeeper_core::Mutex| {
+            tokio::spawn(async move {
+                let _held = mutex.lock().await.expect("free some day");
+            })
+        };
+        let first = [lock(mutex.clone()), lock(mutex.clone())];
+        tokio::task::yield_now().await;
+        let impatient = mutex.clone();
+        let gives_up = tokio::spawn(async move {
+            drop(impatient.lock_within(Duration::from_millis(patience)).await);
+        });
+        tokio::task::yield_now().await;
+        let last = lock(mutex.clone());
+        tokio::time::timeout(Duration::from_secs(60), last).await.expect("served").expect("no panic");
+        gives_up.await.expect("no panic");
+        for task in first {
+            task.await.expect("no panic");
+        }
+    }
+}

@@ -196,16 +196,7 @@ impl Engine {
         operation: &'static str,
         reply: Reply<'_, T>,
     ) -> Result<T, StoreError> {
-        self.ask_store_within(self.request_limit(), operation, reply).await
-    }
-
-    /// Asks the store, but not for longer than `limit`.
-    pub(crate) async fn ask_store_within<T>(
-        &self,
-        limit: Duration,
-        operation: &'static str,
-        reply: Reply<'_, T>,
-    ) -> Result<T, StoreError> {
+        let limit = self.request_limit();
         let result = self.clock().within(limit, reply).await;
         self.located(operation, result.unwrap_or_else(|| Err(no_answer(limit))))
     }

@@ -57,7 +57,8 @@ pub(crate) struct Group {
 struct Queue {
     jobs: VecDeque<Job>,
     /// First claims behind another first claim of the same name that is among the jobs: each comes among them when the
-    /// one before it is taken, so that a long line of them is not looked through for each request.
+    /// one before it is taken out, so that a long line of them is not looked through for each request. Where there are
+    /// no jobs, nobody is behind.
     behind: HashMap<Name, VecDeque<Arc<Seat>>>,
     flying: usize,
     /// How many jobs are in flight.
@@ -143,7 +144,12 @@ impl Group {
             look();
             match job {
                 Job::Claim(seat) => match seat.standing() {
-                    Standing::Over => {}
+                    Standing::Over => {
+                        // Those behind it move up all the same.
+                        if queue.behind.contains_key(&seat.claim().name) {
+                            new.insert(seat.claim().name.clone());
+                        }
+                    }
                     Standing::New if new.contains(&seat.claim().name) => {
                         queue.behind.entry(seat.claim().name.clone()).or_default().push_back(seat);
                     }
@@ -223,24 +229,24 @@ impl Drop for Landing {
     }
 }
 
-/// A batch in flight: every job gets an answer, whatever happens to the flight.
+/// A batch in flight: every job gets an answer, whatever happens to the flight, also if the code that one of them calls
+/// panics.
 struct Batch<'a> {
     engine: &'a Arc<Engine>,
-    jobs: Vec<Job>,
+    jobs: VecDeque<Job>,
 }
 
 impl Batch<'_> {
     fn land(mut self, sent: BootTime, result: Result<Answers<Answer>, StoreError>) {
-        let jobs = std::mem::take(&mut self.jobs);
         match result {
             Ok(answers) => {
                 let mut answers = answers.each.into_iter();
-                for job in jobs {
+                while let Some(job) = self.jobs.pop_front() {
                     self.engine.settle(job, sent, answers.next());
                 }
             }
             Err(error) => {
-                for job in jobs {
+                while let Some(job) = self.jobs.pop_front() {
                     self.engine.trouble(job, &error);
                 }
             }
@@ -264,7 +270,7 @@ impl Drop for Batch<'_> {
 impl Engine {
     /// Sends one batch as one request and settles every job in it.
     async fn send(self: &Arc<Self>, jobs: Vec<Job>) {
-        let mut batch = Batch { engine: self, jobs: Vec::with_capacity(jobs.len()) };
+        let mut batch = Batch { engine: self, jobs: VecDeque::with_capacity(jobs.len()) };
         let mut requests = Vec::with_capacity(jobs.len());
         let sent = self.clock().now();
         // All of one group go to one server.
@@ -278,7 +284,7 @@ impl Engine {
             };
             if let Some(request) = request {
                 requests.push(request);
-                batch.jobs.push(job);
+                batch.jobs.push_back(job);
             }
         }
         if requests.is_empty() {

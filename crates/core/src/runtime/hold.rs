@@ -47,7 +47,8 @@ pub(crate) struct Hold {
     limit: AtomicU64,
     renew_at: AtomicU64,
     confirmed: AtomicBool,
-    renewing: AtomicBool,
+    /// When the latest renewal that was answered had been sent.
+    heard_at: AtomicU64,
     /// Whether the store may not know it any more, and has not been asked since.
     doubted: AtomicBool,
     /// Whether its leave has been sent.
@@ -60,6 +61,9 @@ pub(crate) struct Hold {
 }
 
 const HELD: u8 = 0;
+
+/// While a renewal is unanswered, no other goes out for this long: a store that is only slow is not to get more to do.
+const BETWEEN_TRIES: Duration = Duration::from_millis(250);
 
 /// With less than this left, a fixed lease that is vouched for no further is not confirmed again.
 const LAST_CONFIRMED: Duration = Duration::from_millis(50);
@@ -130,7 +134,7 @@ impl Hold {
             limit: AtomicU64::new(limit.0),
             renew_at: AtomicU64::new(u64::MAX),
             confirmed: AtomicBool::new(origin.confirmed),
-            renewing: AtomicBool::new(false),
+            heard_at: AtomicU64::new(0),
             doubted: AtomicBool::new(false),
             left: AtomicBool::new(false),
             running: AtomicU64::new(0),
@@ -257,10 +261,10 @@ impl Hold {
         if now.after(early).0 < self.renew_at.load(Ordering::Acquire) {
             return Due::Later;
         }
-        self.renew_at.store(u64::MAX, Ordering::Release);
-        if self.renewing.swap(true, Ordering::AcqRel) {
-            return Due::Later;
-        }
+        // If no answer has come by half of what is left, another one goes out. The first is waited for as well: the store
+        // may only be slow.
+        let next_try = (self.ends().since(now) / 2).max(BETWEEN_TRIES);
+        self.renew_at.store(now.after(next_try).0, Ordering::Release);
         self.doubted.store(false, Ordering::Release);
         Due::Renew(self.renewal_lease(now))
     }
@@ -285,8 +289,11 @@ impl Hold {
 
     /// A renewal sent at `sent` was answered with `remaining`; it arrived at `now`.
     pub(crate) fn answered(&self, sent: BootTime, remaining: Duration, now: BootTime) {
-        self.renewing.store(false, Ordering::Release);
         self.confirmed.store(true, Ordering::Release);
+        if self.heard_at.fetch_max(sent.0, Ordering::AcqRel) > sent.0 {
+            // A later one has been answered before.
+            return;
+        }
         // A success that arrives after the deadline is not a success.
         if self.lost().is_some() || now >= self.ends() {
             self.lose(self.overdue());
@@ -300,9 +307,12 @@ impl Hold {
         }
     }
 
-    /// A renewal failed: try again soon, more often the less time is left.
-    pub(crate) fn unanswered(&self, now: BootTime) {
-        self.renewing.store(false, Ordering::Release);
+    /// A renewal sent at `sent` failed: try again soon, more often the less time is left.
+    pub(crate) fn unanswered(&self, sent: BootTime, now: BootTime) {
+        if self.heard_at.load(Ordering::Acquire) > sent.0 {
+            // A later one has been answered.
+            return;
+        }
         let pause = (self.ends().since(now) / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));
         self.renew_at.store(now.after(pause).0, Ordering::Release);
     }
@@ -393,7 +403,6 @@ mod tests {
         assert!(matches!(hold.plan(sent, Duration::ZERO), Due::Renew(_)));
         let doubted = sent.after(SECOND);
         hold.doubt(doubted);
-        assert!(matches!(hold.plan(doubted, Duration::ZERO), Due::Later), "one at a time");
         let answered = doubted.after(SECOND);
         hold.answered(sent, 30 * SECOND, answered);
         assert!(matches!(hold.plan(answered, Duration::ZERO), Due::Renew(_)), "asked again at once");

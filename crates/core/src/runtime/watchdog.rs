@@ -17,10 +17,6 @@ use crate::{
 /// Renewals due within this time of one that is due go out with it.
 const TOGETHER: Duration = Duration::from_millis(50);
 
-/// No renewal is given up sooner than this: a store may close a connection that is given up on, and where less is left
-/// a second try on a new one would hardly arrive.
-const SHORTEST_TRY: Duration = Duration::from_millis(500);
-
 /// The beat, until the keeper ends.
 pub(crate) async fn beat(engine: Arc<Engine>) {
     loop {
@@ -53,38 +49,24 @@ impl Engine {
             }
         }
         for (_, renewals) in by_server(&**self.store(), renewals, |(hold, _)| &hold.name) {
-            // Apart, so that the haste of some is not the haste of all.
-            let (hasty, usual): (Vec<_>, Vec<_>) =
-                renewals.into_iter().partition(|(hold, _)| self.tries_for(hold, now) < self.request_limit());
-            self.renew_in_batches(hasty, now);
-            self.renew_in_batches(usual, now);
+            let mut renewals = renewals.into_iter().peekable();
+            while renewals.peek().is_some() {
+                let batch = renewals.by_ref().take(self.group_limit()).collect();
+                let engine = self.clone();
+                self.background().spawn(async move { engine.renew(batch).await });
+            }
         }
         self.watches().sweep(now)
     }
 
-    /// How long one renewal is waited for: so long that a second one fits into what is left.
-    fn tries_for(&self, hold: &Hold, now: BootTime) -> Duration {
-        (hold.ends().since(now) / 2).max(SHORTEST_TRY).min(self.request_limit())
-    }
-
-    fn renew_in_batches(self: &Arc<Self>, renewals: Vec<(Arc<Hold>, Duration)>, now: BootTime) {
-        let mut renewals = renewals.into_iter().peekable();
-        while renewals.peek().is_some() {
-            let batch: Vec<_> = renewals.by_ref().take(self.group_limit()).collect();
-            let limit = batch.iter().map(|(hold, _)| self.tries_for(hold, now)).min();
-            let (engine, limit) = (self.clone(), limit.unwrap_or(self.request_limit()));
-            self.background().spawn(async move { engine.renew(batch, limit).await });
-        }
-    }
-
     /// Renews one batch as one request.
-    async fn renew(self: Arc<Self>, batch: Vec<(Arc<Hold>, Duration)>, limit: Duration) {
+    async fn renew(self: Arc<Self>, batch: Vec<(Arc<Hold>, Duration)>) {
         let requests: Vec<Renew> = batch.iter().map(|(hold, lease)| renewal(hold, *lease)).collect();
         let sent = self.clock().now();
         for (hold, lease) in &batch {
             hold.asks_for(sent, *lease);
         }
-        let result = self.ask_store_within(limit, "renew", self.store().renew(&requests)).await;
+        let result = self.ask_store("renew", self.store().renew(&requests)).await;
         let now = self.clock().now();
         match result {
             Ok(answers) => {
@@ -96,22 +78,22 @@ impl Engine {
                 for (hold, _) in &batch {
                     match answers.next() {
                         Some(answer) => self.renewed(hold, sent, answer, now),
-                        None => self.not_renewed(hold, now),
+                        None => self.not_renewed(hold, sent, now),
                     }
                 }
             }
             Err(error) => {
                 telemetry::renewal_failed(batch.len(), &error);
                 for (hold, _) in &batch {
-                    self.not_renewed(hold, now);
+                    self.not_renewed(hold, sent, now);
                 }
             }
         }
     }
 
     /// A renewal came to nothing: try again soon.
-    fn not_renewed(&self, hold: &Hold, now: BootTime) {
-        hold.unanswered(now);
+    fn not_renewed(&self, hold: &Hold, sent: BootTime, now: BootTime) {
+        hold.unanswered(sent, now);
         self.ledger().look_again(hold);
     }
 
@@ -124,7 +106,7 @@ impl Engine {
             }
             Renewed::Gone => hold.lose(Lost::Gone),
             Renewed::Evicted => hold.lose(Lost::Evicted),
-            Renewed::Unknown => hold.unanswered(now),
+            Renewed::Unknown => hold.unanswered(sent, now),
         }
         if hold.lost().is_some() {
             self.ledger().lost(hold.slot);

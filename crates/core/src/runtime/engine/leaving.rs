@@ -114,7 +114,9 @@ impl Engine {
     /// on being tried.
     pub(crate) fn left(self: &Arc<Self>, mut job: LeaveJob, result: Result<Left, StoreError>) {
         let now = self.clock().now();
-        let again = matches!(&result, Err(error) if error.is_passing()) && now < job.until;
+        // The keeper's thread ends when nothing is under way any more, so what fails after its end is not tried again.
+        let goes_on = now < job.until && !self.stop.is_stopped();
+        let again = matches!(&result, Err(error) if error.is_passing()) && goes_on;
         if let Some(reply) = job.reply.take() {
             // The releasing task may be gone; the leave was done all the same.
             drop(reply.send(result));
