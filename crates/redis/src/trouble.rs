@@ -30,7 +30,13 @@ fn without_words(details: &str) -> &str {
     details.split(", with args beginning with").next().unwrap_or_default()
 }
 
-/// The meaning of a server's error, by its code, if that is known: nothing was done.
+/// Whether it was a command of a script that was denied, and not the script: what came before it is done. Redis 7.0 has the
+/// first words, newer ones the others.
+fn is_denied_in_a_script(details: &str) -> bool {
+    details.contains("user executing the script can't") || details.contains("ACL failure in script")
+}
+
+/// The meaning of a server's error, by its code, if that is known: nothing was done, but for a script that was denied a command.
 fn explain(code: &str, details: &str) -> Option<StoreError> {
     use StoreErrorKind::{Config, Conflict, Denied, Unreachable};
     let (kind, remedy) = match code {
@@ -72,7 +78,7 @@ fn explain(code: &str, details: &str) -> Option<StoreError> {
             (Denied, "the server asks for a password; put it into the URL: redis://user:password@host")
         }
         "WRONGPASS" => (Denied, "the server refused user or password; check both in the URL"),
-        "NOPERM" => (
+        code if code == "NOPERM" || is_denied_in_a_script(details) => (
             Denied,
             "the user may not do this; it needs: ~NAMESPACE:* &NAMESPACE:* +@read +@write +@scripting +@pubsub \
              +@connection +time +wait +info +config|get +cluster|slots +cluster|info +role",
@@ -101,7 +107,8 @@ fn explain(code: &str, details: &str) -> Option<StoreError> {
         }
         _ => return None,
     };
-    Some(StoreError::new(kind, format!("{remedy} (it said: {code} {details})")).not_applied())
+    let error = StoreError::new(kind, format!("{remedy} (it said: {code} {details})"));
+    Some(if is_denied_in_a_script(details) { error.perhaps_applied() } else { error.not_applied() })
 }
 
 /// The key of a resource holds something else.
@@ -274,6 +281,19 @@ mod tests {
         let said = redis::parse_redis_value(b"-ERR user_script:3: attempt to index a nil value\r\n");
         let Ok(redis::Value::ServerError(half_way)) = said else { panic!("no error: {said:?}") };
         assert!(refused(&half_way).maybe_applied(), "{half_way:?}");
+        for (code, words) in [
+            (
+                "ERR",
+                "The user executing the script can't run this command or subcommand script: 1f, on @user_script:3.",
+            ),
+            (
+                "NOPERM",
+                "ACL failure in script: User u has no permissions to run the 'rename' command script: 1f, on @user_script:3.",
+            ),
+        ] {
+            let half_way = explain(code, words).expect("known");
+            assert!(half_way.kind() == Denied && half_way.maybe_applied(), "{half_way:?}");
+        }
         let full = explain("ERR", "max number of clients reached").expect("known");
         assert!(full.is_passing() && !full.maybe_applied(), "{full}");
     }

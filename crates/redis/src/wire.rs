@@ -28,10 +28,17 @@ fn micros(length: Duration) -> u64 {
 
 /// The last time that has 16 digits, and so can be compared as text.
 const LAST_TIME: u64 = 9_999_999_999_999_999;
+/// The last time until which something can be kept: a key lasts a minute longer, and scripts compute with doubles.
+const LAST_END: u64 = (1 << 53) - 1 - 60_000_000;
 
 /// Whether a request is a leave with nothing special about it: such come first in a group.
 pub(crate) fn is_plain_leave(request: &Request) -> bool {
     matches!(request, Request::Leave(leave) if leave.bury_until.is_none() && leave.hold_at_least.is_zero())
+}
+
+/// Whether a request may need memory: it is a claim that nobody has seen before.
+fn is_new(request: &Request) -> bool {
+    matches!(request, Request::Claim(claim) if !claim.again)
 }
 
 /// Appends the arguments of `apply.lua` for a group, whose plain leaves come first.
@@ -39,7 +46,9 @@ pub(crate) fn is_plain_leave(request: &Request) -> bool {
 pub(crate) fn push_group(command: &mut Cmd, group: &[&Request], must_write: bool) {
     let mut scratch = String::with_capacity(256);
     let plain = group.iter().take_while(|request| is_plain_leave(request)).count();
-    command.arg(plain);
+    let new = group.iter().filter(|request| is_new(request)).count();
+    let leaves = i64::try_from(plain).unwrap_or(i64::MAX);
+    command.arg(if new == 0 || new == group.len() { leaves } else { -1 - leaves });
     for request in &group[..plain] {
         let (Request::Leave(Leave { contender, .. }) | Request::Claim(Claim { contender, .. })) = request;
         push_alone(command, *contender, &mut scratch);
@@ -57,7 +66,7 @@ pub(crate) fn push_group(command: &mut Cmd, group: &[&Request], must_write: bool
                 command.arg(&*scratch);
             }
             Request::Leave(Leave { contender, bury_until, hold_at_least, .. }) => {
-                let until = bury_until.map_or_else(String::new, |until| until.0.to_string());
+                let until = bury_until.map_or_else(String::new, |until| until.0.min(LAST_END).to_string());
                 command.arg("b").arg(contender.to_string()).arg(until).arg(micros(*hold_at_least));
             }
         }

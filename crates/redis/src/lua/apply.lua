@@ -1,6 +1,7 @@
 -- Claims and leaves, one after another, as one group.
 -- KEYS[2..]  the resource of each entry
--- ARGV[2]    how many plain leaves there are; they come first
+-- ARGV[2]    how many plain leaves there are, which come first: N, or -1 - N if there is also a claim that may need memory
+--            and anything that needs none
 -- ARGV[3..]  per plain leave: flags and id as in the line of its only holder
 -- then per entry, claim:  id; before it, where they are not those of the claim before, 's' and: not_after, 'q' (queue) or
 --                         't' (try), in capitals if what is granted must be written, and stamp as one text; the lease; how

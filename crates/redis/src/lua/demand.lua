@@ -10,6 +10,7 @@ for entry = 1, #KEYS - 1 do
   local key = KEYS[entry + 1]
   if entry <= leaves then
     if not replies[entry] then
+      if replies[entry] == false then break end
       local lines, id = redis.pcall('LRANGE', key, '0', '2'), sub(ARGV[entry + 2], 6)
       local head, to = lines[1], lines[2]
       -- One line, of a holder, who is live and the one who leaves, and of whom nothing special is known.
@@ -43,12 +44,11 @@ for entry = 1, #KEYS - 1 do
     end
     at = at + 1
     if not replies[entry] then
-      local head = word ~= 'b' and limit > now_text and redis.pcall('LINDEX', key, '0')
+      -- Not for who only tries, nor for a leave: of a string this is an error, which servers count.
+      local head = word ~= 'b' and limit > now_text and sub(after, 1, 5) == ' all '
+        and string.byte(limit, 17) % 32 == 17 and redis.pcall('LINDEX', key, '0') -- 'q', 'Q'
       -- One line, of a holder who is live and has all, so that nobody else comes in, whatever it asks for.
-      if type(head) ~= 'string' or sub(head, 34, 42) ~= ' 000000 h' or sub(head, 78, 93) <= now_text
-        or sub(after, 1, 5) ~= ' all ' or string.byte(limit, 17) % 32 ~= 17 then -- 'q', 'Q'
-        break
-      end
+      if type(head) ~= 'string' or sub(head, 34, 42) ~= ' 000000 h' or sub(head, 78, 93) <= now_text then break end
       local holder, lasts, oldest = match(head, '^(%S+) all all ', 100), tonumber(sub(head, 1, 16)), sub(head, 18, 33)
       if not holder or holder == word or oldest > now_text or now - oldest >= WAIT_LEASE then break end
       local ahead, place = nil, call('LPOS', key, word)

@@ -3,6 +3,8 @@
 -- Invariant  A free resource is claimed by one SET, and all that are held by their leavers alone, with nobody in line,
 --            are freed by one DEL. What cannot be done so is not touched and has no reply yet.
 local replies, done, leaves = {}, 0, tonumber(ARGV[2])
+local mixed = leaves < 0
+if mixed then leaves = -1 - leaves end
 if leaves > 0 then
   -- A list has no value for MGET, where GET would fail.
   local lines = call('MGET', unpack(KEYS, 2, leaves + 1))
@@ -12,15 +14,14 @@ if leaves > 0 then
       done = done + 1
       lines[done] = KEYS[entry + 1]
       replies[entry] = '5'
+    elseif line then
+      replies[entry] = false -- no list, and so nothing for demand.lua
     end
   end
-  if done > 0 then
-    call('DEL', unpack(lines, 1, done))
-  elseif leaves < #KEYS - 1 then
-    -- A claim that finds no memory must not keep leaves from being done, as in resource.lua.
-    call('PERSIST', KEYS[1])
-  end
+  if done > 0 then call('DEL', unpack(lines, 1, done)) end
 end
+-- A claim that finds no memory must not keep the others from being done; see without_memory() in resource.lua.
+if mixed and done == 0 then call('PERSIST', KEYS[1]) end
 
 local at, limit, life, first, before, after = leaves + 3, nil, nil, nil, nil, nil
 for entry = leaves + 1, #KEYS - 1 do
@@ -42,8 +43,10 @@ for entry = leaves + 1, #KEYS - 1 do
     if call('SET', key, first .. number .. before .. word .. after, 'PX', life, 'NX') then
       if not mark then
         reserved = #KEYS == 2 and number or string.format('%016d', number + #KEYS)
-        local last = call('SET', KEYS[1], reserved, 'GET')
-        if last and last >= number then
+        local last = redis.pcall('SET', KEYS[1], reserved, 'GET')
+        -- A mark that is no text was put there by somebody else, and so was one that is no number: as if it had been lost.
+        if last and last.err then last = call('SET', KEYS[1], reserved) and nil end
+        if last and last >= number and tonumber(last) then
           -- The clock is not above the mark.
           number, reserved = string.format('%016d', last + 1), string.format('%016d', last + #KEYS)
           call('SET', KEYS[1], reserved)

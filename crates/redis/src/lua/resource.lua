@@ -1,17 +1,17 @@
 -- One resource: who holds it, who waits. The twin of core/src/model/resource.rs; made only when it is needed.
 --
 -- A resource is one key. Its lines:
---   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <more> <card>      a holder
+--   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <later> <card>      a holder
 --   x <id> <until>                                          left; late copies of its claim do nothing until then
 --   g * <until>                                             changes are published until then
 -- One line, and nobody waits: a string, which is the head: <lasts> <oldest> <others> and that line. Else a list: the head
 -- with the first line, the other lines, then two elements for each who waits, in order of arrival:
 --   <id>
---   <asked> <arrival> <stamp> <capacity> <units> <lease> <more> <card>
+--   <asked> <arrival> <stamp> <capacity> <units> <lease> <later> <card>
 -- The key lasts until <lasts> or longer; nobody who waits asked before <oldest>; <others> is how many lines follow the head's,
 -- in six digits. Holders are in order of their numbers. A stamp has 20 digits. Numbers and times (microseconds of the server's clock) have 16
 -- digits, so that their order is that of their text and the beginning of a head has fixed places. Flags: c confirmed, e
--- evicted, r retired, d detached, or a dash. <more> is a dash: room for words of later versions.
+-- evicted, r retired, d detached, or a dash. <later> is a dash: room for words of later versions.
 -- Invariant: what is stored is settled but for the passing of time, and it has a time to live that covers it.
 -- Invariant: no key goes that is then written again. A node whose slot begins to move refuses to make a key, also one that
 -- it had a moment ago, and undoes nothing. A list keeps its head, and a string that becomes a list is made beside it, which
@@ -25,8 +25,10 @@ end
 -- A server without memory refuses a script's first write if it could need some, and no other. What is held must be
 -- renewed and given back all the same, and places in line kept, so this comes first: a write that changes nothing, and
 -- that is not replicated.
+local needs_none
 local function without_memory()
-  call('PERSIST', KEYS[1])
+  if not needs_none then call('PERSIST', KEYS[1]) end
+  needs_none = true
 end
 
 local function library()
@@ -122,11 +124,13 @@ local function library()
     grave.ends = math.max(grave.ends, ends)
   end
 
-  -- Some thousand values are too many for one call from Lua.
-  local function in_parts(command, key, values)
+  -- Appends to a list, and says how long it is then. Some thousand values are too many for one call from Lua.
+  local function append(key, values)
+    local length
     for first = 1, #values, 1000 do
-      call(command, key, unpack(values, first, math.min(first + 999, #values)))
+      length = call('RPUSH', key, unpack(values, first, math.min(first + 999, #values)))
     end
+    return length
   end
 
   -- The lines of a list as they are now, after the head, and who comes to wait. An empty element is one that goes.
@@ -147,13 +151,14 @@ local function library()
       local next = call('LINDEX', r.key, r.others + 1)
       for _, line in ipairs(new) do call('LINSERT', r.key, 'BEFORE', next, line) end
     else
-      in_parts('RPUSH', r.key, new)
+      append(r.key, new)
     end
     if holes then call('LREM', r.key, '0', '') end
     if r.enters then call('RPUSH', r.key, unpack(r.enters)) end
   end
 
-  -- Writes what has changed, and nothing if nothing has.
+  -- Writes what has changed, and nothing if nothing has. Only who comes to wait needs memory, and who is granted something
+  -- new: that has taken its number by now.
   function lib.save(r)
     local ends, kept, changed = (r.waiting > 0 or r.enters) and now + WAIT_LEASE or 0, {}, r.enters or r.asked
     for place, what in ipairs(r.places) do
@@ -164,6 +169,7 @@ local function library()
       if what.gone or not what.line then changed = true end
     end
     local head = kept[1]
+    if changed and not r.enters then without_memory() end
     if not head then
       if r.kind ~= 'none' then call('DEL', r.key) end
     elseif changed then
@@ -181,7 +187,11 @@ local function library()
         local beside, all = r.key .. ':new', {text}
         for place = 2, #kept do all[place] = line_of(r, kept[place]) end
         for _, element in ipairs(r.enters or {}) do all[#all + 1] = element end
-        in_parts('RPUSH', beside, all)
+        -- More, if somebody failed here who may not rename.
+        if append(beside, all) > #all then
+          call('DEL', beside)
+          append(beside, all)
+        end
         call('PEXPIRE', beside, life)
         call('RENAME', beside, r.key)
       end
@@ -294,8 +304,10 @@ local function library()
       end
       if holes then
         close_holes(r)
-        ended, r.asked = true, true
+        ended = true
       end
+      -- Written down also if nothing else is: else all would be looked at again with every question.
+      r.asked = r.asked or holes or oldest ~= r.oldest
       r.oldest = oldest
     elseif r.waiting == 0 then
       r.oldest = now

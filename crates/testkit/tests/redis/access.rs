@@ -214,3 +214,27 @@ async fn without_a_password_where_one_is_asked_for() {
     let error = lockkeeper::connect(&gone).await.expect_err("nobody listens");
     assert!(error.to_string().contains("check that it is up"), "{error}");
 }
+
+/// A user that lacks a right fails in the midst of a script. What that leaves beside a resource becomes no part of it, and
+/// nobody is told that nothing was done.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_user_without_rights_leaves_half_done_harms_nobody() {
+    let rules = "~* &* +@all -rename";
+    let redis = RedisOptions::default().user("lacks", "pass", rules).start().expect("started");
+    let (ours, lacks) = (connect(&redis.url()).await, connect(&redis.url_as("lacks", "pass")).await);
+    let held = ours.mutex(NAME).lock().await.expect("free");
+    let error = lacks.mutex(NAME).lock().await.expect_err("it may not wait");
+    assert!(error.to_string().contains("it needs") && error.maybe_applied(), "{error:?}");
+    let beside = format!("lockkeeper:{{{NAME}}}:new");
+    assert_eq!(redis.command(["EXISTS", &beside]).expect("asked"), "1", "this is about what it leaves");
+    let mutex = ours.mutex(NAME);
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    while ours.inspect(NAME).await.expect("asked").is_none_or(|view| view.waiters.is_empty()) {
+        tokio::time::sleep(millis(2)).await;
+    }
+    let view = ours.inspect(NAME).await.expect("asked").expect("held");
+    assert_eq!((view.holders.len(), view.waiters.len()), (1, 1), "{view:?}");
+    held.release().await.expect("held");
+    let next = timeout(secs(10), waiting).await.expect("in time").expect("no panic").expect("granted");
+    next.release().await.expect("held");
+}

@@ -158,3 +158,26 @@ async fn a_full_server_says_so_and_goes_on_with_what_is_held() {
     let guard = keeper.mutex(NAME).lock().await.expect("there is room again");
     guard.release().await.expect("held");
 }
+
+/// Who wants to hold it for a while at least claims what it was handed, so that the server knows of it; and who waits for
+/// replicas has that written down again. Neither needs memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_lets_a_grant_be_confirmed() {
+    let (redis, replica) = (Redis::start().expect("started"), Redis::start().expect("started"));
+    replica.follow(&redis).expect("in step");
+    for options in ["", "?wait=1"] {
+        let url = redis.url() + options;
+        let (ours, theirs) = (connect(&url).await, connect(&url).await);
+        let held = ours.mutex(NAME).lock().await.expect("free");
+        let mutex = theirs.mutex(NAME).min_hold(millis(1));
+        let waiting = tokio::spawn(async move { mutex.lock().await });
+        while ours.inspect(NAME).await.expect("reachable").is_none_or(|view| view.waiters.is_empty()) {
+            tokio::time::sleep(millis(2)).await;
+        }
+        redis.command(["CONFIG", "SET", "maxmemory", "1"]).expect("set");
+        held.release().await.expect("freed without memory");
+        let next = timeout(secs(20), waiting).await.expect("in time").expect("no panic").expect("granted");
+        next.release().await.expect("held");
+        redis.command(["CONFIG", "SET", "maxmemory", "0"]).expect("set");
+    }
+}

@@ -145,3 +145,127 @@ async fn i15_leaves_of_one_group_are_done_in_their_order() {
     assert_eq!(format!("{answers:?}"), format!("{both:?}"));
     asker.store.close().await;
 }
+
+/// A group of which one entry needs memory that the server does not have: the others need none, and are done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_newcomer_without_memory_fails_none_of_its_group() {
+    let redis = RedisOptions::default().start().expect("started");
+    let asker = Asker::connect(&redis).await;
+    let free = Claim { name: Name::new("free").expect("a name"), ..asker.claim(9, Units::All, true) };
+    let free = Request::Claim(free);
+    let again = |seq| Request::Claim(Claim { again: true, ..asker.claim(seq, Units::All, true) });
+    let marked = Leave { bury_until: Some(StoreTime(u64::MAX >> 12)), ..asker.leave_of(1) };
+    for seq in [1, 2, 3] {
+        asker.ask(&asker.claim(seq, Units::All, true)).await;
+    }
+    redis.command(["CONFIG", "SET", "maxmemory", "1"]).expect("set");
+    let both = async |first: Request, second: Request| {
+        let answers = asker.store.apply(&[first, second]).await.expect("answered");
+        <[Answer; 2]>::try_from(answers.each).expect("two")
+    };
+    // Who waits asks again; the holder leaves, with a mark against late copies; the next one confirms its grant.
+    let [_, polled] = both(free.clone(), again(3)).await;
+    assert!(matches!(polled, Answer::Claim(Verdict::Busy { ahead: 1, .. })), "{polled:?}");
+    let [left, _] = both(Request::Leave(marked), free.clone()).await;
+    assert!(matches!(left, Answer::Leave(Left::Released)), "{left:?}");
+    let [_, confirmed] = both(free.clone(), again(2)).await;
+    assert!(matches!(confirmed, Answer::Claim(Verdict::Granted(_))), "{confirmed:?}");
+    let other = Claim { name: Name::new("other").expect("a name"), ..asker.claim(10, Units::All, true) };
+    let alone = asker.store.apply(&[Request::Claim(other)]).await;
+    let error = alone.expect_err("no memory for what is new");
+    assert!(error.to_string().contains("memory"), "{error}");
+    asker.store.close().await;
+}
+
+/// Who waits is looked through once every few seconds, not with every question: what was found is written down.
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_wait_are_looked_through_once() {
+    let redis = RedisOptions::default().start().expect("started");
+    let asker = Asker::connect(&redis).await;
+    let key = format!("lockkeeper:{{{NAME}}}");
+    for seq in 0..4 {
+        asker.ask(&asker.claim(seq, Units::All, true)).await;
+    }
+    let head = || redis.command(["LINDEX", &key, "0"]).expect("asked");
+    let oldest = || head()[17..33].parse::<u64>().expect("a time");
+    for (memory, leaves) in [("0", false), ("1", false), ("1", true)] {
+        redis.command(["CONFIG", "SET", "maxmemory", "0"]).expect("set");
+        let stale = format!("{:016}", oldest() - 16_000_000);
+        let with_stale = format!("{}{stale}{}", &head()[..17], &head()[33..]);
+        redis.command(["LSET", &key, "0", &with_stale]).expect("set");
+        redis.command(["CONFIG", "SET", "maxmemory", memory]).expect("set");
+        if leaves {
+            asker.leave(2).await;
+        } else {
+            let again = Claim { again: true, ..asker.claim(3, Units::All, true) };
+            let polled = asker.ask(&again).await;
+            assert!(matches!(polled, Verdict::Busy { ahead: 2, .. }), "{polled:?}");
+        }
+        assert!(oldest() > stale.parse::<u64>().expect("a time") + 15_000_000, "{} {stale}", head());
+    }
+    asker.store.close().await;
+}
+
+/// A mark that lasts longer than any time that the layout can hold.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_for_ever_leaves_a_resource_that_others_can_use() {
+    let redis = RedisOptions::default().start().expect("started");
+    let asker = Asker::connect(&redis).await;
+    asker.ask(&asker.claim(1, Units::All, true)).await;
+    let marked = Leave { bury_until: Some(StoreTime(u64::MAX)), ..asker.leave_of(1) };
+    asker.store.apply(&[Request::Leave(marked)]).await.expect("answered");
+    let late = asker.ask(&asker.claim(1, Units::All, true)).await;
+    assert!(matches!(late, Verdict::Stale), "{late:?}");
+    let next = asker.ask(&asker.claim(2, Units::All, true)).await;
+    assert!(matches!(next, Verdict::Granted(_)), "{next:?}");
+    asker.store.close().await;
+}
+
+/// Somebody has put something else in the place of the mark. That is as if it had been lost: numbers begin at the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_that_is_no_number_breaks_nothing() {
+    let redis = RedisOptions::default().start().expect("started");
+    let asker = Asker::connect(&redis).await;
+    let spoil = |command: &str| {
+        redis.command(["DEL", "lockkeeper:mark"]).expect("removed");
+        redis.command([command, "lockkeeper:mark", "nonsense"]).expect("spoilt");
+    };
+    let mut last = 0;
+    let mut grows = |verdict: Verdict| {
+        let Verdict::Granted(grant) = verdict else { panic!("{verdict:?}") };
+        assert!(grant.number > last, "{grant:?} after {last}");
+        last = grant.number;
+    };
+    for (round, command) in ["RPUSH", "SET", "SADD"].into_iter().enumerate() {
+        let first = 10 * round as u64;
+        spoil(command);
+        grows(asker.ask(&asker.claim(first, Units::All, true)).await);
+        for seq in [first + 1, first + 2] {
+            asker.ask(&asker.claim(seq, Units::All, true)).await;
+        }
+        // Handed on in the short way, and in the long one.
+        spoil(command);
+        asker.leave(first).await;
+        grows(asker.ask(&Claim { again: true, ..asker.claim(first + 1, Units::All, true) }).await);
+        spoil(command);
+        let marked = Leave { bury_until: Some(StoreTime(u64::MAX >> 12)), ..asker.leave_of(first + 1) };
+        asker.store.apply(&[Request::Leave(marked)]).await.expect("answered");
+        grows(asker.ask(&Claim { again: true, ..asker.claim(first + 2, Units::All, true) }).await);
+        asker.leave(first + 2).await;
+    }
+    asker.store.close().await;
+}
+
+/// Who only tries, or leaves what another holds, asks for nothing that the server counts as an error.
+#[tokio::test(flavor = "multi_thread")]
+async fn being_busy_is_no_error_of_the_server() {
+    let redis = RedisOptions::default().start().expect("started");
+    let asker = Asker::connect(&redis).await;
+    asker.ask(&asker.claim(1, Units::All, true)).await;
+    let tried = asker.ask(&asker.claim(2, Units::All, false)).await;
+    assert!(matches!(tried, Verdict::Busy { .. }), "{tried:?}");
+    asker.leave(3).await;
+    let errors = redis.command(["INFO", "errorstats"]).expect("asked");
+    assert!(!errors.contains("errorstat_WRONGTYPE"), "{errors}");
+    asker.store.close().await;
+}
