@@ -6,8 +6,12 @@ use lockkeeper_testkit::servers::ZooKeeperNode;
 
 use crate::stage::{Stage, soon, until_renewed};
 
-const SESSION: Duration = Duration::from_secs(10);
-const SHORTER: Duration = Duration::from_secs(5);
+/// Long enough for a server to start on a busy machine: a session that has become shorter meanwhile must still live.
+const SESSION: Duration = Duration::from_secs(30);
+const SHORTER: Duration = Duration::from_secs(20);
+
+/// How long it is watched that nothing becomes longer.
+const WATCHED: Duration = Duration::from_secs(8);
 
 /// Restarts a server with other settings.
 fn restart_with(server: &ZooKeeperNode, settings: &[(&str, &str)]) {
@@ -26,7 +30,7 @@ async fn i3_a_session_that_became_shorter_on_reconnecting() {
     let stage = Stage::single(SESSION);
     let (proxy, keeper) = stage.proxied().await;
     let guard = keeper.mutex("stock").lock().await.expect("locked");
-    restart_with(&stage.servers.nodes()[0], &[("maxSessionTimeout", "5000")]);
+    restart_with(&stage.servers.nodes()[0], &[("maxSessionTimeout", "20000")]);
     until_renewed(&guard).await;
     // What it says by now is what the server granted, once both have spoken.
     soon(async {
@@ -36,7 +40,7 @@ async fn i3_a_session_that_became_shorter_on_reconnecting() {
         }
     })
     .await;
-    let other = lockkeeper::connect(&stage.url().replace("session=10000", "session=5000")).await;
+    let other = lockkeeper::connect(&stage.url().replace("session=30000", "session=20000")).await;
     let other = other.expect("connected");
     let next = tokio::spawn(async move {
         let guard = other.mutex("stock").lease(SHORTER).lock().await.expect("locked");
@@ -57,7 +61,7 @@ async fn i3_a_session_that_became_shorter_on_reconnecting() {
 async fn i3_the_server_with_the_shortest_sessions_counts() {
     let stage = Stage::ensemble(SESSION);
     let servers = stage.servers.nodes();
-    restart_with(&servers[1], &[("maxSessionTimeout", "5000")]);
+    restart_with(&servers[1], &[("maxSessionTimeout", "20000")]);
     let keeper = stage.keeper().await;
     let guard = keeper.mutex("stock").lock().await.expect("locked");
     soon(async {
@@ -68,7 +72,7 @@ async fn i3_the_server_with_the_shortest_sessions_counts() {
     })
     .await;
     let started = Instant::now();
-    while started.elapsed() < SHORTER {
+    while started.elapsed() < WATCHED {
         assert!(guard.is_held() && guard.remaining() <= SHORTER, "{:?}", guard.remaining());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -79,17 +83,18 @@ async fn i3_the_server_with_the_shortest_sessions_counts() {
 /// Ticks are ten times as long as the URL says, which shows in how short a session can be.
 #[tokio::test(flavor = "multi_thread")]
 async fn i3_longer_ticks_are_allowed_for() {
-    let stage = Stage::single(SESSION);
-    let tick = Duration::from_secs(2);
+    // Short enough that its signs of life are less than a tick apart.
+    let (session, tick) = (Duration::from_secs(10), Duration::from_secs(2));
+    let stage = Stage::single(session);
     restart_with(&stage.servers.nodes()[0], &[("tickTime", "2000"), ("minSessionTimeout", "-1")]);
     let keeper = stage.keeper().await;
     let guard = keeper.mutex("stock").lock().await.expect("locked");
     // At first it rests on the answer that opened the session, which took the leader.
-    let opened = Instant::now() + SESSION;
+    let opened = Instant::now() + session;
     let started = Instant::now();
-    while started.elapsed() < SESSION {
+    while started.elapsed() < WATCHED {
         let now = Instant::now();
-        let (ends, heard) = (now + guard.remaining(), now - tick + SESSION);
+        let (ends, heard) = (now + guard.remaining(), now - tick + session);
         assert!(
             guard.is_held() && ends <= heard.max(opened),
             "{:?} after {:?}",
