@@ -142,9 +142,10 @@ impl RedisStore {
         }
         // A leave with a mark before it, of the same resource, may have granted what this one gives back.
         let mut marked: Vec<&Name> = Vec::new();
+        let twice = wire::twice(group.iter());
         let (mut order, rest): (Vec<usize>, Vec<usize>) = (0..group.len()).partition(|place| {
             let request = &group[*place];
-            let plain = wire::is_plain_leave(request);
+            let plain = wire::is_plain_leave(request, &twice);
             if !plain && matches!(request, Request::Leave(_)) {
                 marked.push(request.name());
             }

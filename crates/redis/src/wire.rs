@@ -1,6 +1,7 @@
 //! How requests and answers are written: arguments of the scripts, lines of a resource, messages.
 
 use std::{
+    collections::HashSet,
     fmt::Write,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -31,9 +32,24 @@ const LAST_TIME: u64 = 9_999_999_999_999_999;
 /// The last time until which something can be kept: a key lasts a minute longer, and scripts compute with doubles.
 const LAST_END: u64 = (1 << 53) - 1 - 60_000_000;
 
+/// Contenders that both leave and claim in one group, which is done in its order: nobody, in almost every group.
+pub(crate) fn twice<'a>(group: impl Iterator<Item = &'a Request> + Clone) -> HashSet<ContenderId> {
+    let leaver = |request: &Request| match request {
+        Request::Claim(_) => None,
+        Request::Leave(leave) => Some(leave.contender),
+    };
+    let leavers: HashSet<ContenderId> = group.clone().filter_map(leaver).collect();
+    let both = |request: &Request| match request {
+        Request::Claim(claim) => Some(claim.contender).filter(|contender| leavers.contains(contender)),
+        Request::Leave(_) => None,
+    };
+    if leavers.is_empty() { leavers } else { group.filter_map(both).collect() }
+}
+
 /// Whether a request is a leave with nothing special about it: such come first in a group.
-pub(crate) fn is_plain_leave(request: &Request) -> bool {
-    matches!(request, Request::Leave(leave) if leave.bury_until.is_none() && leave.hold_at_least.is_zero())
+pub(crate) fn is_plain_leave(request: &Request, twice: &HashSet<ContenderId>) -> bool {
+    matches!(request, Request::Leave(leave) if leave.bury_until.is_none() && leave.hold_at_least.is_zero()
+        && !twice.contains(&leave.contender))
 }
 
 /// Whether a request may need memory: it is a claim that nobody has seen before.
@@ -45,7 +61,8 @@ fn is_new(request: &Request) -> bool {
 /// With `must_write` a grant that was made before is written again, so that replicas can be waited for.
 pub(crate) fn push_group(command: &mut Cmd, group: &[&Request], must_write: bool) {
     let mut scratch = String::with_capacity(256);
-    let plain = group.iter().take_while(|request| is_plain_leave(request)).count();
+    let twice = twice(group.iter().copied());
+    let plain = group.iter().take_while(|request| is_plain_leave(request, &twice)).count();
     let new = group.iter().filter(|request| is_new(request)).count();
     let leaves = i64::try_from(plain).unwrap_or(i64::MAX);
     command.arg(if new == 0 || new == group.len() { leaves } else { -1 - leaves });
@@ -53,13 +70,15 @@ pub(crate) fn push_group(command: &mut Cmd, group: &[&Request], must_write: bool
         let (Request::Leave(Leave { contender, .. }) | Request::Claim(Claim { contender, .. })) = request;
         push_alone(command, *contender, &mut scratch);
     }
-    let mut before: Option<&Claim> = None;
+    let mut before: Option<(&Claim, bool)> = None;
     for request in &group[plain..] {
         match request {
             Request::Claim(claim) => {
-                if !before.is_some_and(|before| differ_only_in_id(before, claim)) {
-                    push_common(command, claim, must_write, &mut scratch);
-                    before = Some(claim);
+                // Who asks again mostly waits.
+                let at_once = !claim.again && !twice.contains(&claim.contender);
+                if !before.is_some_and(|(before, same)| same == at_once && differ_only_in_id(before, claim)) {
+                    push_common(command, claim, (at_once, must_write), &mut scratch);
+                    before = Some((claim, at_once));
                 }
                 scratch.clear();
                 _ = write!(scratch, "{}", claim.contender);
@@ -95,7 +114,7 @@ fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
 }
 
 /// Appends what comes before the first of claims that differ only in their ids.
-fn push_common(command: &mut Cmd, claim: &Claim, must_write: bool, scratch: &mut String) {
+fn push_common(command: &mut Cmd, claim: &Claim, (at_once, must_write): (bool, bool), scratch: &mut String) {
     let lease = micros(claim.lease);
     let not_after = claim.not_after.0.min(LAST_TIME);
     scratch.clear();
@@ -108,8 +127,8 @@ fn push_common(command: &mut Cmd, claim: &Claim, must_write: bool, scratch: &mut
     // Writing to a string cannot fail.
     _ = write!(scratch, "{not_after:016}{way}{:020}", claim.stamp);
     command.arg("s").arg(&*scratch).arg(lease);
-    // A second more than a minute longer than the lease, as easy.lua writes it down. Who asks again mostly waits.
-    match claim.capacity.allows(claim.units) && !claim.again {
+    // A second more than a minute longer than the lease, as easy.lua writes it down.
+    match claim.capacity.allows(claim.units) && at_once {
         true => command.arg(lease / 1000 + 61_001),
         false => command.arg(""),
     };
@@ -131,7 +150,10 @@ fn push_alone(command: &mut Cmd, id: ContenderId, scratch: &mut String) {
 pub(crate) fn push_renewals(command: &mut Cmd, leases: &[&Renew]) {
     let mut scratch = String::with_capacity(64);
     let mut last = None;
+    let mut before = HashSet::with_capacity(leases.len());
     for renew in leases {
+        // The script reads all that are held alone before it does anything.
+        let first = before.insert(renew.contender);
         let lease = micros(renew.lease);
         if last != Some(lease) {
             if last.is_some() {
@@ -145,7 +167,7 @@ pub(crate) fn push_renewals(command: &mut Cmd, leases: &[&Renew]) {
             Units::All => None,
             Units::Count(units) => Some(units.get()),
         });
-        if lower_to.is_none() && !renew.detach {
+        if lower_to.is_none() && !renew.detach && first {
             push_alone(command, renew.contender, &mut scratch);
         } else {
             command.arg("b").arg(renew.contender.to_string());

@@ -33,7 +33,7 @@ end
 
 local function library()
   local FIRST_LEASE, WAIT_LEASE, PLACE_KEPT, MINUTE = 3000000, 15000000, 5000000, 60000000
-  local lib, now = {}, tonumber(now_text)
+  local lib, now, opened = {}, tonumber(now_text), {}
 
   local function thing_of(line)
     local number, granted, expires, flags, id, capacity, units, lease, card =
@@ -50,9 +50,12 @@ local function library()
     return ends and {line = line, id = id, ends = tonumber(ends)}
   end
 
-  -- The resource; nil if the key is not one of ours. No error, which would leave the rest of a group half done.
+  -- The resource; nil if the key is not one of ours. No error, which would leave the rest of a group half done. A list is
+  -- read once for all of a group, since many may hold it.
   function lib.open(key)
-    local r = {key = key, holders = {}, graves = {}, places = {}, others = 0, waiting = 0, lasts = 0, oldest = now}
+    local r = opened[key]
+    if r then return r end
+    r = {key = key, holders = {}, graves = {}, places = {}, others = 0, waiting = 0, lasts = 0, oldest = now}
     r.kind = call('TYPE', key).ok
     if r.kind == 'none' then return r end
     if r.kind == 'string' then
@@ -86,6 +89,7 @@ local function library()
         thing.gone = true
       end
     end
+    if r.kind == 'list' then opened[key] = r end
     return r
   end
 
@@ -157,6 +161,14 @@ local function library()
     if r.enters then call('RPUSH', r.key, unpack(r.enters)) end
   end
 
+  -- The list is what it would be if it were read again.
+  local function as_written(r, kept, head)
+    for _, what in ipairs(kept) do what.line = what.line or line_of(r, what) end
+    if r.enters then r.waiting = r.waiting + 1 end
+    r.places, r.others, r.head = kept, #kept - 1, head
+    r.enters, r.asked = nil, nil
+  end
+
   -- Writes what has changed, and nothing if nothing has. Only who comes to wait needs memory, and who is granted something
   -- new: that has taken its number by now.
   function lib.save(r)
@@ -172,6 +184,7 @@ local function library()
     if changed and not r.enters then without_memory() end
     if not head then
       if r.kind ~= 'none' then call('DEL', r.key) end
+      opened[r.key] = nil
     elseif changed then
       local longer = ends > r.lasts
       if longer then r.lasts = ends + MINUTE end
@@ -181,6 +194,7 @@ local function library()
         save_list(r, head)
         if text ~= r.head then call('LSET', r.key, '0', text) end
         if longer then call('PEXPIRE', r.key, life) end
+        as_written(r, kept, text)
       elseif #kept == 1 and not r.enters then
         call('SET', r.key, text, 'PX', life)
       else
@@ -197,6 +211,7 @@ local function library()
       end
     end
     if r.changed and buried(r, '*') then publish(r.key .. ':changed') end
+    r.changed = nil
   end
 
   -- The waiter whose two elements these are.

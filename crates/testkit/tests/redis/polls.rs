@@ -6,7 +6,8 @@ use lockkeeper_core::{
     Capacity, ContenderId, KeeperId, Name, Units,
     runtime::clock::Clock,
     store::{
-        Answer, Card, Claim, Context, Facts, Kind, Leave, Left, Request, Store, StoreTime, Verdict, WakeSink,
+        Answer, Card, Claim, Context, Facts, Kind, Leave, Left, Renew, Renewed, Request, Store, StoreTime,
+        Verdict, WakeSink,
     },
 };
 use lockkeeper_testkit::servers::{Redis, RedisOptions};
@@ -20,7 +21,7 @@ struct Asker {
 }
 
 impl Asker {
-    async fn connect(redis: &Redis) -> Self {
+    async fn connect(url: &str) -> Self {
         let keeper = KeeperId::random();
         let context = Context {
             keeper,
@@ -29,7 +30,7 @@ impl Asker {
             clock: Clock::boot(),
             request_limit: secs(60),
         };
-        let connector = lockkeeper::url::connector(&redis.url()).expect("a good URL");
+        let connector = lockkeeper::url::connector(url).expect("a good URL");
         Self { store: connector.connect(context).await.expect("connected"), keeper }
     }
 
@@ -62,6 +63,11 @@ impl Asker {
         Leave { name, contender, bury_until: None, hold_at_least: Duration::ZERO }
     }
 
+    fn renewal_of(&self, seq: u64) -> Renew {
+        let Leave { name, contender, .. } = self.leave_of(seq);
+        Renew { name, contender, lease: secs(120), lower_to: None, detach: false }
+    }
+
     async fn leave(&self, seq: u64) {
         self.store.apply(&[Request::Leave(self.leave_of(seq))]).await.expect("answered");
     }
@@ -78,7 +84,7 @@ fn changes(redis: &Redis) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn asking_again_writes_nothing() {
     let redis = RedisOptions::default().start().expect("started");
-    let asker = Asker::connect(&redis).await;
+    let asker = Asker::connect(&redis.url()).await;
     // A mutex; a mutex that was handed over; and readers, behind whom a writer and a reader wait.
     for (units, held, waiting) in [
         (Units::All, vec![0], vec![1, 2, 3]),
@@ -134,7 +140,7 @@ async fn asking_again_writes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn i15_leaves_of_one_group_are_done_in_their_order() {
     let redis = RedisOptions::default().start().expect("started");
-    let asker = Asker::connect(&redis).await;
+    let asker = Asker::connect(&redis.url()).await;
     for seq in [1, 2] {
         asker.ask(&asker.claim(seq, Units::All, true)).await;
     }
@@ -150,7 +156,7 @@ async fn i15_leaves_of_one_group_are_done_in_their_order() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_newcomer_without_memory_fails_none_of_its_group() {
     let redis = RedisOptions::default().start().expect("started");
-    let asker = Asker::connect(&redis).await;
+    let asker = Asker::connect(&redis.url()).await;
     let free = Claim { name: Name::new("free").expect("a name"), ..asker.claim(9, Units::All, true) };
     let free = Request::Claim(free);
     let again = |seq| Request::Claim(Claim { again: true, ..asker.claim(seq, Units::All, true) });
@@ -181,7 +187,7 @@ async fn a_newcomer_without_memory_fails_none_of_its_group() {
 #[tokio::test(flavor = "multi_thread")]
 async fn those_who_wait_are_looked_through_once() {
     let redis = RedisOptions::default().start().expect("started");
-    let asker = Asker::connect(&redis).await;
+    let asker = Asker::connect(&redis.url()).await;
     let key = format!("lockkeeper:{{{NAME}}}");
     for seq in 0..4 {
         asker.ask(&asker.claim(seq, Units::All, true)).await;
@@ -210,7 +216,7 @@ async fn those_who_wait_are_looked_through_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mark_for_ever_leaves_a_resource_that_others_can_use() {
     let redis = RedisOptions::default().start().expect("started");
-    let asker = Asker::connect(&redis).await;
+    let asker = Asker::connect(&redis.url()).await;
     asker.ask(&asker.claim(1, Units::All, true)).await;
     let marked = Leave { bury_until: Some(StoreTime(u64::MAX)), ..asker.leave_of(1) };
     asker.store.apply(&[Request::Leave(marked)]).await.expect("answered");
@@ -225,7 +231,7 @@ async fn a_mark_for_ever_leaves_a_resource_that_others_can_use() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mark_that_is_no_number_breaks_nothing() {
     let redis = RedisOptions::default().start().expect("started");
-    let asker = Asker::connect(&redis).await;
+    let asker = Asker::connect(&redis.url()).await;
     let spoil = |command: &str| {
         redis.command(["DEL", "lockkeeper:mark"]).expect("removed");
         redis.command([command, "lockkeeper:mark", "nonsense"]).expect("spoilt");
@@ -260,12 +266,60 @@ async fn a_mark_that_is_no_number_breaks_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn being_busy_is_no_error_of_the_server() {
     let redis = RedisOptions::default().start().expect("started");
-    let asker = Asker::connect(&redis).await;
+    let asker = Asker::connect(&redis.url()).await;
     asker.ask(&asker.claim(1, Units::All, true)).await;
     let tried = asker.ask(&asker.claim(2, Units::All, false)).await;
     assert!(matches!(tried, Verdict::Busy { .. }), "{tried:?}");
     asker.leave(3).await;
     let errors = redis.command(["INFO", "errorstats"]).expect("asked");
     assert!(!errors.contains("errorstat_WRONGTYPE"), "{errors}");
+    asker.store.close().await;
+}
+
+/// Many who hold are read once for all of a group that asks about them, not once for each.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_holders_are_read_once_for_a_group() {
+    let redis = RedisOptions::default().start().expect("started");
+    let asker = Asker::connect(&redis.url()).await;
+    let group: Vec<_> = (0..100).map(|seq| Request::Claim(asker.claim(seq, Units::ONE, true))).collect();
+    asker.store.apply(&group).await.expect("answered");
+    let reads = || {
+        let stats = redis.info("commandstats", "cmdstat_lrange").unwrap_or_default();
+        let calls = stats.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+        calls.map_or(0, |calls| calls.parse::<u64>().expect("a number"))
+    };
+    let before = reads();
+    let renew = |seq| Renew { lease: secs(200), ..asker.renewal_of(seq) };
+    let renewed = asker.store.renew(&(0..100).map(renew).collect::<Vec<_>>()).await.expect("answered").each;
+    let whole = |renewed: &Renewed| matches!(renewed, Renewed::Held { remaining } if *remaining == secs(200));
+    assert!(renewed.iter().all(whole), "{renewed:?}");
+    let leaves: Vec<_> = (0..99).map(|seq| Request::Leave(asker.leave_of(seq))).collect();
+    let left = asker.store.apply(&leaves).await.expect("answered").each;
+    assert!(left.iter().all(|left| matches!(left, Answer::Leave(Left::Released))), "{left:?}");
+    assert!(reads() - before < 10, "read {} times", reads() - before);
+    let view = asker.store.inspect(&asker.leave_of(0).name).await.expect("asked").expect("held");
+    assert_eq!(view.holders.iter().map(|holder| holder.contender.seq).collect::<Vec<_>>(), [99]);
+    asker.store.close().await;
+}
+
+/// What is asked of one contender twice in a group is done in its order.
+#[tokio::test(flavor = "multi_thread")]
+async fn i11_one_contender_twice_in_a_group_is_answered_in_order() {
+    let redis = RedisOptions::default().start().expect("started");
+    let asker = Asker::connect(&redis.url()).await;
+    let group = [Request::Leave(asker.leave_of(1)), Request::Claim(asker.claim(1, Units::All, true))];
+    let answers = asker.store.apply(&group).await.expect("answered").each;
+    assert!(
+        matches!(answers[..], [Answer::Leave(Left::NotThere), Answer::Claim(Verdict::Granted(_))]),
+        "{answers:?}"
+    );
+    let view = || async { asker.store.inspect(&asker.leave_of(1).name).await.expect("asked") };
+    assert!(view().await.is_some(), "it is held");
+    let lease = |lease, detach| Renew { lease, detach, ..asker.renewal_of(1) };
+    for first in [lease(secs(900), false), lease(secs(900), true)] {
+        asker.store.renew(&[first, lease(secs(300), false)]).await.expect("answered");
+        let remaining = view().await.expect("held").holders[0].remaining;
+        assert!(remaining > secs(800), "a lease was shortened to {remaining:?}");
+    }
     asker.store.close().await;
 }
