@@ -3,12 +3,11 @@
 //! that are closed at once: one that is too long, and one that is too short where ticks are longer than the URL says.
 
 use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 
 use crate::place::Place;
 
@@ -22,11 +21,43 @@ pub(crate) struct Limits {
 }
 
 /// What is known of the servers of one URL.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Known {
-    servers: Mutex<HashMap<String, Limits>>,
-    /// When they were asked last. One asks at a time.
+    servers: Vec<Server>,
+    /// Changes whenever one of them has told something.
+    told: watch::Sender<()>,
+}
+
+/// What is known of one server.
+#[derive(Debug)]
+struct Server {
+    address: String,
+    limits: Mutex<Option<Limits>>,
+    /// When it was asked last. One asks at a time.
     asked: tokio::sync::Mutex<Option<Instant>>,
+}
+
+impl Server {
+    fn limits(&self) -> MutexGuard<'_, Option<Limits>> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    /// Nothing yet of these servers.
+    pub(crate) fn of(servers: &str) -> Self {
+        let server = |address: &str| Server {
+            address: address.to_owned(),
+            limits: Mutex::default(),
+            asked: tokio::sync::Mutex::default(),
+        };
+        Self { servers: servers.split(',').map(server).collect(), told: watch::channel(()).0 }
+    }
+
+    /// Changes whenever there is something new to be known.
+    pub(crate) fn news(&self) -> watch::Receiver<()> {
+        self.told.subscribe()
+    }
 }
 
 /// The longest session that the protocol can ask for.
@@ -38,61 +69,75 @@ const SHORT_TRIES: u32 = 3;
 impl Place {
     /// What is known so far.
     pub(crate) fn limits(&self) -> Limits {
-        let servers = self.known.servers.lock().unwrap_or_else(PoisonError::into_inner);
         let all = Limits { longest: ENDLESS, tick: self.tick };
-        servers.values().fold(all, |all, one| Limits {
+        self.known.servers.iter().filter_map(|server| *server.limits()).fold(all, |all, one| Limits {
             longest: all.longest.min(one.longest),
             tick: all.tick.max(one.tick),
         })
     }
 
-    /// As [`limits`](Self::limits), after all servers were asked, later than `since` or ever.
-    pub(crate) async fn learn_limits(&self, since: Option<Instant>) -> Limits {
-        let mut asked = self.known.asked.lock().await;
-        if asked.is_none_or(|asked| since.is_some_and(|since| asked <= since)) {
-            let (now, before) = (Instant::now(), self.limits());
-            self.ask_all().await;
-            *asked = Some(now);
-            self.report(before, self.limits());
-        }
-        self.limits()
-    }
-
-    async fn ask_all(&self) {
+    /// Asks all servers, each unless it was asked later than `since`, or ever. What one says counts at once, however long
+    /// the others take.
+    pub(crate) async fn learn_limits(&self, since: Option<Instant>) {
         let mut asking = JoinSet::new();
-        for server in self.servers.split(',') {
-            let (place, server) = (self.clone(), server.to_owned());
-            asking.spawn(async move {
-                let limits = place.ask(&server).await;
-                (server, limits)
-            });
+        for nth in 0..self.known.servers.len() {
+            let place = self.clone();
+            asking.spawn(async move { place.learn(&place.known.servers[nth], since).await });
         }
-        for (server, limits) in asking.join_all().await {
-            let mut servers = self.known.servers.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(limits) = limits {
-                servers.insert(server, limits);
-            } else if !servers.contains_key(&server) {
-                not_told(&server);
-            }
+        asking.join_all().await;
+    }
+
+    async fn learn(&self, server: &Server, since: Option<Instant>) {
+        let mut asked = server.asked.lock().await;
+        if asked.is_none_or(|asked| since.is_some_and(|since| asked <= since)) {
+            let now = Instant::now();
+            self.ask(server).await;
+            *asked = Some(now);
         }
     }
 
-    /// What one server grants; `None` if it does not answer.
-    async fn ask(&self, server: &str) -> Option<Limits> {
+    /// Asks one server what it grants.
+    async fn ask(&self, server: &Server) {
         let granted = async |timeout| {
-            let opening = self.attempt(server, timeout, false).ok()?;
+            let opening = self.attempt(&server.address, timeout, false).ok()?;
             let client = tokio::time::timeout(self.session / 8, opening).await.ok()?.ok()?;
             Some(client.session_timeout())
         };
         // First, so that it is known before a session that has become shorter can end.
-        let longest = granted(ENDLESS).await?;
+        let Some(longest) = granted(ENDLESS).await else {
+            if server.limits().is_none() {
+                not_told(&server.address);
+            }
+            return;
+        };
+        let before = server.limits().map_or(self.tick, |limits| limits.tick);
+        self.told(server, Limits { longest, tick: before });
         for _ in 0..SHORT_TRIES {
             if let Some(shortest) = granted(self.tick * 2).await {
-                return Some(Limits { longest, tick: shortest / 2 });
+                self.told(server, Limits { longest, tick: shortest / 2 });
+                return;
             }
         }
-        not_told(server);
-        Some(Limits { longest, tick: self.tick })
+        not_told(&server.address);
+    }
+
+    fn told(&self, server: &Server, limits: Limits) {
+        let before = self.limits();
+        *server.limits() = Some(limits);
+        self.report(before, self.limits());
+        self.known.told.send_replace(());
+    }
+
+    /// Why no session of these servers can be kept: signs of life count after a tick, and one may be lost.
+    pub(crate) fn too_short(&self, agreed: Duration) -> Option<String> {
+        let Limits { longest, tick } = self.limits();
+        let lasts = agreed.min(longest);
+        (lasts < tick * 2).then(|| {
+            format!(
+                "a server keeps sessions for {lasts:?} at most, which is less than two ticks of {tick:?}: they would end \
+                 again and again; raise maxSessionTimeout, or write &tick= as the servers' tickTime is"
+            )
+        })
     }
 
     fn report(&self, before: Limits, now: Limits) {
@@ -109,6 +154,9 @@ impl Place {
                 "a server of ZooKeeper keeps sessions for less than ?session= says; deadlines are that much earlier. Lower \
                  ?session= or raise maxSessionTimeout on all servers"
             );
+        }
+        if let Some(reason) = self.too_short(self.session).filter(|_| now != before) {
+            tracing::warn!("no session with ZooKeeper can be kept: {reason}");
         }
     }
 }

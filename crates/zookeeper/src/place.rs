@@ -131,12 +131,15 @@ impl Place {
         let root = root(chroot, &namespace)?;
         let shown = url.strip_prefix("zookeeper://").and_then(|url| url.strip_prefix(who_and_where));
         let shown = format!("zookeeper://{servers}{}", shown.unwrap_or_default());
-        let (servers, paths, known) = (servers.to_owned(), Paths { root }, Arc::default());
+        let (servers, paths, known) = (servers.to_owned(), Paths { root }, Arc::new(Known::of(servers)));
         Ok(Self { servers, paths, login, tls, session, tick, known, shown })
     }
 
     fn connector(&self, timeout: Duration) -> Result<Connector, StoreError> {
-        let mut connector = Client::connector().with_session_timeout(timeout);
+        // A silent server is given up as soon as by the keeper's own session, however long this one is to last: whoever
+        // waits in it holds up everybody behind.
+        let silent = self.session.min(timeout) * 2 / 5;
+        let mut connector = Client::connector().with_session_timeout(timeout).with_connection_timeout(silent);
         match &self.login {
             Some(Login { user, password, sasl: false }) => {
                 connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());

@@ -22,6 +22,7 @@ use lockkeeper_core::{
         clock::{BootTime, Clock},
         deadline::margin,
     },
+    store::{Wake, WakeSink},
 };
 use tokio::{runtime::Handle, sync::watch};
 use zookeeper_client::{Client, Error, SessionState, StateWatcher};
@@ -98,12 +99,14 @@ impl Pulse {
     }
 
     /// It may not last as long as was thought, or be heard of as soon. What was derived from that is corrected.
-    fn allow_for(&mut self, limits: Limits) {
+    /// Says whether anything was.
+    fn allow_for(&mut self, limits: Limits) -> bool {
         let shorter = self.timeout.saturating_sub(limits.longest);
         let later = limits.tick.saturating_sub(self.tick);
         self.timeout -= shorter;
         self.tick += later;
         self.deadline = self.deadline.before(shorter + later);
+        !(shorter + later).is_zero()
     }
 }
 
@@ -120,6 +123,7 @@ impl Session {
         detached: bool,
         clock: &Clock,
         background: &Handle,
+        wakes: &WakeSink,
     ) -> Result<Arc<Self>, StoreError> {
         let sent = clock.now();
         let client = place.open(timeout, detached).await?;
@@ -135,11 +139,13 @@ impl Session {
             watched: AtomicUsize::new(0),
             patience,
         });
+        let news = place.known.news();
         session.pulse().allow_for(place.limits());
         let beat = background.spawn(beat(Arc::downgrade(&session), place.paths.root.clone()));
         let (weak, state) = (Arc::downgrade(&session), session.client.state_watcher());
-        let follow = background.spawn(follow(weak, state, place.clone()));
-        let tasks = [beat, follow].map(|task| Task(task.abort_handle()));
+        let follow = background.spawn(follow(state, place.clone()));
+        let heed = background.spawn(heed(weak, news, place.clone(), wakes.clone()));
+        let tasks = [beat, follow, heed].map(|task| Task(task.abort_handle()));
         session.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         Ok(session)
     }
@@ -285,21 +291,34 @@ async fn beat(session: std::sync::Weak<Session>, root: String) {
     }
 }
 
-/// Finds out how long the session lasts whenever that may have changed: each server that it moves to has limits of its
-/// own. The answer comes long before a session that has become shorter can end.
-async fn follow(session: std::sync::Weak<Session>, mut state: StateWatcher, place: Place) {
+/// Asks how long the session lasts whenever that may have changed: each server that it moves to has limits of its own.
+async fn follow(mut state: StateWatcher, place: Place) {
     let mut since = None;
     loop {
-        let limits = place.learn_limits(since).await;
-        let Some(session) = session.upgrade() else { return };
-        session.pulse().allow_for(limits);
-        drop(session);
+        place.learn_limits(since).await;
         while state.changed().await != SessionState::SyncConnected {
             if state.peek_state().is_terminated() {
                 return;
             }
         }
         since = Some(Instant::now());
+    }
+}
+
+/// Allows for what the servers tell. Whoever holds something may have been told a later end than is certain now: so
+/// everything is renewed at once.
+async fn heed(
+    session: std::sync::Weak<Session>,
+    mut news: watch::Receiver<()>,
+    place: Place,
+    wakes: WakeSink,
+) {
+    while news.changed().await.is_ok() {
+        let Some(session) = session.upgrade() else { return };
+        let earlier = session.pulse().allow_for(place.limits());
+        if earlier {
+            wakes.wake(Wake::Reconfirm);
+        }
     }
 }
 

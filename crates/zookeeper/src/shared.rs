@@ -101,8 +101,17 @@ impl Shared {
         let timeout = timeout.min(Duration::from_millis(i32::MAX as u64));
         // Its own line may be silent while the keeper's is not, and must not keep other claims waiting for long.
         let patience = Some(self.limit / 2);
-        let opening = Session::open(&self.place, timeout, patience, true, &self.clock, &self.background);
-        session::within(self.limit, opening).await
+        session::within(self.limit, self.open(timeout, patience, true)).await
+    }
+
+    async fn open(
+        &self,
+        timeout: Duration,
+        patience: Option<Duration>,
+        detached: bool,
+    ) -> Result<Arc<Session>, StoreError> {
+        let Self { place, clock, background, wakes, .. } = self;
+        Session::open(place, timeout, patience, detached, clock, background, wakes).await
     }
 
     pub(crate) fn ephemeral(&self) -> CreateOptions<'static> {
@@ -192,14 +201,7 @@ pub(crate) async fn keep_session(shared: Arc<Shared>) {
         drop(session);
         let mut pause = Duration::from_millis(50);
         loop {
-            let opening = Session::open(
-                &shared.place,
-                shared.place.session,
-                None,
-                false,
-                &shared.clock,
-                &shared.background,
-            );
+            let opening = shared.open(shared.place.session, None, false);
             match session::within(shared.place.session, opening).await {
                 Ok(session) => {
                     tracing::info!(?session, "a new session with ZooKeeper");

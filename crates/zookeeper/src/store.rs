@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Capability, KeeperId, Name, StoreError, StoreErrorKind, Survives,
+    Capability, KeeperId, Name, StoreError, Survives,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Evict, Evicted,
         ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
@@ -19,7 +19,7 @@ use zookeeper_client::{Client, CreateMode, Error, MultiReadResult};
 
 use crate::{
     path::FOLDERS,
-    place::Place,
+    place::{Place, config},
     session::{self, Session},
     shared::{self, Shared},
     table::Task,
@@ -77,26 +77,33 @@ impl ZooKeeperStore {
             // A server that is silent may be tried first.
             let limit = context.request_limit.max(place.session);
             let opening = async {
-                let (clock, background) = (&context.clock, &context.background);
-                let session = match Session::open(&place, place.session, None, false, clock, background).await
-                {
+                let Context { clock, background, wakes, .. } = &context;
+                let open = Session::open(&place, place.session, None, false, clock, background, wakes);
+                let session = match open.await {
                     Ok(session) => session,
                     Err(error) => return Err(place.explain(error).await),
                 };
                 if session.agreed > place.session {
-                    return Err(StoreError::new(
-                        StoreErrorKind::Config,
-                        format!(
-                            "these servers keep a session for at least {:?}; write ?session={}ms",
-                            session.agreed,
-                            session.agreed.as_millis()
-                        ),
-                    ));
+                    return Err(config(format!(
+                        "these servers keep a session for at least {:?}; write ?session={}ms",
+                        session.agreed,
+                        session.agreed.as_millis()
+                    )));
                 }
                 let id = prepare(&session.client, &place).await?;
                 Ok((session, id))
             };
-            let (session, id) = session::within(limit, opening).await?;
+            // Nobody is told how long a lock is certain before the servers have said how long they keep sessions. One that
+            // is silent does not say, and is not waited for much longer.
+            let learning = async {
+                drop(tokio::time::timeout(place.session / 4, place.learn_limits(None)).await);
+                Ok(())
+            };
+            let opening = async { tokio::try_join!(opening, learning) };
+            let ((session, id), ()) = session::within(limit, opening).await?;
+            if let Some(reason) = place.too_short(session.agreed) {
+                return Err(config(reason));
+            }
             // Shorter than a session nothing ends if its process dies.
             let capability = Capability { min_lease: session.agreed, ..CAPABILITY.clone() };
             let shared = Shared::new(place, context, session);

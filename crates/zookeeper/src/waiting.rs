@@ -25,6 +25,9 @@ use crate::{
 /// How often somebody looks who may not watch, because very many of its keeper do.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// How many times that long those far back in a line for permits go without a look.
+const MOST_LOOKS_APART: u32 = 10;
+
 /// Who waits longer than this also watches its own node, to come again at once if somebody removes that. Not from the
 /// start: where a lock passes quickly, two requests more would be half as many again.
 const WATCHES_ITSELF_AFTER: Duration = Duration::from_secs(1);
@@ -98,12 +101,20 @@ impl Shared {
         }
         let look_again = match self.arm(place, &standing).await? {
             Armed::Changed => return Ok(false),
+            // The one before it may stand still, and then never says that it was admitted. Whoever is admitted next tells
+            // those behind it, so they look the less often the further back they are.
+            Armed::Watching if standing.behind_a_waiter => {
+                let ahead = u32::try_from(standing.ahead).unwrap_or(u32::MAX);
+                self.now().after(LOOK_EVERY * ahead.clamp(1, MOST_LOOKS_APART))
+            }
             Armed::Watching if !standing.waits_for.is_empty() => BootTime::NEVER,
             Armed::Watching | Armed::Looking => self.now().after(LOOK_EVERY),
         };
-        let watch_itself = match place.armed.contains(&place.node) || look_again != BootTime::NEVER {
+        let watch_itself = self.now().after(WATCHES_ITSELF_AFTER);
+        // Whoever looks as often as that finds out by itself.
+        let watch_itself = match place.armed.contains(&place.node) || look_again <= watch_itself {
             true => BootTime::NEVER,
-            false => self.now().after(WATCHES_ITSELF_AFTER),
+            false => watch_itself,
         };
         tokio::select! {
             // A watch cannot panic, and is not aborted while this waits for it.

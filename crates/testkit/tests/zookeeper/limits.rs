@@ -106,3 +106,63 @@ async fn i3_longer_ticks_are_allowed_for() {
     guard.release().await.expect("released");
     keeper.close().await;
 }
+
+/// The session moves to a server that nobody knew of, which keeps it for less, and the line is cut right after that.
+/// Whoever was told a later end by then is told the earlier one at once, and not only by the next renewal.
+#[tokio::test(flavor = "multi_thread")]
+async fn i3_a_session_that_moves_and_is_cut_right_after() {
+    let (session, shorter) = (Duration::from_secs(10), Duration::from_secs(5));
+    let stage = Stage::ensemble(session);
+    let servers = stage.servers.nodes();
+    restart_with(&servers[1], &[("maxSessionTimeout", "5000")]);
+    let (proxy, keeper) = stage.proxied().await;
+    let (other_line, other) = stage.patiently_proxied().await;
+    let guard = keeper.mutex("stock").lock().await.expect("locked");
+    assert!(guard.remaining() > shorter, "the first renewal comes after a third of this");
+    let next = {
+        let other = other.clone();
+        tokio::spawn(async move {
+            let guard = other.mutex("stock").lock().await.expect("locked");
+            (guard, Instant::now())
+        })
+    };
+    proxy.lead_to(servers[1].address());
+    proxy.cut_all();
+    let told = async {
+        while guard.remaining() > shorter {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    // Well before the first renewal.
+    drop(tokio::time::timeout(session / 5, told).await);
+    proxy.refuse(true);
+    proxy.cut_all();
+    soon(guard.lost()).await;
+    let lost = Instant::now();
+    let (next, entered) = soon(next).await.expect("no panic");
+    assert!(lost < entered, "the next one entered {:?} before", lost - entered);
+    next.release().await.expect("released");
+    other.close().await;
+    drop(other_line);
+}
+
+/// Sessions shorter than two ticks would end again and again, however good the line is. That is said at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_that_keep_no_session_long_enough_are_refused() {
+    let stage = Stage::single(SESSION);
+    restart_with(&stage.servers.nodes()[0], &[("maxSessionTimeout", "2000")]);
+    let error = lockkeeper::connect(&stage.servers.url()).await.expect_err("too short");
+    let text = error.to_string();
+    assert!(text.contains("2s") && text.contains("maxSessionTimeout") && text.contains("tick="), "{text}");
+    // With the ticks that they have it is long enough.
+    let keeper =
+        lockkeeper::connect(&format!("{}?tick=200ms", stage.servers.url())).await.expect("connected");
+    let guard = keeper.mutex("stock").lock().await.expect("locked");
+    let started = Instant::now();
+    while started.elapsed() < WATCHED {
+        assert!(guard.is_held(), "lost after {:?}", started.elapsed());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    guard.release().await.expect("released");
+    keeper.close().await;
+}

@@ -82,3 +82,39 @@ async fn whoever_waits_behind_an_unheard_claim_is_let_in_with_it() {
         keeper.close().await;
     }
 }
+
+/// Two wait for permits, and the process of the first stands still when its turn comes, so it never marks that. The second
+/// fits beside it, and does not wait for the end of its session.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_behind_one_that_stands_still_is_let_in() {
+    let stage = Stage::single(SESSION);
+    let (proxy, still) = stage.patiently_proxied().await;
+    let (holder, second, client) = (stage.patient().await, stage.patient().await, stage.client().await);
+    let held = holder.semaphore("stock", 2).acquire_many(2).await.expect("acquired");
+    let before = nodes(&client, "stock").await;
+    let first = {
+        let still = still.clone();
+        tokio::spawn(async move { still.semaphore("stock", 2).acquire().await })
+    };
+    until_nodes(&client, "stock", 2).await;
+    let node = nodes(&client, "stock").await.into_iter().find(|node| !before.contains(node)).expect("made");
+    let waiting = tokio::spawn(async move { second.semaphore("stock", 2).acquire().await });
+    // It watches the one before it.
+    let watched = || stage.servers.nodes()[0].ask("wchp").expect("asked");
+    soon(async {
+        while !watched().contains(&format!("/stock/{node}")) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    proxy.pause(true);
+    proxy.refuse(true);
+    held.release().await.expect("released");
+    let waiting = tokio::time::timeout(SESSION / 2, waiting).await.expect("before that session ends");
+    waiting.expect("no panic").expect("acquired").release().await.expect("released");
+    first.abort();
+    proxy.pause(false);
+    proxy.refuse(false);
+    still.close().await;
+    holder.close().await;
+}

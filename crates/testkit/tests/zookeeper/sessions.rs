@@ -350,3 +350,30 @@ async fn i3_a_silent_session_costs_no_other_lock() {
     drop(lonely);
     keeper.close().await;
 }
+
+/// One that waits has a session of its own, for a long lease, and its server falls silent. It turns to another server as
+/// soon as any other would, and hears that it is its turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_lease_does_not_wait_long_on_a_silent_server() {
+    let stage = Stage::ensemble(Duration::from_secs(10));
+    let servers = stage.servers.nodes();
+    let (proxy, keeper) = stage.patiently_proxied().await;
+    let (line, holder) = stage.patiently_proxied().await;
+    let client = stage.client().await;
+    let held = holder.mutex("stock").lock().await.expect("locked");
+    let other = servers[1..].iter().find(|server| server.mode().as_deref() == Some("follower")).expect("one");
+    proxy.lead_to(other.address());
+    let mutex = keeper.mutex("stock").lease(Duration::from_secs(55)).detachable();
+    let waiting = tokio::spawn(async move { mutex.lock().await.expect("locked") });
+    until_nodes(&client, "stock", 2).await;
+    proxy.lead_to(servers[0].address());
+    other.process().pause();
+    held.release().await.expect("released");
+    // Without a limit of its own the client takes 22 seconds.
+    let guard = tokio::time::timeout(Duration::from_secs(15), waiting).await;
+    other.process().resume();
+    guard.expect("in time").expect("no panic").release().await.expect("released");
+    keeper.close().await;
+    holder.close().await;
+    drop(line);
+}
