@@ -338,3 +338,40 @@ async fn one_who_gives_up_before_its_claim_is_sent_does_not_take_the_next_along(
         }
     }
 }
+
+/// A message that comes twice must not give the lock back a second time, in front of its owner.
+#[tokio::test(start_paused = true)]
+async fn a_doubled_message_does_not_overtake_the_release_under_way() {
+    let world = Virtual::new();
+    let line = Line::good();
+    let (last, told) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(None)));
+    let store = faulty(world.server.connector("memory:"), line.clone());
+    let heard = last.clone();
+    let store = Plant::new()
+        .capability(|capability| capability.requests_at_once = 3)
+        .wakes(move |wake| {
+            *heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(wake.clone());
+            Some(wake)
+        })
+        .of(store);
+    let sink = told.clone();
+    let store = Connector::new(move |context: lockkeeper_core::store::Context| async move {
+        *sink.lock().unwrap_or_else(PoisonError::into_inner) = Some(context.wakes.clone());
+        store.connect(context).await
+    });
+    let ours = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("memory");
+    let theirs = world.keeper().await;
+    let held = theirs.mutex("name").lock().await.expect("free");
+    let mutex = ours.mutex("name");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    sleep(Duration::from_millis(100)).await;
+    held.release().await.expect("held");
+    let guard = waiting.await.expect("no panic").expect("granted by the releaser");
+    let wake = last.lock().unwrap_or_else(PoisonError::into_inner).take().expect("told by a message");
+    let sink = told.lock().unwrap_or_else(PoisonError::into_inner).take().expect("connected");
+    line.next(Fate::late(Duration::from_millis(200)));
+    let release = tokio::spawn(guard.release());
+    sleep(Duration::from_millis(50)).await;
+    sink.wake(wake);
+    release.await.expect("no panic").expect("it was held until then");
+}

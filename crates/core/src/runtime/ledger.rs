@@ -43,6 +43,8 @@ struct Inner {
     lost: HashMap<u64, Arc<Hold>>,
     /// The grants that were let go to live on elsewhere, the latest of them: a late word of these is not for us.
     let_go: BTreeMap<u64, GrantNumber>,
+    /// Given back, while the store has not answered: the leave under way is enough.
+    leaving: HashMap<u64, GrantNumber>,
     schedule: BTreeSet<(BootTime, u64)>,
     /// When the beat will look without being told.
     looks_at: BootTime,
@@ -134,6 +136,7 @@ impl Ledger {
             (Some(hold), _) if hold.number < number => Addressee::Outlived(hold.clone()),
             (Some(_), _) => Addressee::Known,
             (None, Some(let_go)) if *let_go >= number => Addressee::Known,
+            (None, _) if inner.leaving.get(&slot).is_some_and(|left| *left >= number) => Addressee::Known,
             (None, _) => Addressee::Nobody,
         }
     }
@@ -149,9 +152,19 @@ impl Ledger {
         self.lock().take_seat(slot);
     }
 
-    /// Strikes a hold out: it is given back.
-    pub(crate) fn strike_hold(&self, slot: u64) {
-        self.lock().take_hold(slot);
+    /// Strikes a hold out: it is given back, of which [`left`](Self::left) is the end.
+    pub(crate) fn strike_hold(&self, hold: &Hold) {
+        let mut inner = self.lock();
+        inner.take_hold(hold.slot);
+        // An adopted one has another keeper's contender, about which nobody is told here.
+        if hold.slot == hold.contender.seq {
+            inner.leaving.insert(hold.slot, hold.number);
+        }
+    }
+
+    /// The leave of a contender was answered, or is tried no more.
+    pub(crate) fn left(&self, slot: u64) {
+        self.lock().leaving.remove(&slot);
     }
 
     /// Keeps a lost hold only to give it back.

@@ -64,7 +64,7 @@ impl Engine {
             hold_at_least,
         };
         if leave.hold_at_least.is_zero() {
-            self.ledger.strike_hold(hold.slot);
+            self.ledger.strike_hold(hold);
         } else {
             // It may live on without us: a late word of its grant must not end it early.
             self.ledger.let_go(hold);
@@ -122,6 +122,9 @@ impl Engine {
             drop(reply.send(result));
         }
         if !again {
+            if job.leave.contender.keeper == self.ids.keeper() {
+                self.ledger.left(job.leave.contender.seq);
+            }
             if self.leaving.fetch_sub(1, Ordering::AcqRel) == 1 {
                 self.all_left.notify_waiters();
             }
