@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     ContenderId, Name, StoreError,
+    runtime::clock::BootTime,
     store::{Claim, Leave, Left, Renew, Request, Verdict},
 };
 use tokio::task::JoinSet;
@@ -15,9 +16,12 @@ use crate::{
     note::Note,
     session::Session,
     shared::Shared,
-    table::Stand,
-    trouble::trouble,
+    table::{Entry, Stand},
+    trouble::{no_session, trouble},
 };
+
+/// When a claim is to be asked for again whose own session got no answer.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// A session for one lease, why there is none that long, or why it is not known.
 pub(crate) type OwnSession = Result<Result<Arc<Session>, StoreError>, StoreError>;
@@ -55,11 +59,11 @@ impl Shared {
         self: &Arc<Self>,
         session: &Arc<Session>,
         claim: &Claim,
+        known: Known,
         own: Option<OwnSession>,
     ) -> Result<Verdict, StoreError> {
         let folder = self.place.paths.lock(&claim.name);
-        let known = self.known(claim);
-        if let Known::Holding(session, node) = &known {
+        if let Known::Holding(node) = &known {
             if let Some(verdict) = self.granted_before(session, node, claim).await? {
                 return Ok(verdict);
             }
@@ -94,8 +98,38 @@ impl Shared {
             None => self.session_for(claim.lease).await,
         };
         match own? {
+            // The client would send the creation whenever it has connected again, although nobody asks for it any more.
+            Ok(own) if !own.is_connected() => Err(no_session()),
             Ok(own) => self.create(&own, true, claim).await,
             Err(refusal) => Ok(Verdict::Refused(refusal)),
+        }
+    }
+
+    /// The answer to a claim whose own session failed it, while the keeper's goes on: that costs no other of its group
+    /// the answer. Who waits asks again soon, and who only tries is told.
+    pub(crate) fn in_trouble(
+        &self,
+        session: &Session,
+        claim: &Claim,
+        error: StoreError,
+    ) -> Result<Verdict, StoreError> {
+        if !claim.detachable || !session.is_connected() {
+            return Err(error);
+        }
+        if claim.queue && error.is_passing() {
+            tracing::debug!(contender = %claim.contender, %error, "a session of its own is in trouble");
+            return Ok(Verdict::Busy { ahead: 0, retry_in: ASK_AGAIN });
+        }
+        self.nobody_asks(claim.contender);
+        Ok(Verdict::Refused(error))
+    }
+
+    /// Nobody asks for a claim of unknown outcome any more: the reaper removes what it may have made.
+    fn nobody_asks(&self, contender: ContenderId) {
+        if let Some(entry) = self.table().entries.get_mut(&contender)
+            && let Stand::Unknown { asked } = &mut entry.stand
+        {
+            *asked = BootTime::default();
         }
     }
 
@@ -161,17 +195,15 @@ impl Shared {
                 Ok(Left::NotThere)
             }
             Some((Stand::Unknown { .. }, asked_in)) => {
-                let folder = self.place.paths.lock(&leave.name);
-                let Some(made) = self.find(&asked_in, &folder, leave.contender).await? else {
-                    self.table().entries.remove(&leave.contender);
-                    return Ok(Left::NotThere);
-                };
-                if let Some(entry) = self.table().entries.get_mut(&leave.contender) {
-                    entry.node = made.node;
-                    entry.leave(Left::LeftQueue);
+                let own_session = !Arc::ptr_eq(&asked_in, session);
+                match self.leave_unknown(&asked_in, leave).await {
+                    // Nobody has heard that it holds.
+                    Err(_) if own_session && session.is_connected() => {
+                        self.nobody_asks(leave.contender);
+                        Ok(Left::LeftQueue)
+                    }
+                    left => left,
                 }
-                self.remove_node(leave.contender).await;
-                Ok(Left::LeftQueue)
             }
             Some((Stand::Holding(hold), _)) => {
                 self.retire(leave, hold.granted.after(leave.hold_at_least)).await
@@ -180,6 +212,47 @@ impl Shared {
             Some(_) => Ok(Left::NotThere),
             None => self.leave_detached(session, &leave.name, leave.contender).await,
         }
+    }
+
+    /// Leaves what may or may not have made a node in `asked_in`.
+    async fn leave_unknown(&self, asked_in: &Session, leave: &Leave) -> Result<Left, StoreError> {
+        let folder = self.place.paths.lock(&leave.name);
+        let made = self.find(asked_in, &folder, leave.contender).await?;
+        Ok(self.leave_found(leave.contender, made).await)
+    }
+
+    async fn leave_found(&self, contender: ContenderId, made: Option<Made>) -> Left {
+        let Some(made) = made else {
+            self.table().entries.remove(&contender);
+            return Left::NotThere;
+        };
+        if let Some(entry) = self.table().entries.get_mut(&contender) {
+            entry.node = made.node;
+            entry.leave(Left::LeftQueue);
+        }
+        self.remove_node(contender).await;
+        Left::LeftQueue
+    }
+
+    /// Leaves a claim of unknown outcome that nobody asks for. Its session may be silent, so nobody else's turn is taken
+    /// while that is asked.
+    pub(crate) async fn leave_forgotten(
+        &self,
+        name: &Name,
+        contender: ContenderId,
+    ) -> Result<(), StoreError> {
+        let entry = |shared: &Self| match shared.table().entries.get(&contender) {
+            Some(Entry { stand: Stand::Unknown { asked }, session, .. }) => Some((session.clone(), *asked)),
+            _ => None,
+        };
+        let Some((asked_in, asked)) = entry(self) else { return Ok(()) };
+        let made = self.find(&asked_in, &self.place.paths.lock(name), contender).await?;
+        let _turn = self.turn.lock().await;
+        // A copy of it may have been asked for meanwhile.
+        if entry(self).is_some_and(|(now_in, now)| Arc::ptr_eq(&now_in, &asked_in) && now == asked) {
+            self.leave_found(contender, made).await;
+        }
+        Ok(())
     }
 
     /// Leaves what lives in no session of this keeper.

@@ -1,7 +1,7 @@
 //! Changes of what stands in a claim's own node. Operators write there too, so a change is made only over the version
 //! that it is based on, and else made again from what is there.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use lockkeeper_core::{ContenderId, StoreError};
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult};
@@ -9,7 +9,7 @@ use zookeeper_client::{Error, MultiWriteError, MultiWriteResult};
 use crate::{
     note::Note,
     session::Session,
-    shared::Shared,
+    shared::{Pause, Shared},
     table::{Entry, Task},
     trouble::trouble,
 };
@@ -35,19 +35,23 @@ impl Shared {
         marker: Option<&str>,
         change: impl Fn(&mut Note) + Send + Sync,
     ) -> Result<Changed, StoreError> {
-        for _ in 0..TRIES {
-            match self.change_once(contender, marker, true, &change).await {
-                Err(Error::BadVersion) => {}
-                changed => return changed.map_err(trouble),
-            }
-        }
-        Err(trouble(Error::BadVersion))
+        self.change_over(contender, marker, true, change).await
     }
 
     /// Those behind a permit that was admitted see so in its node, evicted or not.
     async fn mark(&self, contender: ContenderId) -> Result<Changed, StoreError> {
+        self.change_over(contender, None, false, |note| note.granted = true).await
+    }
+
+    async fn change_over(
+        &self,
+        contender: ContenderId,
+        marker: Option<&str>,
+        heeds: bool,
+        change: impl Fn(&mut Note) + Send + Sync,
+    ) -> Result<Changed, StoreError> {
         for _ in 0..TRIES {
-            match self.change_once(contender, None, false, &|note| note.granted = true).await {
+            match self.change_once(contender, marker, heeds, &change).await {
                 Err(Error::BadVersion) => {}
                 changed => return changed.map_err(trouble),
             }
@@ -59,9 +63,10 @@ impl Shared {
     pub(crate) fn mark_until_done(self: &Arc<Self>, contender: ContenderId) {
         let shared = self.clone();
         let marking = async move {
+            let mut pause = Pause::default();
             while let Err(error) = shared.mark(contender).await {
                 tracing::debug!(%contender, %error, "not marked yet");
-                shared.clock.sleep_until(shared.now().after(Duration::from_millis(20))).await;
+                pause.pass(&shared.clock).await;
             }
         };
         // Begun under the lock: an entry that goes takes its task along.
@@ -77,11 +82,16 @@ impl Shared {
         heeds: bool,
         change: &(impl Fn(&mut Note) + Send + Sync),
     ) -> Result<Changed, Error> {
-        let (session, node, mut note, version) = match self.table().entries.get(&contender) {
+        let (own, node, mut note, version) = match self.table().entries.get(&contender) {
             Some(Entry { session, node, note, version, .. }) => {
                 (session.clone(), node.clone(), note.clone(), *version)
             }
             None => return Ok(Changed::Gone),
+        };
+        // Its own session may be silent while the keeper's is not. A marker has to live in it.
+        let session = match (marker, self.session()) {
+            (None, Ok(session)) => session,
+            _ => own.clone(),
         };
         if heeds && note.evicted {
             return Ok(Changed::Evicted);
@@ -94,7 +104,7 @@ impl Shared {
             }
             Err(Error::NoNode) => Ok(Changed::Gone),
             Err(Error::BadVersion) => match session.read(session.client.get_data(&node)).await {
-                Ok((data, stat)) if stat.ephemeral_owner == session.id => {
+                Ok((data, stat)) if stat.ephemeral_owner == own.id => {
                     self.noted(contender, &node, Note::from_bytes(&data), Some(stat.version));
                     Err(Error::BadVersion)
                 }

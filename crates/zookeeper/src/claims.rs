@@ -6,7 +6,7 @@ use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, StoreError, Token, Units,
     store::{Claim, Left, Verdict},
 };
-use zookeeper_client::{Error, MultiWriteError, MultiWriteResult, MultiWriter};
+use zookeeper_client::{Client, Error, MultiWriteError, MultiWriteResult, MultiWriter};
 
 use crate::{
     line::{Line, Standing, claim_prefix},
@@ -29,7 +29,7 @@ pub(crate) enum Known {
     /// Its node may or may not have been made.
     Unknown(Arc<Session>),
     /// It holds, unless its node was taken away.
-    Holding(Arc<Session>, String),
+    Holding(String),
     New,
 }
 
@@ -53,11 +53,11 @@ impl Shared {
                 *asked = now;
                 Known::Answer(self.busy(*ahead))
             }
-            Stand::Holding(_) => Known::Holding(entry.session.clone(), entry.node.clone()),
+            Stand::Holding(_) => Known::Holding(entry.node.clone()),
         }
     }
 
-    /// The grant that a claim has, if its node is still there.
+    /// The grant that a claim has, if its node is still there. The keeper's session asks: the claim's own may be silent.
     pub(crate) async fn granted_before(
         &self,
         session: &Session,
@@ -104,18 +104,13 @@ impl Shared {
         node: &str,
         markers: &[String],
     ) -> Result<Left, StoreError> {
-        for marker in markers {
-            match session.read(session.client.delete(marker, None)).await {
-                Ok(()) | Err(Error::NoNode) => {}
-                Err(error) => return Err(trouble(error)),
-            }
-        }
         let sent = session.now();
         let left = match session.write(sent, session.client.delete(node, None)).await {
             Ok(()) => left,
             Err(Error::NoNode) => if_gone,
             Err(error) => return Err(trouble(error)),
         };
+        session.read(delete_markers(&session.client, markers)).await.map_err(trouble)?;
         self.table().entries.remove(&contender);
         Ok(left)
     }
@@ -136,6 +131,10 @@ impl Shared {
             Err(trouble(error))
         };
         loop {
+            // Much may have been waited for since the claim was looked at (I9).
+            if claim.not_after < self.store_time() {
+                return Ok(Verdict::Stale);
+            }
             let sent = session.now();
             let created = session.client.create(&path, &data, &options);
             let list = session.client.list_children(&folder);
@@ -311,6 +310,18 @@ impl Shared {
             entry.waits = Some(Task(task.abort_handle()));
         }
     }
+}
+
+/// Removes the markers of a claim whose node is gone. Never before: without them it would hold all of what it had given
+/// back.
+pub(crate) async fn delete_markers(client: &Client, markers: &[String]) -> Result<(), Error> {
+    for marker in markers {
+        match client.delete(marker, None).await {
+            Ok(()) | Err(Error::NoNode) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// A grant's number: that of the transaction that made its node.

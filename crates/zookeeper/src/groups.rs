@@ -39,6 +39,15 @@ enum Op<'a> {
     },
 }
 
+impl Op<'_> {
+    fn contender(&self) -> ContenderId {
+        match self {
+            Self::Create { claim, .. } => claim.contender,
+            Self::Delete { contender, .. } => *contender,
+        }
+    }
+}
+
 /// How it is learned who stands in line with a claim whose node is made by a transaction.
 enum Others<L> {
     /// By a listing, which is under way.
@@ -82,9 +91,17 @@ impl Shared {
     ) -> Result<Answers<Answer>, StoreError> {
         let session = self.session()?;
         let mut answers: Placed = vec![None; group.len()];
-        let mut ops = Vec::with_capacity(group.len());
+        let mut ops: Vec<Op<'_>> = Vec::with_capacity(group.len());
         let mut bytes = 0;
         for (place, request) in group.iter().enumerate() {
+            let contender = match request {
+                Request::Leave(leave) => leave.contender,
+                Request::Claim(claim) => claim.contender,
+            };
+            // What an earlier entry of the same contender comes to is known once it was sent.
+            if ops.iter().any(|op| op.contender() == contender) {
+                self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
+            }
             let answer = match request {
                 Request::Leave(leave) => match self.begin_leave(leave, place) {
                     Ok(op) => {
@@ -108,9 +125,11 @@ impl Shared {
                         ops.push(Op::Create { place, claim });
                         continue;
                     }
-                    Known::New | Known::Unknown(_) | Known::Holding(..) => {
+                    known @ (Known::New | Known::Unknown(_) | Known::Holding(..)) => {
                         self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
-                        Answer::Claim(self.claim_alone(&session, claim, own.remove(&claim.contender)).await?)
+                        let own = own.remove(&claim.contender);
+                        let verdict = self.claim_alone(&session, claim, known, own).await;
+                        Answer::Claim(verdict.or_else(|error| self.in_trouble(&session, claim, error))?)
                     }
                 },
             };

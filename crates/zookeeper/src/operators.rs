@@ -12,8 +12,8 @@ use lockkeeper_core::{
 use zookeeper_client::{Error, Stat};
 
 use crate::{
-    changes::TRIES, line::Line, note::Note, path, session::Session, shared::Shared, table::Stand,
-    trouble::trouble,
+    changes::TRIES, claims::delete_markers, line::Line, note::Note, path, session::Session, shared::Shared,
+    table::Stand, trouble::trouble,
 };
 
 fn wall(millis: i64) -> SystemTime {
@@ -159,12 +159,7 @@ impl Shared {
         if order.now || note.retired {
             // Only the node that was marked: a new one of that name would have another version.
             session.read(session.client.delete(path, Some(marked.version))).await?;
-            for marker in markers {
-                match session.read(session.client.delete(marker, None)).await {
-                    Ok(()) | Err(Error::NoNode) => {}
-                    Err(error) => return Err(error),
-                }
-            }
+            session.read(delete_markers(&session.client, markers)).await?;
         }
         let mut table = self.table();
         if order.now || note.retired {

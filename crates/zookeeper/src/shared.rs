@@ -9,12 +9,13 @@ use std::{
 use lockkeeper_core::{
     ContenderId, Name, StoreError,
     runtime::clock::{BootTime, Clock},
-    store::{Leave, Left, StoreTime, Topic, Wake, WakeSink},
+    store::{Left, StoreTime, Topic, Wake, WakeSink},
 };
 use tokio::{runtime::Handle, sync::Notify};
 use zookeeper_client::{CreateMode, CreateOptions, Error};
 
 use crate::{
+    claims::delete_markers,
     line::Line,
     place::Place,
     session::{self, Session},
@@ -24,6 +25,23 @@ use crate::{
 
 /// How long the reaper waits before it tries again what got no answer.
 const AGAIN: Duration = Duration::from_millis(100);
+
+/// Ever longer pauses between tries: some errors stay.
+#[derive(Debug)]
+pub(crate) struct Pause(Duration);
+
+impl Default for Pause {
+    fn default() -> Self {
+        Self(Duration::from_millis(20))
+    }
+}
+
+impl Pause {
+    pub(crate) async fn pass(&mut self, clock: &Clock) {
+        clock.sleep_until(clock.now().after(self.0)).await;
+        self.0 = (self.0 * 2).min(Duration::from_secs(1));
+    }
+}
 
 /// What the reaper has found.
 struct Ended {
@@ -178,11 +196,13 @@ impl Shared {
         };
         // Its own session may be suspended while the keeper's is not.
         let client = self.session().unwrap_or(session).client.clone();
-        let mut gone = true;
-        for node in markers.iter().chain([&node]) {
-            let answer = tokio::time::timeout(self.limit, client.delete(node, None)).await;
-            gone &= matches!(answer, Ok(Ok(()) | Err(Error::NoNode)));
-        }
+        let removing = async {
+            match client.delete(&node, None).await {
+                Ok(()) | Err(Error::NoNode) => delete_markers(&client, &markers).await,
+                Err(error) => Err(error),
+            }
+        };
+        let gone = matches!(tokio::time::timeout(self.limit, removing).await, Ok(Ok(())));
         if gone {
             let entry = self.table().entries.remove(&contender);
             drop(entry);
@@ -199,7 +219,7 @@ pub(crate) async fn keep_session(shared: Arc<Shared>) {
         *shared.current() = None;
         shared.bury(&session);
         drop(session);
-        let mut pause = Duration::from_millis(50);
+        let mut pause = Pause::default();
         loop {
             let opening = shared.open(shared.place.session, None, false);
             match session::within(shared.place.session, opening).await {
@@ -210,8 +230,7 @@ pub(crate) async fn keep_session(shared: Arc<Shared>) {
                 }
                 Err(error) => tracing::debug!(%error, "no new session yet"),
             }
-            shared.clock.sleep_until(shared.now().after(pause)).await;
-            pause = (pause * 2).min(Duration::from_secs(1));
+            pause.pass(&shared.clock).await;
         }
         shared.wakes.wake(Wake::Resync);
     }
@@ -288,15 +307,9 @@ impl Shared {
             }
         }
         for (contender, name) in unknown {
-            let leave = Leave { name, contender, bury_until: None, hold_at_least: Duration::ZERO };
-            let left = async {
-                let session = self.session()?;
-                let _turn = self.turn.lock().await;
-                self.leave_alone(&session, &leave).await
-            };
-            let left: Result<Left, StoreError> = left.await;
-            if left.is_err() {
-                next = next.max(now.after(AGAIN));
+            if self.leave_forgotten(&name, contender).await.is_err() {
+                // It is overdue, and would be asked for without a pause.
+                next = next.max(self.now().after(AGAIN));
             }
         }
         next

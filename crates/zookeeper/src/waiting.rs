@@ -17,7 +17,7 @@ use crate::{
     line::{Line, Standing},
     note::Note,
     session::{MayWatch, Session},
-    shared::Shared,
+    shared::{Pause, Shared},
     table::{Hold, Stand},
     trouble::trouble,
 };
@@ -61,18 +61,18 @@ impl Shared {
         let folder = node.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_owned());
         let (watched, armed) = (JoinSet::new(), HashSet::new());
         let mut place = Place { contender, session, folder, node, watched, armed, standing };
+        let mut pause = Pause::default();
         loop {
             match self.step(&mut place).await {
                 Ok(true) => return,
-                Ok(false) => {}
+                Ok(false) => pause = Pause::default(),
                 // Connected again, it looks again; a session that is over is replaced by its keeper.
                 Err(error) => {
                     tracing::debug!(%contender, %error, "waiting for ZooKeeper");
                     if !place.session.lives() {
                         return;
                     }
-                    let soon = self.now().after(Duration::from_millis(20));
-                    self.clock.sleep_until(soon).await;
+                    pause.pass(&self.clock).await;
                 }
             }
         }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_testkit::servers::ZooKeeperNode;
+use zookeeper_client::{Acl, AuthId, Permission};
 
 use crate::stage::{Stage, soon, until_nodes};
 
@@ -155,4 +156,30 @@ async fn hundreds_of_held_locks_cost_a_few_requests() {
     soon(lost.lost()).await;
     assert!(guards.iter().all(|guard| guard.is_held()));
     keeper.close().await;
+}
+
+/// An error that stays is met ever more rarely, and its end is noticed all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_stays_costs_few_requests() {
+    let stage = Stage::single(SESSION);
+    let (holder, waiter, client) = (stage.patient().await, stage.patient().await, stage.client().await);
+    let guard = holder.mutex("stock").lock().await.expect("locked");
+    let waiting =
+        tokio::spawn(async move { waiter.mutex("stock").lock().await.expect("locked").release().await });
+    until_nodes(&client, "stock", 2).await;
+    let folder = "/lockkeeper/locks/stock";
+    let for_all = |permission| [Acl::new(permission, AuthId::anyone())];
+    let unreadable = for_all(Permission::WRITE | Permission::CREATE | Permission::DELETE | Permission::ADMIN);
+    client.set_acl(folder, &unreadable, None).await.expect("set");
+    guard.release().await.expect("released");
+    let server = &stage.servers.nodes()[0];
+    let before = received(server);
+    let time = Duration::from_secs(3);
+    tokio::time::sleep(time).await;
+    let cost = received(server) - before;
+    // Every 20 ms it would be 150 times.
+    assert!(cost <= 20 + pings(3, time), "{cost} requests");
+    client.set_acl(folder, &for_all(Permission::ALL), None).await.expect("set");
+    soon(waiting).await.expect("no panic").expect("released");
+    holder.close().await;
 }

@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 
 mod access;
+mod asked;
 mod costs;
 mod crews;
 mod evictions;

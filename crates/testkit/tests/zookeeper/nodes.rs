@@ -138,3 +138,27 @@ async fn a_login_keeps_others_out() {
     guard.release().await.expect("released");
     keeper.close().await;
 }
+
+/// A writer that became a reader leaves. Until its node is gone, everybody sees a reader.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_gave_back_the_writing_leaves_as_a_reader() {
+    let stage = Stage::single(SESSION);
+    let (proxy, keeper) = stage.proxied().await;
+    let client = stage.client().await;
+    let guard = keeper.rw_lock("stock").write().await.expect("locked");
+    let guard = guard.downgrade().await.expect("lowered");
+    assert_eq!(nodes(&client, "stock").await.len(), 2);
+    // So that each request takes its time.
+    proxy.delay(Duration::from_millis(50));
+    let leaving = tokio::spawn(guard.release());
+    loop {
+        let now = nodes(&client, "stock").await;
+        if !now.iter().any(|node| node.starts_with("c-")) {
+            break;
+        }
+        assert!(now.iter().any(|node| node.starts_with("d-")), "a writer again: {now:?}");
+    }
+    soon(leaving).await.expect("no panic").expect("released");
+    crate::stage::until_nodes(&client, "stock", 0).await;
+    keeper.close().await;
+}
