@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     future::poll_fn,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -20,7 +20,7 @@ use lockkeeper_core::{
 };
 use redis::{
     Pipeline, PushInfo, PushKind, Value,
-    aio::{MultiplexedConnection, PubSubSink, PubSubStream},
+    aio::{AsyncPushSender, MultiplexedConnection, PubSubSink, PubSubStream, SendError},
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -201,13 +201,15 @@ impl Ears {
         lock(&self.listeners).remove(&server.number);
     }
 
-    async fn connect(&self, server: &Server) -> Result<(Line, Address), StoreError> {
+    async fn connect(self: &Arc<Self>, server: &Server) -> Result<(Line, Address), StoreError> {
         let dialler = &self.fleet.dialler;
         let place = server.site.locate().await?;
-        let line = if self.keys.is_sharded() {
-            let (sender, pushes) = mpsc::unbounded_channel();
-            let (connection, driver) = dialler.requests(&place, Some(Box::new(sender))).await?;
-            Line::Sharded(connection, driver, pushes)
+        let sharded = self.keys.is_sharded();
+        let line = if sharded || dialler.settings().resp3 {
+            let (others, pushes) = mpsc::unbounded_channel();
+            let post = Post { ears: Arc::downgrade(self), others };
+            let (connection, driver) = dialler.requests(&place, Some(Box::new(post))).await?;
+            Line::Pushed { connection, driver, pushes, sharded }
         } else {
             let (sink, stream) = dialler.messages(&place).await?.split();
             Line::Plain(sink, stream)
@@ -316,9 +318,36 @@ async fn within(
 
 /// A connection that messages come from.
 enum Line {
+    /// With RESP2.
     Plain(PubSubSink, PubSubStream),
-    /// Sharded messages are pushed beside replies, which RESP3 alone can do; a server that has them speaks it.
-    Sharded(MultiplexedConnection, JoinHandle<()>, mpsc::UnboundedReceiver<PushInfo>),
+    /// With RESP3, messages are pushed beside replies, and passed on where they are read; what else is pushed comes here.
+    /// A server that has sharded messages speaks it.
+    Pushed {
+        connection: MultiplexedConnection,
+        driver: JoinHandle<()>,
+        pushes: mpsc::UnboundedReceiver<PushInfo>,
+        sharded: bool,
+    },
+}
+
+/// Passes messages on in the task that reads them, so that no other has to be woken for it.
+struct Post {
+    ears: Weak<Ears>,
+    others: mpsc::UnboundedSender<PushInfo>,
+}
+
+impl AsyncPushSender for Post {
+    fn send(&self, push: PushInfo) -> Result<(), SendError> {
+        if !matches!(push.kind, PushKind::Message | PushKind::SMessage) {
+            return self.others.send(push).map_err(|_| SendError);
+        }
+        if let [Value::BulkString(channel), Value::BulkString(payload)] = &push.data[..]
+            && let (Some(ears), Ok(channel)) = (self.ears.upgrade(), std::str::from_utf8(channel))
+        {
+            ears.tell(channel, payload);
+        }
+        Ok(())
+    }
 }
 
 impl Line {
@@ -341,9 +370,14 @@ impl Line {
         match self {
             Self::Plain(sink, _) if wanted => sink.subscribe(channels).await.map_err(broken),
             Self::Plain(sink, _) => sink.unsubscribe(channels).await.map_err(broken),
-            Self::Sharded(connection, ..) => {
+            Self::Pushed { connection, sharded, .. } => {
                 // One each, since one command is for one slot.
-                let order = if wanted { "SSUBSCRIBE" } else { "SUNSUBSCRIBE" };
+                let order = match (*sharded, wanted) {
+                    (true, true) => "SSUBSCRIBE",
+                    (true, false) => "SUNSUBSCRIBE",
+                    (false, true) => "SUBSCRIBE",
+                    (false, false) => "UNSUBSCRIBE",
+                };
                 let mut orders = Pipeline::with_capacity(channels.len());
                 for channel in channels {
                     orders.cmd(order).arg(channel);
@@ -364,19 +398,19 @@ impl Line {
                 let message = poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await?;
                 Some((message.get_channel_name().to_owned(), message.get_payload_bytes().to_vec()))
             }
-            Self::Sharded(_, _, pushes) => loop {
+            Self::Pushed { pushes, .. } => loop {
                 let PushInfo { kind, data } = pushes.recv().await?;
-                let mut texts = data.into_iter().map(|value| match value {
-                    Value::BulkString(text) => text,
-                    _ => Vec::new(),
-                });
-                let channel = String::from_utf8(texts.next().unwrap_or_default()).unwrap_or_default();
+                let is_wanted = |value: &Value| match value {
+                    Value::BulkString(channel) => {
+                        std::str::from_utf8(channel).is_ok_and(|name| has.contains(name))
+                    }
+                    _ => false,
+                };
                 match kind {
-                    PushKind::SMessage => return Some((channel, texts.next().unwrap_or_default())),
                     PushKind::Disconnection => return None,
                     // The slot has moved away, and the server says so. That a subscription has ended because this listener
                     // wanted it is read before it can be wanted anew: the word comes ahead of the reply.
-                    PushKind::SUnsubscribe if has.contains(&channel) => return None,
+                    PushKind::SUnsubscribe if data.first().is_some_and(is_wanted) => return None,
                     _ => {}
                 }
             },
@@ -386,7 +420,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        if let Self::Sharded(_, driver, _) = self {
+        if let Self::Pushed { driver, .. } = self {
             driver.abort();
         }
     }
