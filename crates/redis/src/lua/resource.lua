@@ -270,8 +270,9 @@ local function library()
     r.changed = true
   end
 
-  -- Grants to the head of the line as far as the capacity allows (I10).
-  local function serve(r)
+  -- Grants to the head of the line as far as the capacity allows (I10). Who asks just now hears of it by its answer alone: a
+  -- message could come after it has left again, and would look like a grant that nobody waits for.
+  local function serve(r, asks)
     while r.waiting > 0 do
       local last = r.holders[#r.holders]
       if last and last.units == 'all' then return end
@@ -280,8 +281,10 @@ local function library()
       take_first(r, head)
       local lease = math.min(head.lease, FIRST_LEASE)
       grant(r, {expires = now + lease, id = head.id, units = head.units, lease = head.lease, card = head.card})
-      local floor = string.format('%d', r.holders[1].number)
-      tell_granted(r.key, head.id, mark, floor, head.stamp, math.max(now - head.asked, 0), lease)
+      if head.id ~= asks then
+        local floor = string.format('%d', r.holders[1].number)
+        tell_granted(r.key, head.id, mark, floor, head.stamp, math.max(now - head.asked, 0), lease)
+      end
     end
   end
 
@@ -292,7 +295,7 @@ local function library()
   end
 
   -- Lets end what has ended (I8), and grants if that made room.
-  function lib.settle(r)
+  function lib.settle(r, asks)
     local silent, ended
     for place = #r.holders, 1, -1 do
       local holder = r.holders[place]
@@ -327,7 +330,7 @@ local function library()
     elseif r.waiting == 0 then
       r.oldest = now
     end
-    if ended then serve(r) end
+    if ended then serve(r, asks) end
   end
 
   local function held_by(r, id)
@@ -351,7 +354,7 @@ local function library()
     local r = lib.open(key)
     if not r then return '8' end
     if buried(r, id) then return '3' end
-    lib.settle(r)
+    lib.settle(r, id)
 
     local function busy(ahead)
       lib.save(r)

@@ -7,7 +7,7 @@ use lockkeeper_core::{
     runtime::clock::Clock,
     store::{
         Answer, Card, Claim, Context, Facts, Kind, Leave, Left, Renew, Renewed, Request, Store, StoreTime,
-        Verdict, WakeSink,
+        Verdict, Wake, WakeSink,
     },
 };
 use lockkeeper_testkit::servers::{Redis, RedisOptions};
@@ -22,10 +22,14 @@ struct Asker {
 
 impl Asker {
     async fn connect(url: &str) -> Self {
+        Self::connect_with(url, WakeSink::new(|_| {})).await
+    }
+
+    async fn connect_with(url: &str, wakes: WakeSink) -> Self {
         let keeper = KeeperId::random();
         let context = Context {
             keeper,
-            wakes: WakeSink::new(|_| {}),
+            wakes,
             background: tokio::runtime::Handle::current(),
             clock: Clock::boot(),
             request_limit: secs(60),
@@ -321,5 +325,27 @@ async fn i11_one_contender_twice_in_a_group_is_answered_in_order() {
         let remaining = view().await.expect("held").holders[0].remaining;
         assert!(remaining > secs(800), "a lease was shortened to {remaining:?}");
     }
+    asker.store.close().await;
+}
+
+/// Who asks and finds that it is granted hears so once: a message beside its answer could come after it has given the lock
+/// back, and would look like a grant that nobody waits for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_an_answer_tells_of_is_not_told_again() {
+    let redis = RedisOptions::default().start().expect("started");
+    let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let wakes = WakeSink::new(move |wake| {
+        if let Wake::Granted(_, notice) = wake {
+            drop(sender.send(notice.contender.seq));
+        }
+    });
+    let asker = Asker::connect_with(&redis.url(), wakes).await;
+    asker.ask(&Claim { lease: Duration::from_millis(100), ..asker.claim(1, Units::All, true) }).await;
+    // Until the lease of the first has ended, this one waits.
+    while !matches!(asker.ask(&asker.claim(2, Units::All, true)).await, Verdict::Granted(_)) {}
+    assert!(matches!(asker.ask(&asker.claim(3, Units::All, true)).await, Verdict::Busy { .. }));
+    asker.leave(2).await;
+    let first = tokio::time::timeout(secs(20), told.recv()).await.expect("in time");
+    assert_eq!(first, Some(3), "the releaser's message is the only one");
     asker.store.close().await;
 }
