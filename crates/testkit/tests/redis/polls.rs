@@ -336,7 +336,7 @@ async fn a_grant_that_an_answer_tells_of_is_not_told_again() {
     let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
     let wakes = WakeSink::new(move |wake| {
         if let Wake::Granted(_, notice) = wake {
-            drop(sender.send(notice.contender.seq));
+            let _ = sender.send(notice.contender.seq);
         }
     });
     let asker = Asker::connect_with(&redis.url(), wakes).await;
