@@ -5,11 +5,13 @@ use std::{fmt, sync::Arc};
 use lockkeeper_core::{
     Capability, Name,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Claim, Connector, Context, Count, Counted, Evict,
-        Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Verdict, Wake,
-        WakeSink, Watch,
+        Admit, Admitted, Answer, Answers, Claim, Connector, Context, Count, Counted, Evict, Evicted,
+        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Verdict, Wake, WakeSink,
+        Watch,
     },
 };
+
+use crate::wrapper::same_store;
 
 type ChangeVerdict = dyn Fn(&Claim, Verdict) -> Verdict + Send + Sync;
 type ChangeWake = dyn Fn(Wake) -> Option<Wake> + Send + Sync;
@@ -103,30 +105,7 @@ impl Store for PlantedStore {
         &self.capability
     }
 
-    fn url(&self) -> &Arc<str> {
-        self.inner.url()
-    }
-
-    fn id(&self) -> &str {
-        self.inner.id()
-    }
-
-    fn server_of(&self, name: &Name) -> usize {
-        self.inner.server_of(name)
-    }
-
-    fn shorter_leases(&self) -> Option<&str> {
-        self.inner.shorter_leases()
-    }
-
-    #[cfg(unix)]
-    fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
-        self.inner.life_line()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
-    }
+    same_store!(but capability);
 
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
         Box::pin(async move {

@@ -1,12 +1,16 @@
 //! For wrapper stores, which change what is asked and answered but not who the store is.
 
-/// The methods of [`Store`](lockkeeper_core::store::Store) that ask nothing: those of `self.inner`.
+/// The methods of [`Store`](lockkeeper_core::store::Store) that ask nothing: those of `self.inner`. A wrapper that changes
+/// what the store says of itself writes `same_store!(but capability)`.
 macro_rules! same_store {
     () => {
         fn capability(&self) -> &lockkeeper_core::Capability {
             self.inner.capability()
         }
 
+        $crate::wrapper::same_store!(but capability);
+    };
+    (but capability) => {
         fn url(&self) -> &std::sync::Arc<str> {
             self.inner.url()
         }
