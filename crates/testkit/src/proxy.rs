@@ -268,6 +268,10 @@ async fn listen(listener: TcpListener, mut mood: watch::Receiver<Mood>, shared: 
             };
             let Ok((client, _)) = accepted else { continue };
             let (line, server) = (shared.admit(), *shared.server());
+            // Whoever says that it refuses and then cuts all of them means this one too, which may have come between.
+            if mood.borrow().refuses {
+                line.cut();
+            }
             lines.spawn(pump::carry(client, server, line, mood.clone(), shared.clone()));
         }
     }

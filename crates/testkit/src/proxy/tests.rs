@@ -128,6 +128,31 @@ fn cut_all_and_refuse() {
     assert_eq!(exchange(connect(&proxy)), TEXT);
 }
 
+/// A client that comes in the moment in which the proxy begins to refuse is refused too, or cut: none stays.
+#[test]
+fn nobody_slips_in_while_it_begins_to_refuse() {
+    let (server, _) = echo();
+    let proxy = Proxy::start(server).expect("started");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for _ in 0..200 {
+        proxy.refuse(true);
+        // It is accepted by the kernel whatever the proxy's thread has heard by now.
+        let late = TcpStream::connect(proxy.address());
+        proxy.cut_all();
+        if let Ok(mut late) = late {
+            late.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
+            // A socket that closes while the kernel accepts for it may tell nobody before the next byte comes.
+            let end = late.write_all(TEXT).and_then(|()| late.read(&mut [0; 10]));
+            assert!(!end.as_ref().is_ok_and(|bytes| *bytes > 0), "it got in");
+            assert!(!end.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "it was let wait");
+        }
+        proxy.refuse(false);
+        while TcpStream::connect(proxy.address()).is_err() {
+            assert!(Instant::now() < deadline, "it refuses for ever");
+        }
+    }
+}
+
 #[test]
 fn a_pause_loses_nothing_and_a_delay_takes_its_time() {
     let (server, _) = echo();
