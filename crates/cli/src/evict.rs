@@ -44,7 +44,7 @@ pub(crate) async fn evict(connection: &Connection, args: &EvictArgs) -> Result<u
 }
 
 fn describe(holder: &HolderView) -> String {
-    format!("{} token {}", view::process(&holder.card), holder.token)
+    format!("{} token {}", view::process(&holder.details), holder.token)
 }
 
 /// Shows the holders and asks.

@@ -37,9 +37,9 @@ fn line(name: &str, leader: Option<Leader>) -> Value {
         json!({
             "value": leader.value,
             "token": leader.token.to_string(),
-            "host": leader.facts.host,
-            "pid": leader.facts.pid,
-            "program": leader.facts.program,
+            "host": leader.process.host,
+            "pid": leader.process.pid,
+            "program": leader.process.program,
             "since": text::moment(leader.since),
         })
     });

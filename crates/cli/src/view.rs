@@ -2,7 +2,7 @@
 
 use lockkeeper::{
     Capacity, Keeper, Name, Units,
-    store::{Card, ResourceView},
+    store::{Details, ResourceView},
 };
 use serde_json::{Value, json};
 
@@ -64,14 +64,14 @@ pub(crate) fn rows(views: &[ResourceView]) -> Vec<Vec<String>> {
     let head = ["NAME", "KIND", "HELD BY", "LABEL", "FOR", "LEFT", "TOKEN", "UNITS", "WAITING"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for view in views {
-        let kind = card(view).map_or("", |card| card.kind.word());
+        let kind = any_details(view).map_or("", |details| details.kind.word());
         for holder in &view.holders {
             let share = format!("{}/{}", holder.units, view.capacity);
             rows.push(vec![
                 plain(view.name.as_str()),
                 kind.to_owned(),
-                process(&holder.card),
-                label(&holder.card),
+                process(&holder.details),
+                label(&holder.details),
                 span::show(ago(holder.since)),
                 span::show(holder.remaining),
                 holder.token.to_string(),
@@ -92,7 +92,7 @@ pub(crate) fn rows(views: &[ResourceView]) -> Vec<Vec<String>> {
 
 /// One name in full.
 fn details(view: &ResourceView) -> String {
-    let kind = card(view).map_or("", |card| card.kind.word());
+    let kind = any_details(view).map_or("", |details| details.kind.word());
     let mut text = format!("{}: {kind}, capacity {}\n", plain(view.name.as_str()), view.capacity);
     let mut rows = Vec::new();
     for holder in &view.holders {
@@ -105,23 +105,23 @@ fn details(view: &ResourceView) -> String {
         }
         rows.push(vec![
             "  holds".into(),
-            process(&holder.card),
+            process(&holder.details),
             format!("for {}", span::show(ago(holder.since))),
             left,
             format!("token {}", holder.token),
             format!("units {}", holder.units),
-            label(&holder.card),
+            label(&holder.details),
         ]);
     }
     for (place, waiter) in view.waiters.iter().enumerate() {
         rows.push(vec![
             "  waits".into(),
-            process(&waiter.card),
+            process(&waiter.details),
             format!("for {}", span::show(ago(waiter.since))),
             format!("place {}", place + 1),
             String::new(),
             format!("units {}", waiter.units),
-            label(&waiter.card),
+            label(&waiter.details),
         ]);
     }
     text += &text::table(&rows);
@@ -129,18 +129,18 @@ fn details(view: &ResourceView) -> String {
 }
 
 /// Program, process id and host.
-pub(crate) fn process(card: &Card) -> String {
-    plain(&format!("{}[{}]@{}", card.facts.program, card.facts.pid, card.facts.host))
+pub(crate) fn process(details: &Details) -> String {
+    plain(&format!("{}[{}]@{}", details.process.program, details.process.pid, details.process.host))
 }
 
-fn label(card: &Card) -> String {
-    plain(card.label.as_deref().unwrap_or_default())
+fn label(details: &Details) -> String {
+    plain(details.label.as_deref().unwrap_or_default())
 }
 
 /// The first one that is there speaks for all: they agree on the capacity, and so nearly always
 /// on the kind.
-fn card(view: &ResourceView) -> Option<&Card> {
-    view.holders.first().map(|holder| &holder.card).or(view.waiters.first().map(|waiter| &waiter.card))
+fn any_details(view: &ResourceView) -> Option<&Details> {
+    view.holders.first().map(|holder| &holder.details).or(view.waiters.first().map(|waiter| &waiter.details))
 }
 
 /// One name as JSON.
@@ -159,10 +159,10 @@ fn object(view: &ResourceView) -> Value {
         .map(|holder| {
             json!({
                 "token": holder.token.to_string(),
-                "host": holder.card.facts.host,
-                "pid": holder.card.facts.pid,
-                "program": holder.card.facts.program,
-                "label": holder.card.label.as_deref(),
+                "host": holder.details.process.host,
+                "pid": holder.details.process.pid,
+                "program": holder.details.process.program,
+                "label": holder.details.label.as_deref(),
                 "since": text::moment(holder.since),
                 "remaining_ms": u64::try_from(holder.remaining.as_millis()).unwrap_or(u64::MAX),
                 "units": units(holder.units),
@@ -174,10 +174,10 @@ fn object(view: &ResourceView) -> Value {
         .iter()
         .map(|waiter| {
             json!({
-                "host": waiter.card.facts.host,
-                "pid": waiter.card.facts.pid,
-                "program": waiter.card.facts.program,
-                "label": waiter.card.label.as_deref(),
+                "host": waiter.details.process.host,
+                "pid": waiter.details.process.pid,
+                "program": waiter.details.process.program,
+                "label": waiter.details.label.as_deref(),
                 "since": text::moment(waiter.since),
                 "units": units(waiter.units),
             })
@@ -185,7 +185,7 @@ fn object(view: &ResourceView) -> Value {
         .collect();
     json!({
         "name": view.name.as_str(),
-        "kind": card(view).map(|card| card.kind.word()),
+        "kind": any_details(view).map(|details| details.kind.word()),
         "capacity": capacity,
         "holders": holders,
         "waiters": waiters,

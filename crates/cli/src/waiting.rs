@@ -59,10 +59,11 @@ impl Drop for Waiting {
 fn describe(view: &ResourceView, place: Option<usize>) -> String {
     let mut text = format!("waiting for {:?}", plain(view.name.as_str()));
     if let Some(holder) = view.holders.first() {
-        let facts = &holder.card.facts;
+        let process = &holder.details.process;
         let since = span::show(ago(holder.since));
-        text += &format!(", held for {since} by {} (pid {} on {})", facts.program, facts.pid, facts.host);
-        if let Some(label) = &holder.card.label {
+        text +=
+            &format!(", held for {since} by {} (pid {} on {})", process.program, process.pid, process.host);
+        if let Some(label) = &holder.details.label {
             text += &format!(": {label}");
         }
         if view.holders.len() > 1 {

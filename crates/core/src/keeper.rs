@@ -22,7 +22,7 @@ use crate::{
     },
     share::{Capacity, Units},
     store::{
-        Connector, Context, Evict, Evicted, Facts, Kind, ListQuery, Page, Renew, Renewed, ResourceView,
+        Connector, Context, Evict, Evicted, Kind, ListQuery, Page, ProcessInfo, Renew, Renewed, ResourceView,
         WakeSink,
     },
     token::Token,
@@ -155,7 +155,7 @@ impl KeeperBuilder {
             clock,
             request_limit: self.request_limit,
             outage_limit: self.outage_limit,
-            facts: Arc::new(own_facts(self.program)),
+            process: Arc::new(this_process(self.program)),
         };
         let unless_kept = StopUnlessKept::new(&stop);
         let connected = self.connector.connect(context).await?;
@@ -181,10 +181,10 @@ impl std::fmt::Debug for KeeperBuilder {
     }
 }
 
-fn own_facts(program: Option<String>) -> Facts {
+fn this_process(program: Option<String>) -> ProcessInfo {
     let executable =
         || std::env::current_exe().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
-    Facts {
+    ProcessInfo {
         host: host_name(),
         pid: std::process::id(),
         program: program.or_else(executable).unwrap_or_default(),
@@ -337,7 +337,7 @@ impl Keeper {
             number: lease.number,
             floor: lease.floor,
             terms,
-            bury_until: lease.bury_until,
+            tombstone_until: lease.tombstone_until,
             from: sent,
             lease: remaining,
             whole: remaining,

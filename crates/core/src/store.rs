@@ -37,9 +37,9 @@ mod messages;
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 pub use messages::{
-    Admit, Admitted, Answer, Answers, Card, Claim, Count, CountAction, CountState, Counted, Evict, Evicted,
-    Facts, Grant, GrantNotice, HolderView, Kind, Leave, Left, ListQuery, Page, Renew, Renewed, Request,
-    ResourceView, StoreTime, Verdict, WaiterView,
+    Admit, Admitted, Answer, Answers, Claim, Count, CountAction, CountState, Counted, Details, Evict,
+    Evicted, Grant, GrantNotice, HolderView, Kind, Leave, Left, ListQuery, Page, ProcessInfo, Renew, Renewed,
+    Request, ResourceView, StoreTime, Verdict, WaiterView,
 };
 
 use crate::{capability::Capability, error::StoreError, id::KeeperId, name::Name, runtime::clock::Clock};

@@ -249,11 +249,11 @@ impl RedisStore {
                     && let Request::Claim(claim) = group[entry]
                 {
                     let (name, contender) = (claim.name.clone(), claim.contender);
-                    let bury_until = Some(claim.not_after);
+                    let tombstone_until = Some(claim.not_after);
                     lacking.push(Request::Leave(Leave {
                         name,
                         contender,
-                        bury_until,
+                        tombstone_until,
                         hold_at_least: Duration::ZERO,
                     }));
                     let error = StoreError::new(StoreErrorKind::Conflict, message.as_str());

@@ -11,8 +11,8 @@ use lockkeeper_core::{
     Capacity, ContenderId, Name, StoreError, Token, Units,
     model::WAIT_LEASE,
     store::{
-        Card, Claim, CountState, Counted, Facts, Grant, GrantNotice, HolderView, Kind, Leave, Left, Renew,
-        Renewed, Request, ResourceView, StoreTime, Verdict, WaiterView,
+        Claim, CountState, Counted, Details, Grant, GrantNotice, HolderView, Kind, Leave, Left, ProcessInfo,
+        Renew, Renewed, Request, ResourceView, StoreTime, Verdict, WaiterView,
     },
 };
 use redis::{Cmd, Value};
@@ -48,7 +48,7 @@ pub(crate) fn twice<'a>(group: impl Iterator<Item = &'a Request> + Clone) -> Has
 
 /// Whether a request is a leave with nothing special about it: such come first in a group.
 pub(crate) fn is_plain_leave(request: &Request, twice: &HashSet<ContenderId>) -> bool {
-    matches!(request, Request::Leave(leave) if leave.bury_until.is_none() && leave.hold_at_least.is_zero()
+    matches!(request, Request::Leave(leave) if leave.tombstone_until.is_none() && leave.hold_at_least.is_zero()
         && !twice.contains(&leave.contender))
 }
 
@@ -84,8 +84,9 @@ pub(crate) fn push_group(command: &mut Cmd, group: &[&Request], must_write: bool
                 _ = write!(scratch, "{}", claim.contender);
                 command.arg(&*scratch);
             }
-            Request::Leave(Leave { contender, bury_until, hold_at_least, .. }) => {
-                let until = bury_until.map_or_else(String::new, |until| until.0.min(LAST_END).to_string());
+            Request::Leave(Leave { contender, tombstone_until, hold_at_least, .. }) => {
+                let until =
+                    tombstone_until.map_or_else(String::new, |until| until.0.min(LAST_END).to_string());
                 command.arg("b").arg(contender.to_string()).arg(until).arg(micros(*hold_at_least));
             }
         }
@@ -107,10 +108,10 @@ fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
         not_after,
         stamp,
         again,
-        card,
+        details,
     } = a;
-    (units, capacity, lease, queue, not_after, stamp, again, card)
-        == (&b.units, &b.capacity, &b.lease, &b.queue, &b.not_after, &b.stamp, &b.again, &b.card)
+    (units, capacity, lease, queue, not_after, stamp, again, details)
+        == (&b.units, &b.capacity, &b.lease, &b.queue, &b.not_after, &b.stamp, &b.again, &b.details)
 }
 
 /// Appends what comes before the first of claims that differ only in their ids.
@@ -135,7 +136,7 @@ fn push_common(command: &mut Cmd, claim: &Claim, (at_once, must_write): (bool, b
     scratch.clear();
     // The dash is room for words of later versions.
     _ = write!(scratch, " {} {} {lease} - ", claim.capacity, claim.units);
-    push_card(scratch, &claim.card);
+    push_details(scratch, &claim.details);
     command.arg(&*scratch);
 }
 
@@ -177,30 +178,30 @@ pub(crate) fn push_renewals(command: &mut Cmd, leases: &[&Renew]) {
     }
 }
 
-/// A card: words, with `%` before what would end them; `-` for what is not there.
-fn push_card(text: &mut String, card: &Card) {
+/// The details of a claim: words, with `%` before what would end them; `-` for what is not there.
+fn push_details(text: &mut String, details: &Details) {
     let word = |text: &mut String, word: &str| push_escaped(text, word, |byte| byte <= b' ' || byte == b'%');
-    let Facts { host, pid, program } = &*card.facts;
-    _ = write!(text, "{} {pid} ", card.kind.word());
+    let ProcessInfo { host, pid, program } = &*details.process;
+    _ = write!(text, "{} {pid} ", details.kind.word());
     word(text, host);
     text.push(' ');
     word(text, program);
-    for optional in [&card.label, &card.value] {
+    for optional in [&details.label, &details.value] {
         text.push_str(if optional.is_some() { " =" } else { " -" });
         word(text, optional.as_deref().unwrap_or_default());
     }
 }
 
-fn card(text: &str) -> Option<Card> {
+fn details(text: &str) -> Option<Details> {
     let mut words = text.split(' ');
     let kind = Kind::from_word(words.next()?)?;
     let pid = words.next()?.parse().ok()?;
-    let facts = Facts { pid, host: unescape(words.next()?)?, program: unescape(words.next()?)? };
+    let process = ProcessInfo { pid, host: unescape(words.next()?)?, program: unescape(words.next()?)? };
     let mut optional = || match words.next()?.strip_prefix('=') {
         Some(word) => unescape(word).map(|text| Some(Arc::from(text))),
         None => Some(None),
     };
-    Some(Card { kind, facts: Arc::new(facts), label: optional()?, value: optional()? })
+    Some(Details { kind, process: Arc::new(process), label: optional()?, value: optional()? })
 }
 
 /// Reads a reply word by word.
@@ -373,12 +374,12 @@ fn holder(line: &str, now: StoreTime) -> Option<(Capacity, StoreTime, HolderView
     let capacity = capacity(next()?)?;
     let units = units(next()?)?;
     let (_lease, _later) = (next()?, next()?);
-    let card = card(next()?)?;
+    let details = details(next()?)?;
     let view = HolderView {
         contender,
         token: Token::new(number, 0),
         units,
-        card,
+        details,
         since,
         remaining: expires.since(now),
         evicted: flags.contains('e'),
@@ -395,8 +396,8 @@ fn waiter(id: &str, asks: &str) -> Option<(StoreTime, WaiterView)> {
     let (_stamp, _capacity) = (next()?, next()?);
     let units = units(next()?)?;
     let (_lease, _later) = (next()?, next()?);
-    let card = card(next()?)?;
-    Some((asked, WaiterView { contender: id.parse().ok()?, units, card, since }))
+    let details = details(next()?)?;
+    Some((asked, WaiterView { contender: id.parse().ok()?, units, details, since }))
 }
 
 /// The grant that a message tells of.
@@ -419,18 +420,18 @@ mod tests {
 
     #[test]
     fn cards_survive_whatever_is_in_them() {
-        let facts = Arc::new(Facts { host: String::new(), pid: 7, program: "a b%\n".into() });
+        let process = Arc::new(ProcessInfo { host: String::new(), pid: 7, program: "a b%\n".into() });
         for (label, value) in [(None, Some("")), (Some("=- ü\0\t"), None), (Some(" "), Some("%25"))] {
-            let written = Card {
+            let written = Details {
                 kind: Kind::Election,
-                facts: facts.clone(),
+                process: process.clone(),
                 label: label.map(Arc::from),
                 value: value.map(Arc::from),
             };
             let mut text = String::new();
-            push_card(&mut text, &written);
+            push_details(&mut text, &written);
             assert!(!text.contains(['\0', '\n']));
-            assert_eq!(card(&text), Some(written));
+            assert_eq!(details(&text), Some(written));
         }
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn gives_nothing(transaction: &Transaction<'_>, group: &[Request]) ->
                 Some(anybody_waits) => anybody_waits || claim.units == Units::All,
                 None => false,
             },
-            Request::Leave(leave) => leave.bury_until.is_none() && line != Some(true),
+            Request::Leave(leave) => leave.tombstone_until.is_none() && line != Some(true),
         };
         if !nothing {
             return Ok(false);

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use lockkeeper_core::{
     Capacity, ContenderId, Name, Units,
     model::{Holder, Resource, Waiter},
-    store::{Card, Facts, Kind, StoreTime},
+    store::{Details, Kind, ProcessInfo, StoreTime},
 };
 use rusqlite::{Row, Statement, Transaction, params, types::Type};
 
@@ -147,12 +147,12 @@ fn store_holder(
         holder.retired,
         holder.detached,
         None::<i64>,
-        holder.card.kind.word(),
-        holder.card.facts.host,
-        holder.card.facts.pid,
-        holder.card.facts.program,
-        holder.card.label,
-        holder.card.value,
+        holder.details.kind.word(),
+        holder.details.process.host,
+        holder.details.process.pid,
+        holder.details.process.program,
+        holder.details.label,
+        holder.details.value,
         micros(holder.min_hold),
     ])?;
     Ok(())
@@ -183,12 +183,12 @@ fn store_waiter(
         none,
         none,
         waiter.stamp.cast_signed(),
-        waiter.card.kind.word(),
-        waiter.card.facts.host,
-        waiter.card.facts.pid,
-        waiter.card.facts.program,
-        waiter.card.label,
-        waiter.card.value,
+        waiter.details.kind.word(),
+        waiter.details.process.host,
+        waiter.details.process.pid,
+        waiter.details.process.program,
+        waiter.details.label,
+        waiter.details.value,
         micros(waiter.min_hold),
     ])?;
     Ok(())
@@ -208,7 +208,7 @@ fn holder_from(row: &Row<'_>) -> rusqlite::Result<Holder> {
         evicted: row.get(11)?,
         retired: row.get(12)?,
         detached: row.get(13)?,
-        card: card_from(row)?,
+        details: details_from(row)?,
     })
 }
 
@@ -221,7 +221,7 @@ fn waiter_from(row: &Row<'_>) -> rusqlite::Result<Waiter> {
         stamp: unsigned(row, 14)?,
         asked: StoreTime(unsigned(row, 7)?),
         since: unsigned(row, 8)?,
-        card: card_from(row)?,
+        details: details_from(row)?,
     })
 }
 
@@ -230,10 +230,10 @@ fn contender_from(row: &Row<'_>) -> rusqlite::Result<ContenderId> {
     Ok(ContenderId { keeper, seq: unsigned(row, 3)? })
 }
 
-fn card_from(row: &Row<'_>) -> rusqlite::Result<Card> {
-    Ok(Card {
+fn details_from(row: &Row<'_>) -> rusqlite::Result<Details> {
+    Ok(Details {
         kind: Kind::from_word(row.get_ref(15)?.as_str()?).ok_or_else(|| not_ours(15, Type::Text))?,
-        facts: Arc::new(Facts { host: row.get(16)?, pid: row.get(17)?, program: row.get(18)? }),
+        process: Arc::new(ProcessInfo { host: row.get(16)?, pid: row.get(17)?, program: row.get(18)? }),
         label: row.get(19)?,
         value: row.get(20)?,
     })
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     fn waiter(seq: u64) -> Waiter {
-        let facts = Facts { host: "host".into(), pid: 1, program: "test".into() };
+        let process = ProcessInfo { host: "host".into(), pid: 1, program: "test".into() };
         Waiter {
             contender: ContenderId { keeper: KeeperId::from_u128(1), seq },
             units: Units::ONE,
@@ -297,7 +297,7 @@ mod tests {
             stamp: seq,
             asked: StoreTime(1),
             since: 1,
-            card: Card { kind: Kind::RwLock, facts: Arc::new(facts), label: None, value: None },
+            details: Details { kind: Kind::RwLock, process: Arc::new(process), label: None, value: None },
         }
     }
 

@@ -190,7 +190,7 @@ impl<'a> Work<'a> {
                 let next = self.dead_at_the_head(&name, &dead)?;
                 let gone = dead.union(&next).copied().collect();
                 self.step_alone(&name, |resource, now, mark, effects| {
-                    resource.bury_keepers(now, mark, &gone, effects);
+                    resource.expire_keepers(now, mark, &gone, effects);
                 })?;
                 self.found_dead.extend(next);
             }
@@ -311,7 +311,7 @@ impl<'a> Work<'a> {
     }
 
     fn leave(&mut self, leave: &Leave) -> Result<Left> {
-        if let Some(until) = leave.bury_until.filter(|until| *until >= self.now.lease) {
+        if let Some(until) = leave.tombstone_until.filter(|until| *until >= self.now.lease) {
             self.any_graves = Some(true);
             self.buried = true;
             // A doubled leave with an earlier time must not lift the mark.

@@ -169,7 +169,7 @@ impl BrokenStore {
                 claim.contender.seq += (1 << 40) * memory.copies;
             }
             (Bug::GhostClaim, Request::Claim(claim)) => claim.not_after = StoreTime(u64::MAX),
-            (Bug::GhostClaim, Request::Leave(leave)) => leave.bury_until = None,
+            (Bug::GhostClaim, Request::Leave(leave)) => leave.tombstone_until = None,
             (Bug::ExpiredWaiterKept, Request::Claim(claim)) if claim.queue => self.never_dies(claim),
             (Bug::ExpiredWaiterKept, Request::Leave(Leave { contender, .. })) => {
                 self.memory().undead.remove(contender);
@@ -304,7 +304,7 @@ impl Store for BrokenStore {
             let mut view = self.inner.inspect(name).await?;
             let holders = view.iter_mut().flat_map(|view| &mut view.holders);
             for holder in holders.filter(|_| self.bug == Bug::ValueForgotten) {
-                holder.card.value = None;
+                holder.details.value = None;
             }
             Ok(view)
         })

@@ -124,7 +124,7 @@ impl Shared {
     ) -> Result<Verdict, StoreError> {
         let folder = self.place.paths.lock(&claim.name);
         let path = self.claim_path(claim);
-        let data = Note::new(claim.lease, claim.card.clone()).to_bytes();
+        let data = Note::new(claim.lease, claim.details.clone()).to_bytes();
         let options = self.sequential();
         let unknown = |error| {
             self.enter(session, own_session, claim, String::new(), 0, Stand::Unknown { asked: self.now() });
@@ -294,7 +294,7 @@ impl Shared {
             node,
             markers: Vec::new(),
             number,
-            note: Note::new(claim.lease, claim.card.clone()),
+            note: Note::new(claim.lease, claim.details.clone()),
             version: 0,
             stand,
             behind: None,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{
     Capacity, ContenderId, StoreError, Units,
-    store::{Answer, Answers, Card, Claim, Leave, Left, Request},
+    store::{Answer, Answers, Claim, Details, Leave, Left, Request},
 };
 use zookeeper_client::MultiWriteResult;
 
@@ -63,8 +63,8 @@ const MOST_BYTES: usize = 512 << 10;
 /// How many bytes a claim adds to a transaction, at most: whatever is not plain is written as three.
 fn note_size(claim: &Claim) -> usize {
     let length = |text: &Option<Arc<str>>| text.as_deref().map_or(0, str::len);
-    let Card { facts, label, value, .. } = &claim.card;
-    let said = facts.host.len() + facts.program.len() + length(label) + length(value);
+    let Details { process, label, value, .. } = &claim.details;
+    let said = process.host.len() + process.program.len() + length(label) + length(value);
     3 * (claim.name.as_str().len() + said) + 512
 }
 
@@ -158,7 +158,7 @@ impl Shared {
     fn begin_leave(&self, leave: &Leave, place: usize) -> Result<Op<'static>, Option<Left>> {
         let (now, time) = (self.now(), self.store_time());
         let mut table = self.table();
-        if let Some(until) = leave.bury_until {
+        if let Some(until) = leave.tombstone_until {
             table.left.mark(leave.contender, until, (), time);
         }
         let Some(entry) = table.entries.get_mut(&leave.contender) else {
@@ -211,7 +211,8 @@ impl Shared {
                     }
                 }
                 Op::Create { claim, .. } => {
-                    let (path, note) = (self.claim_path(claim), Note::new(claim.lease, claim.card.clone()));
+                    let (path, note) =
+                        (self.claim_path(claim), Note::new(claim.lease, claim.details.clone()));
                     multi.add_create(&path, &note.to_bytes(), &self.sequential()).map_err(trouble)?;
                     folder.get_or_insert_with(|| self.place.paths.lock(&claim.name));
                 }

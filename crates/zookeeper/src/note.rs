@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     GrantNumber,
-    store::{Card, Facts, Kind},
+    store::{Details, Kind, ProcessInfo},
 };
 
 use crate::path::{decode, encode};
@@ -13,7 +13,7 @@ use crate::path::{decode, encode};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Note {
     pub(crate) lease: Duration,
-    pub(crate) card: Card,
+    pub(crate) details: Details,
     /// The number, where it is not that of the node itself: the claim was taken over.
     pub(crate) number: Option<GrantNumber>,
     /// It waited and was admitted: those behind it look again when they see this change.
@@ -27,9 +27,9 @@ pub(crate) struct Note {
 }
 
 impl Note {
-    pub(crate) fn new(lease: Duration, card: Card) -> Self {
+    pub(crate) fn new(lease: Duration, details: Details) -> Self {
         let (granted, evicted, detached, retired) = (false, false, false, false);
-        Self { lease, card, number: None, granted, evicted, detached, retired }
+        Self { lease, details, number: None, granted, evicted, detached, retired }
     }
 
     /// The number of the claim whose node was made by the transaction `czxid`.
@@ -38,14 +38,14 @@ impl Note {
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let Card { kind, facts, label, value } = &self.card;
+        let Details { kind, process, label, value } = &self.details;
         let mut text = format!(
             "lease {}\nkind {}\nhost {}\npid {}\nprogram {}\n",
             self.lease.as_millis(),
             kind.word(),
-            encode(&facts.host),
-            facts.pid,
-            encode(&facts.program),
+            encode(&process.host),
+            process.pid,
+            encode(&process.program),
         );
         for (word, said) in [("label", label), ("value", value)] {
             if let Some(said) = said {
@@ -70,20 +70,21 @@ impl Note {
     /// Reads a node. Data that is not ours leaves blanks, since the node's name alone decides.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
-        let mut facts = Facts { host: String::new(), pid: 0, program: String::new() };
-        let mut card = Card { kind: Kind::Mutex, facts: Arc::new(facts.clone()), label: None, value: None };
+        let mut process = ProcessInfo { host: String::new(), pid: 0, program: String::new() };
+        let mut details =
+            Details { kind: Kind::Mutex, process: Arc::new(process.clone()), label: None, value: None };
         let mut lease = Duration::ZERO;
-        let mut note = Self::new(lease, card.clone());
+        let mut note = Self::new(lease, details.clone());
         for line in text.lines() {
             let (word, said) = line.split_once(' ').unwrap_or((line, ""));
             match word {
                 "lease" => lease = Duration::from_millis(said.parse().unwrap_or(0)),
-                "kind" => card.kind = Kind::from_word(said).unwrap_or(card.kind),
-                "host" => facts.host = decode(said).unwrap_or_default(),
-                "pid" => facts.pid = said.parse().unwrap_or(0),
-                "program" => facts.program = decode(said).unwrap_or_default(),
-                "label" => card.label = decode(said).map(Into::into),
-                "value" => card.value = decode(said).map(Into::into),
+                "kind" => details.kind = Kind::from_word(said).unwrap_or(details.kind),
+                "host" => process.host = decode(said).unwrap_or_default(),
+                "pid" => process.pid = said.parse().unwrap_or(0),
+                "program" => process.program = decode(said).unwrap_or_default(),
+                "label" => details.label = decode(said).map(Into::into),
+                "value" => details.value = decode(said).map(Into::into),
                 "number" => note.number = said.parse().ok(),
                 "granted" => note.granted = true,
                 "evicted" => note.evicted = true,
@@ -92,8 +93,8 @@ impl Note {
                 _ => {}
             }
         }
-        card.facts = Arc::new(facts);
-        Self { lease, card, ..note }
+        details.process = Arc::new(process);
+        Self { lease, details, ..note }
     }
 }
 
@@ -103,20 +104,20 @@ mod tests {
 
     #[test]
     fn notes_survive_text() {
-        let facts = Facts { host: "host \"1\"\n".into(), pid: 7, program: String::new() };
-        let card = Card {
+        let process = ProcessInfo { host: "host \"1\"\n".into(), pid: 7, program: String::new() };
+        let details = Details {
             kind: Kind::Election,
-            facts: Arc::new(facts),
+            process: Arc::new(process),
             label: Some("two\nlines, ü %".into()),
             value: Some("".into()),
         };
-        let note = Note { number: Some(9), evicted: true, ..Note::new(Duration::from_secs(30), card) };
+        let note = Note { number: Some(9), evicted: true, ..Note::new(Duration::from_secs(30), details) };
         assert_eq!(Note::from_bytes(&note.to_bytes()), note);
     }
 
     #[test]
     fn foreign_data_is_no_trouble() {
         let note = Note::from_bytes(b"\xff\xfe\nlease many\nkind none\n\n %%% \npid -1");
-        assert_eq!((note.lease, note.card.facts.pid), (Duration::ZERO, 0));
+        assert_eq!((note.lease, note.details.process.pid), (Duration::ZERO, 0));
     }
 }

@@ -63,10 +63,15 @@ impl Shared {
                     remaining: self.remaining(node.contender, &note),
                     evicted: note.evicted,
                     detached: note.detached,
-                    card: note.card,
+                    details: note.details,
                 });
             } else {
-                view.waiters.push(WaiterView { contender, units, card: note.card, since: wall(stat.ctime) });
+                view.waiters.push(WaiterView {
+                    contender,
+                    units,
+                    details: note.details,
+                    since: wall(stat.ctime),
+                });
             }
         }
         Ok((!view.holders.is_empty() || !view.waiters.is_empty()).then_some(view))

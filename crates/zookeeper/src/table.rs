@@ -9,7 +9,7 @@ use std::{
 
 use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, Name, Units,
-    model::{FIRST_LEASE, Graves, WAIT_LEASE},
+    model::{FIRST_LEASE, Tombstones, WAIT_LEASE},
     runtime::clock::BootTime,
     store::{Counted, Grant, Left},
 };
@@ -133,9 +133,9 @@ impl Entry {
 pub(crate) struct Table {
     pub(crate) entries: HashMap<ContenderId, Entry>,
     /// Those who left while a copy of their claim may still be under way.
-    pub(crate) left: Graves<()>,
+    pub(crate) left: Tombstones<()>,
     /// Latch operations of this keeper whose outcome is known.
-    pub(crate) counted: Graves<Counted>,
+    pub(crate) counted: Tombstones<Counted>,
     /// Latch operations that were sent and not answered.
     pub(crate) unanswered: HashSet<ContenderId>,
     /// Answers kept at the store that this keeper has heard.

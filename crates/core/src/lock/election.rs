@@ -18,7 +18,7 @@ use crate::{
     error::{AcquireError, StoreError, StoreErrorKind},
     name::Name,
     runtime::{engine::Patience, keeping::Alive, terms::Terms},
-    store::{Facts, HolderView, Kind, Topic},
+    store::{HolderView, Kind, ProcessInfo, Topic},
     token::Token,
 };
 
@@ -54,7 +54,7 @@ pub struct Leader {
     /// Its token.
     pub token: Token,
     /// Its process.
-    pub facts: Arc<Facts>,
+    pub process: Arc<ProcessInfo>,
     /// Since when, on the store's wall clock.
     pub since: SystemTime,
 }
@@ -183,11 +183,11 @@ async fn follow(
 async fn look(alive: &Alive, name: &Name) -> Result<Option<Leader>, StoreError> {
     let engine = alive.engine();
     let view = engine.ask_store("observe", engine.store().inspect(name)).await?;
-    let leads = |holder: &HolderView| holder.card.kind == Kind::Election;
+    let leads = |holder: &HolderView| holder.details.kind == Kind::Election;
     Ok(view.and_then(|view| view.holders.into_iter().find(leads)).map(|holder| Leader {
-        value: holder.card.value.as_deref().unwrap_or_default().to_owned(),
+        value: holder.details.value.as_deref().unwrap_or_default().to_owned(),
         token: holder.token,
-        facts: holder.card.facts,
+        process: holder.details.process,
         since: holder.since,
     }))
 }

@@ -42,7 +42,7 @@ pub struct Lease {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
     /// Until when a late copy of its claim may still arrive at the store: whoever releases it leaves a mark.
-    pub(crate) bury_until: Option<StoreTime>,
+    pub(crate) tombstone_until: Option<StoreTime>,
 }
 
 /// The first field; another layout gets another word.
@@ -64,7 +64,7 @@ impl Lease {
             renewed: terms.renewed,
             max_hold: terms.max_hold.map(|most| most.saturating_sub(now.since(hold.granted))),
             min_hold: terms.min_hold,
-            bury_until: hold.bury_until,
+            tombstone_until: hold.tombstone_until,
         }
     }
 
@@ -116,14 +116,14 @@ impl Lease {
             "fixed" => false,
             _ => return None,
         };
-        let (mut max_hold, mut min_hold, mut bury_until) = (None, Duration::ZERO, None);
+        let (mut max_hold, mut min_hold, mut tombstone_until) = (None, Duration::ZERO, None);
         for setting in settings {
             let (what, number) = setting.split_once('=')?;
             let number = number.parse().ok()?;
             match what {
                 "max" => max_hold = Some(Duration::from_millis(number)),
                 "min" => min_hold = Duration::from_millis(number),
-                "late" => bury_until = Some(StoreTime(number)),
+                "late" => tombstone_until = Some(StoreTime(number)),
                 _ => return None,
             }
         }
@@ -141,7 +141,7 @@ impl Lease {
             renewed,
             max_hold,
             min_hold,
-            bury_until,
+            tombstone_until,
         })
     }
 }
@@ -184,7 +184,7 @@ impl fmt::Display for Lease {
         if !self.min_hold.is_zero() {
             settings.push_str(&format!(",min={}", self.min_hold.as_millis()));
         }
-        if let Some(until) = self.bury_until {
+        if let Some(until) = self.tombstone_until {
             settings.push_str(&format!(",late={}", until.0));
         }
         write!(
@@ -242,7 +242,7 @@ mod tests {
             renewed: false,
             max_hold: Some(Duration::from_millis(9000)),
             min_hold: Duration::from_millis(100),
-            bury_until: Some(StoreTime(1_234_567)),
+            tombstone_until: Some(StoreTime(1_234_567)),
         };
         let text = lease.to_string();
         assert!(!text.contains(char::is_whitespace) && text.is_ascii(), "{text}");

@@ -6,15 +6,15 @@
 //! stand in `docs/design.md`.
 
 mod counter;
-mod graves;
 mod resource;
+mod tombstones;
 mod whole;
 
 use std::time::Duration;
 
 pub use counter::Counter;
-pub use graves::Graves;
 pub use resource::{Holder, Resource, Waiter};
+pub use tombstones::Tombstones;
 pub use whole::Model;
 
 use crate::{

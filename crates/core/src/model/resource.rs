@@ -15,7 +15,7 @@ use crate::{
     name::Name,
     share::{Capacity, Units},
     store::{
-        Card, Claim, Evict, Evicted, Grant, GrantNotice, HolderView, Leave, Left, Renew, Renewed,
+        Claim, Details, Evict, Evicted, Grant, GrantNotice, HolderView, Leave, Left, Renew, Renewed,
         ResourceView, StoreTime, Verdict, WaiterView,
     },
     token::{GrantNumber, Token},
@@ -49,7 +49,7 @@ pub struct Holder {
     /// Whether only its lease ends it.
     pub detached: bool,
     /// What it shows.
-    pub card: Card,
+    pub details: Details,
 }
 
 /// Somebody in line.
@@ -70,7 +70,7 @@ pub struct Waiter {
     /// When it came, in wall time.
     pub since: u64,
     /// What it shows.
-    pub card: Card,
+    pub details: Details,
 }
 
 /// A resource that is held or waited for.
@@ -132,7 +132,7 @@ impl Resource {
                     evicted: false,
                     retired: false,
                     detached: false,
-                    card: head.card,
+                    details: head.details,
                 },
                 effects,
             );
@@ -211,7 +211,7 @@ impl Resource {
                 stamp: claim.stamp,
                 asked: now.lease,
                 since: now.wall,
-                card: claim.card.clone(),
+                details: claim.details.clone(),
             });
             return self.busy(now, self.queue.len() - 1);
         }
@@ -293,7 +293,7 @@ impl Resource {
     /// Drop every hold and place that belongs to dead keepers, except what is detached. A hold that
     /// is younger than its minimum is retired, unless nobody confirmed it: then nobody has acted on
     /// it. For stores that can tell that a process is dead before its leases end.
-    pub fn bury_keepers(
+    pub fn expire_keepers(
         &mut self,
         now: Now,
         mark: &mut Mark,
@@ -325,7 +325,7 @@ impl Resource {
                     contender: holder.contender,
                     token: Token::new(holder.number, 0),
                     units: holder.units,
-                    card: holder.card.clone(),
+                    details: holder.details.clone(),
                     since: wall(holder.since),
                     remaining: holder.expires.since(now.lease),
                     evicted: holder.evicted,
@@ -339,7 +339,7 @@ impl Resource {
                 .map(|waiter| WaiterView {
                     contender: waiter.contender,
                     units: waiter.units,
-                    card: waiter.card.clone(),
+                    details: waiter.details.clone(),
                     since: wall(waiter.since),
                 })
                 .collect(),
@@ -364,7 +364,7 @@ impl Holder {
             evicted: false,
             retired: false,
             detached: false,
-            card: claim.card.clone(),
+            details: claim.details.clone(),
         }
     }
 

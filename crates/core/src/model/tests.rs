@@ -152,7 +152,7 @@ fn run(capacity: Capacity, ops: &[Op], mut check: impl FnMut(&Step<'_>)) -> Mode
                     not_after: now.lease.after(SECOND * u32::from(life)),
                     stamp: now.lease.0,
                     again: sent.contains_key(&who),
-                    card: card(),
+                    details: details(),
                 };
                 sent.insert(who, claim.clone());
                 let Answer::Claim(answer) = model.apply(now, &Request::Claim(claim), &mut effects) else {
@@ -184,7 +184,7 @@ fn run(capacity: Capacity, ops: &[Op], mut check: impl FnMut(&Step<'_>)) -> Mode
                 let leave = Leave {
                     name: name(),
                     contender: contender(who),
-                    bury_until: (bury > 0).then(|| now.lease.after(SECOND * u32::from(bury))),
+                    tombstone_until: (bury > 0).then(|| now.lease.after(SECOND * u32::from(bury))),
                     hold_at_least: SECOND * u32::from(keep),
                 };
                 let Answer::Leave(answer) = model.apply(now, &Request::Leave(leave), &mut effects) else {
@@ -220,9 +220,9 @@ fn run(capacity: Capacity, ops: &[Op], mut check: impl FnMut(&Step<'_>)) -> Mode
     model
 }
 
-fn card() -> Card {
-    let facts = Facts { host: "h".into(), pid: 1, program: "p".into() };
-    Card { kind: Kind::Mutex, facts: Arc::new(facts), label: None, value: None }
+fn details() -> Details {
+    let process = ProcessInfo { host: "h".into(), pid: 1, program: "p".into() };
+    Details { kind: Kind::Mutex, process: Arc::new(process), label: None, value: None }
 }
 
 fn capacities() -> impl Strategy<Value = Capacity> {
@@ -524,7 +524,7 @@ fn i9_a_mark_lasts_as_long_as_the_copy_it_is_against() {
     let leave = Leave {
         name: name(),
         contender: contender(0),
-        bury_until: Some(until),
+        tombstone_until: Some(until),
         hold_at_least: Duration::ZERO,
     };
     let copy = Claim {
@@ -539,7 +539,7 @@ fn i9_a_mark_lasts_as_long_as_the_copy_it_is_against() {
         not_after: until,
         stamp: 0,
         again: true,
-        card: card(),
+        details: details(),
     };
     // Left before the copy's last moment, or in it.
     for left_at in [StoreTime(1_000_000), until] {
@@ -570,10 +570,10 @@ fn i8_a_clock_that_went_back_keeps_no_released_lock() {
             not_after: StoreTime(hour),
             stamp: 0,
             again: false,
-            card: card(),
+            details: details(),
         };
         model.apply(at(StoreTime(hour)), &Request::Claim(claim), &mut Effects::default());
-        let leave = Leave { name: name(), contender: contender(0), bury_until: None, hold_at_least };
+        let leave = Leave { name: name(), contender: contender(0), tombstone_until: None, hold_at_least };
         let left = model.apply(at(StoreTime(0)), &Request::Leave(leave), &mut Effects::default());
         assert!(matches!(left, Answer::Leave(Left::Released)), "{left:?}");
         let kept = model
@@ -599,7 +599,7 @@ fn i8_the_dead_keep_what_they_confirmed_for_its_minimum() {
         not_after: StoreTime(u64::MAX),
         stamp: 0,
         again: false,
-        card: card(),
+        details: details(),
     };
     for (confirmed, min_hold, ends) in [
         (true, 5 * SECOND, Some(StoreTime(6_000_000))),
@@ -611,14 +611,18 @@ fn i8_the_dead_keep_what_they_confirmed_for_its_minimum() {
         let mut effects = Effects::default();
         resource.claim(at(0), &mut mark, &claim(0, Duration::ZERO), &mut effects);
         resource.claim(at(0), &mut mark, &claim(1, min_hold), &mut effects);
-        let leave =
-            Leave { name: name(), contender: contender(0), bury_until: None, hold_at_least: Duration::ZERO };
+        let leave = Leave {
+            name: name(),
+            contender: contender(0),
+            tombstone_until: None,
+            hold_at_least: Duration::ZERO,
+        };
         resource.leave(at(1_000_000), &mut mark, &leave, &mut effects);
         if confirmed {
             resource.claim(at(1_500_000), &mut mark, &claim(1, min_hold), &mut effects);
         }
         let dead = BTreeSet::from([contender(1).keeper]);
-        resource.bury_keepers(at(2_000_000), &mut mark, &dead, &mut effects);
+        resource.expire_keepers(at(2_000_000), &mut mark, &dead, &mut effects);
         let kept = resource.holders.first().map(|holder| (holder.expires, holder.retired));
         assert_eq!(kept, ends.map(|ends| (ends, true)), "{min_hold:?}, confirmed: {confirmed}");
     }

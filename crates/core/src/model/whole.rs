@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{COUNT_MEMORY, Counter, Effects, Graves, Mark, Now, Resource};
+use super::{COUNT_MEMORY, Counter, Effects, Mark, Now, Resource, Tombstones};
 use crate::{
     name::Name,
     store::{
@@ -18,9 +18,9 @@ pub struct Model {
     /// The last grant number.
     pub mark: Mark,
     resources: HashMap<Name, Resource>,
-    left: Graves<()>,
+    left: Tombstones<()>,
     counters: HashMap<Name, Counter>,
-    counted: Graves<Counted>,
+    counted: Tombstones<Counted>,
     fences: HashMap<Name, Token>,
     sweep_at: usize,
 }
@@ -47,7 +47,7 @@ impl Model {
     }
 
     fn leave(&mut self, now: Now, leave: &Leave, effects: &mut Effects) -> Left {
-        if let Some(until) = leave.bury_until {
+        if let Some(until) = leave.tombstone_until {
             self.left.mark(leave.contender, until, (), now.lease);
         }
         self.at(&leave.name, |resource, mark| resource.leave(now, mark, leave, effects))

@@ -41,7 +41,7 @@ use crate::{
     id::{ContenderId, Ids, KeeperId},
     keeper::Stats,
     name::Name,
-    store::{Facts, GrantNotice, Leave, Reply, Store, Topic, Verdict, Wake},
+    store::{GrantNotice, Leave, ProcessInfo, Reply, Store, Topic, Verdict, Wake},
     telemetry,
     token::GrantNumber,
 };
@@ -51,7 +51,7 @@ pub(crate) struct Settings {
     pub(crate) clock: Clock,
     pub(crate) request_limit: Duration,
     pub(crate) outage_limit: Duration,
-    pub(crate) facts: Arc<Facts>,
+    pub(crate) process: Arc<ProcessInfo>,
 }
 
 pub(crate) struct Engine {
@@ -261,7 +261,7 @@ impl Engine {
                         number: grant.number,
                         floor: grant.floor,
                         terms: seat.terms.clone(),
-                        bury_until: seat.bury_until(),
+                        tombstone_until: seat.tombstone_until(),
                         from: sent,
                         lease: grant.remaining,
                         whole: seat.terms.claim_lease(),
@@ -312,7 +312,7 @@ impl Engine {
             return;
         }
         // An earlier copy may have had an effect, whatever became of this one.
-        let unknown = seat.bury_until().is_some();
+        let unknown = seat.tombstone_until().is_some();
         let error = if unknown { error.clone().perhaps_applied() } else { error.clone() };
         self.conclude(seat, if outage { Outcome::Outage(error) } else { Outcome::Failed(error) });
     }
@@ -347,7 +347,8 @@ impl Engine {
             }
             Addressee::Nobody => {}
         }
-        let leave = Leave { name: name.clone(), contender, bury_until: None, hold_at_least: Duration::ZERO };
+        let leave =
+            Leave { name: name.clone(), contender, tombstone_until: None, hold_at_least: Duration::ZERO };
         self.leave_soon(leave, lease);
     }
 
@@ -403,7 +404,7 @@ impl Engine {
                 number: notice.number,
                 floor: notice.floor,
                 terms: seat.terms.clone(),
-                bury_until: seat.bury_until(),
+                tombstone_until: seat.tombstone_until(),
                 from: BootTime(notice.stamp).after(notice.waited),
                 lease: notice.lease,
                 whole: seat.terms.claim_lease(),

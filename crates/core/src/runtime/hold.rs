@@ -39,7 +39,7 @@ pub(crate) struct Hold {
     /// When it was granted, on the client's clock, at the latest.
     pub(crate) granted: BootTime,
     /// Until when a late copy of its claim may still arrive at the store.
-    pub(crate) bury_until: Option<StoreTime>,
+    pub(crate) tombstone_until: Option<StoreTime>,
     deadline: AtomicU64,
     /// The latest end that the store was ever asked for, on the client's clock: when a fixed lease ends at the latest,
     /// and until when the store may believe in any, whatever answers were lost.
@@ -93,7 +93,7 @@ pub(crate) struct Origin {
     pub(crate) number: GrantNumber,
     pub(crate) floor: GrantNumber,
     pub(crate) terms: Arc<Terms>,
-    pub(crate) bury_until: Option<StoreTime>,
+    pub(crate) tombstone_until: Option<StoreTime>,
     /// The moment the lease counts from, on the client's clock.
     pub(crate) from: BootTime,
     /// How long it lasts from then, as far as the store vouches for it.
@@ -128,7 +128,7 @@ impl Hold {
             floor: origin.floor,
             terms: origin.terms,
             granted: origin.from,
-            bury_until: origin.bury_until,
+            tombstone_until: origin.tombstone_until,
             deadline: AtomicU64::new(origin.deadline.0),
             asked_until: AtomicU64::new(origin.from.after(origin.whole).0),
             limit: AtomicU64::new(limit.0),
@@ -366,7 +366,7 @@ mod tests {
             floor: 1,
             whole: terms.lease,
             terms: Arc::new(terms),
-            bury_until: None,
+            tombstone_until: None,
             from: START,
             lease,
             deadline: deadline::from_answer(START, lease),

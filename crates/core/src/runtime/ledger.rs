@@ -364,7 +364,7 @@ mod tests {
             number: slot,
             floor: slot,
             terms: Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All)),
-            bury_until: None,
+            tombstone_until: None,
             from: START,
             lease,
             whole: lease,

@@ -184,7 +184,7 @@ impl Seat {
     }
 
     /// Until when copies without an answer may still arrive at the store.
-    pub(crate) fn bury_until(&self) -> Option<StoreTime> {
+    pub(crate) fn tombstone_until(&self) -> Option<StoreTime> {
         let state = self.state();
         state.unanswered.max(state.in_flight)
     }

@@ -60,9 +60,9 @@ impl Kind {
     }
 }
 
-/// Facts about a process that holds or waits, the same for all its claims.
+/// A process that holds or waits, the same for all its claims.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Facts {
+pub struct ProcessInfo {
     /// Host name.
     pub host: String,
     /// Process id on that host.
@@ -71,13 +71,13 @@ pub struct Facts {
     pub program: String,
 }
 
-/// What a claim shows to people: facts of its process, kind, label and published value.
+/// What a claim shows to people: its process, its primitive, a label and a published value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Card {
+pub struct Details {
     /// The primitive.
     pub kind: Kind,
     /// The process.
-    pub facts: Arc<Facts>,
+    pub process: Arc<ProcessInfo>,
     /// The caller's own words, if any.
     pub label: Option<Arc<str>>,
     /// A leader's published value.
@@ -111,7 +111,7 @@ pub struct Claim {
     /// Whether an earlier copy was sent: a group has at most one claim per resource that was not.
     pub again: bool,
     /// What to show to people.
-    pub card: Card,
+    pub details: Details,
 }
 
 /// Give a hold or a place in the queue back.
@@ -121,9 +121,9 @@ pub struct Leave {
     pub name: Name,
     /// Whose.
     pub contender: ContenderId,
-    /// Until when late copies of this contender's claim may still arrive; until then a mark
+    /// Until when late copies of this contender's claim may still arrive; until then a tombstone
     /// keeps them from having any effect.
-    pub bury_until: Option<StoreTime>,
+    pub tombstone_until: Option<StoreTime>,
     /// A hold younger than this is kept, without its owner, until it is this old.
     pub hold_at_least: Duration,
 }
@@ -270,7 +270,7 @@ pub struct HolderView {
     /// How much it holds.
     pub units: Units,
     /// What it shows.
-    pub card: Card,
+    pub details: Details,
     /// When it was granted, on the store's wall clock.
     pub since: SystemTime,
     /// What is left of its lease.
@@ -289,7 +289,7 @@ pub struct WaiterView {
     /// How much it asks for.
     pub units: Units,
     /// What it shows.
-    pub card: Card,
+    pub details: Details,
     /// When it came, on the store's wall clock.
     pub since: SystemTime,
 }

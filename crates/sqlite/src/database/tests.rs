@@ -4,7 +4,7 @@ use std::{fs, sync::mpsc};
 
 use lockkeeper_core::{
     Capacity, ContenderId, Units,
-    store::{Card, Claim, Facts, Kind, Leave, Verdict, Wake},
+    store::{Claim, Details, Kind, Leave, ProcessInfo, Verdict, Wake},
     testing::VirtualClock,
 };
 use rusqlite::{StatementStatus, params};
@@ -33,7 +33,8 @@ fn stock() -> Name {
 }
 
 fn claim(keeper: KeeperId, seq: u64, units: Units, lease: Duration) -> Claim {
-    let facts = Arc::new(Facts { host: "host".into(), pid: std::process::id(), program: "test".into() });
+    let process =
+        Arc::new(ProcessInfo { host: "host".into(), pid: std::process::id(), program: "test".into() });
     Claim {
         name: stock(),
         contender: ContenderId { keeper, seq },
@@ -46,13 +47,13 @@ fn claim(keeper: KeeperId, seq: u64, units: Units, lease: Duration) -> Claim {
         not_after: StoreTime(u64::MAX),
         stamp: 1,
         again: false,
-        card: Card { kind: Kind::Mutex, facts, label: None, value: None },
+        details: Details { kind: Kind::Mutex, process, label: None, value: None },
     }
 }
 
 fn leave(keeper: KeeperId, seq: u64) -> Request {
     let contender = ContenderId { keeper, seq };
-    Request::Leave(Leave { name: stock(), contender, bury_until: None, hold_at_least: Duration::ZERO })
+    Request::Leave(Leave { name: stock(), contender, tombstone_until: None, hold_at_least: Duration::ZERO })
 }
 
 /// No time passes in these tests but by the clock's own suspensions.

@@ -37,7 +37,7 @@ async fn one_leads_and_everybody_sees_who(stage: &Stage) -> Outcome {
     assert!(b.election(&name).try_campaign("10.0.0.8:80").await?.is_none());
     let leader = stage.leader(&name).await?.expect("somebody leads");
     assert_eq!((leader.value.as_str(), leader.token), ("10.0.0.7:80", leads.token()));
-    assert_eq!(leader.facts.pid, std::process::id());
+    assert_eq!(leader.process.pid, std::process::id());
     leads.resign().await?;
     assert_eq!(stage.leader(&name).await?, None);
     Ok(())

@@ -48,11 +48,11 @@ async fn a_holder_is_shown_with_its_facts(stage: &Stage) -> Outcome {
     let guard = keeper.mutex(&name).lease(lease).label("monthly run").lock().await?;
     let shown = holder(stage, &name).await?;
     assert_eq!((shown.token, shown.units), (guard.token(), Units::All));
-    assert_eq!((shown.card.kind, shown.card.label.as_deref()), (Kind::Mutex, Some("monthly run")));
-    assert_eq!(shown.card.value, None);
-    let facts = &shown.card.facts;
-    assert_eq!((facts.pid, facts.program.as_str()), (std::process::id(), "payroll"));
-    assert!(!facts.host.is_empty());
+    assert_eq!((shown.details.kind, shown.details.label.as_deref()), (Kind::Mutex, Some("monthly run")));
+    assert_eq!(shown.details.value, None);
+    let process = &shown.details.process;
+    assert_eq!((process.pid, process.program.as_str()), (std::process::id(), "payroll"));
+    assert!(!process.host.is_empty());
     assert!(!shown.remaining.is_zero() && shown.remaining <= lease, "{:?}", shown.remaining);
     assert!(!shown.evicted && !shown.detached);
     // Wall clocks of two machines: a wrong unit or epoch is what this would show.
@@ -61,8 +61,8 @@ async fn a_holder_is_shown_with_its_facts(stage: &Stage) -> Outcome {
     assert!(apart < Duration::from_secs(24 * 3600), "{:?}", shown.since);
     guard.release().await?;
     let leads = keeper.election(&name).campaign("10.0.0.7:80").await?;
-    let card = holder(stage, &name).await?.card;
-    assert_eq!((card.kind, card.value.as_deref()), (Kind::Election, Some("10.0.0.7:80")));
+    let details = holder(stage, &name).await?.details;
+    assert_eq!((details.kind, details.value.as_deref()), (Kind::Election, Some("10.0.0.7:80")));
     Ok(leads.resign().await?)
 }
 
@@ -75,7 +75,7 @@ async fn waiters_are_shown_in_line(stage: &Stage) -> Outcome {
         waiters.push(stage.line_up(&name, place + 1, async move { mutex.lock().await }).await?);
     }
     let view = stage.view(&name).await?.expect("it is held");
-    let labels: Vec<_> = view.waiters.iter().map(|waiter| waiter.card.label.as_deref()).collect();
+    let labels: Vec<_> = view.waiters.iter().map(|waiter| waiter.details.label.as_deref()).collect();
     assert_eq!(labels, [Some("first"), Some("second"), Some("third")]);
     assert!(view.waiters.iter().all(|waiter| waiter.units == Units::All));
     assert!(view.waiters.is_sorted_by_key(|waiter| waiter.since), "{view:?}");

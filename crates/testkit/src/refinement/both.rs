@@ -513,7 +513,7 @@ impl<'a> Both<'a> {
     pub(super) async fn clean_up(&mut self) {
         for (who, person) in self.people.drain() {
             let Claim { name, contender, .. } = person.claim;
-            let leave = Leave { name, contender, bury_until: None, hold_at_least: Duration::ZERO };
+            let leave = Leave { name, contender, tombstone_until: None, hold_at_least: Duration::ZERO };
             drop(self.keepers[who / EACH].1.apply(&[Request::Leave(leave)]).await);
         }
         let now = self.now().await.unwrap_or_default();

@@ -192,7 +192,10 @@ impl Numbers {
             same("holder", &expected, holder)?;
         }
         let line = |view: &ResourceView| -> Vec<_> {
-            view.waiters.iter().map(|waiter| (waiter.contender, waiter.units, waiter.card.clone())).collect()
+            view.waiters
+                .iter()
+                .map(|waiter| (waiter.contender, waiter.units, waiter.details.clone()))
+                .collect()
         };
         same("waiters", &line(model), &line(store))
     }

@@ -66,7 +66,7 @@ enum Message {
         times: u8,
     },
     Leave {
-        bury_until: Option<StoreTime>,
+        tombstone_until: Option<StoreTime>,
         times: u8,
     },
     /// An answer to the copy sent then.
@@ -167,9 +167,9 @@ impl State {
 
     fn send_leave(&mut self, too_late: bool) {
         let under_way = self.in_flight.take().map(|copy| copy.not_after);
-        let bury_until = self.unanswered.max(under_way);
+        let tombstone_until = self.unanswered.max(under_way);
         self.network.retain(|message| !matches!(message, Message::Answer { .. }));
-        self.network.insert(Message::Leave { bury_until, times: 2 });
+        self.network.insert(Message::Leave { tombstone_until, times: 2 });
         self.phase = Phase::Done { at: self.now.ticks, too_late };
     }
 
@@ -221,15 +221,15 @@ impl World {
         }
     }
 
-    fn arrive_leave(self, state: &mut State, bury_until: Option<StoreTime>) {
-        let bury_until = bury_until.filter(|_| self.variant != Variant::NoMark);
+    fn arrive_leave(self, state: &mut State, tombstone_until: Option<StoreTime>) {
+        let tombstone_until = tombstone_until.filter(|_| self.variant != Variant::NoMark);
         let whose = match self.variant {
             Variant::ReleaseByName => {
                 state.store.holders(state.now).next().map_or(asker(), |holder| holder.contender)
             }
             _ => asker(),
         };
-        state.store.leave(state.now, whose, bury_until);
+        state.store.leave(state.now, whose, tombstone_until);
         state.left = true;
     }
 
@@ -329,11 +329,11 @@ impl Model for World {
                         }
                         self.arrive_claim(&mut next, copy);
                     }
-                    Message::Leave { bury_until, times } => {
+                    Message::Leave { tombstone_until, times } => {
                         if times > 1 {
-                            next.network.insert(Message::Leave { bury_until, times: times - 1 });
+                            next.network.insert(Message::Leave { tombstone_until, times: times - 1 });
                         }
-                        self.arrive_leave(&mut next, bury_until);
+                        self.arrive_leave(&mut next, tombstone_until);
                     }
                     Message::Answer { .. } => return None,
                 }

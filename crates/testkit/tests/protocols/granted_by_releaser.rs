@@ -154,8 +154,8 @@ impl State {
     }
 
     fn leave(&mut self, nth: usize) {
-        let bury_until = self.waiters[nth].in_flight.map(|sent| self.not_after(sent));
-        let (_, notices) = self.store.leave(self.now, waiter_id(nth), bury_until);
+        let tombstone_until = self.waiters[nth].in_flight.map(|sent| self.not_after(sent));
+        let (_, notices) = self.store.leave(self.now, waiter_id(nth), tombstone_until);
         self.push(notices);
     }
 

@@ -13,15 +13,15 @@ use lockkeeper_core::{
     model::{Effects, Holder, Mark, Model, Now, Resource},
     runtime::clock::BootTime,
     store::{
-        Answer, Card, Claim, Facts, GrantNotice, Kind, Leave, Left, Renew, Renewed, Request, StoreTime,
-        Verdict,
+        Answer, Claim, Details, GrantNotice, Kind, Leave, Left, ProcessInfo, Renew, Renewed, Request,
+        StoreTime, Verdict,
     },
 };
 
 static NAME: LazyLock<Name> = LazyLock::new(|| Name::new("lock").expect("a good name"));
-static CARD: LazyLock<Card> = LazyLock::new(|| {
-    let facts = Facts { host: String::new(), pid: 0, program: String::new() };
-    Card { kind: Kind::Mutex, facts: Arc::new(facts), label: None, value: None }
+static DETAILS: LazyLock<Details> = LazyLock::new(|| {
+    let process = ProcessInfo { host: String::new(), pid: 0, program: String::new() };
+    Details { kind: Kind::Mutex, process: Arc::new(process), label: None, value: None }
 });
 
 /// Where the client's clock stood when the store's stood at zero: the two share no origin.
@@ -79,7 +79,7 @@ pub(crate) fn claim(contender: ContenderId, lease: Duration, sent: Time) -> Clai
         not_after: StoreTime(u64::MAX),
         stamp: sent.boot().0,
         again: false,
-        card: CARD.clone(),
+        details: DETAILS.clone(),
     }
 }
 
@@ -148,13 +148,13 @@ impl Store {
         &mut self,
         now: Time,
         contender: ContenderId,
-        bury_until: Option<StoreTime>,
+        tombstone_until: Option<StoreTime>,
     ) -> (Left, Vec<GrantNotice>) {
-        if let Some(until) = bury_until {
+        if let Some(until) = tombstone_until {
             let mark = Arc::make_mut(&mut self.0).marks.entry(contender).or_insert(until);
             *mark = until.max(*mark);
         }
-        let leave = Leave { name: NAME.clone(), contender, bury_until, hold_at_least: Duration::ZERO };
+        let leave = Leave { name: NAME.clone(), contender, tombstone_until, hold_at_least: Duration::ZERO };
         let (answer, grants) =
             self.step(|model, effects| model.apply(now.now(), &Request::Leave(leave), effects));
         let Answer::Leave(left) = answer else { unreachable!("a leave was asked") };

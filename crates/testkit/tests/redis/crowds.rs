@@ -9,7 +9,10 @@ use lockkeeper::Token;
 use lockkeeper_core::{
     Capacity, ContenderId, KeeperId, Name, Units,
     runtime::clock::Clock,
-    store::{Answer, Card, Claim, Context, Facts, Kind, Leave, Left, Request, StoreTime, Verdict, WakeSink},
+    store::{
+        Answer, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Request, StoreTime, Verdict,
+        WakeSink,
+    },
 };
 use lockkeeper_testkit::{history, processes::Task, servers::Redis};
 use tokio::time::timeout;
@@ -119,7 +122,7 @@ async fn thousands_of_readers_enter_together() {
     let connector = lockkeeper::url::connector(&redis.url()).expect("a good URL");
     let store = connector.connect(context).await.expect("connected");
     let name = Name::new("many").expect("a name");
-    let facts = Arc::new(Facts { host: "here".into(), pid: 1, program: "test".into() });
+    let process = Arc::new(ProcessInfo { host: "here".into(), pid: 1, program: "test".into() });
     let claim = |seq: u64, units: Units| {
         Request::Claim(Claim {
             name: name.clone(),
@@ -133,7 +136,7 @@ async fn thousands_of_readers_enter_together() {
             not_after: StoreTime(u64::MAX),
             stamp: 0,
             again: false,
-            card: Card { kind: Kind::RwLock, facts: facts.clone(), label: None, value: None },
+            details: Details { kind: Kind::RwLock, process: process.clone(), label: None, value: None },
         })
     };
     let apply = async |group: Vec<Request>| store.apply(&group).await.expect("answered").each;
@@ -144,7 +147,7 @@ async fn thousands_of_readers_enter_together() {
         assert!(answers.iter().all(|answer| matches!(answer, Answer::Claim(Verdict::Busy { .. }))));
     }
     let contender = ContenderId { keeper, seq: 0 };
-    let leave = Leave { name: name.clone(), contender, bury_until: None, hold_at_least: Duration::ZERO };
+    let leave = Leave { name: name.clone(), contender, tombstone_until: None, hold_at_least: Duration::ZERO };
     let left = apply(vec![Request::Leave(leave)]).await;
     assert!(matches!(left[..], [Answer::Leave(Left::Released)]), "{left:?}");
     let view = store.inspect(&name).await.expect("asked").expect("held");

@@ -6,8 +6,8 @@ use lockkeeper_core::{
     Capacity, ContenderId, KeeperId, Name, Units,
     runtime::clock::Clock,
     store::{
-        Answer, Card, Claim, Context, Facts, Kind, Leave, Left, Renew, Renewed, Request, Store, StoreTime,
-        Verdict, Wake, WakeSink,
+        Answer, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Renew, Renewed, Request, Store,
+        StoreTime, Verdict, Wake, WakeSink,
     },
 };
 use lockkeeper_testkit::servers::{Redis, RedisOptions};
@@ -39,7 +39,7 @@ impl Asker {
     }
 
     fn claim(&self, seq: u64, units: Units, queue: bool) -> Claim {
-        let facts = Arc::new(Facts { host: "here".into(), pid: 1, program: "test".into() });
+        let process = Arc::new(ProcessInfo { host: "here".into(), pid: 1, program: "test".into() });
         Claim {
             name: Name::new(NAME).expect("a name"),
             contender: ContenderId { keeper: self.keeper, seq },
@@ -52,7 +52,7 @@ impl Asker {
             not_after: StoreTime(u64::MAX),
             stamp: 0,
             again: false,
-            card: Card { kind: Kind::RwLock, facts, label: None, value: None },
+            details: Details { kind: Kind::RwLock, process, label: None, value: None },
         }
     }
 
@@ -64,7 +64,7 @@ impl Asker {
 
     fn leave_of(&self, seq: u64) -> Leave {
         let (name, contender) = (Name::new(NAME).expect("a name"), ContenderId { keeper: self.keeper, seq });
-        Leave { name, contender, bury_until: None, hold_at_least: Duration::ZERO }
+        Leave { name, contender, tombstone_until: None, hold_at_least: Duration::ZERO }
     }
 
     fn renewal_of(&self, seq: u64) -> Renew {
@@ -148,7 +148,7 @@ async fn i15_leaves_of_one_group_are_done_in_their_order() {
     for seq in [1, 2] {
         asker.ask(&asker.claim(seq, Units::All, true)).await;
     }
-    let marked = Leave { bury_until: Some(StoreTime(u64::MAX >> 12)), ..asker.leave_of(1) };
+    let marked = Leave { tombstone_until: Some(StoreTime(u64::MAX >> 12)), ..asker.leave_of(1) };
     let group = [Request::Leave(marked), Request::Leave(asker.leave_of(2))];
     let answers = asker.store.apply(&group).await.expect("answered").each;
     let both = [Answer::Leave(Left::Released), Answer::Leave(Left::Released)];
@@ -164,7 +164,7 @@ async fn a_newcomer_without_memory_fails_none_of_its_group() {
     let free = Claim { name: Name::new("free").expect("a name"), ..asker.claim(9, Units::All, true) };
     let free = Request::Claim(free);
     let again = |seq| Request::Claim(Claim { again: true, ..asker.claim(seq, Units::All, true) });
-    let marked = Leave { bury_until: Some(StoreTime(u64::MAX >> 12)), ..asker.leave_of(1) };
+    let marked = Leave { tombstone_until: Some(StoreTime(u64::MAX >> 12)), ..asker.leave_of(1) };
     for seq in [1, 2, 3] {
         asker.ask(&asker.claim(seq, Units::All, true)).await;
     }
@@ -222,7 +222,7 @@ async fn a_mark_for_ever_leaves_a_resource_that_others_can_use() {
     let redis = RedisOptions::default().start().expect("started");
     let asker = Asker::connect(&redis.url()).await;
     asker.ask(&asker.claim(1, Units::All, true)).await;
-    let marked = Leave { bury_until: Some(StoreTime(u64::MAX)), ..asker.leave_of(1) };
+    let marked = Leave { tombstone_until: Some(StoreTime(u64::MAX)), ..asker.leave_of(1) };
     asker.store.apply(&[Request::Leave(marked)]).await.expect("answered");
     let late = asker.ask(&asker.claim(1, Units::All, true)).await;
     assert!(matches!(late, Verdict::Stale), "{late:?}");
@@ -258,7 +258,7 @@ async fn a_mark_that_is_no_number_breaks_nothing() {
         asker.leave(first).await;
         grows(asker.ask(&Claim { again: true, ..asker.claim(first + 1, Units::All, true) }).await);
         spoil(command);
-        let marked = Leave { bury_until: Some(StoreTime(u64::MAX >> 12)), ..asker.leave_of(first + 1) };
+        let marked = Leave { tombstone_until: Some(StoreTime(u64::MAX >> 12)), ..asker.leave_of(first + 1) };
         asker.store.apply(&[Request::Leave(marked)]).await.expect("answered");
         grows(asker.ask(&Claim { again: true, ..asker.claim(first + 2, Units::All, true) }).await);
         asker.leave(first + 2).await;

@@ -6,7 +6,8 @@ use lockkeeper_core::{
     Capacity, ContenderId, KeeperId, Name, Units,
     runtime::clock::Clock,
     store::{
-        Answer, Card, Claim, Context, Facts, Kind, Leave, Left, Request, Store, StoreTime, Verdict, WakeSink,
+        Answer, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Request, Store, StoreTime, Verdict,
+        WakeSink,
     },
 };
 use lockkeeper_testkit::proxy::Proxy;
@@ -35,7 +36,7 @@ impl Asker {
     }
 
     fn claim(&self, name: &str, seq: u64) -> Claim {
-        let facts = Arc::new(Facts { host: "here".into(), pid: 1, program: "test".into() });
+        let process = Arc::new(ProcessInfo { host: "here".into(), pid: 1, program: "test".into() });
         Claim {
             name: Name::new(name).expect("a name"),
             contender: ContenderId { keeper: self.keeper, seq },
@@ -48,7 +49,7 @@ impl Asker {
             not_after: StoreTime(u64::MAX),
             stamp: 0,
             again: false,
-            card: Card { kind: Kind::Mutex, facts, label: None, value: None },
+            details: Details { kind: Kind::Mutex, process, label: None, value: None },
         }
     }
 
@@ -93,7 +94,7 @@ async fn a_silent_session_costs_no_other_of_its_group() {
     let answers = asker.store.apply(&[again, Request::Claim(asker.claim("stock", 2))]).await;
     let (name, contender) =
         (Name::new("lonely").expect("a name"), ContenderId { keeper: asker.keeper, seq: 1 });
-    let leave = Leave { name, contender, bury_until: None, hold_at_least: Duration::from_secs(20) };
+    let leave = Leave { name, contender, tombstone_until: None, hold_at_least: Duration::from_secs(20) };
     let left = asker.store.apply(&[Request::Leave(leave), Request::Claim(asker.claim("other", 3))]).await;
     other.process().resume();
     let answers = answers.expect("answered").each;

@@ -15,7 +15,7 @@ use crate::{
         seat::{Outcome, Seat},
         terms::Terms,
     },
-    store::{Card, Claim, StoreTime},
+    store::{Claim, Details, StoreTime},
     telemetry,
 };
 
@@ -182,11 +182,11 @@ impl Alive {
                     failed(StoreError::new(StoreErrorKind::Unreachable, message).at(at()).into())
                 }
                 Some(Outcome::Busy) => {
-                    asking.settled = seat.bury_until().is_none();
+                    asking.settled = seat.tombstone_until().is_none();
                     Ok(None)
                 }
                 Some(Outcome::Mismatch(in_use)) => {
-                    asking.settled = seat.bury_until().is_none();
+                    asking.settled = seat.tombstone_until().is_none();
                     failed(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use })
                 }
                 Some(Outcome::Failed(error)) => failed(error.at(at()).into()),
@@ -213,9 +213,9 @@ impl Engine {
             not_after: StoreTime(0),
             stamp: 0,
             again: false,
-            card: Card {
+            details: Details {
                 kind: terms.kind,
-                facts: self.settings.facts.clone(),
+                process: self.settings.process.clone(),
                 label: terms.label.clone(),
                 value: terms.value.clone(),
             },

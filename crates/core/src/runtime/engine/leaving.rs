@@ -60,7 +60,7 @@ impl Engine {
         let leave = Leave {
             name: hold.name.clone(),
             contender: hold.contender,
-            bury_until: hold.bury_until,
+            tombstone_until: hold.tombstone_until,
             hold_at_least,
         };
         if leave.hold_at_least.is_zero() {
@@ -204,7 +204,7 @@ pub(super) fn leave_of(seat: &Seat) -> Leave {
     Leave {
         name: seat.claim().name.clone(),
         contender: seat.claim().contender,
-        bury_until: seat.bury_until(),
+        tombstone_until: seat.tombstone_until(),
         hold_at_least: Duration::ZERO,
     }
 }

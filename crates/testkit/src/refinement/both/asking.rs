@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, Name, Units,
-    store::{Card, Claim, Facts, Kind, Leave, Request, StoreTime},
+    store::{Claim, Details, Kind, Leave, ProcessInfo, Request, StoreTime},
 };
 
 use super::{
@@ -77,7 +77,7 @@ impl Both<'_> {
                 not_after,
                 stamp: 0,
                 again: false,
-                card: card(*who),
+                details: details(*who),
             }
             .into()
         });
@@ -91,17 +91,22 @@ impl Both<'_> {
 
     fn leave(&mut self, who: usize, bury: bool, hold_at_least: Duration) -> Option<Leave> {
         let person = self.people.remove(&who)?;
-        let bury_until = bury.then_some(person.not_after);
-        self.left.insert(person.claim.contender, bury_until);
+        let tombstone_until = bury.then_some(person.not_after);
+        self.left.insert(person.claim.contender, tombstone_until);
         let hold_at_least = if person.claim.detachable { hold_at_least } else { Duration::ZERO };
-        Some(Leave { name: person.claim.name, contender: person.claim.contender, bury_until, hold_at_least })
+        Some(Leave {
+            name: person.claim.name,
+            contender: person.claim.contender,
+            tombstone_until,
+            hold_at_least,
+        })
     }
 
     /// Late copies of those who left are under way only if the leave said so.
     pub(super) fn may_come_again(&self, request: &Request) -> bool {
         let Request::Claim(claim) = request else { return true };
         match self.left.get(&claim.contender) {
-            Some(bury_until) => bury_until.is_some_and(|until| until >= claim.not_after),
+            Some(tombstone_until) => tombstone_until.is_some_and(|until| until >= claim.not_after),
             None => true,
         }
     }
@@ -118,11 +123,12 @@ pub(super) fn later(now: StoreTime, millis: i64) -> StoreTime {
 }
 
 /// What `who` shows to people.
-fn card(who: usize) -> Card {
-    let facts = Facts { host: format!("host \"{who}\""), pid: who as u32, program: "refinement".into() };
-    Card {
+fn details(who: usize) -> Details {
+    let process =
+        ProcessInfo { host: format!("host \"{who}\""), pid: who as u32, program: "refinement".into() };
+    Details {
         kind: [Kind::Mutex, Kind::RwLock, Kind::Semaphore, Kind::Election][who % 4],
-        facts: Arc::new(facts),
+        process: Arc::new(process),
         label: who.is_multiple_of(3).then(|| "a label, with ü and 'quotes'".into()),
         value: who.is_multiple_of(5).then(|| "10.0.0.7:80".into()),
     }

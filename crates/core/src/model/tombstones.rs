@@ -6,18 +6,18 @@ use crate::{id::ContenderId, store::StoreTime};
 
 /// Ids whose late copies must do nothing, each until its time, with what to answer them.
 #[derive(Clone, Debug)]
-pub struct Graves<T> {
+pub struct Tombstones<T> {
     marks: HashMap<ContenderId, (StoreTime, T)>,
     sweep_at: usize,
 }
 
-impl<T> Default for Graves<T> {
+impl<T> Default for Tombstones<T> {
     fn default() -> Self {
         Self { marks: HashMap::new(), sweep_at: 64 }
     }
 }
 
-impl<T: Copy> Graves<T> {
+impl<T: Copy> Tombstones<T> {
     /// Leaves a mark. Marks whose time has passed are cleared now and then, so their number
     /// stays within twice those that matter.
     pub fn mark(&mut self, id: ContenderId, until: StoreTime, what: T, now: StoreTime) {
