@@ -1,10 +1,11 @@
 //! Peers of the SQLite store: the limit of what files can do, and what one would write oneself.
 //! Each task has a handle of its own, as each process would.
 
+use lockkeeper::support;
 use std::{
     fs::File,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -166,7 +167,7 @@ impl RowLock {
 
 /// One transaction; whether it changed a row.
 fn transact(connection: &Mutex<Connection>, statement: &str, name: &str) -> rusqlite::Result<bool> {
-    let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut connection = support::lock(&connection);
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let changed = transaction.prepare_cached(statement)?.execute(params![name])? > 0;
     transaction.commit()?;

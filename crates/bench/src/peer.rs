@@ -3,10 +3,11 @@
 //! A new peer is a [`Peer`] and its [`Lock`]; what does not run as tasks of this process (a
 //! program of its own, say) is a [`Contestant`] instead.
 
+use lockkeeper::support;
 use std::{
     collections::HashMap,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use lockkeeper::{Guard, Keeper};
@@ -179,7 +180,7 @@ impl Peer for TokioPeer {
     }
 
     fn lock(&self, name: &str) -> Self::Lock {
-        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = support::lock(&self.0);
         locks.entry(name.to_owned()).or_default().clone()
     }
 

@@ -5,8 +5,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use lockkeeper::Token;
-
-use crate::span;
+use lockkeeper::support::duration;
 
 const EXIT_CODES: &str = "\
 Exit codes: CMD's own, or 128 + signal; 75 held by others or timed out (-E changes it, --skip-ok makes it 0); \
@@ -75,7 +74,7 @@ pub(crate) struct WaitArgs {
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
     /// Wait at most so long, such as 500ms, 30s, 5m or 1h30m; a bare number is seconds
-    #[arg(short = 'w', long, value_name = "TIME", value_parser = span::parse)]
+    #[arg(short = 'w', long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) wait: Option<Duration>,
     /// Exit with CODE instead of 75 when it is held or the wait is over
     #[arg(short = 'E', long, value_name = "CODE")]
@@ -84,7 +83,7 @@ pub(crate) struct WaitArgs {
     #[arg(long, conflicts_with = "conflict_exit_code")]
     pub(crate) skip_ok: bool,
     /// Length of the lease: how long it stays taken after a crash
-    #[arg(long, value_name = "TIME", value_parser = span::parse, default_value = "30s")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
     pub(crate) lease: Duration,
     /// Words for people, shown with the holder
     #[arg(long, value_name = "TEXT")]
@@ -115,10 +114,10 @@ pub(crate) struct ShareArgs {
 #[derive(Args, Debug)]
 pub(crate) struct HoldArgs {
     /// End CMD after so long
-    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
     /// Keep it at least so long, also when CMD ends earlier
-    #[arg(long, value_name = "TIME", value_parser = span::parse)]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) min_hold: Option<Duration>,
 }
 
@@ -155,7 +154,7 @@ pub(crate) struct RenewArgs {
     /// The line that `acquire` printed, or - to read it from stdin
     pub(crate) lease: String,
     /// Make it last at least so long from now, and never less than it was taken for
-    #[arg(long = "lease", value_name = "TIME", value_parser = span::parse)]
+    #[arg(long = "lease", value_name = "TIME", value_parser = duration::parse)]
     pub(crate) length: Option<Duration>,
 }
 
@@ -204,7 +203,7 @@ pub(crate) enum LatchAction {
     /// Wait until it has counted to zero
     Wait {
         /// Wait at most so long
-        #[arg(short = 'w', long, value_name = "TIME", value_parser = span::parse)]
+        #[arg(short = 'w', long, value_name = "TIME", value_parser = duration::parse)]
         wait: Option<Duration>,
     },
     /// Print what is left of what it was made with

@@ -3,11 +3,11 @@
 use std::io::{BufRead, IsTerminal, Write};
 
 use lockkeeper::store::HolderView;
+use lockkeeper::support::duration;
 
 use crate::{
     args::EvictArgs,
     exit::Failure,
-    span,
     store::Connection,
     text::{self, plain},
     view,
@@ -56,7 +56,7 @@ fn confirmed(name: &str, holders: &[HolderView], now: bool) -> Result<bool, Fail
     }
     let mut question = format!("{name} is held by\n");
     for holder in holders {
-        question += &format!("  {} for {}\n", describe(holder), span::show(text::ago(holder.since)));
+        question += &format!("  {} for {}\n", describe(holder), duration::show(text::ago(holder.since)));
     }
     question += if now {
         "They are not asked and may still work: safe only with fencing. Evict? [y/N] "

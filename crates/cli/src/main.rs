@@ -16,7 +16,6 @@ mod lease;
 mod observe;
 mod run;
 mod signals;
-mod span;
 mod store;
 mod take;
 mod terminal;

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, time::Duration};
 
-use lockkeeper::{Keeper, LeaseError, Lost, ReleaseError};
+use lockkeeper::{Keeper, LeaseError, Lost, ReleaseError, support::duration};
 use lockkeeper_core::runtime::clock::{BootTime, Clock};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -14,7 +14,6 @@ use crate::{
     group::{self, Notice},
     guardian::{Guardian, News},
     signals::Signals,
-    span,
     store::Connection,
     take::{Held, Term, Wanted, What},
     terminal::Terminal,
@@ -302,7 +301,7 @@ impl Shift<'_> {
         }
         terminal.take_back(group);
         if !self.wanted.wait.quiet {
-            let left = span::show(self.notice.term_at(self.deadline).since(self.clock.now()));
+            let left = duration::show(self.notice.term_at(self.deadline).since(self.clock.now()));
             text::say(&format!(
                 "stopped; bring it to the foreground within {left}, or CMD is ended with its lease"
             ));

@@ -2,13 +2,14 @@
 
 use std::{future::Future, pin::Pin, time::Duration};
 
-use lockkeeper::{AcquireError, Guard, Keeper, Lease, LeaseError, Lost, ReleaseError, Token};
+use lockkeeper::{
+    AcquireError, Guard, Keeper, Lease, LeaseError, Lost, ReleaseError, Token, support::duration,
+};
 
 use crate::{
     args::{HoldArgs, ShareArgs, WaitArgs},
     exit::{BUSY, Failure},
     signals::Signals,
-    span,
     store::Connection,
     text,
     waiting::Waiting,
@@ -184,7 +185,7 @@ impl Wanted<'_> {
         match taken {
             Ok(Some(held)) => {
                 if self.wait.verbose {
-                    let waited = span::show(clock.elapsed());
+                    let waited = duration::show(clock.elapsed());
                     text::say(&format!("holds {:?} after {waited}, token {}", self.name, held.token()));
                 }
                 Ok(held)

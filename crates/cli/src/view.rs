@@ -3,13 +3,13 @@
 use lockkeeper::{
     Capacity, Keeper, Name, Units,
     store::{Details, ResourceView},
+    support::duration,
 };
 use serde_json::{Value, json};
 
 use crate::{
     args::{ListArgs, ShowArgs},
     exit::Failure,
-    span,
     store::Connection,
     text::{self, ago, plain},
 };
@@ -72,8 +72,8 @@ pub(crate) fn rows(views: &[ResourceView]) -> Vec<Vec<String>> {
                 kind.to_owned(),
                 process(&holder.details),
                 label(&holder.details),
-                span::show(ago(holder.since)),
-                span::show(holder.remaining),
+                duration::show(ago(holder.since)),
+                duration::show(holder.remaining),
                 holder.token.to_string(),
                 share,
                 view.waiters.len().to_string(),
@@ -96,7 +96,7 @@ fn details(view: &ResourceView) -> String {
     let mut text = format!("{}: {kind}, capacity {}\n", plain(view.name.as_str()), view.capacity);
     let mut rows = Vec::new();
     for holder in &view.holders {
-        let mut left = format!("{} left", span::show(holder.remaining));
+        let mut left = format!("{} left", duration::show(holder.remaining));
         if holder.evicted {
             left += ", evicted";
         }
@@ -106,7 +106,7 @@ fn details(view: &ResourceView) -> String {
         rows.push(vec![
             "  holds".into(),
             process(&holder.details),
-            format!("for {}", span::show(ago(holder.since))),
+            format!("for {}", duration::show(ago(holder.since))),
             left,
             format!("token {}", holder.token),
             format!("units {}", holder.units),
@@ -117,7 +117,7 @@ fn details(view: &ResourceView) -> String {
         rows.push(vec![
             "  waits".into(),
             process(&waiter.details),
-            format!("for {}", span::show(ago(waiter.since))),
+            format!("for {}", duration::show(ago(waiter.since))),
             format!("place {}", place + 1),
             String::new(),
             format!("units {}", waiter.units),

@@ -4,9 +4,9 @@ use std::{convert::Infallible, io::IsTerminal, time::Duration};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lockkeeper::store::ResourceView;
+use lockkeeper::support::duration;
 
 use crate::{
-    span,
     store::Connection,
     text::{ago, plain},
 };
@@ -60,7 +60,7 @@ fn describe(view: &ResourceView, place: Option<usize>) -> String {
     let mut text = format!("waiting for {:?}", plain(view.name.as_str()));
     if let Some(holder) = view.holders.first() {
         let process = &holder.details.process;
-        let since = span::show(ago(holder.since));
+        let since = duration::show(ago(holder.since));
         text +=
             &format!(", held for {since} by {} (pid {} on {})", process.program, process.pid, process.host);
         if let Some(label) = &holder.details.label {

@@ -9,6 +9,7 @@ pub mod memory;
 pub mod model;
 pub mod runtime;
 pub mod store;
+pub mod support;
 pub mod telemetry;
 pub mod testing;
 

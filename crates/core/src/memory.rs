@@ -3,6 +3,7 @@
 //! It is the reference for every other store, and what users test their own code with. Several
 //! keepers on one [`MemoryServer`] behave like several processes on one server.
 
+use crate::support;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
@@ -117,7 +118,7 @@ pub fn connector(url: &str) -> Connector {
 
 impl Server {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.state)
     }
 
     fn now(&self) -> Now {

@@ -1,6 +1,6 @@
 //! How much of a resource a contender asks for, and how much there is.
 
-use std::{fmt, num::NonZeroU32};
+use std::{fmt, num::NonZeroU32, str::FromStr};
 
 use crate::error::InvalidInput;
 
@@ -104,6 +104,33 @@ impl fmt::Display for Capacity {
     }
 }
 
+/// `all`, or a number above zero, as [`Display`](fmt::Display) writes it.
+impl FromStr for Units {
+    type Err = InvalidInput;
+
+    fn from_str(text: &str) -> Result<Self, InvalidInput> {
+        all_or_number(text).map(|number| number.map_or(Self::All, Self::Count))
+    }
+}
+
+/// `all`, or a number above zero, as [`Display`](fmt::Display) writes it.
+impl FromStr for Capacity {
+    type Err = InvalidInput;
+
+    fn from_str(text: &str) -> Result<Self, InvalidInput> {
+        all_or_number(text).map(|number| number.map_or(Self::All, Self::Count))
+    }
+}
+
+/// Only the one way in which it is written is read: stores compare what they have kept byte by byte.
+fn all_or_number(text: &str) -> Result<Option<NonZeroU32>, InvalidInput> {
+    if text == "all" {
+        return Ok(None);
+    }
+    let number = text.parse::<NonZeroU32>().ok().filter(|number| number.to_string() == text);
+    number.map(Some).ok_or_else(|| InvalidInput::new("write `all`, or a number from 1"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,6 +145,17 @@ mod tests {
         assert!(Capacity::All.fits([Units::ONE; 1000], Units::ONE));
         assert!(!Capacity::All.fits([Units::ONE], Units::All));
         assert!(!Capacity::All.fits([Units::All], Units::ONE));
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        for units in [Units::All, Units::ONE, count(u32::MAX)] {
+            assert_eq!(units.to_string().parse::<Units>().expect("written"), units);
+        }
+        for wrong in ["", "0", "-1", "+1", "01", "ALL", "4294967296"] {
+            wrong.parse::<Units>().expect_err(wrong);
+            wrong.parse::<Capacity>().expect_err(wrong);
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub use lockkeeper_core::{
     FenceError, Guard, InvalidInput, Keeper, KeeperBuilder, KeeperId, Latch, LatchError, LatchState, Leader,
     Leadership, Leads, Lease, LeaseError, Lost, Mutex, Name, Observer, Owner, Permit, Permits, Read,
     ReadGuard, ReleaseError, RwLock, Segmented, Semaphore, Stats, StoreError, StoreErrorKind, StoredFence,
-    Survives, Token, Units, Write, WriteGuard, all, memory, store, telemetry, testing,
+    Survives, Token, Units, Write, WriteGuard, all, memory, store, support, telemetry, testing,
 };
 
 pub mod url;

@@ -5,11 +5,12 @@
 //!
 //! Messages are hints. Whatever is lost while a listener is away is made up for by one resync when it is back.
 
+use lockkeeper_core::support;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     future::poll_fn,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
 
@@ -70,7 +71,7 @@ struct Wanted {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    support::lock(mutex)
 }
 
 impl Ears {

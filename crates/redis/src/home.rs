@@ -1,8 +1,9 @@
 //! Where connections live: where what they bring is waited for, so that it changes threads as little as can be; and on the
 //! keeper's thread if that runtime is blocked, gone, or driven by nobody.
 
+use lockkeeper_core::support;
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -24,7 +25,7 @@ impl Home {
     }
 
     fn now(&self) -> Handle {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        support::lock(&self.now).clone()
     }
 
     /// Starts a task there; on the keeper's thread if that runtime has ended.
@@ -42,7 +43,7 @@ impl Home {
 
     /// True if it was elsewhere.
     fn move_in_with_the_keeper(&self) -> bool {
-        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = support::lock(&self.now);
         let elsewhere = now.id() != self.keeper.id();
         *now = self.keeper.clone();
         elsewhere

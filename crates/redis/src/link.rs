@@ -3,9 +3,10 @@
 //! Nothing is ever sent twice from here. A connection that left a request unanswered is given up, because its
 //! later replies could be taken for answers to other requests.
 
+use lockkeeper_core::support;
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -113,7 +114,7 @@ impl Link {
     }
 
     fn live(&self) -> MutexGuard<'_, Option<Live>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.live)
     }
 
     /// The connection, if there is one that is not known to be broken.

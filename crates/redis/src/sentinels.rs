@@ -8,9 +8,10 @@
 //! What counts is the newest configuration that more than half of the sentinels of the URL name, and never one that is
 //! older than what counted before: a sentinel may lag behind, or have been restarted with an old file.
 
+use lockkeeper_core::support;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
@@ -144,7 +145,7 @@ impl Sentinels {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.state)
     }
 
     /// Where the master is, as far as is known, and each change of that.

@@ -4,11 +4,12 @@
 //! since a life line may outlive its process. A process of another container has no id here, so
 //! its life file is looked at now and then.
 
+use lockkeeper_core::support;
 use std::{
     collections::{BTreeSet, HashMap},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
 
@@ -53,7 +54,7 @@ impl Deaths {
     }
 
     fn watched(&self) -> MutexGuard<'_, HashMap<KeeperId, Watched>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.watched)
     }
 
     /// These keepers' deaths matter from now on.

@@ -4,13 +4,14 @@
 //! open. The operating system ends the lock with the process, however it ends. It is a `flock`,
 //! not a record lock, which any close of the same file in the process would end.
 
+use lockkeeper_core::support;
 use std::{
     collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::{fd::OwnedFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -46,7 +47,7 @@ pub(crate) struct Life {
 static OURS: Mutex<BTreeSet<KeeperId>> = Mutex::new(BTreeSet::new());
 
 fn ours() -> MutexGuard<'static, BTreeSet<KeeperId>> {
-    OURS.lock().unwrap_or_else(PoisonError::into_inner)
+    support::lock(&OURS)
 }
 
 /// Whether this is a keeper of this process.

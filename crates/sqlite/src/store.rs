@@ -1,9 +1,10 @@
 //! The store: every request becomes work for the keeper's writer.
 
+use lockkeeper_core::support;
 use std::{
     os::fd::OwnedFd,
     path::PathBuf,
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, OnceLock, Weak},
     time::Duration,
 };
 
@@ -210,12 +211,12 @@ impl Store for SqliteStore {
     }
 
     fn life_line(&self) -> Option<OwnedFd> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.try_clone().ok()
+        support::lock(&self.line).as_ref()?.try_clone().ok()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         // Else the keeper would count as alive for as long as somebody has the store.
-        drop(self.line.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(support::lock(&self.line).take());
         if let Some(listener) = &self.listener {
             listener.abort();
         }

@@ -5,9 +5,10 @@
 //! in vain for long. Between processes that is what is left; within one, nobody overtakes but
 //! renewals, whose leases run out meanwhile.
 
+use lockkeeper_core::support;
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     thread::{self, Thread},
     time::Instant,
 };
@@ -43,7 +44,7 @@ pub(crate) struct Turn<'a>(&'a Turns);
 impl Turns {
     /// The line before `file`.
     pub(crate) fn of(file: Identity) -> Arc<Self> {
-        let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = support::lock(&LINES);
         let lines = lines.get_or_insert_default();
         if let Some(line) = lines.get(&file).and_then(Weak::upgrade) {
             return line;
@@ -55,7 +56,7 @@ impl Turns {
     }
 
     fn lock(&self) -> MutexGuard<'_, Line> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.0)
     }
 
     /// Waits for this thread's turn; `None` when it has not come by `until`.

@@ -1,5 +1,6 @@
 //! The writer: the one thread of a keeper that talks to SQLite, and the line of work before it.
 
+use lockkeeper_core::support;
 use std::{
     collections::VecDeque,
     sync::{
@@ -47,7 +48,7 @@ impl std::fmt::Debug for Line {
 
 impl Line {
     fn lock(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.jobs)
     }
 
     fn next(&self) -> Option<Job> {
@@ -219,7 +220,7 @@ impl Writer {
     /// Lets the thread do what is in line, then end; waits until the file is closed.
     pub(crate) async fn end(&self) {
         self.no_more();
-        let over = self.over.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let over = support::lock(&self.over).take();
         if let Some(over) = over {
             // Past the limit the thread ends by itself, later.
             drop(tokio::time::timeout(self.limit, over).await);

@@ -2,9 +2,10 @@
 //! does not catch them proves nothing. They are wrappers, so no bug can be switched on in a
 //! product.
 
+use lockkeeper_core::support;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -148,7 +149,7 @@ struct Memory {
 
 impl BrokenStore {
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.memory)
     }
 
     /// Spoils a request on its way in.
@@ -191,7 +192,7 @@ impl BrokenStore {
         tokio::spawn(async move {
             loop {
                 sleep(Duration::from_secs(1)).await;
-                let claim = memory.lock().unwrap_or_else(PoisonError::into_inner).undead.get(&id).cloned();
+                let claim = support::lock(&memory).undead.get(&id).cloned();
                 let Some(claim) = claim else { return };
                 let renew = Renew {
                     name: claim.name.clone(),

@@ -3,11 +3,12 @@
 //! It wraps any store, so it tests the engine's logic in virtual time and a real store's in real
 //! time. A delayed request arrives even if its sender has given up on it, as on a real network.
 
+use lockkeeper_core::support;
 use std::{
     collections::VecDeque,
     future::pending,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -104,12 +105,12 @@ impl Line {
 
     /// Decides what becomes of the next request that has no fate yet.
     pub fn next(&self, fate: Fate) {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner).push_back(fate);
+        support::lock(&self.script).push_back(fate);
     }
 
     /// Other faults from now on.
     pub fn set(&self, faults: Faults) {
-        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+        *support::lock(&self.faults) = faults;
     }
 
     /// Nothing passes any more, in either direction: to the store, the process is dead.
@@ -122,12 +123,12 @@ impl Line {
     }
 
     fn roll<T>(&self, draw: impl FnOnce(&mut Dice, Faults) -> T) -> T {
-        let faults = *self.faults.lock().unwrap_or_else(PoisonError::into_inner);
-        draw(&mut self.dice.lock().unwrap_or_else(PoisonError::into_inner), faults)
+        let faults = *support::lock(&self.faults);
+        draw(&mut support::lock(&self.dice), faults)
     }
 
     fn fate(&self) -> Fate {
-        if let Some(fate) = self.script.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
+        if let Some(fate) = support::lock(&self.script).pop_front() {
             return fate;
         }
         self.roll(|dice, faults| {

@@ -1,10 +1,11 @@
 //! Free ports that stay free: also while the server behind one is dead, and for other test processes too.
 
+use lockkeeper_core::support;
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     process,
-    sync::{LazyLock, Mutex, PoisonError},
+    sync::{LazyLock, Mutex},
     time::SystemTime,
 };
 
@@ -37,7 +38,7 @@ impl Port {
     /// # Errors
     /// If there seems to be none.
     pub fn free() -> io::Result<Self> {
-        let mut dice = DICE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut dice = support::lock(&DICE);
         for _ in 0..1000 {
             let number = LOWEST + dice.below(u64::from(HIGHEST - LOWEST)) as u16;
             let Ok(sign) = UdpSocket::bind((Ipv4Addr::LOCALHOST, number)) else { continue };

@@ -6,11 +6,12 @@
 
 mod pump;
 
+use lockkeeper_core::support;
 use std::{
     collections::VecDeque,
     io,
     net::{SocketAddr, TcpListener},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -115,11 +116,11 @@ struct State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.state)
     }
 
     fn server(&self) -> MutexGuard<'_, SocketAddr> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.server)
     }
 }
 

@@ -2,10 +2,11 @@
 //! bad lines, drifting clocks, suspended machines, lost data and a crash, runs workers in it and
 //! lets the history checker judge. The same seed gives the same run, to the last event.
 
+use lockkeeper_core::support;
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -107,7 +108,7 @@ impl World {
 
     async fn keeper(&self, number: u32, line: &Arc<Line>, dice: &mut Dice) -> Keeper {
         let clock = VirtualClock::new().drifting(drift(dice));
-        self.clocks.lock().unwrap_or_else(PoisonError::into_inner).push(clock.clone());
+        support::lock(&self.clocks).push(clock.clone());
         let store = broken(faulty(self.server.connector("memory:"), line.clone()), self.bug);
         let builder = Keeper::builder(store)
             .virtual_time(clock.clock())
@@ -151,7 +152,7 @@ impl World {
         for (seen, task) in workers {
             let ended = tokio::time::timeout_at(deadline, task).await;
             stuck |= !matches!(ended, Ok(Ok(())));
-            history.extend([seen.lock().unwrap_or_else(PoisonError::into_inner).clone()]);
+            history.extend([support::lock(&seen).clone()]);
         }
         let done = timeout(AGES, nemesis).await.ok().and_then(Result::ok).unwrap_or_default();
         for line in &lines {
@@ -209,7 +210,7 @@ impl World {
             if dice.chance(600) {
                 let length = dice.up_to(20_000);
                 self.suspended.fetch_add(length.as_nanos() as u64, Ordering::Relaxed);
-                for clock in &*self.clocks.lock().unwrap_or_else(PoisonError::into_inner) {
+                for clock in &*support::lock(&self.clocks) {
                     clock.suspend(length);
                 }
                 // Whoever sleeps sees it at the next look at the clock.
@@ -270,7 +271,7 @@ struct Worker {
 
 impl Worker {
     fn record(&self, push: impl FnOnce(&mut History)) {
-        push(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+        push(&mut support::lock(&self.seen));
     }
 
     async fn work(mut self) {

@@ -1,9 +1,10 @@
 //! What operators see: the metrics that a run of everything brings forth are those of
 //! `docs/observability.md`, no more, no fewer, and none carries a resource name.
 
+use lockkeeper_core::support;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -31,7 +32,7 @@ struct Sink {
 
 impl Sink {
     fn add(&self, value: f64) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = support::lock(&self.seen);
         seen.entry(self.key.clone()).or_default().push(value);
     }
 }
@@ -142,7 +143,7 @@ fn seen() -> BTreeMap<String, Vec<f64>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.expect("a runtime").block_on(live());
     });
-    let seen = memory.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let seen = support::lock(&memory.0);
     seen.clone()
 }
 

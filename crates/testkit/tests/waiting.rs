@@ -1,8 +1,9 @@
 //! What waiting costs: requests to the store are counted, in virtual time.
 
+use lockkeeper_core::support;
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Waker},
@@ -242,7 +243,7 @@ async fn a_subscription_made_while_the_old_one_ends_is_kept() {
         Plant::new().watches(move |_, watch| {
             let (waiting, ended) = (waiting.clone(), ended.clone());
             let meanwhile = OnDrop(move || {
-                let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut waiting = support::lock(&waiting);
                 if let Some(waiting) = &mut *waiting {
                     let early = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
                     assert!(early.is_pending(), "it has not opened");
@@ -258,10 +259,9 @@ async fn a_subscription_made_while_the_old_one_ends_is_kept() {
     let latch = ours.latch("name");
     latch.create(1).await.expect("new");
     latch.wait_within(millis(100)).await.expect_err("it has not opened");
-    *waiting.lock().unwrap_or_else(PoisonError::into_inner) =
-        Some(Box::pin(async move { latch.wait().await }));
+    *support::lock(&waiting) = Some(Box::pin(async move { latch.wait().await }));
     ended.notified().await;
-    let opens = waiting.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it waits");
+    let opens = support::lock(&waiting).take().expect("it waits");
     let opens = tokio::spawn(opens);
     sleep(millis(10)).await;
     let opened = Instant::now();
@@ -350,13 +350,13 @@ async fn a_doubled_message_does_not_overtake_the_release_under_way() {
     let store = Plant::new()
         .capability(|capability| capability.requests_at_once = 3)
         .wakes(move |wake| {
-            *heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(wake.clone());
+            *support::lock(&heard) = Some(wake.clone());
             Some(wake)
         })
         .of(store);
     let sink = told.clone();
     let store = Connector::new(move |context: lockkeeper_core::store::Context| async move {
-        *sink.lock().unwrap_or_else(PoisonError::into_inner) = Some(context.wakes.clone());
+        *support::lock(&sink) = Some(context.wakes.clone());
         store.connect(context).await
     });
     let ours = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("memory");
@@ -367,8 +367,8 @@ async fn a_doubled_message_does_not_overtake_the_release_under_way() {
     sleep(Duration::from_millis(100)).await;
     held.release().await.expect("held");
     let guard = waiting.await.expect("no panic").expect("granted by the releaser");
-    let wake = last.lock().unwrap_or_else(PoisonError::into_inner).take().expect("told by a message");
-    let sink = told.lock().unwrap_or_else(PoisonError::into_inner).take().expect("connected");
+    let wake = support::lock(&last).take().expect("told by a message");
+    let sink = support::lock(&told).take().expect("connected");
     line.next(Fate::late(Duration::from_millis(200)));
     let release = tokio::spawn(guard.release());
     sleep(Duration::from_millis(50)).await;

@@ -2,8 +2,9 @@
 //! as long as that one allows from then on, which the client keeps to itself. So each server is asked, with two sessions
 //! that are closed at once: one that is too long, and one that is too short where ticks are longer than the URL says.
 
+use lockkeeper_core::support;
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
@@ -39,7 +40,7 @@ struct Server {
 
 impl Server {
     fn limits(&self) -> MutexGuard<'_, Option<Limits>> {
-        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.limits)
     }
 }
 

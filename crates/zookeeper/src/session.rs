@@ -6,11 +6,12 @@
 //! lately, but not of this very request: the servers tell it once per tick which sessions they heard
 //! of. So an answered request counts once another one, sent a tick after that answer, was answered too.
 
+use lockkeeper_core::support;
 use std::{
     collections::VecDeque,
     future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -146,12 +147,12 @@ impl Session {
         let follow = background.spawn(follow(state, place.clone()));
         let heed = background.spawn(heed(weak, news, place.clone(), wakes.clone()));
         let tasks = [beat, follow, heed].map(|task| Task(task.abort_handle()));
-        session.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
+        support::lock(&session.tasks).extend(tasks);
         Ok(session)
     }
 
     fn pulse(&self) -> MutexGuard<'_, Pulse> {
-        self.pulse.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.pulse)
     }
 
     /// How long it lasts without a sign of life.

@@ -1,8 +1,9 @@
 //! What all parts of one keeper's store share: its session, its table, and the two tasks that keep
 //! them: one replaces a session that is over, the other ends what has ended.
 
+use lockkeeper_core::support;
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -91,11 +92,11 @@ impl Shared {
     }
 
     pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.table)
     }
 
     fn current(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.session)
     }
 
     pub(crate) fn now(&self) -> BootTime {

@@ -1,10 +1,11 @@
 //! The store: every request becomes a task on the keeper's own thread, so that dropping its future
 //! leaves nothing half done.
 
+use lockkeeper_core::support;
 use std::{
     fmt,
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -271,7 +272,7 @@ impl Store for ZooKeeperStore {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let tasks = std::mem::take(&mut *support::lock(&self.tasks));
         let closed = self.ask(async move |shared| {
             let limit = shared.limit;
             // First of all: one of them replaces a session that is over.

@@ -4,9 +4,10 @@ mod peers;
 mod pings;
 mod python;
 
+use lockkeeper::support;
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -88,13 +89,13 @@ impl Server {
     }
 
     fn info(&self, section: &str) -> Result<String, Failure> {
-        let mut connection = self.0.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = support::lock(&self.0.connection);
         Ok(redis::cmd("INFO").arg(section).query(&mut connection)?)
     }
 
     /// Removes what a peer does not remove itself.
     fn forget(&self, keys: &[&str]) -> Result<(), Failure> {
-        let mut connection = self.0.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = support::lock(&self.0.connection);
         Ok(redis::cmd("DEL").arg(keys).query(&mut connection)?)
     }
 

@@ -1,12 +1,13 @@
 //! The mutex of Apache Curator: a small Java program, compiled when it is needed, that is told what to do
 //! line by line. Java and Curator come from Debian's packages.
 
+use lockkeeper::support;
 use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
     path::Path,
     process::{ChildStdin, ChildStdout, Command},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -166,7 +167,7 @@ impl Curator {
         work: impl FnOnce(&mut Talk) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         let talk = self.talk.clone();
-        spawn_blocking(move || work(&mut talk.lock().unwrap_or_else(PoisonError::into_inner))).await?
+        spawn_blocking(move || work(&mut support::lock(&talk))).await?
     }
 
     pub(super) async fn ask(&self, order: String) -> Result<String, Failure> {

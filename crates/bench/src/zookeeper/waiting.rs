@@ -1,8 +1,9 @@
 //! What waiting costs the server, and in which order those who wait are served.
 
+use lockkeeper::support;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -112,7 +113,7 @@ async fn order(bench: &Bench) -> Result<Vec<Row>, Failure> {
         let (mutex, served) = (mutex.clone(), served.clone());
         tasks.spawn(async move {
             let guard = mutex.lock().await?;
-            served.lock().unwrap_or_else(PoisonError::into_inner).push(place);
+            support::lock(&served).push(place);
             guard.release().await?;
             Ok::<_, Failure>(())
         });
@@ -127,7 +128,7 @@ async fn order(bench: &Bench) -> Result<Vec<Row>, Failure> {
         done??;
     }
     let millis = released.elapsed().as_secs_f64() * 1e3;
-    let served = served.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let served = support::lock(&served).clone();
     let in_place = served.iter().enumerate().filter(|(place, served)| place == *served).count();
     let all = Limit::AtLeast(IN_ORDER as f64);
     let row = |what, value| Row::new(Workload::W4, "lockkeeper fifo", what, value);

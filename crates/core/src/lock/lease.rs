@@ -9,6 +9,7 @@ use crate::{
     runtime::{clock::BootTime, hold::Hold, terms::Terms},
     share::{Capacity, Units},
     store::{Kind, StoreTime},
+    support::percent,
     token::{GrantNumber, Token},
 };
 
@@ -105,9 +106,7 @@ impl Lease {
             return None;
         }
         let (units, capacity) = next()?.split_once('/')?;
-        let units = if units == "all" { Units::All } else { Units::count(units.parse().ok()?).ok()? };
-        let capacity =
-            if capacity == "all" { Capacity::All } else { Capacity::count(capacity.parse().ok()?).ok()? };
+        let (units, capacity): (Units, Capacity) = (units.parse().ok()?, capacity.parse().ok()?);
         let kind = Kind::from_word(next()?)?;
         let lease = Duration::from_millis(next()?.parse().ok()?);
         let mut settings = next()?.split(',');
@@ -127,7 +126,7 @@ impl Lease {
                 _ => return None,
             }
         }
-        let name = Name::new(decode(next()?)?).ok()?;
+        let name = Name::new(percent::decode(next()?)?).ok()?;
         next().is_none().then_some(Self {
             name,
             contender,
@@ -146,33 +145,9 @@ impl Lease {
     }
 }
 
-/// Letters, digits and a few signs stay readable; every other byte becomes `%XX`.
+/// Letters, digits and a few signs stay readable.
 fn encode(name: &str) -> String {
-    let mut text = String::with_capacity(name.len());
-    for byte in name.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_./".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            text.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    text
-}
-
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        if first == b'%' {
-            let (hex, tail) = tail.split_at_checked(2)?;
-            bytes.push(u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()?);
-            rest = tail;
-        } else {
-            bytes.push(first);
-            rest = tail;
-        }
-    }
-    String::from_utf8(bytes).ok()
+    percent::encode(name, |_, byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte))
 }
 
 impl fmt::Display for Lease {

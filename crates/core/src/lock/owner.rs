@@ -1,8 +1,9 @@
 //! Re-entrancy by explicit owner. Not by thread or task: two branches of a `join!` share a task.
 
+use crate::support;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use super::{
@@ -43,7 +44,7 @@ impl Owner {
 
     fn held(&self, store: &str, name: &Name) -> Arc<Held> {
         let key = (store.to_owned(), name.clone());
-        let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut holds = support::lock(&self.holds);
         if let Some(held) = holds.get(&key) {
             return held.clone();
         }

@@ -8,11 +8,12 @@
 mod acquire;
 mod leaving;
 
+use crate::support;
 use std::{
     future::poll_fn,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Poll, ready},
@@ -183,7 +184,7 @@ impl Engine {
 
     fn group(&self, name: &Name) -> Arc<Group> {
         let server = self.store.server_of(name);
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = support::lock(&self.groups);
         if groups.len() <= server {
             groups.resize_with(server + 1, Arc::default);
         }

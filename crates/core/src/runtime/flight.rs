@@ -4,11 +4,12 @@
 //! driven no more, and the jobs of others may be on board: so the keeper's thread looks at all that fly elsewhere once a
 //! [`ROUND`], and takes over those it has seen before.
 
+use crate::support;
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -48,7 +49,7 @@ struct Flying {
 
 impl Craft {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.state)
     }
 
     fn poll(&self, context: &mut Context<'_>, by_keeper: bool) -> Poll<()> {
@@ -210,7 +211,7 @@ impl Patrol {
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<(Weak<Craft>, Seen)>> {
-        self.looked_after.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.looked_after)
     }
 
     fn look_after(&self, craft: &Arc<Craft>) {

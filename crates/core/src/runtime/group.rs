@@ -4,9 +4,10 @@
 //! tasks cost the store little more than one. There is one queue of jobs per server of the store,
 //! and only as many requests in flight on each as the store says it can make use of.
 
+use crate::support;
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use tokio::sync::oneshot;
@@ -69,7 +70,7 @@ struct Queue {
 
 impl Group {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.queue)
     }
 
     /// Adds jobs. If another request may fly, the caller gets the flight and must let it fly.

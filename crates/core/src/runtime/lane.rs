@@ -5,10 +5,11 @@
 //! grant, which may be handed on. While a grant is open the others wait here; when it closes, the
 //! first of them becomes the front and stands in the store's line.
 
+use crate::support;
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -146,7 +147,7 @@ pub(crate) enum Entered<'a> {
 
 impl Lanes {
     fn lock(&self) -> MutexGuard<'_, HashMap<Name, Lane>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.lanes)
     }
 
     /// Enters the lane of `name`.

@@ -4,9 +4,10 @@
 //! message can never be mistaken for a grant that nobody wants. Nothing is called while the lock
 //! is held.
 
+use crate::support;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -78,7 +79,7 @@ pub(crate) struct DueNow {
 
 impl Ledger {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.inner)
     }
 
     fn tell_if(&self, earlier: bool) {

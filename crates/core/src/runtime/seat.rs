@@ -1,7 +1,8 @@
 //! A place in line: an acquisition from its first claim to its outcome.
 
+use crate::support;
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::Duration,
 };
 
@@ -97,7 +98,7 @@ impl Seat {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.state)
     }
 
     /// The copy to send now; `None` if nobody waits for it any more or one is under way.

@@ -1,9 +1,7 @@
 //! What the keeper knows of its store's clock: enough to say until when a claim may take effect.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use crate::support;
+use std::{sync::Mutex, time::Duration};
 
 use super::clock::BootTime;
 use crate::store::StoreTime;
@@ -19,7 +17,7 @@ pub(crate) struct StoreClock(Mutex<Vec<Option<(BootTime, StoreTime)>>>);
 impl StoreClock {
     /// An answer of `server` that arrived at `received` said `now`.
     pub(crate) fn heard(&self, server: usize, received: BootTime, now: StoreTime) {
-        let mut clocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clocks = support::lock(&self.0);
         if clocks.len() <= server {
             clocks.resize(server + 1, None);
         }
@@ -30,7 +28,7 @@ impl StoreClock {
     /// has become too early answers `Stale` with the right time, and the next one is right; for a
     /// server not yet heard of, another one's clock is a guess.
     pub(crate) fn not_after(&self, server: usize, sent: BootTime) -> StoreTime {
-        let clocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let clocks = support::lock(&self.0);
         let own = clocks.get(server).copied().flatten();
         match own.or_else(|| clocks.iter().flatten().next().copied()) {
             Some((received, now)) => now.after(sent.since(received)).after(CLAIM_LIFE),

@@ -1,9 +1,10 @@
 //! Subscriptions: at most one per topic and keeper, shared by all who care.
 
+use crate::support;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -104,7 +105,7 @@ impl Interest {
 
 impl Watches {
     fn lock(&self) -> MutexGuard<'_, HashMap<Topic, Subscribed>> {
-        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.topics)
     }
 
     pub(crate) fn grants_need_one(&self) -> bool {

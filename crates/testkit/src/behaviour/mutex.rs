@@ -1,10 +1,11 @@
 //! Mutex: one holder at a time, for as long as was agreed, in the order of arrival.
 
+use lockkeeper_core::support;
 use std::{
     collections::BTreeSet,
     future::pending,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -212,7 +213,7 @@ async fn arrival_order(stage: &Stage, lease: Duration) -> Outcome {
         let (mutex, order) = (keeper.mutex(&name).lease(lease).fifo(), order.clone());
         waiters.spawn(async move {
             let guard = mutex.lock().await?;
-            order.lock().unwrap_or_else(PoisonError::into_inner).push(place);
+            support::lock(&order).push(place);
             Ok::<_, lockkeeper::Error>(guard.release().await?)
         });
         stage.until(&name, 1, place + 1).await?;
@@ -221,7 +222,7 @@ async fn arrival_order(stage: &Stage, lease: Duration) -> Outcome {
     while let Some(done) = soon(waiters.join_next()).await? {
         done??;
     }
-    let order = order.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let order = support::lock(&order).clone();
     assert_eq!(order, Vec::from_iter(0..contenders));
     Ok(())
 }
@@ -312,14 +313,14 @@ async fn tokens_grow_when_handed_on_in_a_process(stage: &Stage) -> Outcome {
         let (mutex, tokens) = (mutex.clone(), tokens.clone());
         work.spawn(async move {
             let guard = mutex.lock().await?;
-            tokens.lock().unwrap_or_else(PoisonError::into_inner).push(guard.token());
+            support::lock(&tokens).push(guard.token());
             Ok::<_, lockkeeper::Error>(guard.release().await?)
         });
     }
     while let Some(done) = work.join_next().await {
         done??;
     }
-    let tokens = tokens.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let tokens = support::lock(&tokens).clone();
     assert!(tokens.is_sorted_by(|a, b| a < b), "in order of holding: {tokens:?}");
     Ok(())
 }

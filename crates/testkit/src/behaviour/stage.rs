@@ -1,8 +1,9 @@
 //! What a test stands on: keepers, names of its own, and the proof that it left nothing behind.
 
+use lockkeeper_core::support;
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -144,7 +145,7 @@ impl Stage {
     /// A name that no other test uses.
     pub fn name(&self, what: &str) -> String {
         let name = format!("{}{what}", self.prefix);
-        self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
+        support::lock(&self.names).insert(name.clone());
         name
     }
 
@@ -246,7 +247,7 @@ impl Stage {
 
     /// The names that the test asked for.
     fn used(&self) -> BTreeSet<String> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        support::lock(&self.names).clone()
     }
 
     async fn leftovers(&self) -> Result<Vec<String>, Failure> {

@@ -1,11 +1,12 @@
 //! What a worker process does: tasks that go through sections, and say so line by line.
 
+use lockkeeper_core::support;
 use std::{
     error::Error,
     io::{self, Read as _, Write as _},
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -85,7 +86,7 @@ fn stop_when_input_ends(stop: Arc<AtomicBool>) {
 /// Writes one line at once.
 fn tell(line: Line) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = support::lock(&ONE_AT_A_TIME);
     let mut out = io::stdout().lock();
     if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
         // The parent is gone.

@@ -1,9 +1,10 @@
 //! One connection through the proxy: two pumps, one for each direction, that share its fate.
 
+use lockkeeper_core::support;
 use std::{
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use tokio::{
@@ -40,7 +41,7 @@ impl Line {
     }
 
     pub(super) fn arm(&self, fault: Fault) {
-        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
+        *support::lock(&self.fault) = Some(fault);
     }
 
     pub(super) fn cut(&self) {
@@ -50,7 +51,7 @@ impl Line {
 
     /// Counts bytes in one direction, and says where they end.
     fn meet(&self, way: Way, bytes: usize) -> Passage {
-        let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fault = support::lock(&self.fault);
         match fault.as_mut() {
             Some(armed) if armed.way == way && armed.after < bytes as u64 => {
                 let passage = Passage { pass: armed.after as usize, then: Some(armed.act) };

@@ -3,9 +3,10 @@
 
 mod asking;
 
+use lockkeeper_core::support;
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -118,7 +119,7 @@ impl<'a> Both<'a> {
             keeper,
             wakes: WakeSink::new(move |wake| {
                 if let Wake::Granted(name, notice) = wake {
-                    heard.lock().unwrap_or_else(PoisonError::into_inner).push((name, notice));
+                    support::lock(&heard).push((name, notice));
                 }
             }),
             background: tokio::runtime::Handle::current(),
@@ -472,7 +473,7 @@ impl<'a> Both<'a> {
 
     /// A notice may be lost, late or doubled, but never tells of a grant that was not made.
     fn compare_notices(&mut self) -> Same {
-        let heard = std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner));
+        let heard = std::mem::take(&mut *support::lock(&self.heard));
         let leniency = self.leniency(Duration::ZERO);
         for (name, notice) in heard {
             // A contender that lost its place and came again may have been granted several times.

@@ -1,13 +1,14 @@
 //! One server process: in a group of its own, killed with the group when dropped, and also when this process
 //! is killed. May be stopped, continued, killed and started again.
 
+use lockkeeper_core::support;
 use std::{
     fs::{self, File, OpenOptions},
     io,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{LazyLock, Mutex, MutexGuard, mpsc},
     thread,
 };
 
@@ -127,7 +128,7 @@ impl Process {
     }
 
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+        support::lock(&self.child)
     }
 }
 

@@ -1,9 +1,10 @@
 //! A Redis cluster of three masters with one replica each.
 
+use lockkeeper_core::support;
 use std::{
     collections::HashMap,
     io,
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     thread,
     time::{Duration, Instant},
 };
@@ -265,7 +266,7 @@ impl RedisCluster {
         let listed = self.servers[old].command(["CLUSTER", "REPLICAS", &self.ids[old]])?;
         let replica = self.ids.iter().position(|id| listed.contains(id.as_str()) && *id != self.ids[old]);
         let new = replica.ok_or_else(|| io::Error::other(format!("no replica: {listed}")))?;
-        let mut elected = self.elected.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut elected = support::lock(&self.elected);
         if let Some(last) = elected.get(&new).filter(|_| !force) {
             thread::sleep(VOTES_LAST.saturating_sub(last.elapsed()));
         }

@@ -1,11 +1,12 @@
 //! A stand-in for a Redis server: it answers some requests itself and passes all others on to a real one. For servers
 //! that behave in ways in which those that can be had here do not.
 
+use lockkeeper_core::support;
 use std::{
     collections::VecDeque,
     fmt, io,
     net::{SocketAddr, TcpListener},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     thread::{self, JoinHandle},
 };
 
@@ -95,14 +96,14 @@ struct Due {
 
 impl Due {
     fn add(&self, reply: Option<String>) {
-        let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut replies = support::lock(&self.replies);
         replies.push_back(reply);
         self.flush(&mut replies);
     }
 
     /// A value from the server: the reply that is waited for, or a message, which comes by itself.
     fn pass(&self, value: Vec<u8>) {
-        let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut replies = support::lock(&self.replies);
         if !value.starts_with(b">") {
             replies.pop_front();
         }

@@ -1,8 +1,9 @@
 //! Who may connect, and how: TLS, users with few rights, sockets; and a password that nobody ever sees.
 
+use lockkeeper_core::support;
 use std::{
     fmt::Write as _,
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Mutex, OnceLock},
 };
 
 use lockkeeper::Keeper;
@@ -115,16 +116,16 @@ impl Subscriber for Log {
     }
 
     fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
-        span.record(&mut Text(&mut LOGGED.lock().unwrap_or_else(PoisonError::into_inner)));
+        span.record(&mut Text(&mut support::lock(&LOGGED)));
         span::Id::from_u64(1)
     }
 
     fn record(&self, _: &span::Id, values: &span::Record<'_>) {
-        values.record(&mut Text(&mut LOGGED.lock().unwrap_or_else(PoisonError::into_inner)));
+        values.record(&mut Text(&mut support::lock(&LOGGED)));
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = support::lock(&LOGGED);
         write!(logged, "\n{}", event.metadata().target()).expect("a string takes everything");
         event.record(&mut Text(&mut logged));
     }
@@ -188,7 +189,7 @@ async fn a_password_is_never_shown() {
     proxy.refuse(false);
     keeper.close().await;
     assert!(!text.contains("canary"), "{text}");
-    let logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    let logged = support::lock(&LOGGED);
     assert!(logged.contains("lockkeeper"), "nothing was logged, so nothing was proved: {logged}");
     assert!(!logged.contains("canary"), "{logged}");
 }

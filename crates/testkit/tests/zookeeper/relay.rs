@@ -1,10 +1,11 @@
 //! What stands between client and server and reads along: which sessions are asked for, and requests that an old server
 //! does not know.
 
+use lockkeeper_core::support;
 use std::{
     io::{self, Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
@@ -53,7 +54,7 @@ impl Relay {
 
     /// How many new sessions of this length were asked for.
     pub(crate) fn sessions_of(&self, length: Duration) -> usize {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = support::lock(&self.asked);
         asked.iter().filter(|millis| u128::try_from(**millis) == Ok(length.as_millis())).count()
     }
 }
@@ -70,7 +71,7 @@ fn requests(mut client: TcpStream, mut server: &TcpStream, asked: &Asked, old: b
         let word = |at: usize| bytes(at).map_or(0, i32::from_be_bytes);
         // The version, what was seen last, the timeout, and the session, which is zero if it is a new one.
         if !connected && [word(16), word(20)] == [0, 0] {
-            asked.lock().unwrap_or_else(PoisonError::into_inner).push(word(12));
+            support::lock(&asked).push(word(12));
         }
         if old && connected && word(4) == MULTI_READ {
             let id = bytes(0).unwrap_or_default();

@@ -10,8 +10,17 @@ const UNITS: [(&str, u64); 5] = [
     ("d", 86_400_000_000_000),
 ];
 
-/// A length of time; the error says how to write one.
-pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+/// Reads a length of time.
+///
+/// ```
+/// # use std::time::Duration;
+/// use lockkeeper_core::support::duration;
+/// assert_eq!(duration::parse("1h30m"), Ok(Duration::from_secs(5400)));
+/// ```
+///
+/// # Errors
+/// The text says how to write one.
+pub fn parse(text: &str) -> Result<Duration, String> {
     nanoseconds(text)
         .map(Duration::from_nanos)
         .ok_or_else(|| "write a time like 500ms, 30s, 5m or 1h30m; a bare number is seconds".into())
@@ -48,7 +57,7 @@ fn scaled(number: &str, size: u64) -> Option<u64> {
 }
 
 /// The same for people, in the two largest units: `1h30m`, `12s`, `300ms`.
-pub(crate) fn show(length: Duration) -> String {
+pub fn show(length: Duration) -> String {
     let seconds = length.as_secs();
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes, seconds % 60) {

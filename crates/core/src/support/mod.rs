@@ -1,0 +1,15 @@
+//! Small things that stores, the engine and the command share, so that each is written once.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub mod backoff;
+pub mod duration;
+pub mod percent;
+
+/// Locks `mutex`, also after a panic elsewhere.
+///
+/// The state behind every mutex of this project is consistent whenever its lock is free, so a panic of another thread
+/// is no reason to fail here as well.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
