@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::runtime::clock::{BootTime, Clock};
+use lockkeeper_core::clock::{BootTime, Clock};
 use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, time::Duration};
 
 use lockkeeper::{Keeper, LeaseError, Lost, ReleaseError, support::duration};
-use lockkeeper_core::runtime::clock::{BootTime, Clock};
+use lockkeeper_core::clock::{BootTime, Clock};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 

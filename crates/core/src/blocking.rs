@@ -24,6 +24,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     capability::Capability,
+    engine::thread::{self, Stop},
     error::{
         AcquireError, Error, FenceError, LatchError, LeaseError, Lost, ReleaseError, StoreError,
         StoreErrorKind,
@@ -32,7 +33,6 @@ use crate::{
     keeper::{self, KeeperBuilder, Stats},
     lock::{self, Exclusive, LatchState, Leader, Leads, Lease, Owner, Permits, Read, Write},
     name::Name,
-    runtime::thread::{self, Stop},
     store::{Connector, Page, ResourceView},
     token::Token,
 };

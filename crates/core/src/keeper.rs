@@ -6,20 +6,20 @@ use tokio::runtime;
 
 use crate::{
     capability::Capability,
-    error::{At, Error, InvalidInput, LeaseError, Lost, StoreError, StoreErrorKind},
-    id::{ContenderId, Ids, KeeperId},
-    lock::{Election, Guard, Handle, Latch, Lease, Mutex, Owner, RwLock, Segmented, Semaphore, StoredFence},
-    name::Name,
-    runtime::{
-        clock::Clock,
-        deadline,
-        engine::{Engine, Settings},
+    clock::Clock,
+    deadline,
+    engine::{
+        Engine, Settings,
         hold::{Hold, Origin},
         keeping::{Alive, Tenure},
         terms::Terms,
         thread::{self, Stop, StopUnlessKept},
         watchdog,
     },
+    error::{At, Error, InvalidInput, LeaseError, Lost, StoreError, StoreErrorKind},
+    id::{ContenderId, Ids, KeeperId},
+    lock::{Election, Guard, Handle, Latch, Lease, Mutex, Owner, RwLock, Segmented, Semaphore, StoredFence},
+    name::Name,
     share::{Capacity, Units},
     store::{
         Connector, Context, Evict, Evicted, Kind, ListQuery, Page, ProcessInfo, Renew, Renewed, ResourceView,

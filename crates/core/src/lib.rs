@@ -5,15 +5,17 @@
 //! [`model`] by the test kit. The specification is `docs/design.md` in the repository.
 
 pub mod blocking;
+pub mod clock;
+pub mod deadline;
 pub mod memory;
 pub mod model;
-pub mod runtime;
 pub mod store;
 pub mod support;
 pub mod telemetry;
 pub mod testing;
 
 mod capability;
+mod engine;
 mod error;
 mod id;
 mod keeper;

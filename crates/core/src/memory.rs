@@ -3,7 +3,6 @@
 //! It is the reference for every other store, and what users test their own code with. Several
 //! keepers on one [`MemoryServer`] behave like several processes on one server.
 
-use crate::support;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
@@ -12,17 +11,19 @@ use std::{
 
 use crate::{
     capability::{Capability, Survives},
+    clock::Clock,
     error::StoreError,
     id::KeeperId,
     model::{Effects, Model, Now},
     name::Name,
-    runtime::clock::Clock,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
         Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime, Topic,
         Wake, WakeSink, Watch,
     },
 };
+
+use crate::support;
 
 /// What the memory store can do.
 pub static CAPABILITY: Capability = Capability {

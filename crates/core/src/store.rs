@@ -42,7 +42,7 @@ pub use messages::{
     Request, ResourceView, StoreTime, Verdict, WaiterView,
 };
 
-use crate::{capability::Capability, error::StoreError, id::KeeperId, name::Name, runtime::clock::Clock};
+use crate::{capability::Capability, clock::Clock, error::StoreError, id::KeeperId, name::Name};
 
 /// A boxed future: the one dynamic boundary between engine and stores.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use crate::{
+    clock::BootTime,
+    engine::{hold::Hold, keeping::Tenure},
     error::{AcquireError, Lost, StoreError},
-    runtime::{clock::BootTime, hold::Hold, keeping::Tenure},
     store::Kind,
 };
 

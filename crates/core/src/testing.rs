@@ -17,12 +17,12 @@
 //! ```
 
 use crate::{
+    clock::Clock,
     keeper::{Keeper, KeeperBuilder},
     memory::MemoryServer,
-    runtime::clock::Clock,
 };
 
-pub use crate::runtime::clock::VirtualClock;
+pub use crate::clock::VirtualClock;
 
 /// A keeper on a memory store of its own, in real time.
 ///

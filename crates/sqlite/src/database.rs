@@ -12,8 +12,8 @@ use std::{
 
 use lockkeeper_core::{
     KeeperId, Name, StoreError, StoreErrorKind,
+    clock::Clock,
     model::{Mark, Now},
-    runtime::clock::Clock,
     store::{Answer, Count, Counted, ListQuery, Page, Request, ResourceView, StoreTime, WakeSink},
 };
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, config::DbConfig};

@@ -7,8 +7,8 @@ use std::{fs, io, path::Path};
 
 use lockkeeper_core::{
     StoreError, StoreErrorKind,
+    clock::{BootTime, Clock},
     model::Now,
-    runtime::clock::{BootTime, Clock},
     store::StoreTime,
 };
 

@@ -20,7 +20,7 @@ use std::{fmt, ops::AddAssign, time::Duration};
 
 use lockkeeper_core::{
     StoreError,
-    runtime::clock::Clock,
+    clock::Clock,
     store::{BoxFuture, Connector},
     testing::VirtualClock,
 };

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use libtest_mimic::{Arguments, Conclusion};
-use lockkeeper_core::{KeeperId, memory::MemoryServer, runtime::clock::Clock};
+use lockkeeper_core::{KeeperId, clock::Clock, memory::MemoryServer};
 use lockkeeper_testkit::{
     behaviour,
     broken::{Bug, broken},

@@ -352,7 +352,7 @@ async fn a_store_slower_than_the_lease_is_reported_and_not_asked_for_ever() {
 fn a_runtime_that_ends_or_stands_still_stops_nobody_else() {
     let build = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (main, first) = (build(), build());
-    let server = MemoryServer::new(lockkeeper_core::runtime::clock::Clock::boot());
+    let server = MemoryServer::new(lockkeeper_core::clock::Clock::boot());
     let line = Line::new(Dice::new(1), Faults { slow: 1000, late: 100, usual: 100, ..Faults::NONE });
     let keeper = main.block_on(Keeper::builder(faulty(server.connector("memory:"), line)).connect());
     let keeper = keeper.expect("a slow line");

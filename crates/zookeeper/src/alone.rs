@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     ContenderId, Name, StoreError,
-    runtime::clock::BootTime,
+    clock::BootTime,
     store::{Claim, Leave, Left, Renew, Request, Verdict},
 };
 use tokio::task::JoinSet;

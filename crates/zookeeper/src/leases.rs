@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     ContenderId, StoreError, StoreErrorKind, Units,
-    runtime::clock::BootTime,
+    clock::BootTime,
     store::{Answers, Leave, Left, Renew, Renewed},
 };
 use tokio::time::{Instant, timeout_at};

@@ -19,10 +19,8 @@ use std::{
 
 use lockkeeper_core::{
     StoreError,
-    runtime::{
-        clock::{BootTime, Clock},
-        deadline::margin,
-    },
+    clock::{BootTime, Clock},
+    deadline::margin,
     store::{Wake, WakeSink},
 };
 use tokio::{runtime::Handle, sync::watch};

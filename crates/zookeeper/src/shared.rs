@@ -9,7 +9,7 @@ use std::{
 
 use lockkeeper_core::{
     ContenderId, Name, StoreError,
-    runtime::clock::{BootTime, Clock},
+    clock::{BootTime, Clock},
     store::{Left, StoreTime, Topic, Wake, WakeSink},
 };
 use tokio::{runtime::Handle, sync::Notify};

@@ -9,8 +9,8 @@ use std::{
 
 use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, Name, Units,
+    clock::BootTime,
     model::{FIRST_LEASE, Tombstones, WAIT_LEASE},
-    runtime::clock::BootTime,
     store::{Counted, Grant, Left},
 };
 use tokio::task::AbortHandle;

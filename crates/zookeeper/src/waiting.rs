@@ -7,7 +7,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, StoreError,
-    runtime::clock::BootTime,
+    clock::BootTime,
     store::{GrantNotice, Wake},
 };
 use tokio::task::JoinSet;

@@ -7,8 +7,9 @@ use super::{
     mutex::Mutex,
 };
 use crate::{
+    clock::BootTime,
+    engine::{Patience, keeping::Tenure},
     error::{AcquireError, At, InvalidInput, Lost, ReleaseError},
-    runtime::{clock::BootTime, engine::Patience, keeping::Tenure},
     token::Token,
 };
 

@@ -15,9 +15,9 @@ use super::{
     handle::{Handle, lease_settings},
 };
 use crate::{
+    engine::{Patience, keeping::Alive, terms::Terms},
     error::{AcquireError, StoreError, StoreErrorKind},
     name::Name,
-    runtime::{engine::Patience, keeping::Alive, terms::Terms},
     store::{HolderView, Kind, ProcessInfo, Topic},
     token::Token,
 };

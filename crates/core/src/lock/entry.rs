@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    runtime::keeping::{Step, Tenure},
+    engine::keeping::{Step, Tenure},
     share::Units,
 };
 

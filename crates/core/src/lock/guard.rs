@@ -3,10 +3,10 @@
 use std::{fmt, future::poll_fn, marker::PhantomData, pin::pin, task::Poll, time::Duration};
 
 use crate::{
+    engine::{keeping::Tenure, watchdog},
     error::{InvalidInput, LeaseError, Lost, ReleaseError},
     lock::{entry::Entry, lease::Lease},
     name::Name,
-    runtime::{keeping::Tenure, watchdog},
     share::Units,
     store::{Renew, Renewed},
     token::Token,

@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    error::{AcquireError, At, InvalidInput},
-    name::Name,
-    runtime::{
-        engine::Patience,
+    engine::{
+        Patience,
         keeping::{Alive, Tenure},
         terms::Terms,
     },
+    error::{AcquireError, At, InvalidInput},
+    name::Name,
 };
 
 /// A named thing at a keeper. Making one never fails; a bad name is told when it is used.

@@ -10,9 +10,9 @@ use std::{
 
 use super::handle::Handle;
 use crate::{
+    engine::Patience,
     error::{InvalidInput, LatchError, StoreError, StoreErrorKind},
     model::COUNT_MEMORY,
-    runtime::engine::Patience,
     store::{Count, CountAction, CountState, Counted, Topic},
 };
 

@@ -3,10 +3,11 @@
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use crate::{
+    clock::BootTime,
+    engine::{hold::Hold, terms::Terms},
     error::InvalidInput,
     id::ContenderId,
     name::Name,
-    runtime::{clock::BootTime, hold::Hold, terms::Terms},
     share::{Capacity, Units},
     store::{Kind, StoreTime},
     support::percent,

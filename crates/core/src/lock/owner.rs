@@ -1,6 +1,5 @@
 //! Re-entrancy by explicit owner. Not by thread or task: two branches of a `join!` share a task.
 
-use crate::support;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, Weak},
@@ -10,7 +9,7 @@ use super::{
     entry::{Entered, Entry, Refused},
     handle::Handle,
 };
-use crate::{error::AcquireError, name::Name, runtime::terms::Terms};
+use crate::{engine::terms::Terms, error::AcquireError, name::Name, support};
 
 /// Somebody who may enter the same lock several times; made by [`Keeper::owner`](crate::Keeper::owner).
 ///

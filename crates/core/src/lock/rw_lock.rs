@@ -8,8 +8,8 @@ use super::{
     owner::Owner,
 };
 use crate::{
+    engine::{Patience, terms::Terms},
     error::AcquireError,
-    runtime::{engine::Patience, terms::Terms},
     share::Units,
 };
 

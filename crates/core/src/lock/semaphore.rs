@@ -7,8 +7,8 @@ use super::{
     handle::{Handle, lease_settings},
 };
 use crate::{
+    engine::{Patience, terms::Terms},
     error::AcquireError,
-    runtime::{engine::Patience, terms::Terms},
     share::Units,
 };
 

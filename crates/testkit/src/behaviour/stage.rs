@@ -11,7 +11,7 @@ use lockkeeper::{
     Capability, Error, Keeper, KeeperBuilder, KeeperId, Leader, Name, StoreError,
     store::{Connector, ResourceView},
 };
-use lockkeeper_core::runtime::clock::Clock;
+use lockkeeper_core::clock::Clock;
 use tokio::{
     runtime::{Builder, Runtime},
     task::JoinHandle,

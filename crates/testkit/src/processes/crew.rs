@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper_core::runtime::clock::Clock;
+use lockkeeper_core::clock::Clock;
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
 use super::{DiskFault, Line, PERMITS, Task, disk::BadDisk, line};

@@ -14,7 +14,7 @@ use std::{
 };
 
 use lockkeeper::{AcquireError, Guard, Keeper, url};
-use lockkeeper_core::runtime::clock::Clock;
+use lockkeeper_core::clock::Clock;
 use rustix::process::{PTracer, set_ptracer};
 use tokio::time::sleep;
 

@@ -12,8 +12,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use lockkeeper_core::{
     ContenderId, GrantNumber,
+    clock::BootTime,
+    deadline,
     model::FIRST_LEASE,
-    runtime::{clock::BootTime, deadline},
     store::{Claim, GrantNotice, Renewed, StoreTime, Verdict},
 };
 use stateright::{Model, Property};

@@ -6,14 +6,15 @@
 //! wait), and inside of a process I2 (one holder), I3 (once lost always lost), I5 (dropping a task at any
 //! moment leaks nothing), I6 (tokens grow), I8 (those who wait elsewhere are served).
 //!
-//! The process follows `runtime/lane.rs` (a lane has at most one front that claims at the store and at
-//! most one open grant), `runtime/keeping.rs` (a tenure is handed on or left) and `runtime/hold.rs`.
+//! The process follows `engine/lane.rs` (a lane has at most one front that claims at the store and at
+//! most one open grant), `engine/keeping.rs` (a tenure is handed on or left) and `engine/hold.rs`.
 
 use std::{collections::VecDeque, time::Duration};
 
 use lockkeeper_core::{
     ContenderId, GrantNumber, Token,
-    runtime::{clock::BootTime, deadline},
+    clock::BootTime,
+    deadline,
     store::{Claim, GrantNotice, Renewed, Verdict},
 };
 use stateright::{Model, Property};

@@ -10,8 +10,8 @@ use std::{
 
 use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, KeeperId, Name, Units,
+    clock::BootTime,
     model::{Effects, Holder, Mark, Model, Now, Resource},
-    runtime::clock::BootTime,
     store::{
         Answer, Claim, Details, GrantNotice, Kind, Leave, Left, ProcessInfo, Renew, Renewed, Request,
         StoreTime, Verdict,

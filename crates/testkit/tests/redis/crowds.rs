@@ -8,7 +8,7 @@ use std::{
 use lockkeeper::Token;
 use lockkeeper_core::{
     Capacity, ContenderId, KeeperId, Name, Units,
-    runtime::clock::Clock,
+    clock::Clock,
     store::{
         Answer, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Request, StoreTime, Verdict,
         WakeSink,

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path, time::Duration};
 
-use lockkeeper_core::runtime::clock::Clock;
+use lockkeeper_core::clock::Clock;
 use lockkeeper_testkit::{
     broken::Bug,
     history::{self, Loss, Report, Verdict},

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{
     KeeperId, Name,
-    runtime::clock::Clock,
+    clock::Clock,
     store::{Context, Store, Topic, Wake, WakeSink},
 };
 use lockkeeper_testkit::{

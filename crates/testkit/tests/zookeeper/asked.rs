@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, KeeperId, Name, Units,
-    runtime::clock::Clock,
+    clock::Clock,
     store::{
         Answer, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Request, Store, StoreTime, Verdict,
         WakeSink,

@@ -8,17 +8,17 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::Engine;
+use super::{
+    Engine,
+    flight::Flight,
+    group::{Job, LeaveJob},
+    hold::Hold,
+    seat::{Outcome, Seat},
+};
 use crate::{
+    clock::BootTime,
+    deadline,
     error::{Lost, StoreError},
-    runtime::{
-        clock::BootTime,
-        deadline,
-        flight::Flight,
-        group::{Job, LeaveJob},
-        hold::Hold,
-        seat::{Outcome, Seat},
-    },
     store::{Leave, Left},
     telemetry,
 };

@@ -5,7 +5,6 @@
 //! grant, which may be handed on. While a grant is open the others wait here; when it closes, the
 //! first of them becomes the front and stands in the store's line.
 
-use crate::support;
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
@@ -18,13 +17,12 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    clock::BootTime,
     hold::Hold,
     keeping::{Alive, Tenure},
     steps::look,
     terms::Terms,
 };
-use crate::{error::StoreError, name::Name, token::Token};
+use crate::{clock::BootTime, error::StoreError, name::Name, support, token::Token};
 
 /// How long after its grant a lock may be handed on inside the process: other processes wait
 /// at most this much longer than their turn.

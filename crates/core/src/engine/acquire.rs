@@ -3,18 +3,19 @@
 
 use std::sync::Arc;
 
-use super::{Engine, leaving::leave_of};
+use super::{
+    Engine,
+    group::Job,
+    keeping::{Alive, Tenure},
+    lane::{Entered, Turn},
+    leaving::leave_of,
+    seat::{Outcome, Seat},
+    terms::Terms,
+};
 use crate::{
+    clock::BootTime,
     error::{AcquireError, At, InvalidInput, StoreError, StoreErrorKind},
     name::Name,
-    runtime::{
-        clock::BootTime,
-        group::Job,
-        keeping::{Alive, Tenure},
-        lane::{Entered, Turn},
-        seat::{Outcome, Seat},
-        terms::Terms,
-    },
     store::{Claim, Details, StoreTime},
     telemetry,
 };

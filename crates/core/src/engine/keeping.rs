@@ -4,8 +4,9 @@ use std::{fmt, ops::Deref, sync::Arc};
 
 use tokio::sync::oneshot;
 
-use super::{clock::BootTime, engine::Engine, flight::Flight, hold::Hold, lane::Turn};
+use super::{Engine, flight::Flight, hold::Hold, lane::Turn};
 use crate::{
+    clock::BootTime,
     error::{At, Lost, ReleaseError, StoreError, StoreErrorKind},
     store::Left,
     telemetry,

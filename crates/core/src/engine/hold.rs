@@ -12,12 +12,10 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{
+use super::terms::Terms;
+use crate::{
     clock::{BootTime, Clock},
     deadline,
-    terms::Terms,
-};
-use crate::{
     error::Lost,
     id::ContenderId,
     name::Name,

@@ -6,9 +6,21 @@
 //! (`watchdog`). Below it: the caller's side (`acquire`) and giving back (`leaving`).
 
 mod acquire;
+pub(crate) mod flight;
+pub(crate) mod group;
+pub(crate) mod hold;
+pub(crate) mod keeping;
+pub(crate) mod lane;
 mod leaving;
+pub(crate) mod ledger;
+pub(crate) mod seat;
+pub(crate) mod steps;
+pub(crate) mod store_clock;
+pub(crate) mod terms;
+pub(crate) mod thread;
+pub(crate) mod watchdog;
+pub(crate) mod watches;
 
-use crate::support;
 use std::{
     future::poll_fn,
     hash::{DefaultHasher, Hash, Hasher},
@@ -24,9 +36,7 @@ use tokio::{runtime::Handle, sync::Notify};
 
 pub(crate) use acquire::Patience;
 
-use super::{
-    clock::{BootTime, Clock},
-    deadline,
+use self::{
     flight::Patrol,
     group::{Group, Job},
     hold::{Hold, Origin},
@@ -38,12 +48,14 @@ use super::{
     watches::Watches,
 };
 use crate::{
+    clock::{BootTime, Clock},
+    deadline,
     error::{At, Lost, StoreError, StoreErrorKind},
     id::{ContenderId, Ids, KeeperId},
     keeper::Stats,
     name::Name,
     store::{GrantNotice, Leave, ProcessInfo, Reply, Store, Topic, Verdict, Wake},
-    telemetry,
+    support, telemetry,
     token::GrantNumber,
 };
 

@@ -1,6 +1,5 @@
 //! A place in line: an acquisition from its first claim to its outcome.
 
-use crate::support;
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::Duration,
@@ -8,11 +7,13 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{clock::BootTime, hold::Hold, terms::Terms, watches::Interest};
+use super::{hold::Hold, terms::Terms, watches::Interest};
 use crate::{
+    clock::BootTime,
     error::StoreError,
     share::Capacity,
     store::{Claim, StoreTime},
+    support,
 };
 
 /// How an acquisition ends.

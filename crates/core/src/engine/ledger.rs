@@ -4,7 +4,6 @@
 //! message can never be mistaken for a grant that nobody wants. Nothing is called while the lock
 //! is held.
 
-use crate::support;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard},
@@ -13,13 +12,13 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{
+use super::{hold::Hold, seat::Seat, steps::look};
+use crate::{
     clock::{BootTime, Clock, LONGEST_NAP},
-    hold::Hold,
-    seat::Seat,
-    steps::look,
+    name::Name,
+    support,
+    token::GrantNumber,
 };
-use crate::{name::Name, token::GrantNumber};
 
 /// While nothing is held, the beat looks again after this long, so that a steady flow of short locks does not wake it
 /// each time: longer than between two polls. While something is held, after [`LONGEST_NAP`].
@@ -348,8 +347,8 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::{
+        engine::{hold::Origin, terms::Terms},
         id::{ContenderId, KeeperId},
-        runtime::{hold::Origin, terms::Terms},
         share::{Capacity, Units},
         store::Kind,
     };

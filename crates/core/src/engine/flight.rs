@@ -4,7 +4,6 @@
 //! driven no more, and the jobs of others may be on board: so the keeper's thread looks at all that fly elsewhere once a
 //! [`ROUND`], and takes over those it has seen before.
 
-use crate::support;
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
@@ -18,11 +17,8 @@ use std::{
 
 use tokio::{runtime::Handle, sync::Notify};
 
-use super::{
-    clock::Clock,
-    thread::{Guest, Stop},
-};
-use crate::store::BoxFuture;
+use super::thread::{Guest, Stop};
+use crate::{clock::Clock, store::BoxFuture, support};
 
 /// A flight on a user's runtime is taken over when it is between one and two rounds old.
 const ROUND: Duration = Duration::from_millis(10);
@@ -285,7 +281,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::runtime::thread;
+    use crate::engine::thread;
 
     fn runtime() -> Runtime {
         Builder::new_current_thread().enable_all().build().expect("a runtime")

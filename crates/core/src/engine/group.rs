@@ -4,7 +4,6 @@
 //! tasks cost the store little more than one. There is one queue of jobs per server of the store,
 //! and only as many requests in flight on each as the store says it can make use of.
 
-use crate::support;
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard},
@@ -13,16 +12,17 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    clock::BootTime,
-    engine::Engine,
+    Engine,
     flight::Flight,
     seat::{Seat, Standing},
     steps::look,
 };
 use crate::{
+    clock::BootTime,
     error::{StoreError, StoreErrorKind},
     name::Name,
     store::{Answer, Answers, Leave, Left, Request},
+    support,
 };
 
 /// One entry of a group to be.

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::clock::BootTime;
+use crate::clock::BootTime;
 use crate::store::GrantNotice;
 
 /// What is taken off a span for clocks that run at different rates: 1 % and 2 ms.

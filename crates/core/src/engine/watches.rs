@@ -1,6 +1,5 @@
 //! Subscriptions: at most one per topic and keeper, shared by all who care.
 
-use crate::support;
 use std::{
     collections::HashMap,
     sync::{
@@ -12,10 +11,12 @@ use std::{
 
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
-use super::{clock::BootTime, engine::Engine};
+use super::Engine;
 use crate::{
+    clock::BootTime,
     error::StoreError,
     store::{Topic, Watch},
+    support,
 };
 
 /// How long a subscription nobody uses is kept: a contended lock would otherwise subscribe anew

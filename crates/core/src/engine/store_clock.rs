@@ -1,10 +1,8 @@
 //! What the keeper knows of its store's clock: enough to say until when a claim may take effect.
 
-use crate::support;
 use std::{sync::Mutex, time::Duration};
 
-use super::clock::BootTime;
-use crate::store::StoreTime;
+use crate::{clock::BootTime, store::StoreTime, support};
 
 /// How long after it was sent a claim may still take effect at the store. Longer than any
 /// request is waited for, short enough that a mark left for a late copy does not live long.

@@ -4,11 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    clock::BootTime,
-    engine::{Engine, by_server},
+    Engine, by_server,
     hold::{Due, Hold},
 };
 use crate::{
+    clock::BootTime,
     error::{Lost, StoreError, StoreErrorKind},
     store::{Renew, Renewed},
     telemetry,
