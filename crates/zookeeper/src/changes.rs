@@ -7,10 +7,10 @@ use lockkeeper_core::{ContenderId, StoreError};
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult};
 
 use crate::{
-    note::Note,
+    codec::ClaimData,
+    keeper::{KeeperState, Pause},
+    memory::{ClaimRecord, Task},
     session::Session,
-    shared::{Pause, Shared},
-    table::{Entry, Task},
     trouble::trouble,
 };
 
@@ -27,13 +27,13 @@ pub(crate) enum Changed {
     Evicted,
 }
 
-impl Shared {
+impl KeeperState {
     /// Changes the node of a claim; `marker` is created beside it in the same transaction. Not if it is evicted.
     pub(crate) async fn change(
         &self,
         contender: ContenderId,
         marker: Option<&str>,
-        change: impl Fn(&mut Note) + Send + Sync,
+        change: impl Fn(&mut ClaimData) + Send + Sync,
     ) -> Result<Changed, StoreError> {
         self.change_over(contender, marker, true, change).await
     }
@@ -48,7 +48,7 @@ impl Shared {
         contender: ContenderId,
         marker: Option<&str>,
         heeds: bool,
-        change: impl Fn(&mut Note) + Send + Sync,
+        change: impl Fn(&mut ClaimData) + Send + Sync,
     ) -> Result<Changed, StoreError> {
         for _ in 0..TRIES {
             match self.change_once(contender, marker, heeds, &change).await {
@@ -61,17 +61,17 @@ impl Shared {
 
     /// As [`mark`](Self::mark), in the background and until it is done.
     pub(crate) fn mark_until_done(self: &Arc<Self>, contender: ContenderId) {
-        let shared = self.clone();
+        let keeper = self.clone();
         let marking = async move {
             let mut pause = Pause::default();
-            while let Err(error) = shared.mark(contender).await {
+            while let Err(error) = keeper.mark(contender).await {
                 tracing::debug!(%contender, %error, "not marked yet");
-                pause.pass(&shared.clock).await;
+                pause.pass(&keeper.clock).await;
             }
         };
-        // Begun under the lock: an entry that goes takes its task along.
-        if let Some(entry) = self.table().entries.get_mut(&contender) {
-            entry.waits = Some(Task(self.background.spawn(marking).abort_handle()));
+        // Begun under the lock: an record that goes takes its task along.
+        if let Some(record) = self.memory().records.get_mut(&contender) {
+            record.waits = Some(Task(self.background.spawn(marking).abort_handle()));
         }
     }
 
@@ -80,10 +80,10 @@ impl Shared {
         contender: ContenderId,
         marker: Option<&str>,
         heeds: bool,
-        change: &(impl Fn(&mut Note) + Send + Sync),
+        change: &(impl Fn(&mut ClaimData) + Send + Sync),
     ) -> Result<Changed, Error> {
-        let (own, node, mut note, version) = match self.table().entries.get(&contender) {
-            Some(Entry { session, node, note, version, .. }) => {
+        let (own, node, mut note, version) = match self.memory().records.get(&contender) {
+            Some(ClaimRecord { session, node, note, version, .. }) => {
                 (session.clone(), node.clone(), note.clone(), *version)
             }
             None => return Ok(Changed::Gone),
@@ -105,7 +105,7 @@ impl Shared {
             Err(Error::NoNode) => Ok(Changed::Gone),
             Err(Error::BadVersion) => match session.read(session.client.get_data(&node)).await {
                 Ok((data, stat)) if stat.ephemeral_owner == own.id => {
-                    self.noted(contender, &node, Note::from_bytes(&data), Some(stat.version));
+                    self.noted(contender, &node, ClaimData::from_bytes(&data), Some(stat.version));
                     Err(Error::BadVersion)
                 }
                 Ok(_) | Err(Error::NoNode) => Ok(Changed::Gone),
@@ -121,7 +121,7 @@ impl Shared {
         session: &Session,
         node: &str,
         marker: Option<&str>,
-        note: &Note,
+        note: &ClaimData,
         version: i32,
     ) -> Result<Option<i32>, Error> {
         let sent = session.now();
@@ -145,11 +145,11 @@ impl Shared {
     }
 
     /// This is what stands in the node of a claim now.
-    fn noted(&self, contender: ContenderId, node: &str, note: Note, version: Option<i32>) {
-        let mut table = self.table();
-        if let Some(entry) = table.entries.get_mut(&contender).filter(|entry| entry.node == node) {
-            entry.note = note;
-            entry.version = version.unwrap_or(entry.version);
+    fn noted(&self, contender: ContenderId, node: &str, note: ClaimData, version: Option<i32>) {
+        let mut memory = self.memory();
+        if let Some(record) = memory.records.get_mut(&contender).filter(|record| record.node == node) {
+            record.note = note;
+            record.version = version.unwrap_or(record.version);
         }
     }
 }

@@ -9,22 +9,22 @@ use lockkeeper_core::{
 use zookeeper_client::{Client, Error, MultiWriteError, MultiWriteResult, MultiWriter};
 
 use crate::{
-    line::{Line, Standing, claim_prefix},
-    note::Note,
+    codec::ClaimData,
+    keeper::KeeperState,
+    memory::{ClaimRecord, ClaimState, HoldRecord, Task},
+    queue::{Queue, Standing, claim_prefix},
     session::Session,
-    shared::Shared,
-    table::{Entry, Hold, Stand, Task},
     trouble::{corrupt, trouble},
 };
 
 /// A claim's node that has just been made.
-pub(crate) struct Made {
+pub(crate) struct NewNode {
     pub(crate) node: String,
     pub(crate) number: GrantNumber,
 }
 
 /// What the keeper knows of a claim.
-pub(crate) enum Known {
+pub(crate) enum Remembered {
     Answer(Verdict),
     /// Its node may or may not have been made.
     Unknown(Arc<Session>),
@@ -33,27 +33,27 @@ pub(crate) enum Known {
     New,
 }
 
-impl Shared {
+impl KeeperState {
     /// What is known of a claim without asking the server.
-    pub(crate) fn known(&self, claim: &Claim) -> Known {
+    pub(crate) fn known(&self, claim: &Claim) -> Remembered {
         let (now, time) = (self.now(), self.store_time());
-        let mut table = self.table();
-        if claim.not_after < time || table.left.find(claim.contender, time).is_some() {
-            return Known::Answer(Verdict::Stale);
+        let mut memory = self.memory();
+        if claim.not_after < time || memory.left.find(claim.contender, time).is_some() {
+            return Remembered::Answer(Verdict::Stale);
         }
-        let Some(entry) = table.entries.get_mut(&claim.contender) else { return Known::New };
-        if !entry.session.lives() {
-            table.entries.remove(&claim.contender);
-            return Known::New;
+        let Some(record) = memory.records.get_mut(&claim.contender) else { return Remembered::New };
+        if !record.session.lives() {
+            memory.records.remove(&claim.contender);
+            return Remembered::New;
         }
-        match &mut entry.stand {
-            Stand::Unknown { .. } => Known::Unknown(entry.session.clone()),
-            Stand::Leaving(_) | Stand::Retired { .. } => Known::Answer(Verdict::Stale),
-            Stand::Waiting { ahead, asked } => {
+        match &mut record.state {
+            ClaimState::Unknown { .. } => Remembered::Unknown(record.session.clone()),
+            ClaimState::Leaving(_) | ClaimState::Retired { .. } => Remembered::Answer(Verdict::Stale),
+            ClaimState::Waiting { ahead, asked } => {
                 *asked = now;
-                Known::Answer(self.busy(*ahead))
+                Remembered::Answer(self.busy(*ahead))
             }
-            Stand::Holding(_) => Known::Holding(entry.node.clone()),
+            ClaimState::Holding(_) => Remembered::Holding(record.node.clone()),
         }
     }
 
@@ -70,29 +70,29 @@ impl Shared {
             Err(error) => return Err(trouble(error)),
         }
         let (folder, child) = node.rsplit_once('/').unwrap_or_default();
-        let line = self.line(session, folder).await?;
-        let Some(number) = self.table().entries.get(&claim.contender).map(|entry| entry.number) else {
+        let queue = self.queue(session, folder).await?;
+        let Some(number) = self.memory().records.get(&claim.contender).map(|record| record.number) else {
             return Ok(None);
         };
-        let floor = self.floor(session, folder, &line, child, claim.units, number).await?;
-        let mut table = self.table();
-        let Some(entry) = table.entries.get_mut(&claim.contender) else { return Ok(None) };
+        let floor = self.floor(session, folder, &queue, child, claim.units, number).await?;
+        let mut memory = self.memory();
+        let Some(record) = memory.records.get_mut(&claim.contender) else { return Ok(None) };
         // Its time ended while this asked: it is on its way out.
-        let Stand::Holding(hold) = &mut entry.stand else { return Ok(Some(Verdict::Stale)) };
+        let ClaimState::Holding(hold) = &mut record.state else { return Ok(Some(Verdict::Stale)) };
         hold.confirm(claim.lease);
         hold.floor = floor;
         let hold = *hold;
-        Ok(Some(Verdict::Granted(entry.grant(&hold, self.now()))))
+        Ok(Some(Verdict::Granted(record.grant(&hold, self.now()))))
     }
 
     /// ZooKeeper tells when something ends, so there is nothing to be learned by asking earlier.
     pub(crate) fn busy(&self, ahead: usize) -> Verdict {
-        Verdict::Busy { ahead: u32::try_from(ahead).unwrap_or(u32::MAX), retry_in: self.place.session }
+        Verdict::Busy { ahead: u32::try_from(ahead).unwrap_or(u32::MAX), retry_in: self.settings.session }
     }
 
     pub(crate) fn claim_path(&self, claim: &Claim) -> String {
         let prefix = claim_prefix(claim.contender, claim.units, claim.capacity);
-        format!("{}/{prefix}", self.place.paths.lock(&claim.name))
+        format!("{}/{prefix}", self.settings.paths.lock(&claim.name))
     }
 
     /// Removes a node; the answer is the first of `left` if this did it, the second if it was gone already.
@@ -111,7 +111,7 @@ impl Shared {
             Err(error) => return Err(trouble(error)),
         };
         session.read(delete_markers(&session.client, markers)).await.map_err(trouble)?;
-        self.table().entries.remove(&contender);
+        self.memory().records.remove(&contender);
         Ok(left)
     }
 
@@ -122,12 +122,19 @@ impl Shared {
         own_session: bool,
         claim: &Claim,
     ) -> Result<Verdict, StoreError> {
-        let folder = self.place.paths.lock(&claim.name);
+        let folder = self.settings.paths.lock(&claim.name);
         let path = self.claim_path(claim);
-        let data = Note::new(claim.lease, claim.details.clone()).to_bytes();
+        let data = ClaimData::new(claim.lease, claim.details.clone()).to_bytes();
         let options = self.sequential();
         let unknown = |error| {
-            self.enter(session, own_session, claim, String::new(), 0, Stand::Unknown { asked: self.now() });
+            self.enter(
+                session,
+                own_session,
+                claim,
+                String::new(),
+                0,
+                ClaimState::Unknown { asked: self.now() },
+            );
             Err(trouble(error))
         };
         loop {
@@ -140,9 +147,9 @@ impl Shared {
             let list = session.client.list_children(&folder);
             match session.write(sent, created).await {
                 Ok((stat, sequence)) => {
-                    let made = Made { node: format!("{path}{sequence}"), number: checked(stat.czxid)? };
-                    let line = session.read(list).await;
-                    return self.placed(session, own_session, claim, made, line).await;
+                    let made = NewNode { node: format!("{path}{sequence}"), number: checked(stat.czxid)? };
+                    let queue = session.read(list).await;
+                    return self.placed(session, own_session, claim, made, queue).await;
                 }
                 Err(Error::NoNode) => {}
                 Err(error) => return unknown(error),
@@ -163,9 +170,9 @@ impl Shared {
                     else {
                         return Err(corrupt("ZooKeeper answered fewer operations than it was asked"));
                     };
-                    let made = Made { node: path, number: checked(number)? };
-                    let line = session.read(list).await;
-                    return self.placed(session, own_session, claim, made, line).await;
+                    let made = NewNode { node: path, number: checked(number)? };
+                    let queue = session.read(list).await;
+                    return self.placed(session, own_session, claim, made, queue).await;
                 }
                 Err(MultiWriteError::OperationFailed { index: 0, source: Error::NodeExists }) => {}
                 Err(error) => return unknown(error.into()),
@@ -179,15 +186,15 @@ impl Shared {
         session: &Arc<Session>,
         own_session: bool,
         claim: &Claim,
-        made: Made,
+        made: NewNode,
         listed: Result<Vec<String>, Error>,
     ) -> Result<Verdict, StoreError> {
-        let Made { node, number } = made;
+        let NewNode { node, number } = made;
         let (folder, child) = node.rsplit_once('/').unwrap_or_default();
         let waits = |standing: Option<Standing>| {
             let ahead = standing.as_ref().map_or(0, |standing| standing.ahead);
-            let stand = Stand::Waiting { ahead, asked: self.now() };
-            self.enter(session, own_session, claim, node.clone(), number, stand);
+            let state = ClaimState::Waiting { ahead, asked: self.now() };
+            self.enter(session, own_session, claim, node.clone(), number, state);
             self.wait_in_line(claim.contender, standing);
         };
         // The node is there, whatever cannot be learned now: it finds out by itself where it stands.
@@ -199,40 +206,54 @@ impl Shared {
             Ok(children) => children,
             Err(error) => return not_known(trouble(error)),
         };
-        let line = self.line_of(folder, children);
+        let queue = self.queue_of(folder, children);
         let turned_away = |verdict| {
-            self.enter(session, own_session, claim, node.clone(), number, Stand::Leaving(Left::LeftQueue));
+            self.enter(
+                session,
+                own_session,
+                claim,
+                node.clone(),
+                number,
+                ClaimState::Leaving(Left::LeftQueue),
+            );
             Ok(verdict)
         };
-        if line.is_used_up(child) {
+        if queue.is_used_up(child) {
             tracing::warn!(
                 folder,
                 "two billion claims without a break: newcomers wait until nobody is in line"
             );
-            self.enter(session, own_session, claim, node.clone(), number, Stand::Leaving(Left::LeftQueue));
+            self.enter(
+                session,
+                own_session,
+                claim,
+                node.clone(),
+                number,
+                ClaimState::Leaving(Left::LeftQueue),
+            );
             self.remove_node(claim.contender).await;
             // Without its folder the resource counts from zero. Somebody still in there keeps it.
             drop(session.read(session.client.delete(folder, None)).await);
             // It comes again when it asks again.
-            return Ok(self.busy(line.nodes.len()));
+            return Ok(self.busy(queue.nodes.len()));
         }
-        let answer = if let Some(in_use) = line.disagrees(child) {
+        let answer = if let Some(in_use) = queue.disagrees(child) {
             turned_away(Verdict::Mismatch { in_use })
         } else {
-            match line.standing(child) {
+            match queue.standing(child) {
                 // Taken away by somebody the moment it came.
                 None => return Ok(Verdict::Stale),
                 Some(standing) if standing.admitted => {
-                    let floor = match self.floor(session, folder, &line, child, claim.units, number).await {
+                    let floor = match self.floor(session, folder, &queue, child, claim.units, number).await {
                         Ok(floor) => floor,
                         Err(error) => return not_known(error),
                     };
-                    let hold = Hold::confirmed(self.now(), claim.lease, floor);
-                    self.enter(session, own_session, claim, node.clone(), number, Stand::Holding(hold));
-                    if let Some(entry) = self.table().entries.get_mut(&claim.contender) {
-                        entry.behind = line.behind(child);
+                    let hold = HoldRecord::confirmed(self.now(), claim.lease, floor);
+                    self.enter(session, own_session, claim, node.clone(), number, ClaimState::Holding(hold));
+                    if let Some(record) = self.memory().records.get_mut(&claim.contender) {
+                        record.behind = queue.behind(child);
                     }
-                    if claim.capacity != Capacity::All && !line.is_last(child) {
+                    if claim.capacity != Capacity::All && !queue.is_last(child) {
                         // Somebody came in before this listing, and may have seen this one wait.
                         self.mark_until_done(claim.contender);
                     }
@@ -257,7 +278,7 @@ impl Shared {
         &self,
         session: &Session,
         folder: &str,
-        line: &Line,
+        queue: &Queue,
         child: &str,
         units: Units,
         own: GrantNumber,
@@ -265,10 +286,10 @@ impl Shared {
         if units == Units::All {
             return Ok(own);
         }
-        for (node, _) in line.admissions().take_while(|(node, _)| node.name != child) {
+        for (node, _) in queue.admissions().take_while(|(node, _)| node.name != child) {
             let path = format!("{folder}/{}", node.name);
             match session.read(session.client.get_data(&path)).await {
-                Ok((data, stat)) => return Ok(Note::from_bytes(&data).number(stat.czxid).min(own)),
+                Ok((data, stat)) => return Ok(ClaimData::from_bytes(&data).number(stat.czxid).min(own)),
                 Err(Error::NoNode) => {}
                 Err(error) => return Err(trouble(error)),
             }
@@ -283,9 +304,9 @@ impl Shared {
         claim: &Claim,
         node: String,
         number: GrantNumber,
-        stand: Stand,
+        state: ClaimState,
     ) {
-        let entry = Entry {
+        let record = ClaimRecord {
             name: claim.name.clone(),
             units: claim.units,
             capacity: claim.capacity,
@@ -294,20 +315,20 @@ impl Shared {
             node,
             markers: Vec::new(),
             number,
-            note: Note::new(claim.lease, claim.details.clone()),
+            note: ClaimData::new(claim.lease, claim.details.clone()),
             version: 0,
-            stand,
+            state,
             behind: None,
             waits: None,
         };
-        self.table().entries.insert(claim.contender, entry);
+        self.memory().records.insert(claim.contender, record);
     }
 
     fn wait_in_line(self: &Arc<Self>, contender: ContenderId, standing: Option<Standing>) {
-        // Begun under the lock: an entry that goes takes its task along.
-        if let Some(entry) = self.table().entries.get_mut(&contender) {
+        // Begun under the lock: an record that goes takes its task along.
+        if let Some(record) = self.memory().records.get_mut(&contender) {
             let task = self.background.spawn(self.clone().wait(contender, standing));
-            entry.waits = Some(Task(task.abort_handle()));
+            record.waits = Some(Task(task.abort_handle()));
         }
     }
 }

@@ -14,8 +14,8 @@ use zookeeper_client::{Error, MultiWriteError};
 
 use crate::{
     claims::{add_number, checked, number_of},
+    keeper::KeeperState,
     session::Session,
-    shared::Shared,
     trouble::{corrupt, trouble},
 };
 
@@ -59,42 +59,42 @@ fn read_answer(data: &[u8], czxid: i64) -> Option<Counted> {
     read_state(state.as_bytes(), born).map(Counted::State)
 }
 
-impl Shared {
+impl KeeperState {
     /// Works a latch's counter.
     pub(crate) async fn count(
         &self,
         session: &Session,
         count: &Count,
     ) -> Result<Answers<Counted>, StoreError> {
-        let done = self.table().counted.find(count.op, self.store_time());
+        let done = self.memory().counted.find(count.op, self.store_time());
         let counted = match done {
             Some(done) => done,
             None => self.count_once(session, count).await?,
         };
         let now = self.store_time();
         if count.action != CountAction::Read && done.is_none() {
-            let mut table = self.table();
-            table.unanswered.remove(&count.op);
+            let mut memory = self.memory();
+            memory.unanswered.remove(&count.op);
             if counted != Counted::Stale {
-                table.counted.mark(count.op, count.not_after.after(COUNT_MEMORY), counted, now);
+                memory.counted.mark(count.op, count.not_after.after(COUNT_MEMORY), counted, now);
             }
         }
         Ok(Answers { now, each: vec![counted] })
     }
 
     async fn count_once(&self, session: &Session, count: &Count) -> Result<Counted, StoreError> {
-        let answer_path = self.place.paths.counted(count.op);
+        let answer_path = self.settings.paths.counted(count.op);
         let late = || count.not_after < self.store_time();
         // Before anything is awaited: from here on a copy may be under way.
         let unanswered = match count.action {
             CountAction::Read => false,
-            _ if late() => self.table().unanswered.contains(&count.op),
-            _ => !self.table().unanswered.insert(count.op),
+            _ if late() => self.memory().unanswered.contains(&count.op),
+            _ => !self.memory().unanswered.insert(count.op),
         };
         if late() && !unanswered {
             return Ok(Counted::Stale);
         }
-        let path = self.place.paths.latch(&count.name);
+        let path = self.settings.paths.latch(&count.name);
         loop {
             let read = if late() { None } else { Some(self.read_latch(session, &path).await?) };
             // Perhaps it took long to read.
@@ -124,10 +124,10 @@ impl Shared {
                 Some(after) => multi.add_set_data(&path, write_state(after).as_bytes(), Some(version)),
             }
             .map_err(trouble)?;
-            add_number(&mut multi, &self.place.paths.folder("counted"))?;
+            add_number(&mut multi, &self.settings.paths.folder("counted"))?;
             match session.write(sent, multi.commit()).await {
                 Ok(results) => {
-                    let heard = std::mem::take(&mut self.table().heard);
+                    let heard = std::mem::take(&mut self.memory().heard);
                     self.forget(session, heard, &answer_path);
                     return match (counted, number_of(&results)) {
                         (Counted::State(state), Some(born)) if created => {
@@ -205,12 +205,12 @@ impl Shared {
             // Sent now; nobody waits for the answer.
             drop(session.client.delete(&path, None));
         }
-        self.table().heard.push(answer.to_owned());
+        self.memory().heard.push(answer.to_owned());
     }
 
     /// Removes all answers that this keeper has heard, before it ends.
     pub(crate) async fn forget_all(&self, session: &Session) {
-        let heard = std::mem::take(&mut self.table().heard);
+        let heard = std::mem::take(&mut self.memory().heard);
         for path in heard {
             // What is left is swept by a later keeper.
             drop(session.read(session.client.delete(&path, None)).await);
@@ -219,7 +219,7 @@ impl Shared {
 
     /// Removes answers that nobody came for: their keepers are gone.
     pub(crate) async fn sweep_answers(&self, session: &Session) -> Result<(), Error> {
-        let folder = self.place.paths.folder("counted");
+        let folder = self.settings.paths.folder("counted");
         let mut newest = i64::MIN;
         let mut stats = Vec::new();
         for child in session.read(session.client.list_children(&folder)).await? {
@@ -241,7 +241,7 @@ impl Shared {
 
     /// Shows a token to a fence.
     pub(crate) async fn fence(&self, session: &Session, admit: &Admit) -> Result<Admitted, StoreError> {
-        let path = self.place.paths.fence(&admit.name);
+        let path = self.settings.paths.fence(&admit.name);
         loop {
             let read = match session.read(session.client.get_data(&path)).await {
                 Ok((data, stat)) => {

@@ -10,24 +10,24 @@ use lockkeeper_core::{
 use zookeeper_client::MultiWriteResult;
 
 use crate::{
-    alone::OwnSessions,
-    claims::{Known, Made, add_number, checked, number_of},
-    line::follows,
-    note::Note,
+    claims::{NewNode, Remembered, add_number, checked, number_of},
+    codec::ClaimData,
+    keeper::KeeperState,
+    memory::ClaimState,
+    queue::follows,
     session::Session,
-    shared::Shared,
-    table::Stand,
+    stepwise::OwnSessions,
     trouble::{corrupt, refused, trouble},
 };
 
-/// What has to be asked of the server for one entry of a group.
+/// What has to be asked of the server for one record of a group.
 enum Op<'a> {
     Create {
-        place: usize,
+        position: usize,
         claim: &'a Claim,
     },
     Delete {
-        place: usize,
+        position: usize,
         contender: ContenderId,
         left: Left,
         /// What it means that the node is gone already.
@@ -54,7 +54,7 @@ enum Others<L> {
     Listed(L),
     /// The same transaction removes what held alone, and these were in line behind it: if the claim came right after the
     /// last of them, nobody else is before it.
-    Known { removed: String, behind: Vec<String> },
+    Remembered { removed: String, behind: Vec<String> },
 }
 
 /// Servers take a megabyte at most in one request (`jute.maxbuffer`), unless they are told otherwise.
@@ -68,9 +68,9 @@ fn note_size(claim: &Claim) -> usize {
     3 * (claim.name.as_str().len() + said) + 512
 }
 
-type Placed = Vec<Option<Answer>>;
+type GroupAnswers = Vec<Option<Answer>>;
 
-impl Shared {
+impl KeeperState {
     /// Does a group.
     pub(crate) async fn apply(self: &Arc<Self>, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
         // Nobody waits for a turn only to hear this.
@@ -90,20 +90,20 @@ impl Shared {
         mut own: OwnSessions,
     ) -> Result<Answers<Answer>, StoreError> {
         let session = self.session()?;
-        let mut answers: Placed = vec![None; group.len()];
+        let mut answers: GroupAnswers = vec![None; group.len()];
         let mut ops: Vec<Op<'_>> = Vec::with_capacity(group.len());
         let mut bytes = 0;
-        for (place, request) in group.iter().enumerate() {
+        for (position, request) in group.iter().enumerate() {
             let contender = match request {
                 Request::Leave(leave) => leave.contender,
                 Request::Claim(claim) => claim.contender,
             };
-            // What an earlier entry of the same contender comes to is known once it was sent.
+            // What an earlier record of the same contender comes to is known once it was sent.
             if ops.iter().any(|op| op.contender() == contender) {
                 self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
             }
             let answer = match request {
-                Request::Leave(leave) => match self.begin_leave(leave, place) {
+                Request::Leave(leave) => match self.begin_leave(leave, position) {
                     Ok(op) => {
                         ops.push(op);
                         continue;
@@ -115,17 +115,17 @@ impl Shared {
                     }
                 },
                 Request::Claim(claim) => match self.known(claim) {
-                    Known::Answer(verdict) => Answer::Claim(verdict),
-                    Known::New if claim.queue && !claim.detachable && !claim.again => {
+                    Remembered::Answer(verdict) => Answer::Claim(verdict),
+                    Remembered::New if claim.queue && !claim.detachable && !claim.again => {
                         bytes += note_size(claim);
                         if bytes > MOST_BYTES {
                             bytes = note_size(claim);
                             self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
                         }
-                        ops.push(Op::Create { place, claim });
+                        ops.push(Op::Create { position, claim });
                         continue;
                     }
-                    known @ (Known::New | Known::Unknown(_) | Known::Holding(..)) => {
+                    known @ (Remembered::New | Remembered::Unknown(_) | Remembered::Holding(..)) => {
                         self.send(&session, std::mem::take(&mut ops), &mut answers).await?;
                         let own = own.remove(&claim.contender);
                         let verdict = self.claim_alone(&session, claim, known, own).await;
@@ -133,7 +133,7 @@ impl Shared {
                     }
                 },
             };
-            answers[place] = Some(answer);
+            answers[position] = Some(answer);
         }
         self.send(&session, ops, &mut answers).await?;
         let each = answers.into_iter().flatten().collect();
@@ -142,11 +142,11 @@ impl Shared {
 
     /// These still wait, though nobody can be asked for them now.
     fn still_wanted(&self, group: &[Request]) {
-        let (now, mut table) = (self.now(), self.table());
+        let (now, mut memory) = (self.now(), self.memory());
         for request in group {
             if let Request::Claim(claim) = request
-                && let Some(entry) = table.entries.get_mut(&claim.contender)
-                && let Stand::Waiting { asked, .. } = &mut entry.stand
+                && let Some(record) = memory.records.get_mut(&claim.contender)
+                && let ClaimState::Waiting { asked, .. } = &mut record.state
             {
                 *asked = now;
             }
@@ -155,37 +155,37 @@ impl Shared {
 
     /// What a leave needs: one removal, nothing more (`Err` with the answer), or several steps (`Err` with
     /// none).
-    fn begin_leave(&self, leave: &Leave, place: usize) -> Result<Op<'static>, Option<Left>> {
+    fn begin_leave(&self, leave: &Leave, position: usize) -> Result<Op<'static>, Option<Left>> {
         let (now, time) = (self.now(), self.store_time());
-        let mut table = self.table();
+        let mut memory = self.memory();
         if let Some(until) = leave.tombstone_until {
-            table.left.mark(leave.contender, until, (), time);
+            memory.left.mark(leave.contender, until, (), time);
         }
-        let Some(entry) = table.entries.get_mut(&leave.contender) else {
+        let Some(record) = memory.records.get_mut(&leave.contender) else {
             // It may have been detached, here or by another keeper.
             return Err(None);
         };
-        let left = match entry.stand {
-            Stand::Unknown { .. } => return Err(None),
-            Stand::Retired { .. } => return Err(Some(Left::NotThere)),
-            Stand::Waiting { .. } => Left::LeftQueue,
-            Stand::Leaving(left) => left,
-            Stand::Holding(hold) => {
-                if hold.granted.after(leave.hold_at_least) > now && !entry.note.evicted {
+        let left = match record.state {
+            ClaimState::Unknown { .. } => return Err(None),
+            ClaimState::Retired { .. } => return Err(Some(Left::NotThere)),
+            ClaimState::Waiting { .. } => Left::LeftQueue,
+            ClaimState::Leaving(left) => left,
+            ClaimState::Holding(hold) => {
+                if hold.granted.after(leave.hold_at_least) > now && !record.note.evicted {
                     return Err(None);
                 }
                 Left::Released
             }
         };
-        let holds_alone = matches!(entry.stand, Stand::Holding(_))
-            && (entry.units, entry.capacity) == (Units::All, Capacity::All)
-            && entry.markers.is_empty();
-        let behind = entry.behind.take().filter(|_| holds_alone);
+        let holds_alone = matches!(record.state, ClaimState::Holding(_))
+            && (record.units, record.capacity) == (Units::All, Capacity::All)
+            && record.markers.is_empty();
+        let behind = record.behind.take().filter(|_| holds_alone);
         // An earlier removal may have been done and its answer lost.
-        let if_gone = if matches!(entry.stand, Stand::Leaving(_)) { left } else { Left::NotThere };
-        entry.leave(left);
-        let (node, markers) = (entry.node.clone(), entry.markers.clone());
-        Ok(Op::Delete { place, contender: leave.contender, left, if_gone, node, markers, behind })
+        let if_gone = if matches!(record.state, ClaimState::Leaving(_)) { left } else { Left::NotThere };
+        record.leave(left);
+        let (node, markers) = (record.node.clone(), record.markers.clone());
+        Ok(Op::Delete { position, contender: leave.contender, left, if_gone, node, markers, behind })
     }
 
     /// Sends all of `ops` as one transaction; if that is refused, one by one.
@@ -193,7 +193,7 @@ impl Shared {
         self: &Arc<Self>,
         session: &Arc<Session>,
         ops: Vec<Op<'_>>,
-        answers: &mut Placed,
+        answers: &mut GroupAnswers,
     ) -> Result<(), StoreError> {
         match ops.len() {
             0 => return Ok(()),
@@ -212,9 +212,9 @@ impl Shared {
                 }
                 Op::Create { claim, .. } => {
                     let (path, note) =
-                        (self.claim_path(claim), Note::new(claim.lease, claim.details.clone()));
+                        (self.claim_path(claim), ClaimData::new(claim.lease, claim.details.clone()));
                     multi.add_create(&path, &note.to_bytes(), &self.sequential()).map_err(trouble)?;
-                    folder.get_or_insert_with(|| self.place.paths.lock(&claim.name));
+                    folder.get_or_insert_with(|| self.settings.paths.lock(&claim.name));
                 }
             }
         }
@@ -228,13 +228,13 @@ impl Shared {
                 // A leave comes right before a claim of the same name.
                 Op::Delete { node, behind, .. } => removed = behind.as_ref().map(|behind| (node, behind)),
                 Op::Create { claim, .. } => {
-                    let folder = self.place.paths.lock(&claim.name);
+                    let folder = self.settings.paths.lock(&claim.name);
                     let known = removed.take().and_then(|(node, behind)| {
                         let (of, child) = node.rsplit_once('/')?;
                         let (removed, behind) = (child.to_owned(), behind.clone());
                         // Of another capacity, it would disagree with some who may have left since.
                         let same = of == folder && claim.capacity == Capacity::All;
-                        same.then_some(Others::Known { removed, behind })
+                        same.then_some(Others::Remembered { removed, behind })
                     });
                     others
                         .push(known.unwrap_or_else(|| Others::Listed(session.client.list_children(&folder))));
@@ -260,30 +260,30 @@ impl Shared {
         let mut first_trouble = None;
         for op in ops {
             match op {
-                Op::Delete { place, contender, left, .. } => {
-                    self.table().entries.remove(&contender);
-                    answers[place] = Some(Answer::Leave(left));
+                Op::Delete { position, contender, left, .. } => {
+                    self.memory().records.remove(&contender);
+                    answers[position] = Some(Answer::Leave(left));
                 }
-                Op::Create { place, claim } => {
+                Op::Create { position, claim } => {
                     let Some(((node, others), number)) = made.next().zip(others.next()).zip(number) else {
                         return Err(corrupt("ZooKeeper answered fewer operations than it was asked"));
                     };
                     let (folder, child) = node.rsplit_once('/').unwrap_or_default();
-                    let line = match others {
+                    let queue = match others {
                         Others::Listed(list) => session.read(list).await,
                         // What held alone was the first until this one came. Of the others some may have left since.
-                        Others::Known { removed, mut behind }
+                        Others::Remembered { removed, mut behind }
                             if follows(behind.last().unwrap_or(&removed), child) =>
                         {
                             behind.push(child.to_owned());
                             Ok(behind)
                         }
-                        Others::Known { .. } => session.read(session.client.list_children(folder)).await,
+                        Others::Remembered { .. } => session.read(session.client.list_children(folder)).await,
                     };
-                    let made = Made { node, number: checked(number)? };
-                    match self.placed(session, false, claim, made, line).await {
-                        Ok(verdict) => answers[place] = Some(Answer::Claim(verdict)),
-                        // The others are in the table by now, or will be asked for again.
+                    let made = NewNode { node, number: checked(number)? };
+                    match self.placed(session, false, claim, made, queue).await {
+                        Ok(verdict) => answers[position] = Some(Answer::Claim(verdict)),
+                        // The others are in the memory by now, or will be asked for again.
                         Err(error) => first_trouble = Some(error),
                     }
                 }
@@ -296,21 +296,21 @@ impl Shared {
         self: &Arc<Self>,
         session: &Arc<Session>,
         ops: Vec<Op<'_>>,
-        answers: &mut Placed,
+        answers: &mut GroupAnswers,
     ) -> Result<(), StoreError> {
         let mut first_trouble = None;
         for op in ops {
-            let (place, answer) = match op {
-                Op::Create { place, claim } => {
-                    (place, self.create(session, false, claim).await.map(Answer::Claim))
+            let (position, answer) = match op {
+                Op::Create { position, claim } => {
+                    (position, self.create(session, false, claim).await.map(Answer::Claim))
                 }
-                Op::Delete { place, contender, left, if_gone, node, markers, .. } => {
+                Op::Delete { position, contender, left, if_gone, node, markers, .. } => {
                     let left = self.delete(session, contender, [left, if_gone], &node, &markers).await;
-                    (place, left.map(Answer::Leave))
+                    (position, left.map(Answer::Leave))
                 }
             };
             match answer {
-                Ok(answer) => answers[place] = Some(answer),
+                Ok(answer) => answers[position] = Some(answer),
                 Err(error) => first_trouble = Some(error),
             }
         }
@@ -320,7 +320,7 @@ impl Shared {
     /// The outcome of `op` is not known: it is asked for again, or cleared away by the reaper.
     fn unknown(&self, session: &Arc<Session>, op: &Op<'_>) {
         if let Op::Create { claim, .. } = op {
-            self.enter(session, false, claim, String::new(), 0, Stand::Unknown { asked: self.now() });
+            self.enter(session, false, claim, String::new(), 0, ClaimState::Unknown { asked: self.now() });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The ZooKeeper store: locks kept by a quorum, one ephemeral node per claim.
 //!
-//! `zookeeper://HOST:PORT,HOST:PORT/CHROOT` is all it takes. Before the hosts may stand `USER:PASSWORD@`, and behind a
+//! `zookeeper://HOST:PORT,HOST:PORT/CHROOT` is all it takes. Before the hosts may state `USER:PASSWORD@`, and behind a
 //! question mark options, with `&` between them:
 //!
 //! | option | meaning |
@@ -39,25 +39,25 @@
 //!   be told that it is busy although its holder has gone.
 //! * Tokens fall if the servers' data is wiped or restored from a backup.
 
-mod alone;
 mod changes;
 mod claims;
+mod codec;
 mod counts;
 mod groups;
-mod leases;
+mod inspect;
+mod keeper;
+mod layout;
 mod limits;
-mod line;
-mod note;
-mod operators;
-mod path;
-mod place;
+mod memory;
+mod queue;
+mod renewals;
 mod session;
-mod shared;
+mod settings;
+mod stepwise;
 mod store;
-mod table;
 mod tls;
 mod trouble;
-mod waiting;
+mod waiter;
 mod wakes;
 
 use lockkeeper_core::{StoreError, store::Connector};
@@ -74,5 +74,5 @@ pub use store::CAPABILITY;
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind::Config) if `url` is not understood.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
-    Ok(store::connector(place::Place::parse(url)?))
+    Ok(store::connector(settings::Settings::parse(url)?))
 }

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{sync::watch, task::JoinSet};
 
-use crate::place::Place;
+use crate::settings::Settings;
 
 /// How long sessions last, and how long ticks are, as far as the servers told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Limits {
 
 /// What is known of the servers of one URL.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct ServerLimits {
     servers: Vec<Server>,
     /// Changes whenever one of them has told something.
     told: watch::Sender<()>,
@@ -44,7 +44,7 @@ impl Server {
     }
 }
 
-impl Known {
+impl ServerLimits {
     /// Nothing yet of these servers.
     pub(crate) fn of(servers: &str) -> Self {
         let server = |address: &str| Server {
@@ -67,11 +67,11 @@ const ENDLESS: Duration = Duration::from_millis(i32::MAX as u64);
 /// The client does not wait long for a session that is to be short.
 const SHORT_TRIES: u32 = 3;
 
-impl Place {
+impl Settings {
     /// What is known so far.
     pub(crate) fn limits(&self) -> Limits {
         let all = Limits { longest: ENDLESS, tick: self.tick };
-        self.known.servers.iter().filter_map(|server| *server.limits()).fold(all, |all, one| Limits {
+        self.server_limits.servers.iter().filter_map(|server| *server.limits()).fold(all, |all, one| Limits {
             longest: all.longest.min(one.longest),
             tick: all.tick.max(one.tick),
         })
@@ -81,9 +81,9 @@ impl Place {
     /// the others take.
     pub(crate) async fn learn_limits(&self, since: Option<Instant>) {
         let mut asking = JoinSet::new();
-        for nth in 0..self.known.servers.len() {
-            let place = self.clone();
-            asking.spawn(async move { place.learn(&place.known.servers[nth], since).await });
+        for nth in 0..self.server_limits.servers.len() {
+            let settings = self.clone();
+            asking.spawn(async move { settings.learn(&settings.server_limits.servers[nth], since).await });
         }
         asking.join_all().await;
     }
@@ -126,7 +126,7 @@ impl Place {
         let before = self.limits();
         *server.limits() = Some(limits);
         self.report(before, self.limits());
-        self.known.told.send_replace(());
+        self.server_limits.told.send_replace(());
     }
 
     /// Why no session of these servers can be kept: signs of life count after a tick, and one may be lost.

@@ -26,7 +26,7 @@ use lockkeeper_core::{
 use tokio::{runtime::Handle, sync::watch};
 use zookeeper_client::{Client, Error, SessionState, StateWatcher};
 
-use crate::{limits::Limits, place::Place, table::Task, trouble::trouble};
+use crate::{limits::Limits, memory::Task, settings::Settings, trouble::trouble};
 
 /// A session with ZooKeeper and its deadline.
 pub(crate) struct Session {
@@ -35,7 +35,7 @@ pub(crate) struct Session {
     /// What the server agreed to when it was opened.
     pub(crate) agreed: Duration,
     clock: Clock,
-    pulse: Mutex<Pulse>,
+    pulse: Mutex<SessionDeadline>,
     over: watch::Sender<bool>,
     /// What keeps it, and what looks after its limits.
     tasks: Mutex<Vec<Task>>,
@@ -51,12 +51,12 @@ const WATCHES: usize = 100 << 10;
 
 /// The right to watch a path; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct MayWatch {
+pub(crate) struct WatchPermit {
     session: Arc<Session>,
     bytes: usize,
 }
 
-impl Drop for MayWatch {
+impl Drop for WatchPermit {
     fn drop(&mut self) {
         self.session.watched.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -64,7 +64,7 @@ impl Drop for MayWatch {
 
 /// How far the session is known to live.
 #[derive(Debug)]
-struct Pulse {
+struct SessionDeadline {
     deadline: BootTime,
     /// How long it certainly lasts, whichever server it is with.
     timeout: Duration,
@@ -74,7 +74,7 @@ struct Pulse {
     answered: VecDeque<(BootTime, BootTime)>,
 }
 
-impl Pulse {
+impl SessionDeadline {
     fn new(sent: BootTime, timeout: Duration, tick: Duration) -> Self {
         Self { deadline: lives_until(sent, timeout), timeout, tick, answered: VecDeque::new() }
     }
@@ -116,7 +116,7 @@ fn lives_until(heard: BootTime, timeout: Duration) -> BootTime {
 impl Session {
     /// Opens a session and keeps it alive, on the keeper's own thread.
     pub(crate) async fn open(
-        place: &Place,
+        settings: &Settings,
         timeout: Duration,
         patience: Option<Duration>,
         detached: bool,
@@ -125,31 +125,31 @@ impl Session {
         wakes: &WakeSink,
     ) -> Result<Arc<Self>, StoreError> {
         let sent = clock.now();
-        let client = place.open(timeout, detached).await?;
+        let client = settings.open(timeout, detached).await?;
         let agreed = client.session_timeout();
         let session = Arc::new(Self {
             id: client.session_id().0,
             client,
             agreed,
             clock: clock.clone(),
-            pulse: Mutex::new(Pulse::new(sent, agreed, place.tick)),
+            pulse: Mutex::new(SessionDeadline::new(sent, agreed, settings.tick)),
             over: watch::channel(false).0,
             tasks: Mutex::default(),
             watched: AtomicUsize::new(0),
             patience,
         });
-        let news = place.known.news();
-        session.pulse().allow_for(place.limits());
-        let beat = background.spawn(beat(Arc::downgrade(&session), place.paths.root.clone()));
+        let news = settings.server_limits.news();
+        session.pulse().allow_for(settings.limits());
+        let beat = background.spawn(beat(Arc::downgrade(&session), settings.paths.root.clone()));
         let (weak, state) = (Arc::downgrade(&session), session.client.state_watcher());
-        let follow = background.spawn(follow(state, place.clone()));
-        let heed = background.spawn(heed(weak, news, place.clone(), wakes.clone()));
+        let follow = background.spawn(follow(state, settings.clone()));
+        let heed = background.spawn(heed(weak, news, settings.clone(), wakes.clone()));
         let tasks = [beat, follow, heed].map(|task| Task(task.abort_handle()));
         support::lock(&session.tasks).extend(tasks);
         Ok(session)
     }
 
-    fn pulse(&self) -> MutexGuard<'_, Pulse> {
+    fn pulse(&self) -> MutexGuard<'_, SessionDeadline> {
         support::lock(&self.pulse)
     }
 
@@ -210,20 +210,20 @@ impl Session {
     }
 
     /// The right to watch `path`, unless very many are watched already.
-    pub(crate) fn may_watch(self: &Arc<Self>, path: &str) -> Option<MayWatch> {
+    pub(crate) fn may_watch(self: &Arc<Self>, path: &str) -> Option<WatchPermit> {
         self.may_watch_up_to(WATCHES, path)
     }
 
     /// The right to watch `path`, which one could do without, unless many are watched already.
-    pub(crate) fn may_also_watch(self: &Arc<Self>, path: &str) -> Option<MayWatch> {
+    pub(crate) fn may_also_watch(self: &Arc<Self>, path: &str) -> Option<WatchPermit> {
         self.may_watch_up_to(WATCHES / 2, path)
     }
 
-    fn may_watch_up_to(self: &Arc<Self>, most: usize, path: &str) -> Option<MayWatch> {
+    fn may_watch_up_to(self: &Arc<Self>, most: usize, path: &str) -> Option<WatchPermit> {
         let bytes = path.len();
         let more = |watched: usize| (watched + bytes <= most).then_some(watched + bytes);
         self.watched.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(MayWatch { session: self.clone(), bytes })
+        Some(WatchPermit { session: self.clone(), bytes })
     }
 
     /// The time just before a request is sent.
@@ -291,10 +291,10 @@ async fn beat(session: std::sync::Weak<Session>, root: String) {
 }
 
 /// Asks how long the session lasts whenever that may have changed: each server that it moves to has limits of its own.
-async fn follow(mut state: StateWatcher, place: Place) {
+async fn follow(mut state: StateWatcher, settings: Settings) {
     let mut since = None;
     loop {
-        place.learn_limits(since).await;
+        settings.learn_limits(since).await;
         while state.changed().await != SessionState::SyncConnected {
             if state.peek_state().is_terminated() {
                 return;
@@ -309,12 +309,12 @@ async fn follow(mut state: StateWatcher, place: Place) {
 async fn heed(
     session: std::sync::Weak<Session>,
     mut news: watch::Receiver<()>,
-    place: Place,
+    settings: Settings,
     wakes: WakeSink,
 ) {
     while news.changed().await.is_ok() {
         let Some(session) = session.upgrade() else { return };
-        let earlier = session.pulse().allow_for(place.limits());
+        let earlier = session.pulse().allow_for(settings.limits());
         if earlier {
             wakes.wake(Wake::Reconfirm);
         }
@@ -344,8 +344,8 @@ mod tests {
         START.after(Duration::from_secs(seconds))
     }
 
-    fn pulse() -> Pulse {
-        Pulse::new(START, TIMEOUT, TICK)
+    fn pulse() -> SessionDeadline {
+        SessionDeadline::new(START, TIMEOUT, TICK)
     }
 
     #[test]

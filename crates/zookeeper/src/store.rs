@@ -19,11 +19,11 @@ use lockkeeper_core::{
 use zookeeper_client::{Client, CreateMode, Error, MultiReadResult};
 
 use crate::{
-    path::FOLDERS,
-    place::{Place, config},
+    keeper::{self, KeeperState},
+    layout::FOLDERS,
+    memory::Task,
     session::{self, Session},
-    shared::{self, Shared},
-    table::Task,
+    settings::{Settings, config},
     trouble::{corrupt, trouble},
 };
 
@@ -49,10 +49,10 @@ pub static CAPABILITY: Capability = Capability {
     clock_jump: Survives::Fully,
 };
 
-/// Connects a keeper to `place`.
-pub(crate) fn connector(place: Place) -> Connector {
+/// Connects a keeper to `settings`.
+pub(crate) fn connector(settings: Settings) -> Connector {
     Connector::new(move |context| async move {
-        Ok(Arc::new(ZooKeeperStore::connect(place, context).await?) as Arc<dyn Store>)
+        Ok(Arc::new(ZooKeeperStore::connect(settings, context).await?) as Arc<dyn Store>)
     })
 }
 
@@ -61,7 +61,7 @@ struct ZooKeeperStore {
     url: Arc<str>,
     id: String,
     capability: Capability,
-    shared: Arc<Shared>,
+    keeper: Arc<KeeperState>,
     tasks: Mutex<Vec<Task>>,
 }
 
@@ -72,66 +72,66 @@ impl fmt::Debug for ZooKeeperStore {
 }
 
 impl ZooKeeperStore {
-    async fn connect(place: Place, context: Context) -> Result<Self, StoreError> {
+    async fn connect(settings: Settings, context: Context) -> Result<Self, StoreError> {
         let background = context.background.clone();
         let connected = background.spawn(async move {
             // A server that is silent may be tried first.
-            let limit = context.request_limit.max(place.session);
+            let limit = context.request_limit.max(settings.session);
             let opening = async {
                 let Context { clock, background, wakes, .. } = &context;
-                let open = Session::open(&place, place.session, None, false, clock, background, wakes);
+                let open = Session::open(&settings, settings.session, None, false, clock, background, wakes);
                 let session = match open.await {
                     Ok(session) => session,
-                    Err(error) => return Err(place.explain(error).await),
+                    Err(error) => return Err(settings.explain(error).await),
                 };
-                if session.agreed > place.session {
+                if session.agreed > settings.session {
                     return Err(config(format!(
                         "these servers keep a session for at least {:?}; write ?session={}ms",
                         session.agreed,
                         session.agreed.as_millis()
                     )));
                 }
-                let id = prepare(&session.client, &place).await?;
+                let id = prepare(&session.client, &settings).await?;
                 Ok((session, id))
             };
             // Nobody is told how long a lock is certain before the servers have said how long they keep sessions. One that
             // is silent does not say, and is not waited for much longer.
             let learning = async {
-                drop(tokio::time::timeout(place.session / 4, place.learn_limits(None)).await);
+                drop(tokio::time::timeout(settings.session / 4, settings.learn_limits(None)).await);
                 Ok(())
             };
             let opening = async { tokio::try_join!(opening, learning) };
             let ((session, id), ()) = session::within(limit, opening).await?;
-            if let Some(reason) = place.too_short(session.agreed) {
+            if let Some(reason) = settings.too_short(session.agreed) {
                 return Err(config(reason));
             }
             // Shorter than a session nothing ends if its process dies.
             let capability = Capability { min_lease: session.agreed, ..CAPABILITY.clone() };
-            let shared = Shared::new(place, context, session);
+            let keeper = KeeperState::new(settings, context, session);
             let mut tasks = Vec::new();
             let mut spawn = |task| tasks.push(Task(task));
-            spawn(shared.background.spawn(shared::keep_session(shared.clone())).abort_handle());
-            spawn(shared.background.spawn(shared::reap(shared.clone())).abort_handle());
-            let sweeper = shared.clone();
-            spawn(shared.background.spawn(async move { sweeper.sweep().await }).abort_handle());
-            let url = Arc::from(shared.place.shown.as_str());
-            Ok(Self { url, id, capability, shared, tasks: Mutex::new(tasks) })
+            spawn(keeper.background.spawn(keeper::keep_session(keeper.clone())).abort_handle());
+            spawn(keeper.background.spawn(keeper::reap(keeper.clone())).abort_handle());
+            let sweeper = keeper.clone();
+            spawn(keeper.background.spawn(async move { sweeper.sweep().await }).abort_handle());
+            let url = Arc::from(keeper.settings.shown.as_str());
+            Ok(Self { url, id, capability, keeper, tasks: Mutex::new(tasks) })
         });
         connected.await.unwrap_or_else(|_| Err(trouble(Error::ClientClosed)))
     }
 
     /// Does `work` on the keeper's own thread. Whoever asked may go: it is done all the same.
-    fn ask<'a, T, F>(&'a self, work: impl FnOnce(Arc<Shared>) -> F) -> Reply<'a, T>
+    fn ask<'a, T, F>(&'a self, work: impl FnOnce(Arc<KeeperState>) -> F) -> Reply<'a, T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        let task = self.shared.background.spawn(work(self.shared.clone()));
+        let task = self.keeper.background.spawn(work(self.keeper.clone()));
         Box::pin(async move { task.await.unwrap_or_else(|_| Err(trouble(Error::ClientClosed))) })
     }
 }
 
-impl Shared {
+impl KeeperState {
     async fn sweep(&self) {
         if let Ok(session) = self.session()
             && let Err(error) = self.sweep_answers(&session).await
@@ -142,9 +142,9 @@ impl Shared {
 }
 
 /// Makes the namespace if it is not there; its id.
-async fn prepare(client: &Client, place: &Place) -> Result<String, StoreError> {
-    let root = &place.paths.root;
-    let options = CreateMode::Persistent.with_acls(place.acls());
+async fn prepare(client: &Client, settings: &Settings) -> Result<String, StoreError> {
+    let root = &settings.paths.root;
+    let options = CreateMode::Persistent.with_acls(settings.acls());
     let make = async |path: &str, data: &[u8]| -> Result<(), StoreError> {
         if client.check_stat(path).await.map_err(trouble)?.is_some() {
             return Ok(());
@@ -172,7 +172,7 @@ async fn prepare(client: &Client, place: &Place) -> Result<String, StoreError> {
     }
     let id = format!("zookeeper-{id}");
     for folder in FOLDERS {
-        make(&place.paths.folder(folder), b"").await?;
+        make(&settings.paths.folder(folder), b"").await?;
     }
     Ok(id)
 }
@@ -209,12 +209,12 @@ impl Store for ZooKeeperStore {
 
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
         let group = group.to_vec();
-        self.ask(async move |shared| shared.apply(&group).await)
+        self.ask(async move |keeper| keeper.apply(&group).await)
     }
 
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
         let leases = leases.to_vec();
-        self.ask(async move |shared| shared.renew(&leases).await)
+        self.ask(async move |keeper| keeper.renew(&leases).await)
     }
 
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
@@ -222,9 +222,9 @@ impl Store for ZooKeeperStore {
             return Box::pin(std::future::ready(Ok(None)));
         }
         let topic = topic.clone();
-        self.ask(async move |shared| {
+        self.ask(async move |keeper| {
             let (ready, armed) = tokio::sync::oneshot::channel();
-            let task = shared.background.spawn(shared.clone().tell(topic, ready));
+            let task = keeper.background.spawn(keeper.clone().tell(topic, ready));
             let task = Task(task.abort_handle());
             armed.await.map_err(|_| trouble(Error::ClientClosed))??;
             Ok(Some(Watch::new(task)))
@@ -233,52 +233,52 @@ impl Store for ZooKeeperStore {
 
     fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {
         let name = name.clone();
-        self.ask(async move |shared| {
-            let session = shared.session()?;
-            shared.inspect(&session, &name).await
+        self.ask(async move |keeper| {
+            let session = keeper.session()?;
+            keeper.inspect(&session, &name).await
         })
     }
 
     fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
         let query = query.clone();
-        self.ask(async move |shared| {
-            let session = shared.session()?;
-            shared.list(&session, &query).await
+        self.ask(async move |keeper| {
+            let session = keeper.session()?;
+            keeper.list(&session, &query).await
         })
     }
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
         let order = order.clone();
-        self.ask(async move |shared| {
-            let session = shared.session()?;
-            shared.evict(&session, &order).await
+        self.ask(async move |keeper| {
+            let session = keeper.session()?;
+            keeper.evict(&session, &order).await
         })
     }
 
     fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
         let count = count.clone();
-        self.ask(async move |shared| {
-            let session = shared.session()?;
-            shared.count(&session, &count).await
+        self.ask(async move |keeper| {
+            let session = keeper.session()?;
+            keeper.count(&session, &count).await
         })
     }
 
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
         let admit = admit.clone();
-        self.ask(async move |shared| {
-            let session = shared.session()?;
-            shared.fence(&session, &admit).await
+        self.ask(async move |keeper| {
+            let session = keeper.session()?;
+            keeper.fence(&session, &admit).await
         })
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         let tasks = std::mem::take(&mut *support::lock(&self.tasks));
-        let closed = self.ask(async move |shared| {
-            let limit = shared.limit;
+        let closed = self.ask(async move |keeper| {
+            let limit = keeper.limit;
             // First of all: one of them replaces a session that is over.
             drop(tasks);
             // What is not done within the limit ends with its session.
-            drop(tokio::time::timeout(limit, shared.close()).await);
+            drop(tokio::time::timeout(limit, keeper.close()).await);
             Ok(())
         });
         Box::pin(async move { drop(closed.await) })
@@ -287,6 +287,6 @@ impl Store for ZooKeeperStore {
 
 impl Drop for ZooKeeperStore {
     fn drop(&mut self) {
-        self.shared.abandon();
+        self.keeper.abandon();
     }
 }

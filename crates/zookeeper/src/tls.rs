@@ -17,7 +17,7 @@ use rustls::{
 };
 use zookeeper_client::TlsOptions;
 
-use crate::place::config;
+use crate::settings::config;
 
 /// How long a server may take to say something.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -103,14 +103,14 @@ pub(crate) fn can_be_certified(host: &str) -> bool {
 fn shake_hands(settings: &Arc<ClientConfig>, host: &str, port: u16) -> io::Result<()> {
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
     let address = (host, port).to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound)?;
-    let line = TcpStream::connect_timeout(&address, PATIENCE)?;
-    line.set_read_timeout(Some(PATIENCE))?;
-    line.set_write_timeout(Some(PATIENCE))?;
+    let socket = TcpStream::connect_timeout(&address, PATIENCE)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
     let connection = ClientConnection::new(settings.clone(), name).map_err(io::Error::other)?;
-    let mut line = StreamOwned::new(connection, line);
-    while line.conn.is_handshaking() {
-        line.conn.complete_io(&mut line.sock)?;
+    let mut stream = StreamOwned::new(connection, socket);
+    while stream.conn.is_handshaking() {
+        stream.conn.complete_io(&mut stream.sock)?;
     }
     // A server that misses the client's certificate says so after the handshake.
-    line.read(&mut [0]).map(drop)
+    stream.read(&mut [0]).map(drop)
 }

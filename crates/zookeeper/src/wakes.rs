@@ -10,13 +10,13 @@ use tokio::sync::oneshot;
 use zookeeper_client::{Error, OneshotWatcher, SessionState};
 
 use crate::{
-    session::{MayWatch, Session},
-    shared::Shared,
+    keeper::KeeperState,
+    session::{Session, WatchPermit},
     trouble::trouble,
-    waiting::LOOK_EVERY,
+    waiter::LOOK_EVERY,
 };
 
-impl Shared {
+impl KeeperState {
     /// Wakes the keeper at every change of `topic`; says through `ready` when the first watch is set.
     pub(crate) async fn tell(self: Arc<Self>, topic: Topic, ready: oneshot::Sender<Result<(), StoreError>>) {
         let mut ready = Some(ready);
@@ -56,10 +56,10 @@ impl Shared {
         &self,
         session: &Arc<Session>,
         topic: &Topic,
-    ) -> Result<Option<(OneshotWatcher, MayWatch)>, StoreError> {
+    ) -> Result<Option<(OneshotWatcher, WatchPermit)>, StoreError> {
         let path = match topic {
-            Topic::Latch(name) => self.place.paths.latch(name),
-            Topic::Changes(name) | Topic::Grants(name) => self.place.paths.lock(name),
+            Topic::Latch(name) => self.settings.paths.latch(name),
+            Topic::Changes(name) | Topic::Grants(name) => self.settings.paths.lock(name),
         };
         let Some(may) = session.may_watch(&path) else { return Ok(None) };
         loop {
@@ -102,8 +102,8 @@ impl Shared {
 
     /// Forgets all claims: whoever waits for them stops.
     fn abandon_claims(&self) {
-        let entries = std::mem::take(&mut self.table().entries);
-        drop(entries);
+        let records = std::mem::take(&mut self.memory().records);
+        drop(records);
     }
 
     /// The keeper is gone without closing: nothing is waited for or kept alive any more.

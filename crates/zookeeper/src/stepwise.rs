@@ -12,11 +12,11 @@ use tokio::task::JoinSet;
 use zookeeper_client::Error;
 
 use crate::{
-    claims::{Known, Made, checked},
-    note::Note,
+    claims::{NewNode, Remembered, checked},
+    codec::ClaimData,
+    keeper::KeeperState,
+    memory::{ClaimRecord, ClaimState},
     session::Session,
-    shared::Shared,
-    table::{Entry, Stand},
     trouble::{no_session, trouble},
 };
 
@@ -29,15 +29,15 @@ pub(crate) type OwnSession = Result<Result<Arc<Session>, StoreError>, StoreError
 /// Those of a group, by claim.
 pub(crate) type OwnSessions = HashMap<ContenderId, OwnSession>;
 
-impl Shared {
+impl KeeperState {
     /// Opens the sessions that the claims of a group need for themselves.
     pub(crate) async fn sessions_for(self: &Arc<Self>, group: &[Request]) -> OwnSessions {
         let mut opening = JoinSet::new();
         for request in group {
             let Request::Claim(claim) = request else { continue };
-            if claim.detachable && matches!(self.known(claim), Known::New) {
-                let (shared, claim) = (self.clone(), claim.clone());
-                opening.spawn(async move { Some((claim.contender, shared.open_for(&claim).await?)) });
+            if claim.detachable && matches!(self.known(claim), Remembered::New) {
+                let (keeper, claim) = (self.clone(), claim.clone());
+                opening.spawn(async move { Some((claim.contender, keeper.open_for(&claim).await?)) });
             }
         }
         opening.join_all().await.into_iter().flatten().collect()
@@ -47,8 +47,8 @@ impl Shared {
     async fn open_for(&self, claim: &Claim) -> Option<OwnSession> {
         if !claim.queue {
             let session = self.session().ok()?;
-            let line = self.line_now(&session, &self.place.paths.lock(&claim.name)).await.ok()?;
-            line.newcomer(claim.units, claim.capacity).ok().filter(|(fits, _)| *fits)?;
+            let queue = self.queue_now(&session, &self.settings.paths.lock(&claim.name)).await.ok()?;
+            queue.newcomer(claim.units, claim.capacity).ok().filter(|(fits, _)| *fits)?;
         }
         Some(self.session_for(claim.lease).await)
     }
@@ -59,23 +59,23 @@ impl Shared {
         self: &Arc<Self>,
         session: &Arc<Session>,
         claim: &Claim,
-        known: Known,
+        known: Remembered,
         own: Option<OwnSession>,
     ) -> Result<Verdict, StoreError> {
-        let folder = self.place.paths.lock(&claim.name);
-        if let Known::Holding(node) = &known {
+        let folder = self.settings.paths.lock(&claim.name);
+        if let Remembered::Holding(node) = &known {
             if let Some(verdict) = self.granted_before(session, node, claim).await? {
                 return Ok(verdict);
             }
-            self.table().entries.remove(&claim.contender);
+            self.memory().records.remove(&claim.contender);
         }
-        if let Known::Unknown(asked_in) = known {
+        if let Remembered::Unknown(asked_in) = known {
             if let Some(made) = self.find(&asked_in, &folder, claim.contender).await? {
                 let listed = asked_in.read(asked_in.client.list_children(&folder)).await;
                 let own = !Arc::ptr_eq(&asked_in, session);
                 return self.placed(&asked_in, own, claim, made, listed).await;
             }
-            self.table().entries.remove(&claim.contender);
+            self.memory().records.remove(&claim.contender);
         }
         if claim.again
             && let Some(verdict) = self.detached_before(session, claim).await?
@@ -83,8 +83,8 @@ impl Shared {
             return Ok(verdict);
         }
         if !claim.queue {
-            // Whoever does not wait must not stand in anybody's way: it looks first.
-            match self.line_now(session, &folder).await?.newcomer(claim.units, claim.capacity) {
+            // Whoever does not wait must not state in anybody's way: it looks first.
+            match self.queue_now(session, &folder).await?.newcomer(claim.units, claim.capacity) {
                 Err(in_use) => return Ok(Verdict::Mismatch { in_use }),
                 Ok((false, ahead)) => return Ok(self.busy(ahead)),
                 Ok((true, _)) => {}
@@ -126,8 +126,8 @@ impl Shared {
 
     /// Nobody asks for a claim of unknown outcome any more: the reaper removes what it may have made.
     fn nobody_asks(&self, contender: ContenderId) {
-        if let Some(entry) = self.table().entries.get_mut(&contender)
-            && let Stand::Unknown { asked } = &mut entry.stand
+        if let Some(record) = self.memory().records.get_mut(&contender)
+            && let ClaimState::Unknown { asked } = &mut record.state
         {
             *asked = BootTime::default();
         }
@@ -151,10 +151,10 @@ impl Shared {
             Some(note) if note.retired => Some(Verdict::Stale),
             Some(_) => {
                 self.take_over(session, &confirm).await?;
-                let table = self.table();
-                let entry = table.entries.get(&claim.contender);
-                entry.and_then(|entry| match entry.stand {
-                    Stand::Holding(hold) => Some(Verdict::Granted(entry.grant(&hold, self.now()))),
+                let memory = self.memory();
+                let record = memory.records.get(&claim.contender);
+                record.and_then(|record| match record.state {
+                    ClaimState::Holding(hold) => Some(Verdict::Granted(record.grant(&hold, self.now()))),
                     _ => None,
                 })
             }
@@ -168,13 +168,13 @@ impl Shared {
         session: &Session,
         folder: &str,
         contender: ContenderId,
-    ) -> Result<Option<Made>, StoreError> {
-        let line = self.line_now(session, folder).await?;
-        for node in line.of(contender) {
+    ) -> Result<Option<NewNode>, StoreError> {
+        let queue = self.queue_now(session, folder).await?;
+        for node in queue.of(contender) {
             let path = format!("{folder}/{}", node.name);
             let stat = session.read(session.client.check_stat(&path)).await.map_err(trouble)?;
             if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == session.id) {
-                return Ok(Some(Made { node: path, number: checked(stat.czxid)? }));
+                return Ok(Some(NewNode { node: path, number: checked(stat.czxid)? }));
             }
         }
         Ok(None)
@@ -186,15 +186,15 @@ impl Shared {
         session: &Arc<Session>,
         leave: &Leave,
     ) -> Result<Left, StoreError> {
-        let stand =
-            self.table().entries.get(&leave.contender).map(|entry| (entry.stand, entry.session.clone()));
-        match stand {
-            Some((Stand::Unknown { .. }, asked_in)) if !asked_in.lives() => {
+        let state =
+            self.memory().records.get(&leave.contender).map(|record| (record.state, record.session.clone()));
+        match state {
+            Some((ClaimState::Unknown { .. }, asked_in)) if !asked_in.lives() => {
                 // What it may have made ends with its session, and nothing can be asked in that any more.
-                self.table().entries.remove(&leave.contender);
+                self.memory().records.remove(&leave.contender);
                 Ok(Left::NotThere)
             }
-            Some((Stand::Unknown { .. }, asked_in)) => {
+            Some((ClaimState::Unknown { .. }, asked_in)) => {
                 let own_session = !Arc::ptr_eq(&asked_in, session);
                 match self.leave_unknown(&asked_in, leave).await {
                     // Nobody has heard that it holds.
@@ -205,10 +205,10 @@ impl Shared {
                     left => left,
                 }
             }
-            Some((Stand::Holding(hold), _)) => {
+            Some((ClaimState::Holding(hold), _)) => {
                 self.retire(leave, hold.granted.after(leave.hold_at_least)).await
             }
-            Some((Stand::Leaving(left), _)) => Ok(left),
+            Some((ClaimState::Leaving(left), _)) => Ok(left),
             Some(_) => Ok(Left::NotThere),
             None => self.leave_detached(session, &leave.name, leave.contender).await,
         }
@@ -216,19 +216,19 @@ impl Shared {
 
     /// Leaves what may or may not have made a node in `asked_in`.
     async fn leave_unknown(&self, asked_in: &Session, leave: &Leave) -> Result<Left, StoreError> {
-        let folder = self.place.paths.lock(&leave.name);
+        let folder = self.settings.paths.lock(&leave.name);
         let made = self.find(asked_in, &folder, leave.contender).await?;
         Ok(self.leave_found(leave.contender, made).await)
     }
 
-    async fn leave_found(&self, contender: ContenderId, made: Option<Made>) -> Left {
+    async fn leave_found(&self, contender: ContenderId, made: Option<NewNode>) -> Left {
         let Some(made) = made else {
-            self.table().entries.remove(&contender);
+            self.memory().records.remove(&contender);
             return Left::NotThere;
         };
-        if let Some(entry) = self.table().entries.get_mut(&contender) {
-            entry.node = made.node;
-            entry.leave(Left::LeftQueue);
+        if let Some(record) = self.memory().records.get_mut(&contender) {
+            record.node = made.node;
+            record.leave(Left::LeftQueue);
         }
         self.remove_node(contender).await;
         Left::LeftQueue
@@ -241,15 +241,17 @@ impl Shared {
         name: &Name,
         contender: ContenderId,
     ) -> Result<(), StoreError> {
-        let entry = |shared: &Self| match shared.table().entries.get(&contender) {
-            Some(Entry { stand: Stand::Unknown { asked }, session, .. }) => Some((session.clone(), *asked)),
+        let record = |keeper: &Self| match keeper.memory().records.get(&contender) {
+            Some(ClaimRecord { state: ClaimState::Unknown { asked }, session, .. }) => {
+                Some((session.clone(), *asked))
+            }
             _ => None,
         };
-        let Some((asked_in, asked)) = entry(self) else { return Ok(()) };
-        let made = self.find(&asked_in, &self.place.paths.lock(name), contender).await?;
+        let Some((asked_in, asked)) = record(self) else { return Ok(()) };
+        let made = self.find(&asked_in, &self.settings.paths.lock(name), contender).await?;
         let _turn = self.turn.lock().await;
         // A copy of it may have been asked for meanwhile.
-        if entry(self).is_some_and(|(now_in, now)| Arc::ptr_eq(&now_in, &asked_in) && now == asked) {
+        if record(self).is_some_and(|(now_in, now)| Arc::ptr_eq(&now_in, &asked_in) && now == asked) {
             self.leave_found(contender, made).await;
         }
         Ok(())
@@ -262,18 +264,18 @@ impl Shared {
         name: &Name,
         contender: ContenderId,
     ) -> Result<Left, StoreError> {
-        let folder = self.place.paths.lock(name);
-        let line = self.line_now(session, &folder).await?;
-        let Some(node) = line.of(contender).next() else { return Ok(Left::NotThere) };
+        let folder = self.settings.paths.lock(name);
+        let queue = self.queue_now(session, &folder).await?;
+        let Some(node) = queue.of(contender).next() else { return Ok(Left::NotThere) };
         let path = format!("{folder}/{}", node.name);
         match session.read(session.client.get_data(&path)).await {
-            Ok((data, _)) if Note::from_bytes(&data).retired => return Ok(Left::NotThere),
+            Ok((data, _)) if ClaimData::from_bytes(&data).retired => return Ok(Left::NotThere),
             Ok(_) => {}
             Err(Error::NoNode) => return Ok(Left::NotThere),
             Err(error) => return Err(trouble(error)),
         }
         let markers: Vec<_> =
-            line.markers_of(contender).iter().map(|marker| format!("{folder}/{marker}")).collect();
+            queue.markers_of(contender).iter().map(|marker| format!("{folder}/{marker}")).collect();
         self.delete(session, contender, [Left::Released, Left::NotThere], &path, &markers).await
     }
 }

@@ -14,11 +14,11 @@ use tokio::task::JoinSet;
 use zookeeper_client::{Error, OneshotWatcher, Stat};
 
 use crate::{
-    line::{Line, Standing},
-    note::Note,
-    session::{MayWatch, Session},
-    shared::{Pause, Shared},
-    table::{Hold, Stand},
+    codec::ClaimData,
+    keeper::{KeeperState, Pause},
+    memory::{ClaimState, HoldRecord},
+    queue::{Queue, Standing},
+    session::{Session, WatchPermit},
     trouble::trouble,
 };
 
@@ -32,7 +32,7 @@ const MOST_LOOKS_APART: u32 = 10;
 /// start: where a lock passes quickly, two requests more would be half as many again.
 const WATCHES_ITSELF_AFTER: Duration = Duration::from_secs(1);
 
-/// How the watches of a place are.
+/// How the watches of a waiter are.
 enum Armed {
     /// What was to be watched has changed already.
     Changed,
@@ -41,8 +41,8 @@ enum Armed {
     Looking,
 }
 
-/// A place in line, from inside.
-struct Place {
+/// A waiter in line, from inside.
+struct Waiter {
     contender: ContenderId,
     session: Arc<Session>,
     folder: String,
@@ -54,22 +54,22 @@ struct Place {
     standing: Option<Standing>,
 }
 
-impl Shared {
-    /// Waits until `contender` is admitted and tells its keeper, or until it has lost its place.
+impl KeeperState {
+    /// Waits until `contender` is admitted and tells its keeper, or until it has lost its settings.
     pub(crate) async fn wait(self: Arc<Self>, contender: ContenderId, standing: Option<Standing>) {
         let Some((session, node)) = self.place_of(contender) else { return };
         let folder = node.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_owned());
         let (watched, armed) = (JoinSet::new(), HashSet::new());
-        let mut place = Place { contender, session, folder, node, watched, armed, standing };
+        let mut waiter = Waiter { contender, session, folder, node, watched, armed, standing };
         let mut pause = Pause::default();
         loop {
-            match self.step(&mut place).await {
+            match self.step(&mut waiter).await {
                 Ok(true) => return,
                 Ok(false) => pause = Pause::default(),
                 // Connected again, it looks again; a session that is over is replaced by its keeper.
                 Err(error) => {
                     tracing::debug!(%contender, %error, "waiting for ZooKeeper");
-                    if !place.session.lives() {
+                    if !waiter.session.lives() {
                         return;
                     }
                     pause.pass(&self.clock).await;
@@ -79,29 +79,29 @@ impl Shared {
     }
 
     fn place_of(&self, contender: ContenderId) -> Option<(Arc<Session>, String)> {
-        let table = self.table();
-        let entry = table.entries.get(&contender)?;
-        Some((entry.session.clone(), entry.node.clone()))
+        let memory = self.memory();
+        let record = memory.records.get(&contender)?;
+        Some((record.session.clone(), record.node.clone()))
     }
 
     /// Looks at the line once, and waits until it has changed; `true` if there is nothing more to wait
     /// for.
-    async fn step(self: &Arc<Self>, place: &mut Place) -> Result<bool, StoreError> {
-        let standing = match place.standing.take() {
+    async fn step(self: &Arc<Self>, waiter: &mut Waiter) -> Result<bool, StoreError> {
+        let standing = match waiter.standing.take() {
             Some(standing) => standing,
-            None => match self.look(place).await? {
+            None => match self.look(waiter).await? {
                 Some(standing) => standing,
                 None => return Ok(true),
             },
         };
-        if let Some(entry) = self.table().entries.get_mut(&place.contender)
-            && let Stand::Waiting { ahead, .. } = &mut entry.stand
+        if let Some(record) = self.memory().records.get_mut(&waiter.contender)
+            && let ClaimState::Waiting { ahead, .. } = &mut record.state
         {
             *ahead = standing.ahead;
         }
-        let look_again = match self.arm(place, &standing).await? {
+        let look_again = match self.arm(waiter, &standing).await? {
             Armed::Changed => return Ok(false),
-            // The one before it may stand still, and then never says that it was admitted. Whoever is admitted next tells
+            // The one before it may state still, and then never says that it was admitted. Whoever is admitted next tells
             // those behind it, so they look the less often the further back they are.
             Armed::Watching if standing.behind_a_waiter => {
                 let ahead = u32::try_from(standing.ahead).unwrap_or(u32::MAX);
@@ -112,49 +112,49 @@ impl Shared {
         };
         let watch_itself = self.now().after(WATCHES_ITSELF_AFTER);
         // Whoever looks as often as that finds out by itself.
-        let watch_itself = match place.armed.contains(&place.node) || look_again <= watch_itself {
+        let watch_itself = match waiter.armed.contains(&waiter.node) || look_again <= watch_itself {
             true => BootTime::NEVER,
             false => watch_itself,
         };
         tokio::select! {
             // A watch cannot panic, and is not aborted while this waits for it.
-            Some(Ok(path)) = place.watched.join_next() => {
-                place.armed.remove(&path);
+            Some(Ok(path)) = waiter.watched.join_next() => {
+                waiter.armed.remove(&path);
             }
             () = self.clock.sleep_until(look_again) => {}
             () = self.clock.sleep_until(watch_itself) => {
                 // If it is gone, a look says so.
-                place.standing = self.watch_itself(place).await?.then_some(standing);
+                waiter.standing = self.watch_itself(waiter).await?.then_some(standing);
             }
         }
         Ok(false)
     }
 
     /// Watches its own node, unless many are watched already; `false` if it is gone.
-    async fn watch_itself(&self, place: &mut Place) -> Result<bool, StoreError> {
-        let session = place.session.clone();
-        let Some(may) = session.may_also_watch(&place.node) else { return Ok(true) };
-        let asked = session.client.get_and_watch_data(&place.node);
-        Ok(self.watch(place, place.node.clone(), may, asked).await?.is_some())
+    async fn watch_itself(&self, waiter: &mut Waiter) -> Result<bool, StoreError> {
+        let session = waiter.session.clone();
+        let Some(may) = session.may_also_watch(&waiter.node) else { return Ok(true) };
+        let asked = session.client.get_and_watch_data(&waiter.node);
+        Ok(self.watch(waiter, waiter.node.clone(), may, asked).await?.is_some())
     }
 
     /// Watches the node at `path`, which has been `asked` for, and gives what is written there; `None` if it is gone.
     async fn watch(
         &self,
-        place: &mut Place,
+        waiter: &mut Waiter,
         path: String,
-        may: MayWatch,
+        may: WatchPermit,
         asked: impl Future<Output = Result<(Vec<u8>, Stat, OneshotWatcher), Error>>,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        match place.session.read(asked).await {
+        match waiter.session.read(asked).await {
             Ok((data, _, watcher)) => {
-                place.armed.insert(path.clone());
+                waiter.armed.insert(path.clone());
                 let watching = async move {
                     drop(watcher.changed().await);
                     drop(may);
                     path
                 };
-                place.watched.spawn_on(watching, &self.background);
+                waiter.watched.spawn_on(watching, &self.background);
                 Ok(Some(data))
             }
             Err(Error::NoNode) => Ok(None),
@@ -163,32 +163,32 @@ impl Shared {
     }
 
     /// Looks at the line: where it stands, or `None` if there is nothing more to wait for.
-    async fn look(self: &Arc<Self>, place: &mut Place) -> Result<Option<Standing>, StoreError> {
-        let session = place.session.clone();
-        let child = place.node.rsplit_once('/').map_or("", |(_, child)| child).to_owned();
-        let line = match session.read(session.client.list_children(&place.folder)).await {
-            Ok(children) => self.line_of(&place.folder, children),
-            Err(Error::NoNode) => Line::default(),
+    async fn look(self: &Arc<Self>, waiter: &mut Waiter) -> Result<Option<Standing>, StoreError> {
+        let session = waiter.session.clone();
+        let child = waiter.node.rsplit_once('/').map_or("", |(_, child)| child).to_owned();
+        let queue = match session.read(session.client.list_children(&waiter.folder)).await {
+            Ok(children) => self.queue_of(&waiter.folder, children),
+            Err(Error::NoNode) => Queue::default(),
             Err(error) => return Err(trouble(error)),
         };
-        let Some(standing) = line.standing(&child) else {
-            self.lost_its_place(place);
+        let Some(standing) = queue.standing(&child) else {
+            self.lost_its_place(waiter);
             return Ok(None);
         };
         if !standing.admitted {
             return Ok(Some(standing));
         }
-        self.admitted(place, &line, &child).await?;
+        self.admitted(waiter, &queue, &child).await?;
         Ok(None)
     }
 
     /// Watches what `standing` waits for.
-    async fn arm(self: &Arc<Self>, place: &mut Place, standing: &Standing) -> Result<Armed, StoreError> {
-        let session = place.session.clone();
+    async fn arm(self: &Arc<Self>, waiter: &mut Waiter, standing: &Standing) -> Result<Armed, StoreError> {
+        let session = waiter.session.clone();
         let (mut asked, mut armed) = (Vec::new(), Armed::Watching);
         for name in &standing.waits_for {
-            let path = format!("{}/{name}", place.folder);
-            if place.armed.contains(&path) {
+            let path = format!("{}/{name}", waiter.folder);
+            if waiter.armed.contains(&path) {
                 continue;
             }
             if let Some(may) = session.may_watch(&path) {
@@ -199,8 +199,8 @@ impl Shared {
             }
         }
         for (path, may, answer) in asked {
-            match self.watch(place, path, may, answer).await? {
-                Some(data) if standing.behind_a_waiter && Note::from_bytes(&data).granted => {
+            match self.watch(waiter, path, may, answer).await? {
+                Some(data) if standing.behind_a_waiter && ClaimData::from_bytes(&data).granted => {
                     return Ok(Armed::Changed);
                 }
                 Some(_) => {}
@@ -212,55 +212,60 @@ impl Shared {
 
     /// Nobody is before it any more that it does not fit beside, by a listing with its own node in it. So it holds, for as
     /// long as its session certainly lives.
-    async fn admitted(self: &Arc<Self>, place: &Place, line: &Line, child: &str) -> Result<(), StoreError> {
+    async fn admitted(
+        self: &Arc<Self>,
+        waiter: &Waiter,
+        queue: &Queue,
+        child: &str,
+    ) -> Result<(), StoreError> {
         let (units, capacity, number) = {
-            let table = self.table();
-            let Some(entry) = table.entries.get(&place.contender) else { return Ok(()) };
-            (entry.units, entry.capacity, entry.number)
+            let memory = self.memory();
+            let Some(record) = memory.records.get(&waiter.contender) else { return Ok(()) };
+            (record.units, record.capacity, record.number)
         };
-        let floor = self.floor(&place.session, &place.folder, line, child, units, number).await?;
-        if !place.session.lives() {
+        let floor = self.floor(&waiter.session, &waiter.folder, queue, child, units, number).await?;
+        if !waiter.session.lives() {
             return Err(trouble(Error::SessionExpired));
         }
-        if self.granted(place, floor, line.behind(child)) && capacity != Capacity::All {
+        if self.granted(waiter, floor, queue.behind(child)) && capacity != Capacity::All {
             // Whoever stands behind it watches it, and may fit beside it.
-            self.mark_until_done(place.contender);
+            self.mark_until_done(waiter.contender);
         }
         Ok(())
     }
 
     /// Tells its keeper; `false` if it does not wait any more.
-    fn granted(&self, place: &Place, floor: u64, behind: Option<Vec<String>>) -> bool {
+    fn granted(&self, waiter: &Waiter, floor: u64, behind: Option<Vec<String>>) -> bool {
         let now = self.now();
-        let mut table = self.table();
-        let Some(entry) = table.entries.get_mut(&place.contender) else { return false };
-        if !matches!(entry.stand, Stand::Waiting { .. }) || entry.node != place.node {
+        let mut memory = self.memory();
+        let Some(record) = memory.records.get_mut(&waiter.contender) else { return false };
+        if !matches!(record.state, ClaimState::Waiting { .. }) || record.node != waiter.node {
             return false;
         }
-        let hold = Hold::pushed(now, entry.note.lease, floor);
-        (entry.stand, entry.behind) = (Stand::Holding(hold), behind);
+        let hold = HoldRecord::pushed(now, record.note.lease, floor);
+        (record.state, record.behind) = (ClaimState::Holding(hold), behind);
         let notice = GrantNotice {
-            contender: place.contender,
-            number: entry.number,
+            contender: waiter.contender,
+            number: record.number,
             floor,
             // The moment of the grant by the keeper's own clock: nothing has to be measured.
             stamp: now.0,
             waited: Duration::ZERO,
-            lease: entry.remaining(&hold, now),
+            lease: record.remaining(&hold, now),
         };
-        let name = entry.name.clone();
-        drop(table);
+        let name = record.name.clone();
+        drop(memory);
         self.sooner.notify_one();
         self.wakes.wake(Wake::Granted(name, notice));
         true
     }
 
     /// Its node is gone: it has to come again.
-    fn lost_its_place(&self, place: &Place) {
-        let mut table = self.table();
-        let mine = table.entries.get(&place.contender).is_some_and(|entry| entry.node == place.node);
-        let lost = if mine { table.entries.remove(&place.contender) } else { None };
-        drop(table);
+    fn lost_its_place(&self, waiter: &Waiter) {
+        let mut memory = self.memory();
+        let mine = memory.records.get(&waiter.contender).is_some_and(|record| record.node == waiter.node);
+        let lost = if mine { memory.records.remove(&waiter.contender) } else { None };
+        drop(memory);
         if let Some(lost) = lost {
             self.wake_waiters(&lost.name);
         }

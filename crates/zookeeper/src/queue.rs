@@ -103,7 +103,7 @@ impl Node {
 
 /// Everybody who holds or waits, in order of arrival.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Line {
+pub(crate) struct Queue {
     pub(crate) nodes: Vec<Node>,
     markers: HashMap<ContenderId, Vec<String>>,
     /// Children that are no claims: they neither hold nor block anything.
@@ -123,30 +123,30 @@ pub(crate) struct Standing {
     pub(crate) behind_a_waiter: bool,
 }
 
-impl Line {
+impl Queue {
     /// The line that these children make.
     pub(crate) fn new(children: Vec<String>) -> Self {
-        let mut line = Self::default();
+        let mut queue = Self::default();
         for name in children {
             if let Some(node) = Node::parse(&name) {
-                line.nodes.push(node);
+                queue.nodes.push(node);
             } else if let Some((id, _)) = parse_marker(&name) {
-                line.markers.entry(id).or_default().push(name);
+                queue.markers.entry(id).or_default().push(name);
             } else {
-                line.strangers.push(name);
+                queue.strangers.push(name);
             }
         }
-        if let Some(some) = line.nodes.first().map(|node| node.sequence) {
-            line.nodes.sort_by_cached_key(|node| (node.sequence.distance_from(some), node.name.clone()));
+        if let Some(some) = queue.nodes.first().map(|node| node.sequence) {
+            queue.nodes.sort_by_cached_key(|node| (node.sequence.distance_from(some), node.name.clone()));
         }
-        for node in &mut line.nodes {
-            for lowered in line.markers.get(&node.contender).into_iter().flatten() {
+        for node in &mut queue.nodes {
+            for lowered in queue.markers.get(&node.contender).into_iter().flatten() {
                 if let Some((_, units)) = parse_marker(lowered).filter(|(_, units)| units.below(node.units)) {
                     node.units = units;
                 }
             }
         }
-        line
+        queue
     }
 
     /// The markers beside a claim.
@@ -274,8 +274,8 @@ mod tests {
     const WRITE: (Units, Capacity) = (Units::All, Capacity::All);
     const READ: (Units, Capacity) = (Units::ONE, Capacity::All);
 
-    fn line(names: &[&String]) -> Line {
-        Line::new(names.iter().map(|name| (*name).clone()).collect())
+    fn queue(names: &[&String]) -> Queue {
+        Queue::new(names.iter().map(|name| (*name).clone()).collect())
     }
 
     #[test]
@@ -298,20 +298,20 @@ mod tests {
             mine.replace("-all-all-", "-+1-all-"),
         ];
         let children = odd.iter().chain(&almost).chain([&mine]).cloned().collect();
-        let line = Line::new(children);
-        assert_eq!(line.strangers.len(), odd.len() + almost.len());
-        assert!(line.standing(&mine).expect("there").admitted);
+        let queue = Queue::new(children);
+        assert_eq!(queue.strangers.len(), odd.len() + almost.len());
+        assert!(queue.standing(&mine).expect("there").admitted);
     }
 
     #[test]
     fn i10_the_order_goes_on_past_the_overflow() {
         let [a, b, c] = ["2147483646", "2147483647", "-2147483648"];
         let (a, b, c) = (node(1, WRITE, a), node(2, WRITE, b), node(3, WRITE, c));
-        let line = line(&[&c, &b, &a]);
-        assert_eq!(line.nodes.iter().map(|node| &node.name).collect::<Vec<_>>(), [&a, &b, &c]);
-        assert_eq!(line.standing(&c).expect("there").waits_for, [b]);
+        let queue = queue(&[&c, &b, &a]);
+        assert_eq!(queue.nodes.iter().map(|node| &node.name).collect::<Vec<_>>(), [&a, &b, &c]);
+        assert_eq!(queue.standing(&c).expect("there").waits_for, [b]);
         let (long, longer) = (node(4, WRITE, "0000002147483648000"), node(5, WRITE, "0000002147483648001"));
-        assert!(Line::new(vec![longer, long.clone()]).standing(&long).expect("there").admitted);
+        assert!(Queue::new(vec![longer, long.clone()]).standing(&long).expect("there").admitted);
     }
 
     #[test]
@@ -331,13 +331,13 @@ mod tests {
             .enumerate()
             .map(|(nth, kind)| node(nth as u64, kind, &format!("{nth:010}")))
             .collect();
-        let line = line(&names.iter().collect::<Vec<_>>());
-        let waits_for = |nth: usize| line.standing(&names[nth]).expect("there").waits_for;
-        assert!(line.standing(&names[1]).expect("there").admitted, "readers share");
+        let queue = queue(&names.iter().collect::<Vec<_>>());
+        let waits_for = |nth: usize| queue.standing(&names[nth]).expect("there").waits_for;
+        assert!(queue.standing(&names[1]).expect("there").admitted, "readers share");
         assert_eq!(waits_for(2), names[1..2]);
         assert_eq!((waits_for(4), waits_for(5)), (names[3..4].to_vec(), names[3..4].to_vec()));
         assert_eq!(waits_for(6), names[5..6]);
-        assert_eq!(line.standing(&names[6]).expect("there").ahead, 4);
+        assert_eq!(queue.standing(&names[6]).expect("there").ahead, 4);
     }
 
     #[test]
@@ -347,9 +347,9 @@ mod tests {
             .enumerate()
             .map(|(nth, units)| node(nth as u64, permits(units), &format!("{nth:010}")))
             .collect();
-        let line = line(&names.iter().collect::<Vec<_>>());
-        assert_eq!(line.standing(&names[2]).expect("there").waits_for, names[..2]);
-        let last = line.standing(&names[3]).expect("there");
+        let queue = queue(&names.iter().collect::<Vec<_>>());
+        assert_eq!(queue.standing(&names[2]).expect("there").waits_for, names[..2]);
+        let last = queue.standing(&names[3]).expect("there");
         assert!(!last.admitted && last.behind_a_waiter, "a small request does not overtake: {last:?}");
         assert_eq!(last.waits_for, names[2..3]);
     }
@@ -358,9 +358,9 @@ mod tests {
     fn a_marker_lowers_what_is_held() {
         let (writer, reader) = (node(1, WRITE, "0000000001"), node(2, READ, "0000000002"));
         let lowered = marker(id(1), Units::ONE);
-        assert!(!line(&[&writer, &reader]).standing(&reader).expect("there").admitted);
-        assert!(line(&[&writer, &reader, &lowered]).standing(&reader).expect("there").admitted);
-        assert_eq!(line(&[&reader, &lowered]).strangers.len(), 0);
+        assert!(!queue(&[&writer, &reader]).standing(&reader).expect("there").admitted);
+        assert!(queue(&[&writer, &reader, &lowered]).standing(&reader).expect("there").admitted);
+        assert_eq!(queue(&[&reader, &lowered]).strangers.len(), 0);
     }
 
     /// Whoever is before it and of another capacity may hold: nobody of either fits beside the other.
@@ -370,7 +370,7 @@ mod tests {
         let names = [permits(1), five, permits(1), READ, WRITE];
         let names: Vec<String> =
             (0..).zip(names).map(|(nth, kind)| node(nth, kind, &format!("{nth:010}"))).collect();
-        let all = line(&names.iter().collect::<Vec<_>>());
+        let all = queue(&names.iter().collect::<Vec<_>>());
         let admitted: Vec<bool> = all.admissions().map(|(_, admitted)| admitted).collect();
         assert_eq!(admitted, [true, false, false, false, false]);
         for nth in 1..names.len() {
@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(all.disagrees(&names[1]), Some(permits(1).1));
         assert_eq!(all.disagrees(&names[2]), None, "it waits");
         // The first has left, and the next holds, whatever stands behind it.
-        let rest = line(&names[1..].iter().collect::<Vec<_>>());
+        let rest = queue(&names[1..].iter().collect::<Vec<_>>());
         assert!(rest.standing(&names[1]).expect("there").admitted);
         assert_eq!(rest.disagrees(&names[1]), None);
         assert!(!rest.standing(&names[2]).expect("there").admitted);

@@ -7,11 +7,11 @@ use lockkeeper_core::{
     store::{Details, Kind, ProcessInfo},
 };
 
-use crate::path::{decode, encode};
+use crate::layout::{decode, encode};
 
 /// The data of a claim's node.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Note {
+pub(crate) struct ClaimData {
     pub(crate) lease: Duration,
     pub(crate) details: Details,
     /// The number, where it is not that of the node itself: the claim was taken over.
@@ -26,7 +26,7 @@ pub(crate) struct Note {
     pub(crate) retired: bool,
 }
 
-impl Note {
+impl ClaimData {
     pub(crate) fn new(lease: Duration, details: Details) -> Self {
         let (granted, evicted, detached, retired) = (false, false, false, false);
         Self { lease, details, number: None, granted, evicted, detached, retired }
@@ -111,13 +111,14 @@ mod tests {
             label: Some("two\nlines, ü %".into()),
             value: Some("".into()),
         };
-        let note = Note { number: Some(9), evicted: true, ..Note::new(Duration::from_secs(30), details) };
-        assert_eq!(Note::from_bytes(&note.to_bytes()), note);
+        let note =
+            ClaimData { number: Some(9), evicted: true, ..ClaimData::new(Duration::from_secs(30), details) };
+        assert_eq!(ClaimData::from_bytes(&note.to_bytes()), note);
     }
 
     #[test]
     fn foreign_data_is_no_trouble() {
-        let note = Note::from_bytes(b"\xff\xfe\nlease many\nkind none\n\n %%% \npid -1");
+        let note = ClaimData::from_bytes(b"\xff\xfe\nlease many\nkind none\n\n %%% \npid -1");
         assert_eq!((note.lease, note.details.process.pid), (Duration::ZERO, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! What this keeper has at ZooKeeper: its claims, where their nodes are and how they stand. Kept in
+//! What this keeper has at ZooKeeper: its claims, where their nodes are and how they state. Kept in
 //! memory, so asking again costs no request; the nodes are the truth.
 
 use std::{
@@ -15,7 +15,7 @@ use lockkeeper_core::{
 };
 use tokio::task::AbortHandle;
 
-use crate::{note::Note, session::Session};
+use crate::{codec::ClaimData, session::Session};
 
 /// A background task that ends with whoever has it.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Drop for Task {
 
 /// One claim of this keeper.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ClaimRecord {
     pub(crate) name: Name,
     pub(crate) units: Units,
     pub(crate) capacity: Capacity,
@@ -42,9 +42,9 @@ pub(crate) struct Entry {
     pub(crate) markers: Vec<String>,
     pub(crate) number: GrantNumber,
     /// What stands in its node, and in which version that was.
-    pub(crate) note: Note,
+    pub(crate) note: ClaimData,
     pub(crate) version: i32,
-    pub(crate) stand: Stand,
+    pub(crate) state: ClaimState,
     /// Who stood behind it when it was admitted, in order; `None` if that is not known.
     pub(crate) behind: Option<Vec<String>>,
     /// Waits for its turn, or tells those behind it that it came.
@@ -53,7 +53,7 @@ pub(crate) struct Entry {
 
 /// How a claim stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stand {
+pub(crate) enum ClaimState {
     /// Its node was asked for at this time, and whether it came to be is not known.
     Unknown {
         asked: BootTime,
@@ -62,7 +62,7 @@ pub(crate) enum Stand {
         ahead: usize,
         asked: BootTime,
     },
-    Holding(Hold),
+    Holding(HoldRecord),
     /// Left before its minimum hold, and kept until then.
     Retired {
         until: BootTime,
@@ -73,14 +73,14 @@ pub(crate) enum Stand {
 
 /// A hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Hold {
+pub(crate) struct HoldRecord {
     pub(crate) granted: BootTime,
     pub(crate) expires: BootTime,
     pub(crate) confirmed: bool,
     pub(crate) floor: GrantNumber,
 }
 
-impl Hold {
+impl HoldRecord {
     /// A hold whose owner asks right now.
     pub(crate) fn confirmed(now: BootTime, lease: Duration, floor: GrantNumber) -> Self {
         Self { granted: now, expires: now.after(lease), confirmed: true, floor }
@@ -100,29 +100,29 @@ impl Hold {
     }
 }
 
-impl Entry {
+impl ClaimRecord {
     /// What is left of its lease: never more than its session certainly lives.
-    pub(crate) fn remaining(&self, hold: &Hold, now: BootTime) -> Duration {
+    pub(crate) fn remaining(&self, hold: &HoldRecord, now: BootTime) -> Duration {
         hold.expires.min(self.session.deadline()).since(now)
     }
 
-    pub(crate) fn grant(&self, hold: &Hold, now: BootTime) -> Grant {
+    pub(crate) fn grant(&self, hold: &HoldRecord, now: BootTime) -> Grant {
         Grant { number: self.number, floor: hold.floor, remaining: self.remaining(hold, now) }
     }
 
     /// It is on its way out: whoever waits for it stops.
     pub(crate) fn leave(&mut self, left: Left) {
-        self.stand = Stand::Leaving(left);
+        self.state = ClaimState::Leaving(left);
         self.waits = None;
     }
 
     /// When it ends by itself, or has to be looked at.
     pub(crate) fn due(&self) -> BootTime {
-        let ends = match self.stand {
-            Stand::Leaving(_) => BootTime::NEVER,
-            Stand::Unknown { asked } | Stand::Waiting { asked, .. } => asked.after(WAIT_LEASE),
-            Stand::Holding(hold) => hold.expires,
-            Stand::Retired { until } => until,
+        let ends = match self.state {
+            ClaimState::Leaving(_) => BootTime::NEVER,
+            ClaimState::Unknown { asked } | ClaimState::Waiting { asked, .. } => asked.after(WAIT_LEASE),
+            ClaimState::Holding(hold) => hold.expires,
+            ClaimState::Retired { until } => until,
         };
         ends.min(self.session.deadline())
     }
@@ -130,8 +130,8 @@ impl Entry {
 
 /// All claims of this keeper, and what it remembers.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
-    pub(crate) entries: HashMap<ContenderId, Entry>,
+pub(crate) struct Memory {
+    pub(crate) records: HashMap<ContenderId, ClaimRecord>,
     /// Those who left while a copy of their claim may still be under way.
     pub(crate) left: Tombstones<()>,
     /// Latch operations of this keeper whose outcome is known.

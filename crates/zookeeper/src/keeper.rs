@@ -1,4 +1,4 @@
-//! What all parts of one keeper's store share: its session, its table, and the two tasks that keep
+//! What all parts of one keeper's store share: its session, its memory, and the two tasks that keep
 //! them: one replaces a session that is over, the other ends what has ended.
 
 use lockkeeper_core::support;
@@ -17,10 +17,10 @@ use zookeeper_client::{CreateMode, CreateOptions, Error};
 
 use crate::{
     claims::delete_markers,
-    line::Line,
-    place::Place,
+    memory::{ClaimRecord, ClaimState, HoldRecord, Memory},
+    queue::Queue,
     session::{self, Session},
-    table::{Entry, Hold, Stand, Table},
+    settings::Settings,
     trouble::{no_session, trouble},
 };
 
@@ -58,41 +58,41 @@ struct Ended {
 
 /// One keeper's side of the store.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) place: Place,
+pub(crate) struct KeeperState {
+    pub(crate) settings: Settings,
     pub(crate) clock: Clock,
     pub(crate) wakes: WakeSink,
     pub(crate) background: Handle,
     pub(crate) limit: Duration,
     session: Mutex<Option<Arc<Session>>>,
-    table: Mutex<Table>,
+    memory: Mutex<Memory>,
     /// One group at a time: a claim that is asked again never meets its own first copy.
     pub(crate) turn: tokio::sync::Mutex<()>,
     /// Something may end earlier than the reaper expects.
     pub(crate) sooner: Notify,
 }
 
-impl Shared {
+impl KeeperState {
     pub(crate) fn new(
-        place: Place,
+        settings: Settings,
         context: lockkeeper_core::store::Context,
         session: Arc<Session>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            place,
+            settings,
             clock: context.clock,
             wakes: context.wakes,
             background: context.background,
             limit: context.request_limit,
             session: Mutex::new(Some(session)),
-            table: Mutex::default(),
+            memory: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             sooner: Notify::new(),
         })
     }
 
-    pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
-        support::lock(&self.table)
+    pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
+        support::lock(&self.memory)
     }
 
     fn current(&self) -> MutexGuard<'_, Option<Arc<Session>>> {
@@ -129,68 +129,68 @@ impl Shared {
         patience: Option<Duration>,
         detached: bool,
     ) -> Result<Arc<Session>, StoreError> {
-        let Self { place, clock, background, wakes, .. } = self;
-        Session::open(place, timeout, patience, detached, clock, background, wakes).await
+        let Self { settings, clock, background, wakes, .. } = self;
+        Session::open(settings, timeout, patience, detached, clock, background, wakes).await
     }
 
     pub(crate) fn ephemeral(&self) -> CreateOptions<'static> {
-        CreateMode::Ephemeral.with_acls(self.place.acls())
+        CreateMode::Ephemeral.with_acls(self.settings.acls())
     }
 
     pub(crate) fn sequential(&self) -> CreateOptions<'static> {
-        CreateMode::EphemeralSequential.with_acls(self.place.acls())
+        CreateMode::EphemeralSequential.with_acls(self.settings.acls())
     }
 
     pub(crate) fn persistent(&self) -> CreateOptions<'static> {
-        CreateMode::Persistent.with_acls(self.place.acls())
+        CreateMode::Persistent.with_acls(self.settings.acls())
     }
 
     /// Vanishes by itself once its last child has.
     pub(crate) fn container(&self) -> CreateOptions<'static> {
-        CreateMode::Container.with_acls(self.place.acls())
+        CreateMode::Container.with_acls(self.settings.acls())
     }
 
     /// Who holds and waits for the resource at `path`, by the server that this session talks to.
-    pub(crate) async fn line(&self, session: &Session, path: &str) -> Result<Line, StoreError> {
+    pub(crate) async fn queue(&self, session: &Session, path: &str) -> Result<Queue, StoreError> {
         match session.read(session.client.list_children(path)).await {
-            Ok(children) => Ok(self.line_of(path, children)),
-            Err(Error::NoNode) => Ok(Line::default()),
+            Ok(children) => Ok(self.queue_of(path, children)),
+            Err(Error::NoNode) => Ok(Queue::default()),
             Err(error) => Err(trouble(error)),
         }
     }
 
     /// As [`line`](Self::line), but not older than this call.
-    pub(crate) async fn line_now(&self, session: &Session, path: &str) -> Result<Line, StoreError> {
+    pub(crate) async fn queue_now(&self, session: &Session, path: &str) -> Result<Queue, StoreError> {
         let synced = session.client.sync(path);
         let listed = session.client.list_children(path);
         session.read(synced).await.map_err(trouble)?;
         match session.read(listed).await {
-            Ok(children) => Ok(self.line_of(path, children)),
-            Err(Error::NoNode) => Ok(Line::default()),
+            Ok(children) => Ok(self.queue_of(path, children)),
+            Err(Error::NoNode) => Ok(Queue::default()),
             Err(error) => Err(trouble(error)),
         }
     }
 
     /// The line of these children. Strangers among them are reported, once.
-    pub(crate) fn line_of(&self, path: &str, children: Vec<String>) -> Line {
-        let line = Line::new(children);
-        for stranger in &line.strangers {
+    pub(crate) fn queue_of(&self, path: &str, children: Vec<String>) -> Queue {
+        let queue = Queue::new(children);
+        for stranger in &queue.strangers {
             let stranger = format!("{path}/{stranger}");
-            if self.table().reported.insert(stranger.clone()) {
+            if self.memory().reported.insert(stranger.clone()) {
                 tracing::warn!(node = stranger, "a node that Lockkeeper did not make stands among its own");
             }
         }
-        line
+        queue
     }
 
     pub(crate) fn wake_waiters(&self, name: &Name) {
         self.wakes.wake(Wake::Changed(Topic::Grants(name.clone())));
     }
 
-    /// Removes the node of an entry that is `Leaving`; `false` if that is not certain yet.
+    /// Removes the node of an record that is `Leaving`; `false` if that is not certain yet.
     pub(crate) async fn remove_node(&self, contender: ContenderId) -> bool {
-        let (session, node, markers) = match self.table().entries.get(&contender) {
-            Some(Entry { session, node, markers, stand: Stand::Leaving(_), .. }) => {
+        let (session, node, markers) = match self.memory().records.get(&contender) {
+            Some(ClaimRecord { session, node, markers, state: ClaimState::Leaving(_), .. }) => {
                 (session.clone(), node.clone(), markers.clone())
             }
             _ => return true,
@@ -205,52 +205,53 @@ impl Shared {
         };
         let gone = matches!(tokio::time::timeout(self.limit, removing).await, Ok(Ok(())));
         if gone {
-            let entry = self.table().entries.remove(&contender);
-            drop(entry);
+            let record = self.memory().records.remove(&contender);
+            drop(record);
         }
         gone
     }
 }
 
 /// Replaces the keeper's session whenever it is over, until the keeper ends.
-pub(crate) async fn keep_session(shared: Arc<Shared>) {
+pub(crate) async fn keep_session(keeper: Arc<KeeperState>) {
     loop {
-        let Some(session) = shared.current().clone() else { return };
+        let Some(session) = keeper.current().clone() else { return };
         session.ended().await;
-        *shared.current() = None;
-        shared.bury(&session);
+        *keeper.current() = None;
+        keeper.bury(&session);
         drop(session);
         let mut pause = Pause::default();
         loop {
-            let opening = shared.open(shared.place.session, None, false);
-            match session::within(shared.place.session, opening).await {
+            let opening = keeper.open(keeper.settings.session, None, false);
+            match session::within(keeper.settings.session, opening).await {
                 Ok(session) => {
                     tracing::info!(?session, "a new session with ZooKeeper");
-                    *shared.current() = Some(session);
+                    *keeper.current() = Some(session);
                     break;
                 }
                 Err(error) => tracing::debug!(%error, "no new session yet"),
             }
-            pause.pass(&shared.clock).await;
+            pause.pass(&keeper.clock).await;
         }
-        shared.wakes.wake(Wake::Resync);
+        keeper.wakes.wake(Wake::Resync);
     }
 }
 
-impl Shared {
+impl KeeperState {
     /// Everything that lived in `session` is lost.
     fn bury(&self, session: &Arc<Session>) {
-        let mut table = self.table();
-        let lost: Vec<ContenderId> = table
-            .entries
+        let mut memory = self.memory();
+        let lost: Vec<ContenderId> = memory
+            .records
             .iter()
-            .filter(|(_, entry)| Arc::ptr_eq(&entry.session, session))
+            .filter(|(_, record)| Arc::ptr_eq(&record.session, session))
             .map(|(contender, _)| *contender)
             .collect();
-        let lost: Vec<Entry> = lost.iter().filter_map(|contender| table.entries.remove(contender)).collect();
-        drop(table);
-        for entry in &lost {
-            self.wake_waiters(&entry.name);
+        let lost: Vec<ClaimRecord> =
+            lost.iter().filter_map(|contender| memory.records.remove(contender)).collect();
+        drop(memory);
+        for record in &lost {
+            self.wake_waiters(&record.name);
         }
     }
 
@@ -259,36 +260,38 @@ impl Shared {
         let mut next = BootTime::NEVER;
         let (mut lost, mut leaving, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         let mut silent = Vec::new();
-        let mut table = self.table();
-        for entry in table.entries.values_mut().filter(|entry| entry.due() <= now) {
-            if !entry.session.lives() {
-                lost.push(entry.session.clone());
+        let mut memory = self.memory();
+        for record in memory.records.values_mut().filter(|record| record.due() <= now) {
+            if !record.session.lives() {
+                lost.push(record.session.clone());
                 continue;
             }
-            match entry.stand {
-                Stand::Waiting { .. } => entry.leave(Left::LeftQueue),
-                Stand::Holding(Hold { confirmed, .. }) => {
+            match record.state {
+                ClaimState::Waiting { .. } => record.leave(Left::LeftQueue),
+                ClaimState::Holding(HoldRecord { confirmed, .. }) => {
                     if !confirmed {
-                        silent.push(entry.name.clone());
+                        silent.push(record.name.clone());
                     }
-                    entry.leave(Left::Released);
+                    record.leave(Left::Released);
                 }
-                Stand::Retired { .. } => entry.leave(Left::Released),
-                Stand::Unknown { .. } | Stand::Leaving(_) => {}
+                ClaimState::Retired { .. } => record.leave(Left::Released),
+                ClaimState::Unknown { .. } | ClaimState::Leaving(_) => {}
             }
         }
-        for (contender, entry) in &mut table.entries {
+        for (contender, record) in &mut memory.records {
             // The keeper did not hear of a grant: its other places would each cost the line as much (I8).
-            if matches!(entry.stand, Stand::Waiting { .. }) && silent.contains(&entry.name) {
-                entry.leave(Left::LeftQueue);
+            if matches!(record.state, ClaimState::Waiting { .. }) && silent.contains(&record.name) {
+                record.leave(Left::LeftQueue);
             }
-            match entry.stand {
-                Stand::Leaving(_) => leaving.push(*contender),
+            match record.state {
+                ClaimState::Leaving(_) => leaving.push(*contender),
                 // Nobody asks for it any more.
-                Stand::Unknown { .. } if entry.due() <= now => unknown.push((*contender, entry.name.clone())),
+                ClaimState::Unknown { .. } if record.due() <= now => {
+                    unknown.push((*contender, record.name.clone()))
+                }
                 _ => {}
             }
-            next = next.min(entry.due());
+            next = next.min(record.due());
         }
         Ended { lost, leaving, unknown, next }
     }
@@ -323,14 +326,14 @@ impl Shared {
 }
 
 /// Ends leases and places whose time is over, and removes nodes whose removal got no answer.
-pub(crate) async fn reap(shared: Arc<Shared>) {
+pub(crate) async fn reap(keeper: Arc<KeeperState>) {
     loop {
-        let sooner = shared.sooner.notified();
+        let sooner = keeper.sooner.notified();
         tokio::pin!(sooner);
         sooner.as_mut().enable();
-        let next = shared.reap().await;
+        let next = keeper.reap().await;
         tokio::select! {
-            () = shared.clock.sleep_until(next) => {}
+            () = keeper.clock.sleep_until(next) => {}
             () = sooner => {}
         }
     }

@@ -9,15 +9,15 @@ use tokio::task::JoinSet;
 use zookeeper_client::{Acls, Client, Connector, Error, SaslOptions};
 
 use crate::{
-    limits::Known,
-    path::{Paths, unescape},
+    layout::{Paths, unescape},
+    limits::ServerLimits,
     tls::{self, Tls},
     trouble::trouble,
 };
 
 /// What a URL says.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct Settings {
     pub(crate) servers: String,
     pub(crate) paths: Paths,
     login: Option<Login>,
@@ -27,7 +27,7 @@ pub(crate) struct Place {
     /// The longest tick of the servers.
     pub(crate) tick: Duration,
     /// What the servers grant.
-    pub(crate) known: Arc<Known>,
+    pub(crate) server_limits: Arc<ServerLimits>,
     /// The URL without the password.
     pub(crate) shown: String,
 }
@@ -39,7 +39,7 @@ struct Login {
     sasl: bool,
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
     }
@@ -59,7 +59,7 @@ const ATTEMPTS: u32 = 8;
 
 const OPTIONS: &str = "namespace, session, tick, auth (digest or sasl), tls, ca, cert, key";
 
-impl Place {
+impl Settings {
     /// Reads `url`; messages never repeat what may be a password.
     pub(crate) fn parse(url: &str) -> Result<Self, StoreError> {
         let rest = url.strip_prefix("zookeeper://").ok_or_else(|| {
@@ -131,8 +131,9 @@ impl Place {
         let root = root(chroot, &namespace)?;
         let shown = url.strip_prefix("zookeeper://").and_then(|url| url.strip_prefix(who_and_where));
         let shown = format!("zookeeper://{servers}{}", shown.unwrap_or_default());
-        let (servers, paths, known) = (servers.to_owned(), Paths { root }, Arc::new(Known::of(servers)));
-        Ok(Self { servers, paths, login, tls, session, tick, known, shown })
+        let (servers, paths, server_limits) =
+            (servers.to_owned(), Paths { root }, Arc::new(ServerLimits::of(servers)));
+        Ok(Self { servers, paths, login, tls, session, tick, server_limits, shown })
     }
 
     fn connector(&self, timeout: Duration) -> Result<Connector, StoreError> {
@@ -284,34 +285,38 @@ mod tests {
 
     #[test]
     fn a_url_says_where_and_how_long() {
-        let place = Place::parse("zookeeper://a:1,[::1]:2,c/app/prod?namespace=locks&session=4s&tick=250ms");
-        let place = place.expect("a good URL");
-        assert_eq!((place.servers.as_str(), place.paths.root.as_str()), ("a:1,[::1]:2,c", "/app/prod/locks"));
-        assert_eq!((place.session, place.tick), (Duration::from_secs(4), Duration::from_millis(250)));
-        let plain = Place::parse("zookeeper://localhost").expect("a good URL");
+        let settings =
+            Settings::parse("zookeeper://a:1,[::1]:2,c/app/prod?namespace=locks&session=4s&tick=250ms");
+        let settings = settings.expect("a good URL");
+        assert_eq!(
+            (settings.servers.as_str(), settings.paths.root.as_str()),
+            ("a:1,[::1]:2,c", "/app/prod/locks")
+        );
+        assert_eq!((settings.session, settings.tick), (Duration::from_secs(4), Duration::from_millis(250)));
+        let plain = Settings::parse("zookeeper://localhost").expect("a good URL");
         assert_eq!(plain.paths.root, "/lockkeeper");
     }
 
     #[test]
     fn no_message_shows_a_password() {
-        let place = Place::parse("zookeeper://me:se%40cret@h:1/x").expect("a good URL");
-        assert_eq!(place.login.as_ref().map(|login| login.password.as_str()), Some("se@cret"));
-        assert_eq!(format!("{place:?}"), "zookeeper://h:1/x");
+        let settings = Settings::parse("zookeeper://me:se%40cret@h:1/x").expect("a good URL");
+        assert_eq!(settings.login.as_ref().map(|login| login.password.as_str()), Some("se@cret"));
+        assert_eq!(format!("{settings:?}"), "zookeeper://h:1/x");
         for url in ["zookeeper://me:secret@", "zookeeper://me:secret@h:0", "zookeeper://me:secret@h?auth=x"] {
-            let error = Place::parse(url).expect_err("no good URL");
+            let error = Settings::parse(url).expect_err("no good URL");
             assert!(!format!("{error:?} {error}").contains("secret"), "{error}");
         }
     }
 
     #[test]
     fn the_shown_url_is_whole_and_has_no_password() {
-        let shown = |url: &str| Place::parse(url).expect(url).shown;
+        let shown = |url: &str| Settings::parse(url).expect(url).shown;
         let plain = "zookeeper://h:1,i/x?namespace=a@b&session=4s";
         assert_eq!(shown(plain), plain);
         assert_eq!(shown("zookeeper://me:secret@h:1,i/x?namespace=a@b&session=4s"), plain);
         assert_eq!(shown("zookeeper://me:se@cret@h?namespace=a@b"), "zookeeper://h?namespace=a@b");
         // A password with a slash that is not escaped looks like a server, a port and a chroot.
-        let error = Place::parse("zookeeper://me:12/secret@h").expect_err("no good URL");
+        let error = Settings::parse("zookeeper://me:12/secret@h").expect_err("no good URL");
         assert!(
             error.to_string().contains("%2F") && !format!("{error:?} {error}").contains("secret"),
             "{error}"
@@ -341,7 +346,7 @@ mod tests {
             "zookeeper://user@a",
             "zookeeper://a/zookeeper",
         ] {
-            let error = Place::parse(url).expect_err(url);
+            let error = Settings::parse(url).expect_err(url);
             assert_eq!(error.kind(), StoreErrorKind::Config, "{url}");
         }
     }

@@ -1,6 +1,6 @@
 //! Renewals, and leases that outlive their process.
 //!
-//! A lease is kept by its session, whose signs of life stand for all of them. A renewal reads the nodes: they may have
+//! A lease is kept by its session, whose signs of life state for all of them. A renewal reads the nodes: they may have
 //! been taken away, or marked by an operator. A lease that may outlive its process has a session
 //! of its own, which nobody has to close. To take such a lease over, its node is replaced by one of the
 //! same name in another session, in one transaction: nobody can come in between.
@@ -17,11 +17,11 @@ use zookeeper_client::{Error, MultiReadResult};
 
 use crate::{
     changes::Changed,
-    line,
-    note::Note,
+    codec::ClaimData,
+    keeper::KeeperState,
+    memory::{ClaimRecord, ClaimState, HoldRecord},
+    queue,
     session::Session,
-    shared::Shared,
-    table::{Entry, Hold, Stand},
     trouble::{corrupt, refused, trouble},
 };
 
@@ -34,14 +34,14 @@ enum Node {
     Unknown(StoreError),
 }
 
-/// A session, and the leases that it holds: the place of each in its group, and its node.
+/// A session, and the leases that it holds: the position of each in its group, and its node.
 type Held = (Arc<Session>, Vec<(usize, String)>);
 
 /// A node to be taken over.
 struct Found {
     node: String,
     markers: Vec<String>,
-    note: Note,
+    note: ClaimData,
     version: i32,
     /// What is left of its lease, if only its lease ends it.
     left: Duration,
@@ -50,7 +50,7 @@ struct Found {
     number: u64,
 }
 
-impl Shared {
+impl KeeperState {
     /// Extends leases. What cannot be asked about one costs no other its answer.
     pub(crate) async fn renew(self: &Arc<Self>, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
         let session = self.session()?;
@@ -83,29 +83,29 @@ impl Shared {
         let (mut nodes, held) = self.held(leases);
         // Whoever answers the reads knows of everything that was done before these were answered. All are sent before the
         // first is awaited; one whose server is silent costs the others half of the time.
-        let root = &self.place.paths.root;
+        let root = &self.settings.paths.root;
         let checks: Vec<_> = held.iter().map(|(session, _)| session.check(root)).collect();
         let soon = Instant::now() + until.duration_since(Instant::now()) / 2;
         let mut reads = Vec::with_capacity(held.len());
-        for ((session, places), check) in held.iter().zip(checks) {
+        for ((session, positions), check) in held.iter().zip(checks) {
             reads.push(match timeout_at(soon, check).await.unwrap_or(Err(Error::Timeout)) {
                 Ok(()) => {
                     let mut read = session.client.new_multi_reader();
-                    let added = places.iter().try_for_each(|(_, node)| read.add_get_data(node));
+                    let added = positions.iter().try_for_each(|(_, node)| read.add_get_data(node));
                     added.map(|()| read.commit())
                 }
                 Err(error) => Err(error),
             });
         }
-        for ((session, places), read) in held.iter().zip(reads) {
+        for ((session, positions), read) in held.iter().zip(reads) {
             let read = match read {
                 Ok(read) => timeout_at(until, session.read(read)).await.unwrap_or(Err(Error::Timeout)),
                 Err(error) => Err(error),
             };
             let mut results = read.map(Vec::into_iter);
-            for (place, node) in places {
-                nodes[*place] = match &mut results {
-                    Ok(results) => self.read_one(session, &leases[*place], node, results.next()),
+            for (position, node) in positions {
+                nodes[*position] = match &mut results {
+                    Ok(results) => self.read_one(session, &leases[*position], node, results.next()),
                     Err(error) => Node::Unknown(trouble(error.clone())),
                 };
             }
@@ -113,21 +113,21 @@ impl Shared {
         nodes
     }
 
-    /// What is known of these leases without asking, and for each session the places and nodes of those it holds.
+    /// What is known of these leases without asking, and for each session the positions and nodes of those it holds.
     fn held(&self, leases: &[Renew]) -> (Vec<Node>, Vec<Held>) {
-        let table = self.table();
+        let memory = self.memory();
         let mut nodes = Vec::with_capacity(leases.len());
         let mut held: Vec<Held> = Vec::new();
-        for (place, renew) in leases.iter().enumerate() {
-            let entry = table.entries.get(&renew.contender);
-            nodes.push(if entry.is_some() { Node::There } else { Node::Elsewhere });
-            // Of another stand there is no hold to be renewed.
-            let entry =
-                entry.filter(|entry| matches!(entry.stand, Stand::Holding(_)) && entry.session.lives());
-            let Some(Entry { session, node, .. }) = entry else { continue };
+        for (position, renew) in leases.iter().enumerate() {
+            let record = memory.records.get(&renew.contender);
+            nodes.push(if record.is_some() { Node::There } else { Node::Elsewhere });
+            // Of another state there is no hold to be renewed.
+            let record = record
+                .filter(|record| matches!(record.state, ClaimState::Holding(_)) && record.session.lives());
+            let Some(ClaimRecord { session, node, .. }) = record else { continue };
             match held.iter_mut().find(|(known, _)| Arc::ptr_eq(known, session)) {
-                Some((_, places)) => places.push((place, node.clone())),
-                None => held.push((session.clone(), vec![(place, node.clone())])),
+                Some((_, positions)) => positions.push((position, node.clone())),
+                None => held.push((session.clone(), vec![(position, node.clone())])),
             }
         }
         (nodes, held)
@@ -141,23 +141,23 @@ impl Shared {
         node: &str,
         read: Option<MultiReadResult>,
     ) -> Node {
-        let mut table = self.table();
-        let entry = table.entries.get_mut(&renew.contender);
-        let entry = entry.filter(|entry| entry.node == node && Arc::ptr_eq(&entry.session, session));
-        match (read, entry) {
-            (Some(MultiReadResult::Data { data, stat }), Some(entry))
+        let mut memory = self.memory();
+        let record = memory.records.get_mut(&renew.contender);
+        let record = record.filter(|record| record.node == node && Arc::ptr_eq(&record.session, session));
+        match (read, record) {
+            (Some(MultiReadResult::Data { data, stat }), Some(record))
                 if stat.ephemeral_owner == session.id =>
             {
-                (entry.note, entry.version) = (Note::from_bytes(&data), stat.version);
+                (record.note, record.version) = (ClaimData::from_bytes(&data), stat.version);
                 Node::There
             }
             // Somebody has taken it over, in whose session it lives from then on.
             (Some(MultiReadResult::Data { .. }), Some(_)) => {
-                table.entries.remove(&renew.contender);
+                memory.records.remove(&renew.contender);
                 Node::Elsewhere
             }
             (Some(MultiReadResult::Error { err: Error::NoNode }), Some(_)) => {
-                table.entries.remove(&renew.contender);
+                memory.records.remove(&renew.contender);
                 Node::Gone
             }
             (Some(MultiReadResult::Error { err: Error::NoNode }), None) => Node::Gone,
@@ -172,20 +172,20 @@ impl Shared {
     async fn renew_here(self: &Arc<Self>, renew: &Renew) -> Result<Renewed, StoreError> {
         let now = self.now();
         let (held, lower, detach) = {
-            let mut table = self.table();
-            let Some(entry) = table.entries.get_mut(&renew.contender) else { return Ok(Renewed::Gone) };
-            if !entry.session.lives() {
+            let mut memory = self.memory();
+            let Some(record) = memory.records.get_mut(&renew.contender) else { return Ok(Renewed::Gone) };
+            if !record.session.lives() {
                 return Ok(Renewed::Gone);
             }
-            let Stand::Holding(hold) = &mut entry.stand else { return Ok(Renewed::Gone) };
-            hold.confirm(entry.note.lease);
-            if entry.note.evicted {
+            let ClaimState::Holding(hold) = &mut record.state else { return Ok(Renewed::Gone) };
+            hold.confirm(record.note.lease);
+            if record.note.evicted {
                 return Ok(Renewed::Evicted);
             }
             hold.expires = hold.expires.max(now.after(renew.lease));
             let hold = *hold;
-            let lower = renew.lower_to.filter(|units| units.below(entry.units));
-            (Renewed::Held { remaining: entry.remaining(&hold, now) }, lower, renew.detach)
+            let lower = renew.lower_to.filter(|units| units.below(record.units));
+            (Renewed::Held { remaining: record.remaining(&hold, now) }, lower, renew.detach)
         };
         if let Some(units) = lower {
             match self.lower(renew.contender, units).await? {
@@ -204,21 +204,21 @@ impl Shared {
     /// who watch it.
     async fn lower(&self, contender: ContenderId, units: Units) -> Result<Changed, StoreError> {
         let marker = {
-            let mut table = self.table();
-            let Some(entry) = table.entries.get_mut(&contender) else { return Ok(Changed::Gone) };
-            let folder = entry.node.rsplit_once('/').map_or("", |(folder, _)| folder);
-            let marker = format!("{folder}/{}", line::marker(contender, units));
+            let mut memory = self.memory();
+            let Some(record) = memory.records.get_mut(&contender) else { return Ok(Changed::Gone) };
+            let folder = record.node.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let marker = format!("{folder}/{}", queue::marker(contender, units));
             // Before it is asked for: it is removed with the node also if the answer is lost.
-            if !entry.markers.contains(&marker) {
-                entry.markers.push(marker.clone());
+            if !record.markers.contains(&marker) {
+                record.markers.push(marker.clone());
             }
             marker
         };
         let changed = self.change(contender, Some(&marker), |_| {}).await?;
-        if let Some(entry) = self.table().entries.get_mut(&contender)
+        if let Some(record) = self.memory().records.get_mut(&contender)
             && changed == Changed::Done
         {
-            entry.units = units;
+            record.units = units;
         }
         Ok(changed)
     }
@@ -229,7 +229,7 @@ impl Shared {
         lease: Duration,
     ) -> Result<Result<Arc<Session>, StoreError>, StoreError> {
         // Two ticks more, so that what is said about it is never longer than what it lives.
-        let session = self.own_session(lease + self.place.limits().tick * 2).await?;
+        let session = self.own_session(lease + self.settings.limits().tick * 2).await?;
         let longest = session.timeout();
         if longest < lease {
             return Ok(Err(StoreError::new(
@@ -246,10 +246,10 @@ impl Shared {
     /// From now on only the lease ends it: the session goes on by itself.
     async fn detach(self: &Arc<Self>, renew: &Renew) -> Result<Renewed, StoreError> {
         let (session, own_session, expires) = {
-            let table = self.table();
-            let Some(entry) = table.entries.get(&renew.contender) else { return Ok(Renewed::Gone) };
-            let Stand::Holding(hold) = entry.stand else { return Ok(Renewed::Gone) };
-            (entry.session.clone(), entry.own_session, hold.expires)
+            let memory = self.memory();
+            let Some(record) = memory.records.get(&renew.contender) else { return Ok(Renewed::Gone) };
+            let ClaimState::Holding(hold) = record.state else { return Ok(Renewed::Gone) };
+            (record.session.clone(), record.own_session, hold.expires)
         };
         let lease = expires.since(self.now());
         let detached = if lease > session.timeout() || !own_session {
@@ -261,10 +261,10 @@ impl Shared {
                 Ok(own) => own,
                 Err(refusal) => return Err(refusal),
             };
-            let note = Note { detached: true, ..found.note };
+            let note = ClaimData { detached: true, ..found.note };
             self.move_to(&own, renew, Found { note, ..found }, lease).await?
         } else {
-            let detach = |note: &mut Note| (note.detached, note.lease) = (true, lease);
+            let detach = |note: &mut ClaimData| (note.detached, note.lease) = (true, lease);
             match self.change(renew.contender, None, detach).await? {
                 Changed::Done => {}
                 Changed::Gone => return Ok(Renewed::Gone),
@@ -272,8 +272,8 @@ impl Shared {
             }
             Renewed::Held { remaining: lease.min(session.deadline().since(self.now())) }
         };
-        let entry = self.table().entries.remove(&renew.contender);
-        drop(entry);
+        let record = self.memory().records.remove(&renew.contender);
+        drop(record);
         Ok(detached)
     }
 
@@ -282,13 +282,13 @@ impl Shared {
         &self,
         session: &Session,
         renew: &Renew,
-    ) -> Result<Option<Note>, StoreError> {
-        let folder = self.place.paths.lock(&renew.name);
-        let line = self.line_now(session, &folder).await?;
-        for node in line.of(renew.contender) {
+    ) -> Result<Option<ClaimData>, StoreError> {
+        let folder = self.settings.paths.lock(&renew.name);
+        let queue = self.queue_now(session, &folder).await?;
+        for node in queue.of(renew.contender) {
             let data = session.client.get_data(&format!("{folder}/{}", node.name));
             match session.read(data).await {
-                Ok((data, _)) => return Ok(Some(Note::from_bytes(&data)).filter(|note| note.detached)),
+                Ok((data, _)) => return Ok(Some(ClaimData::from_bytes(&data)).filter(|note| note.detached)),
                 Err(Error::NoNode) => {}
                 Err(error) => return Err(trouble(error)),
             }
@@ -303,8 +303,8 @@ impl Shared {
         session: &Arc<Session>,
         renew: &Renew,
     ) -> Result<Renewed, StoreError> {
-        let (shared, session, renew) = (self.clone(), session.clone(), renew.clone());
-        let taking = self.background.spawn(async move { shared.take_over(&session, &renew).await });
+        let (keeper, session, renew) = (self.clone(), session.clone(), renew.clone());
+        let taking = self.background.spawn(async move { keeper.take_over(&session, &renew).await });
         match timeout_at(until, taking).await {
             Ok(Ok(taken)) => taken,
             Ok(Err(_)) | Err(_) => Err(trouble(Error::Timeout)),
@@ -333,8 +333,8 @@ impl Shared {
             match self.move_to(&own, renew, found, lease).await {
                 Err(error) if error.kind() == StoreErrorKind::Conflict => {}
                 Ok(moved) if renew.detach => {
-                    let entry = self.table().entries.remove(&renew.contender);
-                    drop(entry);
+                    let record = self.memory().records.remove(&renew.contender);
+                    drop(record);
                     return Ok(moved);
                 }
                 moved => return moved,
@@ -345,9 +345,10 @@ impl Shared {
 
     /// The node of a lease that is held, and what is left of it by the store's own clock.
     async fn look_up(&self, session: &Session, renew: &Renew) -> Result<Option<Found>, StoreError> {
-        let folder = self.place.paths.lock(&renew.name);
-        let line = self.line_now(session, &folder).await?;
-        let mut holders = line.admissions().filter(|(node, held)| *held && node.contender == renew.contender);
+        let folder = self.settings.paths.lock(&renew.name);
+        let queue = self.queue_now(session, &folder).await?;
+        let mut holders =
+            queue.admissions().filter(|(node, held)| *held && node.contender == renew.contender);
         let Some((holder, _)) = holders.next() else { return Ok(None) };
         let node = format!("{folder}/{}", holder.name);
         let (data, before) = match session.read(session.client.get_data(&node)).await {
@@ -363,12 +364,12 @@ impl Shared {
             Err(Error::NoNode) => return Ok(None),
             Err(error) => return Err(trouble(error)),
         };
-        let mut note = Note::from_bytes(&data);
+        let mut note = ClaimData::from_bytes(&data);
         let age = u64::try_from(after.mtime.saturating_sub(before.mtime)).unwrap_or(0);
         let left = note.lease.saturating_sub(Duration::from_millis(age));
         let number = note.number(before.czxid);
         note.number = Some(number);
-        let markers = line.markers_of(renew.contender).iter().map(|marker| format!("{folder}/{marker}"));
+        let markers = queue.markers_of(renew.contender).iter().map(|marker| format!("{folder}/{marker}"));
         Ok(Some(Found {
             node,
             markers: markers.collect(),
@@ -389,7 +390,7 @@ impl Shared {
         found: Found,
         lease: Duration,
     ) -> Result<Renewed, StoreError> {
-        let note = Note { lease, ..found.note };
+        let note = ClaimData { lease, ..found.note };
         let sent = own.now();
         let mut multi = own.client.new_multi_writer();
         for marker in &found.markers {
@@ -403,8 +404,8 @@ impl Shared {
             Err(error) if refused(&error) => return Err(trouble(Error::BadVersion)),
             Err(error) => return Err(trouble(error.into())),
         }
-        let hold = Hold::confirmed(sent, lease, found.number);
-        let entry = Entry {
+        let hold = HoldRecord::confirmed(sent, lease, found.number);
+        let record = ClaimRecord {
             name: renew.name.clone(),
             units: found.units,
             capacity: found.capacity,
@@ -415,33 +416,33 @@ impl Shared {
             number: found.number,
             note,
             version: 0,
-            stand: Stand::Holding(hold),
+            state: ClaimState::Holding(hold),
             behind: None,
             waits: None,
         };
-        let remaining = entry.remaining(&hold, self.now());
-        self.table().entries.insert(renew.contender, entry);
+        let remaining = record.remaining(&hold, self.now());
+        self.memory().records.insert(renew.contender, record);
         Ok(Renewed::Held { remaining })
     }
 
     /// Leaves before the minimum hold: the node stays without its owner until then, unless an operator wants it back.
     pub(crate) async fn retire(self: &Arc<Self>, leave: &Leave, until: BootTime) -> Result<Left, StoreError> {
         let before = {
-            let mut table = self.table();
-            let Some(entry) = table.entries.get_mut(&leave.contender) else { return Ok(Left::NotThere) };
-            std::mem::replace(&mut entry.stand, Stand::Retired { until })
+            let mut memory = self.memory();
+            let Some(record) = memory.records.get_mut(&leave.contender) else { return Ok(Left::NotThere) };
+            std::mem::replace(&mut record.state, ClaimState::Retired { until })
         };
         let lease = until.since(self.now());
-        let retire = |note: &mut Note| (note.retired, note.detached, note.lease) = (true, true, lease);
+        let retire = |note: &mut ClaimData| (note.retired, note.detached, note.lease) = (true, true, lease);
         match self.change(leave.contender, None, retire).await {
             Ok(Changed::Done) => Ok(Left::Released),
             Ok(Changed::Gone) => {
-                self.table().entries.remove(&leave.contender);
+                self.memory().records.remove(&leave.contender);
                 Ok(Left::NotThere)
             }
             Ok(Changed::Evicted) => {
-                if let Some(entry) = self.table().entries.get_mut(&leave.contender) {
-                    entry.leave(Left::Released);
+                if let Some(record) = self.memory().records.get_mut(&leave.contender) {
+                    record.leave(Left::Released);
                 }
                 // What is not removed now is by the reaper.
                 self.remove_node(leave.contender).await;
@@ -449,8 +450,8 @@ impl Shared {
             }
             Err(error) => {
                 // Asked again, it is done again.
-                if let Some(entry) = self.table().entries.get_mut(&leave.contender) {
-                    entry.stand = before;
+                if let Some(record) = self.memory().records.get_mut(&leave.contender) {
+                    record.state = before;
                 }
                 Err(error)
             }
@@ -460,12 +461,14 @@ impl Shared {
     /// Before the keeper ends: what must outlive it gets a session that ends in time by itself.
     pub(crate) async fn hand_over_the_retired(self: &Arc<Self>, session: &Session) {
         let retired: Vec<Renew> = {
-            let table = self.table();
-            let retired =
-                table.entries.iter().filter(|(_, entry)| matches!(entry.stand, Stand::Retired { .. }));
+            let memory = self.memory();
+            let retired = memory
+                .records
+                .iter()
+                .filter(|(_, record)| matches!(record.state, ClaimState::Retired { .. }));
             retired
-                .map(|(contender, entry)| Renew {
-                    name: entry.name.clone(),
+                .map(|(contender, record)| Renew {
+                    name: record.name.clone(),
                     contender: *contender,
                     lease: Duration::ZERO,
                     lower_to: None,
@@ -474,8 +477,8 @@ impl Shared {
                 .collect()
         };
         for renew in retired {
-            let until = match self.table().entries.get(&renew.contender).map(|entry| entry.stand) {
-                Some(Stand::Retired { until }) => until,
+            let until = match self.memory().records.get(&renew.contender).map(|record| record.state) {
+                Some(ClaimState::Retired { until }) => until,
                 _ => continue,
             };
             let left = until.since(self.now());

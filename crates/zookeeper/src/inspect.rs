@@ -12,24 +12,24 @@ use lockkeeper_core::{
 use zookeeper_client::{Error, Stat};
 
 use crate::{
-    changes::TRIES, claims::delete_markers, line::Line, note::Note, path, session::Session, shared::Shared,
-    table::Stand, trouble::trouble,
+    changes::TRIES, claims::delete_markers, codec::ClaimData, keeper::KeeperState, layout,
+    memory::ClaimState, queue::Queue, session::Session, trouble::trouble,
 };
 
 fn wall(millis: i64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
 
-impl Shared {
+impl KeeperState {
     /// Who holds and who waits.
     pub(crate) async fn inspect(
         &self,
         session: &Session,
         name: &Name,
     ) -> Result<Option<ResourceView>, StoreError> {
-        let folder = self.place.paths.lock(name);
-        let line = self.line_now(session, &folder).await?;
-        self.view(session, name, &folder, &line).await
+        let folder = self.settings.paths.lock(name);
+        let queue = self.queue_now(session, &folder).await?;
+        self.view(session, name, &folder, &queue).await
     }
 
     async fn view(
@@ -37,12 +37,12 @@ impl Shared {
         session: &Session,
         name: &Name,
         folder: &str,
-        line: &Line,
+        queue: &Queue,
     ) -> Result<Option<ResourceView>, StoreError> {
-        let Some(capacity) = line.capacity() else { return Ok(None) };
+        let Some(capacity) = queue.capacity() else { return Ok(None) };
         let mut view =
             ResourceView { name: name.clone(), capacity, holders: Vec::new(), waiters: Vec::new() };
-        let read = line.admissions().map(|(node, admitted)| {
+        let read = queue.admissions().map(|(node, admitted)| {
             (node, admitted, session.client.get_data(&format!("{folder}/{}", node.name)))
         });
         let read: Vec<_> = read.collect();
@@ -53,7 +53,7 @@ impl Shared {
                 Err(error) => return Err(trouble(error)),
             };
             let (contender, units) = (node.contender, node.units);
-            let note = Note::from_bytes(&data);
+            let note = ClaimData::from_bytes(&data);
             if admitted {
                 view.holders.push(HolderView {
                     contender,
@@ -78,25 +78,25 @@ impl Shared {
     }
 
     /// What is left of a lease. Only its own keeper knows; of others' the whole length is shown.
-    fn remaining(&self, contender: lockkeeper_core::ContenderId, note: &Note) -> Duration {
+    fn remaining(&self, contender: lockkeeper_core::ContenderId, note: &ClaimData) -> Duration {
         let now = self.now();
-        match self.table().entries.get(&contender).map(|entry| entry.stand) {
-            Some(Stand::Holding(hold)) => hold.expires.since(now),
-            Some(Stand::Retired { until }) => until.since(now),
+        match self.memory().records.get(&contender).map(|record| record.state) {
+            Some(ClaimState::Holding(hold)) => hold.expires.since(now),
+            Some(ClaimState::Retired { until }) => until.since(now),
             _ => note.lease,
         }
     }
 
     /// All resources that are held or waited for.
     pub(crate) async fn list(&self, session: &Session, query: &ListQuery) -> Result<Page, StoreError> {
-        let locks = self.place.paths.locks();
+        let locks = self.settings.paths.locks();
         let synced = session.client.sync(&locks);
         let listed = session.client.list_children(&locks);
         session.read(synced).await.map_err(trouble)?;
         let children = session.read(listed).await.map_err(trouble)?;
         let mut names: Vec<Name> = children
             .iter()
-            .filter_map(|child| path::name_of(child))
+            .filter_map(|child| layout::name_of(child))
             .filter(|name| name.as_str().starts_with(&query.prefix))
             .filter(|name| query.after.as_ref().is_none_or(|after| name > after))
             .collect();
@@ -104,9 +104,9 @@ impl Shared {
         let limit = query.limit.max(1);
         let mut resources: Vec<ResourceView> = Vec::new();
         for name in names {
-            let folder = self.place.paths.lock(&name);
-            let line = self.line(session, &folder).await?;
-            let Some(view) = self.view(session, &name, &folder, &line).await? else { continue };
+            let folder = self.settings.paths.lock(&name);
+            let queue = self.queue(session, &folder).await?;
+            let Some(view) = self.view(session, &name, &folder, &queue).await? else { continue };
             if resources.len() == limit {
                 let next = resources.last().map(|last| last.name.clone());
                 return Ok(Page { resources, next });
@@ -122,14 +122,14 @@ impl Shared {
         session: &Session,
         order: &Evict,
     ) -> Result<Evicted, StoreError> {
-        let folder = self.place.paths.lock(&order.name);
+        let folder = self.settings.paths.lock(&order.name);
         for _ in 0..TRIES {
-            let line = self.line_now(session, &folder).await?;
-            let held = line.admissions().find(|(node, held)| *held && node.contender == order.contender);
+            let queue = self.queue_now(session, &folder).await?;
+            let held = queue.admissions().find(|(node, held)| *held && node.contender == order.contender);
             let Some((node, _)) = held else { return Ok(Evicted::NotHeld) };
             let path = format!("{folder}/{}", node.name);
             let markers: Vec<String> =
-                line.markers_of(order.contender).iter().map(|marker| format!("{folder}/{marker}")).collect();
+                queue.markers_of(order.contender).iter().map(|marker| format!("{folder}/{marker}")).collect();
             let (data, stat) = match session.read(session.client.get_data(&path)).await {
                 Ok(read) => read,
                 Err(Error::NoNode) => continue,
@@ -153,7 +153,7 @@ impl Shared {
         data: &[u8],
         stat: &Stat,
     ) -> Result<Evicted, Error> {
-        let mut note = Note::from_bytes(data);
+        let mut note = ClaimData::from_bytes(data);
         if note.number(stat.czxid) != order.number {
             return Ok(Evicted::NotHeld);
         }
@@ -166,11 +166,11 @@ impl Shared {
             session.read(session.client.delete(path, Some(marked.version))).await?;
             session.read(delete_markers(&session.client, markers)).await?;
         }
-        let mut table = self.table();
+        let mut memory = self.memory();
         if order.now || note.retired {
-            table.entries.remove(&order.contender);
-        } else if let Some(entry) = table.entries.get_mut(&order.contender) {
-            entry.note.evicted = true;
+            memory.records.remove(&order.contender);
+        } else if let Some(record) = memory.records.get_mut(&order.contender) {
+            record.note.evicted = true;
         }
         Ok(Evicted::Done)
     }
