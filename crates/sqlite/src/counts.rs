@@ -7,7 +7,7 @@ use lockkeeper_core::{
 };
 use rusqlite::{OptionalExtension, Row, params};
 
-use crate::step::{Work, tell_watchers};
+use crate::work::{Work, tell_watchers};
 
 type Result<T> = rusqlite::Result<T>;
 
@@ -22,7 +22,7 @@ impl Work<'_> {
         }
         let before = self.counter(count)?;
         let mut counter = before;
-        let counted = counter.step(self.now, &mut self.mark, count.action);
+        let counted = counter.step(self.now, &mut self.high_water, count.action);
         if counter != before {
             self.store_counter(count, counter)?;
         }

@@ -20,119 +20,119 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, config::
 use tokio::runtime::Handle;
 
 use crate::{
-    deaths::{Deaths, OnDeath},
-    host::Host,
+    boot::Boot,
+    codec::Loaded,
+    crashes::{CrashMonitor, OnCrash},
+    file::DatabaseFile,
     layout,
-    life::{self, Life, Pulse},
-    place::Place,
+    liveness::{self, LifeFile, Liveness},
     poll,
-    rows::Loaded,
-    step::{Done, Work, has_rows, valid_names},
+    ticket::{Ticket, Urgency},
     trouble::{busy, explain, file_trouble, is_busy},
-    turns::Turns,
     wakes::Channel,
-    writer::{Ticket, Urgency},
+    work::{AfterCommit, Work, has_rows, valid_names},
+    write_order::WriteOrder,
 };
 
 /// How often each keeper clears away what has ended and nobody asks for.
 const SWEEP: Duration = Duration::from_secs(60);
 
 /// What a keeper brings along.
-pub(crate) struct Opening {
+pub(crate) struct OpenOptions {
     pub(crate) path: PathBuf,
     pub(crate) keeper: KeeperId,
     pub(crate) clock: Clock,
     pub(crate) sink: WakeSink,
     pub(crate) limit: Duration,
     pub(crate) background: Handle,
-    pub(crate) on_death: OnDeath,
+    pub(crate) on_crash: OnCrash,
 }
 
 /// What a transaction may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Weight {
+enum Durability {
     /// Anything: synced.
-    Full,
+    Synced,
     /// Only what may be lost in a power cut: not synced.
-    Light,
+    Unsynced,
 }
 
-impl Weight {
+impl Durability {
     fn synchronous(self) -> &'static str {
         match self {
             // What was answered is on disk: see the crate's documentation.
-            Self::Full => "FULL",
-            Self::Light => "NORMAL",
+            Self::Synced => "FULL",
+            Self::Unsynced => "NORMAL",
         }
     }
 }
 
 /// What a keeper gets beside the open file.
-pub(crate) struct Opened {
+pub(crate) struct OpenedParts {
     pub(crate) id: String,
     pub(crate) inbox: Option<UnixDatagram>,
-    pub(crate) line: OwnedFd,
+    pub(crate) life_line: OwnedFd,
 }
 
 /// The open file.
 pub(crate) struct Database {
     connection: Connection,
     /// What the connection is set to.
-    weight: Weight,
-    turns: Arc<Turns>,
-    place: Place,
-    host: Host,
+    durability: Durability,
+    write_order: Arc<WriteOrder>,
+    file: DatabaseFile,
+    boot: Boot,
     own: KeeperId,
     clock: Clock,
     limit: Duration,
     swept: StoreTime,
     channel: Channel,
-    deaths: Arc<Deaths>,
-    _life: Life,
+    crashes: Arc<CrashMonitor>,
+    _life_file: LifeFile,
 }
 
 impl Database {
     /// Opens the file, making it if need be, and shows that the keeper lives.
-    pub(crate) fn open(opening: Opening) -> Result<(Self, Opened), StoreError> {
-        let host = Host::find()?;
-        let mut place = Place::find(&opening.path)?;
-        let (connection, id) = open_for(&place, &host, opening.limit)?;
-        let turns = Turns::of(place.remember()?);
-        let life = Life::begin(&place, opening.keeper)?;
-        let line = life.line().map_err(|error| file_trouble("share", &place.keepers, error))?;
-        let (channel, inbox) = Channel::open(&place, opening.keeper, opening.sink);
+    pub(crate) fn open(opening: OpenOptions) -> Result<(Self, OpenedParts), StoreError> {
+        let boot = Boot::find()?;
+        let mut file = DatabaseFile::find(&opening.path)?;
+        let (connection, id) = open_for(&file, &boot, opening.limit)?;
+        let write_order = WriteOrder::of(file.remember()?);
+        let life_file = LifeFile::begin(&file, opening.keeper)?;
+        let life_line = life_file.life_line().map_err(|error| file_trouble("share", &file.keepers, error))?;
+        let (channel, inbox) = Channel::open(&file, opening.keeper, opening.sink);
         let mut database = Self {
-            deaths: Deaths::new(&place.keepers, opening.background, opening.on_death),
+            crashes: CrashMonitor::new(&file.keepers, opening.background, opening.on_crash),
             connection,
-            weight: Weight::Full,
-            turns,
-            place,
-            host,
+            durability: Durability::Synced,
+            write_order,
+            file,
+            boot,
             own: opening.keeper,
             clock: opening.clock,
             limit: opening.limit,
             swept: StoreTime(0),
             channel,
-            _life: life,
+            _life_file: life_file,
         };
-        for dead in life::the_dead(&database.place.keepers) {
-            match database.bury(dead) {
+        for dead in liveness::crashed(&database.file.keepers) {
+            match database.expire_if_crashed(dead) {
                 // Many that start at once all try this. Whoever finds the dead in the way does it, too.
                 Err(error) if error.is_passing() => break,
                 buried => buried?,
             }
         }
-        Ok((database, Opened { id, inbox, line }))
+        Ok((database, OpenedParts { id, inbox, life_line }))
     }
 
     fn now(&self) -> Now {
-        self.host.now(&self.clock)
+        self.boot.now(&self.clock)
     }
 
     /// Whether the file is still the one that was opened, and what time it is.
     pub(crate) fn look(&self, ticket: &Ticket) -> Result<Now, StoreError> {
         ticket.begin();
-        self.place.check()?;
+        self.file.check()?;
         Ok(self.now())
     }
 
@@ -158,7 +158,7 @@ impl Database {
             _ => group.iter().all(|request| matches!(request, Request::Leave(_))),
         };
         let act = |work: &mut Work<'_>| group.iter().map(|request| work.apply(request, few)).collect();
-        if light { self.write_lightly(ticket, act) } else { self.write(ticket, Urgency::Usual, act) }
+        if light { self.write_unsynced(ticket, act) } else { self.write(ticket, Urgency::Usual, act) }
     }
 
     /// The answers to a few polls, if nothing has to be written for them. Waits for no writer.
@@ -169,7 +169,7 @@ impl Database {
     ) -> Result<Option<(Vec<Answer>, StoreTime)>, StoreError> {
         let ((answers, ahead), now) =
             self.read_work(|work| Ok((work.look(polls)?, std::mem::take(&mut work.done.ahead))))?;
-        self.deaths.watch(ahead);
+        self.crashes.watch(ahead);
         Ok(answers.filter(|_| ticket.begin()).map(|each| (each, now)))
     }
 
@@ -180,17 +180,17 @@ impl Database {
         urgency: Urgency,
         act: impl FnOnce(&mut Work<'_>) -> rusqlite::Result<T>,
     ) -> Result<(T, StoreTime), StoreError> {
-        let done = self.transact(ticket, urgency, Weight::Full, act)?;
+        let done = self.transact(ticket, urgency, Durability::Synced, act)?;
         Ok(done.expect("only a light transaction is given up"))
     }
 
     /// Does `act`, which may be lost in a power cut, in one transaction that is not synced.
-    pub(crate) fn write_lightly<T>(
+    pub(crate) fn write_unsynced<T>(
         &mut self,
         ticket: &Ticket,
         act: impl Fn(&mut Work<'_>) -> rusqlite::Result<T>,
     ) -> Result<(T, StoreTime), StoreError> {
-        match self.transact(ticket, Urgency::Usual, Weight::Light, &act)? {
+        match self.transact(ticket, Urgency::Usual, Durability::Unsynced, &act)? {
             Some(done) => Ok(done),
             None => self.write(ticket, Urgency::Usual, act),
         }
@@ -211,7 +211,7 @@ impl Database {
         &mut self,
         act: impl FnOnce(&mut Work<'_>) -> rusqlite::Result<T>,
     ) -> Result<(T, StoreTime), StoreError> {
-        let (keepers, own) = (self.place.keepers.clone(), self.own);
+        let (keepers, own) = (self.file.keepers.clone(), self.own);
         self.read(|transaction, now| {
             let answer = act(&mut Work::new(transaction, &keepers, own, now, Mark::default()))?;
             Ok((answer, now.lease))
@@ -223,21 +223,21 @@ impl Database {
         &mut self,
         ticket: &Ticket,
         urgency: Urgency,
-        weight: Weight,
+        durability: Durability,
         act: impl FnOnce(&mut Work<'_>) -> rusqlite::Result<T>,
     ) -> Result<Option<(T, StoreTime)>, StoreError> {
-        let file = &self.place.file;
+        let file = &self.file.path;
         // Before the commit nothing can have been applied, whatever went wrong.
         let explain_before = |error| explain(file, error).not_applied();
         let too_busy = || StoreError::new(StoreErrorKind::Conflict, busy(&file.display())).not_applied();
-        if self.weight != weight {
+        if self.durability != durability {
             self.connection
-                .pragma_update(None, "synchronous", weight.synchronous())
+                .pragma_update(None, "synchronous", durability.synchronous())
                 .map_err(explain_before)?;
-            self.weight = weight;
+            self.durability = durability;
         }
         let until = give_up_after(self.limit);
-        let _turn = self.turns.take(urgency, until).ok_or_else(too_busy)?;
+        let _permit = self.write_order.take(urgency, until).ok_or_else(too_busy)?;
         let transaction = self
             .connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
@@ -245,32 +245,32 @@ impl Database {
         if !ticket.begin() {
             return Err(too_busy());
         }
-        self.place.check()?;
-        let mark = layout::read_mark(&transaction, file, &self.host.boot)?;
+        self.file.check()?;
+        let mark = layout::read_high_water(&transaction, file, &self.boot.id)?;
         // Only now, with the file to ourselves, is the time the time of this transition.
-        let now = self.host.now(&self.clock);
-        let mut work = Work::new(&transaction, &self.place.keepers, self.own, now, Mark(mark));
-        if weight == Weight::Full && now.lease.since(self.swept) >= SWEEP {
+        let now = self.boot.now(&self.clock);
+        let mut work = Work::new(&transaction, &self.file.keepers, self.own, now, Mark(mark));
+        if durability == Durability::Synced && now.lease.since(self.swept) >= SWEEP {
             work.sweep().map_err(explain_before)?;
             self.swept = now.lease;
         }
         let answer = act(&mut work).map_err(explain_before)?;
-        if weight == Weight::Light && !work.may_be_lost() {
+        if durability == Durability::Unsynced && !work.may_be_lost() {
             return Ok(None);
         }
         let done = work.finish().map_err(explain_before)?;
         transaction.commit().map_err(|error| explain(file, error))?;
-        self.follow_up(done);
+        self.after_commit(done);
         Ok(Some((answer, now.lease)))
     }
 
-    fn follow_up(&self, done: Done) {
+    fn after_commit(&self, done: AfterCommit) {
         self.channel.tell(done.wakes);
-        for dead in done.dead {
+        for dead in done.crashed {
             tracing::info!(keeper = %dead, "freed what a dead process held or waited for");
-            life::forget(&self.place.keepers, dead);
+            liveness::remove_files(&self.file.keepers, dead);
         }
-        self.deaths.watch(done.ahead);
+        self.crashes.watch(done.ahead);
     }
 
     /// Does `act` without changing anything.
@@ -279,23 +279,23 @@ impl Database {
         act: impl FnOnce(&Transaction<'_>, Now) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         give_up_after(self.limit);
-        self.place.check()?;
+        self.file.check()?;
         let now = self.now();
-        let explain = |error| explain(&self.place.file, error).not_applied();
+        let explain = |error| explain(&self.file.path, error).not_applied();
         let transaction = self.connection.transaction().map_err(explain)?;
         act(&transaction, now).map_err(explain)
     }
 
     /// Frees what `keeper` has if its process has ended.
-    pub(crate) fn bury(&mut self, keeper: KeeperId) -> Result<(), StoreError> {
-        if life::pulse(&self.place.keepers, keeper) != Pulse::Dead {
+    pub(crate) fn expire_if_crashed(&mut self, keeper: KeeperId) -> Result<(), StoreError> {
+        if liveness::of(&self.file.keepers, keeper) != Liveness::Crashed {
             return Ok(());
         }
         if !self.read(|transaction, _| has_rows(transaction, keeper))? {
-            life::forget(&self.place.keepers, keeper);
+            liveness::remove_files(&self.file.keepers, keeper);
             return Ok(());
         }
-        self.write(&Ticket::new(), Urgency::Usual, |work| work.bury(keeper))?;
+        self.write(&Ticket::new(), Urgency::Usual, |work| work.expire(keeper))?;
         Ok(())
     }
 
@@ -311,20 +311,23 @@ impl Database {
             Ok(loaded.and_then(|loaded| loaded.resource.view(name, now)))
         };
         let view = self.read(load)?;
-        if self.bury_any_of(view.iter())? { self.read(load) } else { Ok(view) }
+        if self.expire_crashed_of(view.iter())? { self.read(load) } else { Ok(view) }
     }
 
     /// A part of all names that are held or waited for.
     pub(crate) fn list(&mut self, ticket: &Ticket, query: &ListQuery) -> Result<Page, StoreError> {
         ticket.begin();
         let page = self.read(|transaction, now| page_of(transaction, now, query))?;
-        if self.bury_any_of(page.resources.iter())? {
+        if self.expire_crashed_of(page.resources.iter())? {
             return self.read(|transaction, now| page_of(transaction, now, query));
         }
         Ok(page)
     }
 
-    fn bury_any_of<'a>(&mut self, views: impl Iterator<Item = &'a ResourceView>) -> Result<bool, StoreError> {
+    fn expire_crashed_of<'a>(
+        &mut self,
+        views: impl Iterator<Item = &'a ResourceView>,
+    ) -> Result<bool, StoreError> {
         let mut keepers: Vec<KeeperId> = Vec::new();
         for view in views {
             keepers.extend(view.holders.iter().filter(|holder| !holder.detached).map(|h| h.contender.keeper));
@@ -332,9 +335,9 @@ impl Database {
         }
         keepers.sort_unstable();
         keepers.dedup();
-        keepers.retain(|keeper| life::pulse(&self.place.keepers, *keeper) == Pulse::Dead);
+        keepers.retain(|keeper| liveness::of(&self.file.keepers, *keeper) == Liveness::Crashed);
         for keeper in &keepers {
-            self.bury(*keeper)?;
+            self.expire_if_crashed(*keeper)?;
         }
         Ok(!keepers.is_empty())
     }
@@ -349,22 +352,22 @@ impl Drop for Database {
         }
         let own = self.own;
         let clean = self.read(|transaction, _| Ok(!has_rows(transaction, own)?)).unwrap_or(false)
-            || self.write(&Ticket::new(), Urgency::Usual, |work| work.bury(own)).is_ok();
+            || self.write(&Ticket::new(), Urgency::Usual, |work| work.expire(own)).is_ok();
         // With rows left, the file without its lock says that they are a dead keeper's.
         if clean {
-            life::forget(&self.place.keepers, own);
+            liveness::remove_files(&self.file.keepers, own);
         }
     }
 }
 
 /// Opens the file for a keeper; gives the store's own id beside it.
-fn open_for(place: &Place, host: &Host, limit: Duration) -> Result<(Connection, String), StoreError> {
-    let mut connection = connect(&place.file, limit)?;
-    place.make_room()?;
-    let anybody_lives = || life::anybody_lives(&place.keepers);
-    let id = patiently(|| layout::settle(&mut connection, &place.file, &host.boot, anybody_lives))?;
+fn open_for(file: &DatabaseFile, boot: &Boot, limit: Duration) -> Result<(Connection, String), StoreError> {
+    let mut connection = connect(&file.path, limit)?;
+    file.make_room()?;
+    let any_alive = || liveness::any_alive(&file.keepers);
+    let id = patiently(|| layout::settle(&mut connection, &file.path, &boot.id, any_alive))?;
     // Not before: where many open the file at once, each looks again whether another has done what is to be done.
-    connection.busy_handler(Some(wait_for_others)).map_err(|error| explain(&place.file, error))?;
+    connection.busy_handler(Some(wait_for_others)).map_err(|error| explain(&file.path, error))?;
     Ok((connection, id))
 }
 
@@ -380,7 +383,7 @@ fn connect(file: &Path, limit: Duration) -> Result<Connection, StoreError> {
     patiently(|| layout::refuse(&connection, file))?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(explain)?;
     patiently(|| connection.pragma_update_and_check(None, "journal_mode", "WAL", is_wal).map_err(explain))?;
-    connection.pragma_update(None, "synchronous", Weight::Full.synchronous()).map_err(explain)?;
+    connection.pragma_update(None, "synchronous", Durability::Synced.synchronous()).map_err(explain)?;
     connection.set_prepared_statement_cache_capacity(64);
     // Else a statement is compiled anew whenever another name is bound to it.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(explain)?;

@@ -159,11 +159,11 @@ pub(crate) fn settle(
     connection: &mut Connection,
     file: &Path,
     boot: &str,
-    anybody_lives: impl Fn() -> Result<bool, StoreError>,
+    any_alive: impl Fn() -> Result<bool, StoreError>,
 ) -> Result<String, StoreError> {
     match settled(connection, boot).map_err(|error| explain(file, error).not_applied())? {
         Some(id) => Ok(id),
-        None => settle_with(connection, file, boot, anybody_lives, STEPS),
+        None => settle_with(connection, file, boot, any_alive, STEPS),
     }
 }
 
@@ -180,7 +180,7 @@ fn settle_with(
     connection: &mut Connection,
     file: &Path,
     boot: &str,
-    anybody_lives: impl Fn() -> Result<bool, StoreError>,
+    any_alive: impl Fn() -> Result<bool, StoreError>,
     steps: &[&str],
 ) -> Result<String, StoreError> {
     let explain = |error| explain(file, error);
@@ -208,7 +208,7 @@ fn settle_with(
         .map_err(explain)?;
     if boot_of_file != boot {
         // Whoever is of this boot has told so, here, before it showed that it lives.
-        if anybody_lives()? {
+        if any_alive()? {
             return Err(another_boot(file));
         }
         transaction.execute_batch(FREE_EVERYTHING).map_err(explain)?;
@@ -263,7 +263,11 @@ fn newer(file: &Path, layout: usize) -> StoreError {
 }
 
 /// The last grant number, if the file still has this program's layout and this boot.
-pub(crate) fn read_mark(transaction: &Transaction<'_>, file: &Path, boot: &str) -> Result<u64, StoreError> {
+pub(crate) fn read_high_water(
+    transaction: &Transaction<'_>,
+    file: &Path,
+    boot: &str,
+) -> Result<u64, StoreError> {
     let explain = |error| explain(file, error);
     let mut read = transaction.prepare_cached("SELECT layout, boot = ?, mark FROM store").map_err(explain)?;
     let (layout, same_boot, mark): (usize, bool, i64) =
@@ -284,7 +288,7 @@ pub(crate) fn read_mark(transaction: &Transaction<'_>, file: &Path, boot: &str) 
 }
 
 /// Stores the last grant number.
-pub(crate) fn write_mark(transaction: &Transaction<'_>, mark: u64) -> rusqlite::Result<()> {
+pub(crate) fn write_high_water(transaction: &Transaction<'_>, mark: u64) -> rusqlite::Result<()> {
     transaction.prepare_cached("UPDATE store SET mark = ?")?.execute([mark.cast_signed()])?;
     Ok(())
 }
@@ -335,7 +339,7 @@ mod tests {
         assert_eq!(error.kind(), StoreErrorKind::Corrupt);
         assert!(error.to_string().contains("layout 3"), "{error}");
         let transaction = connection.transaction().expect("begun");
-        assert!(read_mark(&transaction, Path::new(FILE), "boot").is_err());
+        assert!(read_high_water(&transaction, Path::new(FILE), "boot").is_err());
     }
 
     #[test]
@@ -367,8 +371,8 @@ mod tests {
         let not_known = || Err(StoreError::new(StoreErrorKind::Denied, "not to be read"));
         let lives: [(fn() -> Lives, _); 2] =
             [(|| Ok(true), StoreErrorKind::Config), (not_known, StoreErrorKind::Denied)];
-        for (anybody_lives, kind) in lives {
-            let settled = settle(&mut connection, Path::new(FILE), "second", anybody_lives);
+        for (any_alive, kind) in lives {
+            let settled = settle(&mut connection, Path::new(FILE), "second", any_alive);
             let error = settled.expect_err("somebody may live");
             assert_eq!(error.kind(), kind, "{error}");
         }
@@ -377,7 +381,7 @@ mod tests {
         assert_eq!(["entry", "grave", "watcher"].map(|table| count(&connection, table)), [0; 3]);
         assert_eq!(["latch", "fence"].map(|table| count(&connection, table)), [1; 2]);
         let transaction = connection.transaction().expect("begun");
-        assert_eq!(read_mark(&transaction, Path::new(FILE), "second").expect("read"), 42);
-        assert!(read_mark(&transaction, Path::new(FILE), "first").is_err());
+        assert_eq!(read_high_water(&transaction, Path::new(FILE), "second").expect("read"), 42);
+        assert!(read_high_water(&transaction, Path::new(FILE), "first").is_err());
     }
 }

@@ -34,43 +34,46 @@
 //! * Containers of one host may share a file if its folder is mounted in each of them, so that they
 //!   share SQLite's log and the folder of the keepers, too. A container with a boot id of its own is
 //!   refused while others live.
-//! * Linux only. Elsewhere connecting fails with [`StoreErrorKind::Unsupported`].
+//! * Linux only. Elsewhere connecting fails with [`StoreErrorKind::Unsupported`](lockkeeper_core::StoreErrorKind::Unsupported).
 //! * One writer at a time is SQLite's rule. A process stopped in the middle of its transaction
 //!   stops the others until it goes on or is ended; they report
-//!   [`StoreErrorKind::Conflict`] and go on asking. Listings wait behind them.
+//!   [`StoreErrorKind::Conflict`](lockkeeper_core::StoreErrorKind::Conflict) and go on asking. Listings wait behind them.
 //! * A child that was forked without `exec` shares its parent's life file, so the parent counts
 //!   as alive until that child has ended too. `exec` closes it.
 
-use lockkeeper_core::{StoreError, StoreErrorKind, store::Connector};
+use lockkeeper_core::{StoreError, store::Connector};
 
+#[cfg(target_os = "linux")]
+mod boot;
+#[cfg(target_os = "linux")]
+mod codec;
 #[cfg(target_os = "linux")]
 mod counts;
 #[cfg(target_os = "linux")]
+mod crashes;
+#[cfg(target_os = "linux")]
 mod database;
 #[cfg(target_os = "linux")]
-mod deaths;
-#[cfg(target_os = "linux")]
-mod host;
+mod file;
 #[cfg(target_os = "linux")]
 mod layout;
 #[cfg(target_os = "linux")]
-mod life;
-#[cfg(target_os = "linux")]
-mod place;
+mod liveness;
 #[cfg(target_os = "linux")]
 mod poll;
-#[cfg(target_os = "linux")]
-mod rows;
-#[cfg(target_os = "linux")]
-mod step;
+mod settings;
 #[cfg(target_os = "linux")]
 mod store;
 #[cfg(target_os = "linux")]
+mod ticket;
+#[cfg(target_os = "linux")]
 mod trouble;
 #[cfg(target_os = "linux")]
-mod turns;
-#[cfg(target_os = "linux")]
 mod wakes;
+#[cfg(target_os = "linux")]
+mod work;
+#[cfg(target_os = "linux")]
+mod write_order;
 #[cfg(target_os = "linux")]
 mod writer;
 
@@ -92,50 +95,18 @@ pub use store::CAPABILITY;
 /// ```
 ///
 /// # Errors
-/// [`StoreErrorKind::Config`] if `url` names no file.
+/// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind::Config) if `url` names no file.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
-    let config = |message: &str| Err(StoreError::new(StoreErrorKind::Config, message));
-    let path = url.strip_prefix("sqlite:").unwrap_or(url);
-    // `sqlite:///var/lib/locks.db` is how many programs write it.
-    let path = path.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(path);
-    if path.contains('?') {
-        return config("sqlite: has no options; remove everything from the question mark on");
-    }
-    if path.is_empty() || path.ends_with('/') {
-        return config("the URL names no file; write sqlite:PATH, such as sqlite:/var/lib/app/locks.db");
-    }
-    if path.starts_with(":memory:") {
-        return config("sqlite: is a file; for locks within this process use memory:");
-    }
-    if path.contains('\0') {
-        return config("the path holds a zero byte; remove it");
-    }
-    connect_to(url, path)
+    connect_with(settings::Settings::parse(url)?)
 }
 
 #[cfg(target_os = "linux")]
-fn connect_to(url: &str, path: &str) -> Result<Connector, StoreError> {
-    Ok(store::connector(url.into(), path.into()))
+fn connect_with(settings: settings::Settings) -> Result<Connector, StoreError> {
+    Ok(store::connector(settings))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn connect_to(_url: &str, _path: &str) -> Result<Connector, StoreError> {
+fn connect_with(_settings: settings::Settings) -> Result<Connector, StoreError> {
     let message = "the sqlite: store needs Linux: elsewhere processes share no clock that counts sleep";
-    Err(StoreError::new(StoreErrorKind::Unsupported, message))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn urls_that_name_no_file_are_refused() {
-        for url in ["sqlite:", "sqlite:/var/lib/", "sqlite::memory:", "sqlite:a?b=c", "sqlite:a\0b"] {
-            let error = connector(url).expect_err(url);
-            assert_eq!(error.kind(), StoreErrorKind::Config, "{url}");
-        }
-        for url in ["sqlite:locks.db", "sqlite:/var/lib/locks.db", "sqlite:///var/lib/locks.db"] {
-            assert!(connector(url).is_ok(), "{url}");
-        }
-    }
+    Err(StoreError::new(lockkeeper_core::StoreErrorKind::Unsupported, message))
 }

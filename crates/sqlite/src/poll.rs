@@ -10,15 +10,15 @@ use lockkeeper_core::{
 use rusqlite::{Transaction, params};
 
 use crate::{
-    life::keeper_from,
-    rows::{capacity_from, units_from, unsigned},
-    step::{HOLDERS_WATCHED, WAITERS_WATCHED, Work},
+    codec::{capacity_from, units_from, unsigned},
+    liveness::keeper_from,
+    work::{HOLDERS_WATCHED, WAITERS_WATCHED, Work},
 };
 
 /// From here on it costs less to load the whole line, once for all.
 pub(crate) const FEW: usize = 4;
 
-const LINE: &str = "SELECT queued, turn, seq = ?2 AND keeper = ?3, capacity, units,
+const QUEUE: &str = "SELECT queued, turn, seq = ?2 AND keeper = ?3, capacity, units,
     CASE queued WHEN 0 THEN expires ELSE began END, CASE queued WHEN 0 THEN keeper END
     FROM entry WHERE name = ?1 ORDER BY queued, turn";
 
@@ -55,7 +55,7 @@ pub(crate) fn gives_nothing(transaction: &Transaction<'_>, group: &[Request]) ->
 }
 
 /// Where somebody stands who asks again.
-struct Place {
+struct Position {
     turn: i64,
     /// Whether that was last written so lately that it need not be written again.
     fresh: bool,
@@ -68,37 +68,39 @@ impl Work<'_> {
         let mut answers = Vec::with_capacity(group.len());
         for request in group {
             let Request::Claim(claim) = request else { return Ok(None) };
-            let Some(place) = self.place_of(claim)?.filter(|place| place.fresh) else { return Ok(None) };
-            answers.push(Answer::Claim(place.verdict));
+            let Some(position) = self.position_of(claim)?.filter(|position| position.fresh) else {
+                return Ok(None);
+            };
+            answers.push(Answer::Claim(position.verdict));
         }
         Ok(Some(answers))
     }
 
     /// The model's claim where it does no more than keep a place in line; `None` where it may do
     /// more, so that the whole step is needed.
-    pub(crate) fn keep_place(&mut self, claim: &Claim) -> rusqlite::Result<Option<Verdict>> {
-        let Some(place) = self.place_of(claim)? else { return Ok(None) };
-        if !place.fresh {
+    pub(crate) fn keep_position(&mut self, claim: &Claim) -> rusqlite::Result<Option<Verdict>> {
+        let Some(position) = self.position_of(claim)? else { return Ok(None) };
+        if !position.fresh {
             self.transaction().prepare_cached(KEEP)?.execute(params![
                 self.now.lease.0.cast_signed(),
                 claim.stamp.cast_signed(),
                 claim.name.as_str(),
-                place.turn
+                position.turn
             ])?;
         }
-        Ok(Some(place.verdict))
+        Ok(Some(position.verdict))
     }
 
     /// Finds the place; `None` where the model might do more than keep it. What ends behind it may
     /// end later: the model lets things end whenever somebody looks.
-    fn place_of(&mut self, claim: &Claim) -> rusqlite::Result<Option<Place>> {
+    fn position_of(&mut self, claim: &Claim) -> rusqlite::Result<Option<Position>> {
         let now = self.now.lease;
-        if self.loaded.contains_key(&claim.name) || claim.not_after < now || self.is_buried(claim)? {
+        if self.loaded.contains_key(&claim.name) || claim.not_after < now || self.has_tombstone(claim)? {
             return Ok(None);
         }
         let (seq, keeper) = (claim.contender.seq.cast_signed(), claim.contender.keeper.to_string());
-        let mut line = self.transaction().prepare_cached(LINE)?;
-        let mut rows = line.query(params![claim.name.as_str(), seq, keeper])?;
+        let mut queue = self.transaction().prepare_cached(QUEUE)?;
+        let mut rows = queue.query(params![claim.name.as_str(), seq, keeper])?;
         let mut taken = Vec::new();
         let mut first_end: Option<StoreTime> = None;
         let mut ahead = 0;
@@ -111,7 +113,8 @@ impl Work<'_> {
                 return Ok(None);
             }
             if !waits {
-                let keeper = keeper_from(row.get_ref(6)?.as_str()?).filter(|keeper| !self.is_dead(*keeper));
+                let keeper =
+                    keeper_from(row.get_ref(6)?.as_str()?).filter(|keeper| !self.is_crashed(*keeper));
                 let Some(keeper) = keeper.filter(|_| !own && time > now) else { return Ok(None) };
                 holders.push(keeper);
                 taken.push(units);
@@ -134,7 +137,7 @@ impl Work<'_> {
         self.done.ahead.extend(holders);
         self.note_right_ahead(claim, turn)?;
         let retry_in = first_end.map_or(FIRST_LEASE, |end| end.since(now));
-        Ok(Some(Place { turn, fresh, verdict: Verdict::Busy { ahead, retry_in } }))
+        Ok(Some(Position { turn, fresh, verdict: Verdict::Busy { ahead, retry_in } }))
     }
 
     /// Remembers who will hold just before whoever stands at `turn`.

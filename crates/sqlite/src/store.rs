@@ -3,7 +3,6 @@
 use lockkeeper_core::support;
 use std::{
     os::fd::OwnedFd,
-    path::PathBuf,
     sync::{Arc, Mutex, OnceLock, Weak},
     time::Duration,
 };
@@ -18,10 +17,12 @@ use lockkeeper_core::{
 use rusqlite::params;
 
 use crate::{
-    database::{Database, Opening},
-    step::topic_words,
+    database::{Database, OpenOptions},
+    settings::Settings,
+    ticket::{Ticket, Urgency},
     wakes,
-    writer::{Ticket, Urgency, Writer},
+    work::topic_words,
+    writer::Writer,
 };
 
 /// What the SQLite store can do.
@@ -48,10 +49,10 @@ pub static CAPABILITY: Capability = Capability {
 /// The same for a keeper that hears no wakes.
 static DEAF: Capability = Capability { asks_again: Capability::ASKS_AGAIN, ..CAPABILITY };
 
-/// Connects a keeper to the file at `path`.
-pub(crate) fn connector(url: Arc<str>, path: PathBuf) -> Connector {
+/// Connects a keeper to the file that `settings` name.
+pub(crate) fn connector(settings: Settings) -> Connector {
     Connector::new(move |context| async move {
-        Ok(Arc::new(SqliteStore::connect(url, path, context).await?) as Arc<dyn Store>)
+        Ok(Arc::new(SqliteStore::connect(settings, context).await?) as Arc<dyn Store>)
     })
 }
 
@@ -62,19 +63,19 @@ struct SqliteStore {
     id: String,
     keeper: KeeperId,
     writer: Arc<Writer>,
-    line: Mutex<Option<OwnedFd>>,
+    life_line: Mutex<Option<OwnedFd>>,
     listener: Option<tokio::task::AbortHandle>,
 }
 
 impl SqliteStore {
-    async fn connect(url: Arc<str>, path: PathBuf, context: Context) -> Result<Self, StoreError> {
+    async fn connect(settings: Settings, context: Context) -> Result<Self, StoreError> {
         let writer_slot = Arc::new(OnceLock::<Weak<Writer>>::new());
         let (slot, wakes) = (writer_slot.clone(), context.wakes.clone());
         let bury = move |dead: KeeperId| {
             if let Some(writer) = slot.get().and_then(Weak::upgrade) {
                 let wakes = wakes.clone();
                 writer.send(Urgency::Usual, move |database| {
-                    if let Err(error) = database.bury(dead) {
+                    if let Err(error) = database.expire_if_crashed(dead) {
                         tracing::warn!(keeper = %dead, %error, "a dead process was not cleared away yet");
                     }
                     // It may have died between a grant and telling of it.
@@ -82,15 +83,15 @@ impl SqliteStore {
                 });
             }
         };
-        let file = path.display().to_string();
-        let opening = Opening {
-            path,
+        let file = settings.path.display().to_string();
+        let opening = OpenOptions {
+            path: settings.path,
             keeper: context.keeper,
             clock: context.clock,
             sink: context.wakes.clone(),
             limit: context.request_limit,
             background: context.background.clone(),
-            on_death: Box::new(bury),
+            on_crash: Box::new(bury),
         };
         let limit = context.request_limit;
         let (writer, opened) = Writer::start(file, limit, move || Database::open(opening)).await?;
@@ -99,11 +100,11 @@ impl SqliteStore {
         drop(writer_slot.set(Arc::downgrade(&writer)));
         let listen = |inbox| context.background.spawn(wakes::listen(inbox, context.wakes)).abort_handle();
         Ok(Self {
-            url,
+            url: settings.url,
             id: opened.id,
             keeper: context.keeper,
             writer,
-            line: Mutex::new(Some(opened.line)),
+            life_line: Mutex::new(Some(opened.life_line)),
             listener: opened.inbox.map(listen),
         })
     }
@@ -211,12 +212,12 @@ impl Store for SqliteStore {
     }
 
     fn life_line(&self) -> Option<OwnedFd> {
-        support::lock(&self.line).as_ref()?.try_clone().ok()
+        support::lock(&self.life_line).as_ref()?.try_clone().ok()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         // Else the keeper would count as alive for as long as somebody has the store.
-        drop(support::lock(&self.line).take());
+        drop(support::lock(&self.life_line).take());
         if let Some(listener) = &self.listener {
             listener.abort();
         }
@@ -260,7 +261,7 @@ fn subscribe(
 ) -> Result<(), StoreError> {
     let Some((word, name)) = topic_words(topic) else { return Ok(()) };
     // Whoever lost it would ask again after a while.
-    database.write_lightly(ticket, |work| {
+    database.write_unsynced(ticket, |work| {
         let mut statement = work.transaction().prepare_cached(statement)?;
         statement.execute(params![word, name.as_str(), keeper.to_string()])
     })?;

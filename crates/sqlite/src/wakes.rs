@@ -21,7 +21,7 @@ use lockkeeper_core::{
 };
 use rustix::fs::{Mode, OFlags};
 
-use crate::{life::wake_name, place::Place, step::topic_words};
+use crate::{file::DatabaseFile, liveness::wake_name, work::topic_words};
 
 /// The first line of every datagram. Another version's are not understood and so only cost time.
 const HEADER: &str = "lockkeeper 1\n";
@@ -51,9 +51,9 @@ struct Others {
 struct Folder(OwnedFd);
 
 impl Folder {
-    fn open(place: &Place) -> io::Result<Self> {
+    fn open(file: &DatabaseFile) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::open(&place.keepers, flags, Mode::empty())?))
+        Ok(Self(rustix::fs::open(&file.keepers, flags, Mode::empty())?))
     }
 
     fn address(&self, keeper: KeeperId) -> PathBuf {
@@ -64,12 +64,12 @@ impl Folder {
 impl Channel {
     /// Opens the way out, and the socket that others reach `own` through. One works without the other, and the tasks
     /// of this process are told without either.
-    pub(crate) fn open(place: &Place, own: KeeperId, sink: WakeSink) -> (Self, Option<UnixDatagram>) {
+    pub(crate) fn open(file: &DatabaseFile, own: KeeperId, sink: WakeSink) -> (Self, Option<UnixDatagram>) {
         let closed = |way: &str, error: io::Error| {
             tracing::warn!(%error, way, "no wakes to or from other processes; polls make up for it");
         };
-        let others = Others::open(place).map_err(|error| closed("to", error)).ok();
-        let inbox = hear(place, own).map_err(|error| closed("from", error)).ok();
+        let others = Others::open(file).map_err(|error| closed("to", error)).ok();
+        let inbox = hear(file, own).map_err(|error| closed("from", error)).ok();
         (Self { own, sink, others }, inbox)
     }
 
@@ -94,18 +94,18 @@ impl Channel {
 }
 
 /// The socket that others reach `own` through.
-fn hear(place: &Place, own: KeeperId) -> io::Result<UnixDatagram> {
-    let inbox = UnixDatagram::bind(Folder::open(place)?.address(own))?;
+fn hear(file: &DatabaseFile, own: KeeperId) -> io::Result<UnixDatagram> {
+    let inbox = UnixDatagram::bind(Folder::open(file)?.address(own))?;
     inbox.set_nonblocking(true)?;
-    place.share(&place.keepers.join(wake_name(own)))?;
+    file.share(&file.keepers.join(wake_name(own)))?;
     Ok(inbox)
 }
 
 impl Others {
-    fn open(place: &Place) -> io::Result<Self> {
+    fn open(file: &DatabaseFile) -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        Ok(Self { folder: Folder::open(place)?, socket })
+        Ok(Self { folder: Folder::open(file)?, socket })
     }
 
     fn send(&self, keeper: KeeperId, letter: &str) {
@@ -245,11 +245,11 @@ mod tests {
     fn sockets_work_however_long_the_path_is_and_a_missing_one_is_no_error() {
         let folder = tempfile::tempdir().expect("a folder");
         let deep = folder.path().join("long".repeat(50)).join("locks.db");
-        let place = Place::prepare(&deep).expect("prepared");
+        let file = DatabaseFile::prepare(&deep).expect("prepared");
         let quiet = || WakeSink::new(|_| {});
         let (ours, theirs) = (KeeperId::random(), KeeperId::random());
-        let (channel, _) = Channel::open(&place, ours, quiet());
-        let inbox = hear(&place, theirs).expect("bound");
+        let (channel, _) = Channel::open(&file, ours, quiet());
+        let inbox = hear(&file, theirs).expect("bound");
         let changed = || Wake::Changed(Topic::Latch(Name::new("x").expect("valid")));
         channel.tell(vec![(theirs, changed()), (KeeperId::random(), changed())]);
         let mut buffer = [0; 100];
@@ -264,10 +264,10 @@ mod tests {
     #[test]
     fn those_who_do_not_read_keep_nobody_else_from_being_told() {
         let folder = tempfile::tempdir().expect("a folder");
-        let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
+        let file = DatabaseFile::prepare(&folder.path().join("locks.db")).expect("prepared");
         let open = || {
             let keeper = KeeperId::random();
-            let (channel, inbox) = Channel::open(&place, keeper, WakeSink::new(|_| {}));
+            let (channel, inbox) = Channel::open(&file, keeper, WakeSink::new(|_| {}));
             (keeper, channel, inbox.expect("bound"))
         };
         let changed = || Wake::Changed(Topic::Latch(Name::new("x").expect("valid")));
@@ -284,10 +284,10 @@ mod tests {
     #[tokio::test]
     async fn who_was_away_while_its_inbox_was_full_asks_about_everything() {
         let folder = tempfile::tempdir().expect("a folder");
-        let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
+        let file = DatabaseFile::prepare(&folder.path().join("locks.db")).expect("prepared");
         let (ours, theirs) = (KeeperId::random(), KeeperId::random());
-        let (channel, _) = Channel::open(&place, ours, WakeSink::new(|_| {}));
-        let inbox = hear(&place, theirs).expect("bound");
+        let (channel, _) = Channel::open(&file, ours, WakeSink::new(|_| {}));
+        let inbox = hear(&file, theirs).expect("bound");
         let changed = || Wake::Changed(Topic::Latch(Name::new("x").expect("valid")));
         let (heard, mut wakes) = tokio::sync::mpsc::unbounded_channel();
         let listening = tokio::spawn(listen(inbox, WakeSink::new(move |wake| _ = heard.send(wake))));

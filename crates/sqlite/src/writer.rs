@@ -3,10 +3,7 @@
 use lockkeeper_core::support;
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU8, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
@@ -14,114 +11,85 @@ use std::{
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
 
-use crate::{database::Database, trouble::busy};
+use crate::{
+    database::Database,
+    ticket::{Ticket, Urgency},
+    trouble::busy,
+};
 
 /// A piece of work for the writer.
-type Job = Box<dyn FnOnce(&mut Database) + Send>;
+type Action = Box<dyn FnOnce(&mut Database) + Send>;
 
 /// The way to a keeper's writer. When it is dropped, the thread does what is in line and ends.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    line: Arc<Line>,
+    backlog: Arc<Backlog>,
     limit: Duration,
     file: String,
     over: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
 #[derive(Default)]
-struct Line {
-    jobs: Mutex<Jobs>,
+struct Backlog {
+    actions: Mutex<Actions>,
     arrived: Condvar,
 }
 
 #[derive(Default)]
-struct Jobs {
-    waiting: VecDeque<Job>,
+struct Actions {
+    waiting: VecDeque<Action>,
     ended: bool,
 }
 
-impl std::fmt::Debug for Line {
+impl std::fmt::Debug for Backlog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Line")
+        f.write_str("Backlog")
     }
 }
 
-impl Line {
-    fn lock(&self) -> MutexGuard<'_, Jobs> {
-        support::lock(&self.jobs)
+impl Backlog {
+    fn lock(&self) -> MutexGuard<'_, Actions> {
+        support::lock(&self.actions)
     }
 
-    fn next(&self) -> Option<Job> {
-        let mut jobs = self.lock();
+    fn next(&self) -> Option<Action> {
+        let mut actions = self.lock();
         loop {
-            if let Some(job) = jobs.waiting.pop_front() {
-                return Some(job);
+            if let Some(action) = actions.waiting.pop_front() {
+                return Some(action);
             }
-            if jobs.ended {
+            if actions.ended {
                 return None;
             }
-            jobs = self.arrived.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            actions = self.arrived.wait(actions).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
 /// The thread's end of the line: when it ends, even by a panic, nobody waits for an answer.
-struct Ending {
-    line: Arc<Line>,
+struct CloseOnExit {
+    backlog: Arc<Backlog>,
     /// Dropped last of all, when the file is closed.
     _over: oneshot::Sender<()>,
 }
 
-impl Drop for Ending {
+impl Drop for CloseOnExit {
     fn drop(&mut self) {
-        let mut jobs = self.line.lock();
-        jobs.ended = true;
-        let unanswered = std::mem::take(&mut jobs.waiting);
-        drop(jobs);
+        let mut actions = self.backlog.lock();
+        actions.ended = true;
+        let unanswered = std::mem::take(&mut actions.waiting);
+        drop(actions);
         drop(unanswered);
     }
 }
 
-/// A request's way through the line: begun at most once, and not after its asker gave up.
-#[derive(Clone, Debug)]
-pub(crate) struct Ticket(Arc<AtomicU8>);
-
-const WAITING: u8 = 0;
-const BEGUN: u8 = 1;
-const GIVEN_UP: u8 = 2;
-
-impl Ticket {
-    pub(crate) fn new() -> Self {
-        Self(Arc::new(AtomicU8::new(WAITING)))
-    }
-
-    /// The writer has the file to itself and begins. False: nobody waits for it any more.
-    pub(crate) fn begin(&self) -> bool {
-        self.0.compare_exchange(WAITING, BEGUN, Ordering::AcqRel, Ordering::Acquire) != Err(GIVEN_UP)
-    }
-
-    /// The asker gives up. True: it was not begun and never will be.
-    fn give_up(&self) -> bool {
-        self.0.compare_exchange(WAITING, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire) != Err(BEGUN)
-    }
-}
-
 /// Gives up when the asker stops waiting, however that comes.
-struct Asker(Ticket);
+struct GiveUpOnDrop(Ticket);
 
-impl Drop for Asker {
+impl Drop for GiveUpOnDrop {
     fn drop(&mut self) {
         self.0.give_up();
     }
-}
-
-/// Which work goes first.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Urgency {
-    /// In order of arrival.
-    Usual,
-    /// Before the others: renewals, whose leases run out meanwhile.
-    First,
 }
 
 impl Writer {
@@ -131,11 +99,11 @@ impl Writer {
         limit: Duration,
         open: impl FnOnce() -> Result<(Database, T), StoreError> + Send + 'static,
     ) -> Result<(Self, T), StoreError> {
-        let line = Arc::new(Line::default());
+        let backlog = Arc::new(Backlog::default());
         let (opened, is_opened) = oneshot::channel();
         let (is_over, over) = oneshot::channel();
         let work = {
-            let ending = Ending { line: line.clone(), _over: is_over };
+            let ending = CloseOnExit { backlog: backlog.clone(), _over: is_over };
             move || {
                 // Declared before the file, so dropped after it.
                 let ending = ending;
@@ -152,13 +120,13 @@ impl Writer {
                         database
                     }
                 };
-                while let Some(job) = ending.line.next() {
-                    job(&mut database);
+                while let Some(action) = ending.backlog.next() {
+                    action(&mut database);
                 }
             }
         };
         // Made before the thread, so that a connect that is given up ends it too.
-        let writer = Self { line, limit, file, over: Mutex::new(Some(over)) };
+        let writer = Self { backlog, limit, file, over: Mutex::new(Some(over)) };
         thread::Builder::new().name("lockkeeper-sqlite".into()).spawn(work).map_err(|error| {
             StoreError::new(StoreErrorKind::Config, "the store's thread could not be started")
                 .with_source(error)
@@ -169,16 +137,16 @@ impl Writer {
 
     /// Has `work` done; nobody waits for it.
     pub(crate) fn send(&self, urgency: Urgency, work: impl FnOnce(&mut Database) + Send + 'static) {
-        let mut jobs = self.line.lock();
-        if jobs.ended {
+        let mut actions = self.backlog.lock();
+        if actions.ended {
             return;
         }
         match urgency {
-            Urgency::Usual => jobs.waiting.push_back(Box::new(work)),
-            Urgency::First => jobs.waiting.push_front(Box::new(work)),
+            Urgency::Usual => actions.waiting.push_back(Box::new(work)),
+            Urgency::First => actions.waiting.push_front(Box::new(work)),
         }
-        drop(jobs);
-        self.line.arrived.notify_one();
+        drop(actions);
+        self.backlog.arrived.notify_one();
     }
 
     /// Has `work` done and waits for its answer, a little less long than a request may take: here
@@ -188,7 +156,7 @@ impl Writer {
         urgency: Urgency,
         work: impl FnOnce(&mut Database, &Ticket) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let asker = Asker(Ticket::new());
+        let asker = GiveUpOnDrop(Ticket::new());
         let ticket = asker.0.clone();
         let (reply, answer) = oneshot::channel();
         self.send(urgency, move |database| {
@@ -213,8 +181,8 @@ impl Writer {
 
 impl Writer {
     fn no_more(&self) {
-        self.line.lock().ended = true;
-        self.line.arrived.notify_one();
+        self.backlog.lock().ended = true;
+        self.backlog.arrived.notify_one();
     }
 
     /// Lets the thread do what is in line, then end; waits until the file is closed.

@@ -10,17 +10,17 @@ use lockkeeper_core::{
 use rusqlite::{StatementStatus, params};
 
 use super::*;
-use crate::{life::wake_name, rows::LOAD};
+use crate::{codec::LOAD, liveness::wake_name};
 
-fn opening(folder: &Path, keeper: KeeperId, clock: &VirtualClock, sink: WakeSink) -> Opening {
-    Opening {
+fn opening(folder: &Path, keeper: KeeperId, clock: &VirtualClock, sink: WakeSink) -> OpenOptions {
+    OpenOptions {
         path: folder.join("locks.db"),
         keeper,
         clock: clock.clock(),
         sink,
         limit: Duration::from_secs(10),
         background: Handle::current(),
-        on_death: Box::new(|_| {}),
+        on_crash: Box::new(|_| {}),
     }
 }
 
@@ -74,7 +74,7 @@ impl Database {
 /// Makes a keeper whose process has ended.
 fn dead_keeper(database: &Database, id: u128) -> KeeperId {
     let keeper = KeeperId::from_u128(id);
-    fs::write(database.place.keepers.join(format!("{keeper}.life")), "").expect("written");
+    fs::write(database.file.keepers.join(format!("{keeper}.life")), "").expect("written");
     keeper
 }
 
@@ -82,8 +82,8 @@ fn dead_keeper(database: &Database, id: u128) -> KeeperId {
 #[test]
 fn what_is_answered_is_synced() {
     let folder = tempfile::tempdir().expect("a folder");
-    let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
-    let connection = connect(&place.file, Duration::from_secs(1)).expect("connected");
+    let file = DatabaseFile::prepare(&folder.path().join("locks.db")).expect("prepared");
+    let connection = connect(&file.path, Duration::from_secs(1)).expect("connected");
     let setting = |name| connection.pragma_query_value(None, name, |row| row.get::<_, String>(0));
     assert_eq!(setting("journal_mode").expect("read"), "wal");
     let synchronous = connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0));
@@ -94,9 +94,9 @@ fn what_is_answered_is_synced() {
 #[test]
 fn statements_are_not_compiled_anew_for_each_name() {
     let folder = tempfile::tempdir().expect("a folder");
-    let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
-    let mut connection = connect(&place.file, Duration::from_secs(1)).expect("connected");
-    layout::settle(&mut connection, &place.file, "boot", || Ok(false)).expect("made");
+    let file = DatabaseFile::prepare(&folder.path().join("locks.db")).expect("prepared");
+    let mut connection = connect(&file.path, Duration::from_secs(1)).expect("connected");
+    layout::settle(&mut connection, &file.path, "boot", || Ok(false)).expect("made");
     for name in ["a", "b", "c"] {
         let mut load = connection.prepare_cached(LOAD).expect("compiled");
         assert!(!load.exists([name]).expect("read"));
@@ -113,23 +113,23 @@ async fn what_gives_somebody_a_lock_is_synced_and_nothing_else_is() {
     let (mut database, _) = Database::open(opening(folder.path(), own, &clock, quiet())).expect("opened");
     let claim = |seq, again| Request::Claim(Claim { again, ..claim(own, seq, Units::All, LEASE) });
     let leave = |seq| leave(own, seq);
-    let mut done = |request| (format!("{:?}", database.asked(request)), database.weight);
-    for (request, answer, weight) in [
-        (claim(1, false), "Granted", Weight::Full),
-        (claim(2, false), "Busy", Weight::Light),
-        (claim(2, true), "Busy", Weight::Light),
-        (leave(1), "Released", Weight::Full),
-        (leave(2), "Released", Weight::Light),
-        (claim(3, false), "Granted", Weight::Full),
-        (claim(4, false), "Busy", Weight::Light),
+    let mut done = |request| (format!("{:?}", database.asked(request)), database.durability);
+    for (request, answer, durability) in [
+        (claim(1, false), "Granted", Durability::Synced),
+        (claim(2, false), "Busy", Durability::Unsynced),
+        (claim(2, true), "Busy", Durability::Unsynced),
+        (leave(1), "Released", Durability::Synced),
+        (leave(2), "Released", Durability::Unsynced),
+        (claim(3, false), "Granted", Durability::Synced),
+        (claim(4, false), "Busy", Durability::Unsynced),
     ] {
         let told = done(request.clone());
-        assert!(told.0.contains(answer) && told.1 == weight, "{request:?}: {told:?}");
+        assert!(told.0.contains(answer) && told.1 == durability, "{request:?}: {told:?}");
     }
     // It looks as if somebody held it, so a place in line is all that is expected.
     clock.suspend(Duration::from_secs(2));
     let told = done(claim(4, true));
-    assert!(told.0.contains("Granted") && told.1 == Weight::Full, "{told:?}");
+    assert!(told.0.contains("Granted") && told.1 == Durability::Synced, "{told:?}");
 }
 
 /// Code of others runs on the writer's thread, such as a subscriber to events. If it panics, the process lives on, and
@@ -153,7 +153,7 @@ async fn a_panic_frees_nothing_that_a_living_process_holds() {
     writer.join().expect_err("it tells of the second grant");
     let (mut database, _) = Database::open(opening(folder.path(), theirs, &clock, quiet())).expect("opened");
     assert!(!database.grants(claim(theirs, 1, Units::All, LEASE)), "the second is held");
-    drop(opened.line);
+    drop(opened.life_line);
     assert!(database.grants(claim(theirs, 1, Units::All, LEASE)), "and free once the process has ended");
 }
 
@@ -165,7 +165,7 @@ async fn who_cannot_hear_tells_all_the_same() {
     let (deaf, other) = (KeeperId::from_u128(1), KeeperId::from_u128(2));
     let (mut theirs, at_theirs) =
         Database::open(opening(folder.path(), other, &clock, quiet())).expect("opened");
-    fs::write(theirs.place.keepers.join(wake_name(deaf)), "the name is taken").expect("written");
+    fs::write(theirs.file.keepers.join(wake_name(deaf)), "the name is taken").expect("written");
     let (tell, told) = mpsc::channel();
     let sink = WakeSink::new(move |wake| drop(tell.send(wake)));
     let (mut database, opened) = Database::open(opening(folder.path(), deaf, &clock, sink)).expect("opened");
@@ -209,7 +209,7 @@ async fn however_many_died_in_line_all_are_passed_at_once() {
     line_up_the_dead(&mut database, 20_000);
     database.asked(leave(own, 1));
     assert!(database.grants(claim(own, 2, Units::All, LEASE)));
-    let left = fs::read_dir(&database.place.keepers).expect("listed").count();
+    let left = fs::read_dir(&database.file.keepers).expect("listed").count();
     assert_eq!(left, 2, "only what the living keeper has");
 }
 

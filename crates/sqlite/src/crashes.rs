@@ -17,7 +17,7 @@ use lockkeeper_core::KeeperId;
 use rustix::process::{Pid, PidfdFlags};
 use tokio::{io::unix::AsyncFd, runtime::Handle, task::AbortHandle, time::Instant};
 
-use crate::life::{self, Pulse};
+use crate::liveness::{self, Liveness};
 
 /// How long a process is watched after it was last seen in the way. Who waits asks more often.
 const INTEREST: Duration = Duration::from_secs(30);
@@ -30,30 +30,30 @@ const LOOK: Duration = Duration::from_millis(250);
 const MOST: usize = 32;
 
 /// Which keepers' processes are being watched.
-pub(crate) struct Deaths {
+pub(crate) struct CrashMonitor {
     keepers: PathBuf,
     background: Handle,
-    watched: Mutex<HashMap<KeeperId, Watched>>,
-    report: OnDeath,
+    watched: Mutex<HashMap<KeeperId, Monitored>>,
+    report: OnCrash,
 }
 
 /// A keeper whose process is being watched.
-struct Watched {
+struct Monitored {
     /// When it was last in the way.
     seen: Instant,
     task: AbortHandle,
 }
 
 /// Called with each keeper that is found dead.
-pub(crate) type OnDeath = Box<dyn Fn(KeeperId) + Send + Sync>;
+pub(crate) type OnCrash = Box<dyn Fn(KeeperId) + Send + Sync>;
 
-impl Deaths {
+impl CrashMonitor {
     /// Watches through `background`.
-    pub(crate) fn new(keepers: &Path, background: Handle, report: OnDeath) -> Arc<Self> {
+    pub(crate) fn new(keepers: &Path, background: Handle, report: OnCrash) -> Arc<Self> {
         Arc::new(Self { keepers: keepers.to_owned(), background, watched: Mutex::default(), report })
     }
 
-    fn watched(&self) -> MutexGuard<'_, HashMap<KeeperId, Watched>> {
+    fn watched(&self) -> MutexGuard<'_, HashMap<KeeperId, Monitored>> {
         support::lock(&self.watched)
     }
 
@@ -64,7 +64,7 @@ impl Deaths {
         }
         let (seen, mut watched) = (Instant::now(), self.watched());
         // Keepers of this process do not die before it does.
-        for keeper in ahead.into_iter().filter(|keeper| !life::is_ours(*keeper)) {
+        for keeper in ahead.into_iter().filter(|keeper| !liveness::is_of_this_process(*keeper)) {
             if let Some(known) = watched.get_mut(&keeper) {
                 known.seen = seen;
                 continue;
@@ -76,8 +76,8 @@ impl Deaths {
                 }
             }
             // It cannot end before it is entered here: that takes the lock.
-            let task = self.background.spawn(until_dead(Arc::downgrade(self), keeper)).abort_handle();
-            watched.insert(keeper, Watched { seen, task });
+            let task = self.background.spawn(until_crash(Arc::downgrade(self), keeper)).abort_handle();
+            watched.insert(keeper, Monitored { seen, task });
         }
     }
 
@@ -87,16 +87,16 @@ impl Deaths {
     }
 }
 
-async fn until_dead(deaths: Weak<Deaths>, keeper: KeeperId) {
-    let process = |deaths: Arc<Deaths>| life::process_of(&deaths.keepers, keeper).and_then(open);
-    let Some(mut process) = deaths.upgrade().map(process) else { return };
+async fn until_crash(monitor: Weak<CrashMonitor>, keeper: KeeperId) {
+    let process = |monitor: Arc<CrashMonitor>| liveness::process_of(&monitor.keepers, keeper).and_then(open);
+    let Some(mut process) = monitor.upgrade().map(process) else { return };
     loop {
-        let Some(all) = deaths.upgrade() else { return };
+        let Some(all) = monitor.upgrade() else { return };
         // After its process was opened, too: before that it may have ended, and its id be another's.
-        let pulse = life::pulse(&all.keepers, keeper);
-        if pulse != Pulse::Alive || !all.is_of_interest(keeper) {
+        let pulse = liveness::of(&all.keepers, keeper);
+        if pulse != Liveness::Alive || !all.is_of_interest(keeper) {
             all.watched().remove(&keeper);
-            if pulse == Pulse::Dead {
+            if pulse == Liveness::Crashed {
                 (all.report)(keeper);
             }
             return;
@@ -126,7 +126,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::life::tests::{begin_as_another, beside_this, elsewhere};
+    use crate::liveness::tests::{begin_as_another, beside_this, elsewhere};
 
     fn open_processes() -> usize {
         let links = fs::read_dir("/proc/self/fd").expect("listed").flatten();
@@ -141,11 +141,11 @@ mod tests {
     #[tokio::test]
     async fn a_thousand_processes_ahead_take_few_descriptors() {
         let folder = tempfile::tempdir().expect("a folder");
-        let deaths = Deaths::new(folder.path(), Handle::current(), Box::new(|_| {}));
+        let monitor = CrashMonitor::new(folder.path(), Handle::current(), Box::new(|_| {}));
         let mut lives = Vec::new();
         for keeper in (1..=1000).map(KeeperId::from_u128) {
             lives.push(begin_as_another(folder.path(), keeper, &beside_this()));
-            deaths.watch(BTreeSet::from([keeper]));
+            monitor.watch(BTreeSet::from([keeper]));
             tokio::task::yield_now().await;
         }
         assert!((1..=MOST).contains(&open_processes()), "{}", open_processes());
@@ -159,8 +159,8 @@ mod tests {
         let life = begin_as_another(folder.path(), keeper, &elsewhere());
         let (tell, mut dead) = tokio::sync::mpsc::unbounded_channel();
         let report = Box::new(move |keeper| tell.send(keeper).expect("heard"));
-        let deaths = Deaths::new(folder.path(), Handle::current(), report);
-        deaths.watch(BTreeSet::from([keeper]));
+        let monitor = CrashMonitor::new(folder.path(), Handle::current(), report);
+        monitor.watch(BTreeSet::from([keeper]));
         tokio::task::yield_now().await;
         assert!(dead.is_empty(), "it lives");
         drop(life);

@@ -20,27 +20,27 @@ use rustix::{
 
 use crate::{
     layout,
-    life::{is_old, keeper_from},
+    liveness::{is_old, keeper_from},
     trouble::file_trouble,
 };
 
 /// The database file and what lies beside it.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct DatabaseFile {
     /// The file's real path, without links.
-    pub(crate) file: PathBuf,
+    pub(crate) path: PathBuf,
     /// The folder of the keepers' own files.
     pub(crate) keepers: PathBuf,
     /// The permissions of the file, which those beside it get too.
     mode: u32,
     /// The file, its log and its index, as they must stay while they are in use.
-    same: Option<[Identity; 3]>,
+    same: Option<[FileId; 3]>,
 }
 
 /// Which file a path meant.
-pub(crate) type Identity = (u64, u64);
+pub(crate) type FileId = (u64, u64);
 
-impl Place {
+impl DatabaseFile {
     /// Makes the file if it is not there, and checks that it may be used and that locks can work here.
     pub(crate) fn find(path: &Path) -> Result<Self, StoreError> {
         let path = std::path::absolute(path).map_err(|error| file_trouble("find", path, error))?;
@@ -62,7 +62,7 @@ impl Place {
         refuse_hard_links(&file)?;
         layout::refuse_untouched(&file, || beside(&file, "-wal").exists())?;
         let keepers = beside(&file, "-keepers");
-        Ok(Self { file, keepers, mode: facts.mode() & 0o666, same: None })
+        Ok(Self { path: file, keepers, mode: facts.mode() & 0o666, same: None })
     }
 
     /// Makes the folder of the keepers, once the file is known to be ours. Who may use the file may use the folder.
@@ -88,9 +88,9 @@ impl Place {
 
     #[cfg(test)]
     pub(crate) fn prepare(path: &Path) -> Result<Self, StoreError> {
-        let place = Self::find(path)?;
-        place.make_room()?;
-        Ok(place)
+        let file = Self::find(path)?;
+        file.make_room()?;
+        Ok(file)
     }
 
     /// Gives a file of ours the permissions of the database, whatever the umask is.
@@ -100,7 +100,7 @@ impl Place {
 
     /// Remembers which files are in use, and gives the database's own identity. Called while they
     /// are open, so SQLite keeps them there.
-    pub(crate) fn remember(&mut self) -> Result<Identity, StoreError> {
+    pub(crate) fn remember(&mut self) -> Result<FileId, StoreError> {
         let same = self.identities()?;
         self.same = Some(same);
         Ok(same[0])
@@ -116,10 +116,10 @@ impl Place {
         Err(self.replaced())
     }
 
-    fn identities(&self) -> Result<[Identity; 3], StoreError> {
+    fn identities(&self) -> Result<[FileId; 3], StoreError> {
         let mut found = [(0, 0); 3];
         for (identity, suffix) in found.iter_mut().zip(["", "-wal", "-shm"]) {
-            let path = beside(&self.file, suffix);
+            let path = beside(&self.path, suffix);
             let facts = rustix::fs::stat(&path).map_err(|error| match error {
                 Errno::NOENT | Errno::NOTDIR => self.replaced(),
                 error => file_trouble("look at", &path, error.into()),
@@ -135,7 +135,7 @@ impl Place {
             format!(
                 "{} (or its -wal or -shm file) was deleted or replaced while in use, so others may see other \
                  locks; put it back or restart every process that uses it",
-                self.file.display()
+                self.path.display()
             ),
         )
     }
@@ -291,11 +291,11 @@ mod tests {
     fn what_it_makes_is_for_the_owner_only() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("new/deep/locks.db");
-        let place = Place::prepare(&file).expect("it is made");
+        let found = DatabaseFile::prepare(&file).expect("it is made");
         assert_eq!(mode_of(&folder.path().join("new")), 0o700);
         assert_eq!(mode_of(&folder.path().join("new/deep")), 0o700);
         assert_eq!(mode_of(&file), 0o600);
-        assert_eq!(mode_of(&place.keepers), 0o700);
+        assert_eq!(mode_of(&found.keepers), 0o700);
     }
 
     #[test]
@@ -304,8 +304,8 @@ mod tests {
         let file = folder.path().join("locks.db");
         fs::write(&file, "").expect("written");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o660)).expect("shared");
-        let place = Place::prepare(&file).expect("prepared");
-        assert_eq!(mode_of(&place.keepers), 0o770);
+        let found = DatabaseFile::prepare(&file).expect("prepared");
+        assert_eq!(mode_of(&found.keepers), 0o770);
         assert_eq!(mode_of(&file), 0o660, "what was there stays as it was");
     }
 
@@ -319,8 +319,8 @@ mod tests {
             let file = folder.path().join("locks.db");
             fs::write(&file, "").expect("written");
             fs::set_permissions(&file, fs::Permissions::from_mode(0o660)).expect("shared");
-            let place = Place::prepare(&file).expect("prepared");
-            let mode = fs::metadata(&place.keepers).expect("it is there").mode() & 0o7777;
+            let found = DatabaseFile::prepare(&file).expect("prepared");
+            let mode = fs::metadata(&found.keepers).expect("it is there").mode() & 0o7777;
             assert_eq!(mode, within, "{mode:o} in {around:o}");
         }
     }
@@ -334,14 +334,14 @@ mod tests {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o660)).expect("shared");
         let keepers = folder.path().join("locks.db-keepers");
         DirBuilder::new().mode(0o700).create(&keepers).expect("made");
-        Place::prepare(&file).expect("prepared");
+        DatabaseFile::prepare(&file).expect("prepared");
         assert_eq!(mode_of(&keepers), 0o770);
         // Somebody may have put a link there that leads to what is not meant for others.
         let private = folder.path().join("private");
         DirBuilder::new().mode(0o700).create(&private).expect("made");
         fs::remove_dir(&keepers).expect("removed");
         std::os::unix::fs::symlink(&private, &keepers).expect("linked");
-        Place::prepare(&file).expect("prepared");
+        DatabaseFile::prepare(&file).expect("prepared");
         assert_eq!(mode_of(&private), 0o700);
     }
 
@@ -354,21 +354,21 @@ mod tests {
         let long_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
         fs::File::create(new(1)).expect("made").set_modified(long_ago).expect("set");
         fs::File::create(new(2)).expect("made");
-        Place::find(&file).expect("made");
+        DatabaseFile::find(&file).expect("made");
         assert!(!new(1).exists(), "its maker is gone");
         assert!(new(2).exists(), "its maker may be about to name it");
         fs::hard_link(&file, new(3)).expect("linked");
-        Place::find(&file).expect("it has one name again");
+        DatabaseFile::find(&file).expect("it has one name again");
         assert!(!new(3).exists());
     }
 
     #[test]
     fn links_lead_to_one_place() {
         let folder = tempfile::tempdir().expect("a folder");
-        let direct = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
-        std::os::unix::fs::symlink(&direct.file, folder.path().join("other.db")).expect("linked");
-        let linked = Place::prepare(&folder.path().join("other.db")).expect("prepared");
-        assert_eq!((direct.file, direct.keepers), (linked.file, linked.keepers));
+        let direct = DatabaseFile::prepare(&folder.path().join("locks.db")).expect("prepared");
+        std::os::unix::fs::symlink(&direct.path, folder.path().join("other.db")).expect("linked");
+        let linked = DatabaseFile::prepare(&folder.path().join("other.db")).expect("prepared");
+        assert_eq!((direct.path, direct.keepers), (linked.path, linked.keepers));
     }
 
     #[test]
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn a_folder_is_no_file() {
         let folder = tempfile::tempdir().expect("a folder");
-        let error = Place::prepare(folder.path()).expect_err("it is a folder");
+        let error = DatabaseFile::prepare(folder.path()).expect_err("it is a folder");
         assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
     }
 }

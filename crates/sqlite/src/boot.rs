@@ -16,19 +16,19 @@ use crate::trouble::file_trouble;
 
 /// A boot of the machine, as this process sees it.
 #[derive(Clone, Debug)]
-pub(crate) struct Host {
+pub(crate) struct Boot {
     /// Another id means that nothing from before still runs.
-    pub(crate) boot: String,
+    pub(crate) id: String,
     /// How many nanoseconds this process's boot-time clock is ahead of the host's.
     ahead: i128,
 }
 
-impl Host {
+impl Boot {
     /// Looks where this process runs.
     pub(crate) fn find() -> Result<Self, StoreError> {
         let path = Path::new("/proc/sys/kernel/random/boot_id");
         let boot = fs::read_to_string(path).map_err(|error| file_trouble("read", path, error))?;
-        Ok(Self { boot: boot.trim().to_owned(), ahead: clock_ahead()? })
+        Ok(Self { id: boot.trim().to_owned(), ahead: clock_ahead()? })
     }
 
     /// The time, by `clock` of this process.
@@ -83,14 +83,14 @@ mod tests {
         let ahead = boot_offset("monotonic          -7         0\nboottime       -86400 999999999\n");
         assert_eq!(ahead, Some(-86_399_000_000_001));
         assert_eq!(boot_offset("boottime x 0"), None);
-        let host = Host { boot: "boot".into(), ahead: 3_000_000_000 };
-        assert_eq!(host.time_of(BootTime(5_000_001_000)), StoreTime(2_000_001));
-        let host = Host { boot: "boot".into(), ahead: -3_000_000_000 };
-        assert_eq!(host.time_of(BootTime(5_000_000_000)), StoreTime(8_000_000));
+        let boot = Boot { id: "boot".into(), ahead: 3_000_000_000 };
+        assert_eq!(boot.time_of(BootTime(5_000_001_000)), StoreTime(2_000_001));
+        let boot = Boot { id: "boot".into(), ahead: -3_000_000_000 };
+        assert_eq!(boot.time_of(BootTime(5_000_000_000)), StoreTime(8_000_000));
     }
 
     #[test]
     fn this_process_knows_its_clock() {
-        assert!(!Host::find().expect("it is Linux").boot.is_empty());
+        assert!(!Boot::find().expect("it is Linux").id.is_empty());
     }
 }

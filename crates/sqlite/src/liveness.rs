@@ -18,7 +18,7 @@ use std::{
 use lockkeeper_core::{KeeperId, StoreError};
 use rustix::fs::FlockOperation;
 
-use crate::{place::Place, trouble::file_trouble};
+use crate::{file::DatabaseFile, trouble::file_trouble};
 
 const LIFE: &str = "life";
 const WAKE: &str = "wake";
@@ -27,18 +27,18 @@ const NEW: &str = "new";
 
 /// What is known of a keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Pulse {
+pub(crate) enum Liveness {
     /// Its process lives.
     Alive,
     /// Its process has ended.
-    Dead,
+    Crashed,
     /// There is no file: never made, or cleared away. Only its leases can tell.
     Unknown,
 }
 
-/// A keeper's own life file, locked until this and every [`line`](Self::line) is closed.
+/// A keeper's own life file, locked until this and every [`life_line`](Self::life_line) is closed.
 #[derive(Debug)]
-pub(crate) struct Life {
+pub(crate) struct LifeFile {
     file: File,
     keeper: KeeperId,
 }
@@ -51,22 +51,22 @@ fn ours() -> MutexGuard<'static, BTreeSet<KeeperId>> {
 }
 
 /// Whether this is a keeper of this process.
-pub(crate) fn is_ours(keeper: KeeperId) -> bool {
+pub(crate) fn is_of_this_process(keeper: KeeperId) -> bool {
     ours().contains(&keeper)
 }
 
-impl Life {
+impl LifeFile {
     /// Shows that `keeper` lives.
-    pub(crate) fn begin(place: &Place, keeper: KeeperId) -> Result<Self, StoreError> {
+    pub(crate) fn begin(database: &DatabaseFile, keeper: KeeperId) -> Result<Self, StoreError> {
         // Others may judge any file with its final name at any time, so it gets that name locked.
-        let new = file_of(&place.keepers, keeper, NEW);
+        let new = file_of(&database.keepers, keeper, NEW);
         let begin = || {
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-            place.share(&new)?;
+            database.share(&new)?;
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             // A full disk is no reason not to begin: who finds nothing here looks at the lock more often.
             drop(file.write_all(about(std::process::id()).unwrap_or_default().as_bytes()));
-            fs::rename(&new, life_of(&place.keepers, keeper))?;
+            fs::rename(&new, life_of(&database.keepers, keeper))?;
             ours().insert(keeper);
             Ok(Self { file, keeper })
         };
@@ -74,12 +74,12 @@ impl Life {
     }
 
     /// Another handle of the same lock, for a process that outlives this one.
-    pub(crate) fn line(&self) -> io::Result<OwnedFd> {
+    pub(crate) fn life_line(&self) -> io::Result<OwnedFd> {
         Ok(self.file.try_clone()?.into())
     }
 }
 
-impl Drop for Life {
+impl Drop for LifeFile {
     fn drop(&mut self) {
         ours().remove(&self.keeper);
     }
@@ -112,29 +112,29 @@ pub(crate) fn wake_name(keeper: KeeperId) -> String {
 }
 
 /// Looks whether a keeper lives. Never makes a file: that could make a live one look dead.
-pub(crate) fn pulse(keepers: &Path, keeper: KeeperId) -> Pulse {
+pub(crate) fn of(keepers: &Path, keeper: KeeperId) -> Liveness {
     judge(&life_of(keepers, keeper))
 }
 
-fn judge(path: &Path) -> Pulse {
-    look_at(path).unwrap_or(Pulse::Unknown)
+fn judge(path: &Path) -> Liveness {
+    look_at(path).unwrap_or(Liveness::Unknown)
 }
 
 /// What a life file shows. An error says that it is there, and no more.
-fn look_at(path: &Path) -> io::Result<Pulse> {
+fn look_at(path: &Path) -> io::Result<Liveness> {
     let file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Pulse::Unknown),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Liveness::Unknown),
         file => file?,
     };
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => Ok(Pulse::Dead),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(Pulse::Alive),
+        Ok(()) => Ok(Liveness::Crashed),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(Liveness::Alive),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Clears away what a keeper left in the folder, once its rows are gone.
-pub(crate) fn forget(keepers: &Path, keeper: KeeperId) {
+pub(crate) fn remove_files(keepers: &Path, keeper: KeeperId) {
     // The life file is what the others are found by, so it goes last.
     for kind in [WAKE, LIFE] {
         // Somebody else may have been faster.
@@ -143,12 +143,12 @@ pub(crate) fn forget(keepers: &Path, keeper: KeeperId) {
 }
 
 /// Whether any keeper in the folder lives; an error where one may live that cannot be looked at.
-pub(crate) fn anybody_lives(keepers: &Path) -> Result<bool, StoreError> {
+pub(crate) fn any_alive(keepers: &Path) -> Result<bool, StoreError> {
     let unreadable = |error| file_trouble("look into", keepers, error);
     for entry in fs::read_dir(keepers).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
         if path.extension().is_some_and(|kind| kind == LIFE)
-            && look_at(&path).map_err(|error| file_trouble("look at", &path, error))? == Pulse::Alive
+            && look_at(&path).map_err(|error| file_trouble("look at", &path, error))? == Liveness::Alive
         {
             return Ok(true);
         }
@@ -157,17 +157,17 @@ pub(crate) fn anybody_lives(keepers: &Path) -> Result<bool, StoreError> {
 }
 
 /// The keepers in the folder that are dead. Clears away what is nobody's.
-pub(crate) fn the_dead(keepers: &Path) -> Vec<KeeperId> {
+pub(crate) fn crashed(keepers: &Path) -> Vec<KeeperId> {
     let mut dead = Vec::new();
     for entry in fs::read_dir(keepers).into_iter().flatten().flatten() {
         let path = entry.path();
         let kind = path.extension().and_then(|kind| kind.to_str());
         let keeper = path.file_stem().and_then(|stem| keeper_from(stem.to_str()?));
         match (kind, keeper) {
-            (Some(LIFE), Some(keeper)) if judge(&path) == Pulse::Dead => dead.push(keeper),
+            (Some(LIFE), Some(keeper)) if judge(&path) == Liveness::Crashed => dead.push(keeper),
             // Its maker died between making and naming it. A young one is not even looked at, which takes its lock
             // for a moment, just when its maker wants that.
-            (Some(NEW), Some(_)) if is_old(&path) && judge(&path) == Pulse::Dead => {
+            (Some(NEW), Some(_)) if is_old(&path) && judge(&path) == Liveness::Crashed => {
                 drop(fs::remove_file(&path));
             }
             _ => {}
@@ -218,55 +218,57 @@ pub(crate) mod tests {
 
     #[test]
     fn a_process_is_known_by_an_id_of_its_own_namespace_only() {
-        let (_folder, place) = place();
+        let (_folder, file) = file();
         let keeper = KeeperId::random();
-        let _life = Life::begin(&place, keeper).expect("begun");
-        assert!(is_ours(keeper));
-        assert_eq!(process_of(&place.keepers, keeper), Some(std::process::id()));
+        let _life = LifeFile::begin(&file, keeper).expect("begun");
+        assert!(is_of_this_process(keeper));
+        assert_eq!(process_of(&file.keepers, keeper), Some(std::process::id()));
         for said in ["", "1", "1 pid:[1]\n", "1 pid"] {
-            fs::write(life_of(&place.keepers, keeper), said).expect("written");
-            assert_eq!(process_of(&place.keepers, keeper), None, "{said:?}");
+            fs::write(life_of(&file.keepers, keeper), said).expect("written");
+            assert_eq!(process_of(&file.keepers, keeper), None, "{said:?}");
         }
     }
 
-    fn place() -> (tempfile::TempDir, Place) {
+    fn file() -> (tempfile::TempDir, DatabaseFile) {
         let folder = tempfile::tempdir().expect("a folder");
-        let place = Place::prepare(&folder.path().join("locks.db")).expect("prepared");
-        (folder, place)
+        let file = DatabaseFile::prepare(&folder.path().join("locks.db")).expect("prepared");
+        (folder, file)
     }
 
     #[test]
     fn alive_while_open_and_dead_afterwards() {
-        let (_folder, place) = place();
+        let (_folder, file) = file();
         let keeper = KeeperId::random();
-        assert_eq!(pulse(&place.keepers, keeper), Pulse::Unknown);
-        assert_eq!(fs::read_dir(&place.keepers).expect("listed").count(), 0, "looking makes nothing");
-        let life = Life::begin(&place, keeper).expect("begun");
-        assert_eq!(pulse(&place.keepers, keeper), Pulse::Alive);
-        assert_eq!(pulse(&place.keepers, keeper), Pulse::Alive, "looking changes nothing");
-        let line = life.line().expect("another handle");
+        assert_eq!(of(&file.keepers, keeper), Liveness::Unknown);
+        assert_eq!(fs::read_dir(&file.keepers).expect("listed").count(), 0, "looking makes nothing");
+        let life = LifeFile::begin(&file, keeper).expect("begun");
+        assert_eq!(of(&file.keepers, keeper), Liveness::Alive);
+        assert_eq!(of(&file.keepers, keeper), Liveness::Alive, "looking changes nothing");
+        let line = life.life_line().expect("another handle");
         drop(life);
-        assert_eq!(pulse(&place.keepers, keeper), Pulse::Alive, "its line is still open");
+        assert_eq!(of(&file.keepers, keeper), Liveness::Alive, "its line is still open");
         drop(line);
-        assert_eq!(pulse(&place.keepers, keeper), Pulse::Dead);
-        assert_eq!(the_dead(&place.keepers), [keeper]);
-        forget(&place.keepers, keeper);
-        assert_eq!(pulse(&place.keepers, keeper), Pulse::Unknown);
+        assert_eq!(of(&file.keepers, keeper), Liveness::Crashed);
+        assert_eq!(crashed(&file.keepers), [keeper]);
+        remove_files(&file.keepers, keeper);
+        assert_eq!(of(&file.keepers, keeper), Liveness::Unknown);
     }
 
     /// Many that start at once look for the dead while others have made their files and not locked them yet.
     #[test]
     fn who_looks_for_the_dead_keeps_nobody_from_beginning() {
-        let (_folder, place) = place();
+        let (_folder, file) = file();
         let begun = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !begun.load(Ordering::Relaxed) {
-                    the_dead(&place.keepers);
+                    crashed(&file.keepers);
                 }
             });
-            let begin =
-                |_| Life::begin(&place, KeeperId::random()).map(|life| forget(&place.keepers, life.keeper));
+            let begin = |_| {
+                LifeFile::begin(&file, KeeperId::random())
+                    .map(|life| remove_files(&file.keepers, life.keeper))
+            };
             let all: Result<Vec<()>, StoreError> = (0..2000).map(begin).collect();
             begun.store(true, Ordering::Relaxed);
             all.expect("begun");
@@ -275,30 +277,30 @@ pub(crate) mod tests {
 
     #[test]
     fn a_file_that_was_cleared_away_proves_nothing() {
-        let (_folder, place) = place();
+        let (_folder, file) = file();
         let keeper = KeeperId::random();
-        let _life = Life::begin(&place, keeper).expect("begun");
-        fs::remove_file(life_of(&place.keepers, keeper)).expect("removed");
-        assert_eq!(pulse(&place.keepers, keeper), Pulse::Unknown);
-        assert!(the_dead(&place.keepers).is_empty());
+        let _life = LifeFile::begin(&file, keeper).expect("begun");
+        fs::remove_file(life_of(&file.keepers, keeper)).expect("removed");
+        assert_eq!(of(&file.keepers, keeper), Liveness::Unknown);
+        assert!(crashed(&file.keepers).is_empty());
     }
 
     /// Who takes the living for dead frees what they hold.
     #[test]
     fn what_cannot_be_looked_at_may_be_alive() {
-        let (_folder, place) = place();
-        let lives = || anybody_lives(&place.keepers).ok();
+        let (_folder, file) = file();
+        let lives = || any_alive(&file.keepers).ok();
         assert_eq!(lives(), Some(false));
         let keeper = KeeperId::random();
-        let life = Life::begin(&place, keeper).expect("begun");
+        let life = LifeFile::begin(&file, keeper).expect("begun");
         assert_eq!(lives(), Some(true));
         drop(life);
         assert_eq!(lives(), Some(false), "it has ended");
         // Not even root can open this one.
-        let endless = life_of(&place.keepers, KeeperId::random());
+        let endless = life_of(&file.keepers, KeeperId::random());
         std::os::unix::fs::symlink(&endless, &endless).expect("linked");
         assert_eq!(lives(), None, "a file that cannot be opened");
-        assert!(anybody_lives(&place.file).is_err(), "a folder that cannot be read");
+        assert!(any_alive(&file.path).is_err(), "a folder that cannot be read");
     }
 
     #[test]

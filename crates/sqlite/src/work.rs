@@ -19,10 +19,10 @@ use lockkeeper_core::{
 use rusqlite::{OptionalExtension, Transaction, params};
 
 use crate::{
+    codec::Loaded,
     layout,
-    life::{self, Pulse, keeper_from},
+    liveness::{self, Liveness, keeper_from},
     poll,
-    rows::Loaded,
 };
 
 type Result<T> = rusqlite::Result<T>;
@@ -40,26 +40,26 @@ pub(crate) struct Work<'a> {
     keepers: &'a Path,
     own: KeeperId,
     pub(crate) now: Now,
-    pub(crate) mark: Mark,
-    stored_mark: Mark,
+    pub(crate) high_water: Mark,
+    stored_high_water: Mark,
     pub(crate) loaded: BTreeMap<Name, Option<Loaded>>,
-    pulses: HashMap<KeeperId, Pulse>,
+    liveness: HashMap<KeeperId, Liveness>,
     /// Dead keepers that were found and are not yet freed of what they had.
-    found_dead: BTreeSet<KeeperId>,
+    found_crashed: BTreeSet<KeeperId>,
     /// Whether there are marks of those who left: mostly there are none, and nobody is looked up.
-    any_graves: Option<bool>,
+    any_tombstones: Option<bool>,
     /// Whether a mark was made here.
-    buried: bool,
-    pub(crate) done: Done,
+    tombstone_made: bool,
+    pub(crate) done: AfterCommit,
 }
 
 /// What is to be done once the transaction is on disk.
 #[derive(Debug, Default)]
-pub(crate) struct Done {
+pub(crate) struct AfterCommit {
     /// Whom to tell what.
     pub(crate) wakes: Vec<(KeeperId, Wake)>,
     /// Whose files can be cleared away.
-    pub(crate) dead: BTreeSet<KeeperId>,
+    pub(crate) crashed: BTreeSet<KeeperId>,
     /// Whose death would let somebody of this keeper pass.
     pub(crate) ahead: BTreeSet<KeeperId>,
 }
@@ -77,14 +77,14 @@ impl<'a> Work<'a> {
             keepers,
             own,
             now,
-            mark,
-            stored_mark: mark,
+            high_water: mark,
+            stored_high_water: mark,
             loaded: BTreeMap::new(),
-            pulses: HashMap::new(),
-            found_dead: BTreeSet::new(),
-            any_graves: None,
-            buried: false,
-            done: Done::default(),
+            liveness: HashMap::new(),
+            found_crashed: BTreeSet::new(),
+            any_tombstones: None,
+            tombstone_made: false,
+            done: AfterCommit::default(),
         }
     }
 
@@ -95,12 +95,14 @@ impl<'a> Work<'a> {
     /// Whether it would be safe if this were lost: nobody was given anything, now or later. What
     /// is left are places in line, and releases.
     pub(crate) fn may_be_lost(&self) -> bool {
-        let quiet = self.done.wakes.is_empty() && self.done.dead.is_empty() && !self.buried;
-        quiet && self.mark == self.stored_mark && self.loaded.values().flatten().all(Loaded::gives_nothing)
+        let quiet = self.done.wakes.is_empty() && self.done.crashed.is_empty() && !self.tombstone_made;
+        quiet
+            && self.high_water == self.stored_high_water
+            && self.loaded.values().flatten().all(Loaded::gives_nothing)
     }
 
     /// Stores all that became different, and gives what is left to do.
-    pub(crate) fn finish(mut self) -> Result<Done> {
+    pub(crate) fn finish(mut self) -> Result<AfterCommit> {
         let changed = self.loaded.values().flatten().any(|loaded| loaded.changed);
         let watched = changed && has_any(self.transaction, "SELECT 1 FROM watcher")?;
         for (name, loaded) in &self.loaded {
@@ -110,8 +112,8 @@ impl<'a> Work<'a> {
                 tell_watchers(self.transaction, &Topic::Changes(name.clone()), &mut self.done.wakes)?;
             }
         }
-        if self.mark != self.stored_mark {
-            layout::write_mark(self.transaction, self.mark.0)?;
+        if self.high_water != self.stored_high_water {
+            layout::write_high_water(self.transaction, self.high_water.0)?;
         }
         Ok(self.done)
     }
@@ -132,7 +134,7 @@ impl<'a> Work<'a> {
         act: impl FnOnce(&mut Resource, Now, &mut Mark, &mut Effects) -> T,
     ) -> Result<Option<T>> {
         let answer = self.step_alone(name, act)?;
-        self.bury_found()?;
+        self.expire_found()?;
         Ok(answer)
     }
 
@@ -142,12 +144,12 @@ impl<'a> Work<'a> {
         name: &Name,
         act: impl FnOnce(&mut Resource, Now, &mut Mark, &mut Effects) -> T,
     ) -> Result<Option<T>> {
-        let (now, mut mark) = (self.now, self.mark);
+        let (now, mut mark) = (self.now, self.high_water);
         let mut effects = Effects::default();
         let Some(loaded) = self.load(name)? else { return Ok(None) };
         let answer = act(&mut loaded.resource, now, &mut mark, &mut effects);
         loaded.changed |= effects.changed;
-        self.mark = mark;
+        self.high_water = mark;
         self.grants_made(name, effects.grants);
         Ok(Some(answer))
     }
@@ -155,44 +157,45 @@ impl<'a> Work<'a> {
     fn grants_made(&mut self, name: &Name, grants: Vec<GrantNotice>) {
         for grant in grants {
             let keeper = grant.contender.keeper;
-            if self.is_dead(keeper) {
-                self.found_dead.insert(keeper);
+            if self.is_crashed(keeper) {
+                self.found_crashed.insert(keeper);
             } else {
                 self.done.wakes.push((keeper, Wake::Granted(name.clone(), grant)));
             }
         }
     }
 
-    pub(crate) fn is_dead(&mut self, keeper: KeeperId) -> bool {
+    pub(crate) fn is_crashed(&mut self, keeper: KeeperId) -> bool {
         if keeper == self.own {
             return false;
         }
-        *self.pulses.entry(keeper).or_insert_with(|| life::pulse(self.keepers, keeper)) == Pulse::Dead
+        *self.liveness.entry(keeper).or_insert_with(|| liveness::of(self.keepers, keeper))
+            == Liveness::Crashed
     }
 
     /// Frees everything that a dead keeper had, except what it had detached.
-    pub(crate) fn bury(&mut self, dead: KeeperId) -> Result<()> {
-        self.found_dead.insert(dead);
-        self.bury_found()
+    pub(crate) fn expire(&mut self, dead: KeeperId) -> Result<()> {
+        self.found_crashed.insert(dead);
+        self.expire_found()
     }
 
     /// Buries all that were found dead, and those whom that would have granted something and who are dead too. In
     /// rounds, because thousands may have died in one line.
-    fn bury_found(&mut self) -> Result<()> {
+    fn expire_found(&mut self) -> Result<()> {
         loop {
-            let mut dead = std::mem::take(&mut self.found_dead);
-            dead.retain(|keeper| !self.done.dead.contains(keeper));
+            let mut dead = std::mem::take(&mut self.found_crashed);
+            dead.retain(|keeper| !self.done.crashed.contains(keeper));
             if dead.is_empty() {
                 return Ok(());
             }
             for name in self.names_of(&dead)? {
                 // Else each would be granted it, one a round.
-                let next = self.dead_at_the_head(&name, &dead)?;
+                let next = self.crashed_at_head(&name, &dead)?;
                 let gone = dead.union(&next).copied().collect();
                 self.step_alone(&name, |resource, now, mark, effects| {
                     resource.expire_keepers(now, mark, &gone, effects);
                 })?;
-                self.found_dead.extend(next);
+                self.found_crashed.extend(next);
             }
             for keeper in &dead {
                 for table in ["watcher", "grave"] {
@@ -201,11 +204,11 @@ impl<'a> Work<'a> {
                         .execute([keeper.to_string()])?;
                 }
             }
-            self.done.dead.append(&mut dead);
+            self.done.crashed.append(&mut dead);
         }
     }
 
-    /// What these keepers hold or wait for. Deaths are rare, so this is a scan and no index to keep.
+    /// What these keepers hold or wait for. Crashes are rare, so this is a scan and no index to keep.
     fn names_of(&self, keepers: &BTreeSet<KeeperId>) -> Result<Vec<Name>> {
         let mut find = self.transaction.prepare_cached("SELECT name, keeper FROM entry ORDER BY name")?;
         let mut rows = find.query([])?;
@@ -221,16 +224,16 @@ impl<'a> Work<'a> {
     }
 
     /// Those at the head of a line who are dead, up to the first who lives. Some are `known` to be dead.
-    fn dead_at_the_head(&mut self, name: &Name, known: &BTreeSet<KeeperId>) -> Result<BTreeSet<KeeperId>> {
+    fn crashed_at_head(&mut self, name: &Name, known: &BTreeSet<KeeperId>) -> Result<BTreeSet<KeeperId>> {
         let Some(loaded) = self.load(name)? else { return Ok(BTreeSet::new()) };
         let line: Vec<KeeperId> =
             loaded.resource.queue.iter().map(|waiter| waiter.contender.keeper).collect();
-        Ok(line.into_iter().take_while(|keeper| known.contains(keeper) || self.is_dead(*keeper)).collect())
+        Ok(line.into_iter().take_while(|keeper| known.contains(keeper) || self.is_crashed(*keeper)).collect())
     }
 
     /// Buries those in the way of a claim who are dead: holders, and those at the head of the line. Who waits there is
     /// watched by those who wait behind it, so only who does not wait looks at it.
-    fn clear_the_way(&mut self, claim: &Claim) -> Result<()> {
+    fn expire_blockers(&mut self, claim: &Claim) -> Result<()> {
         let Some(loaded) = self.load(&claim.name)? else { return Ok(()) };
         let resource = &loaded.resource;
         let free = resource.queue.is_empty()
@@ -244,12 +247,12 @@ impl<'a> Work<'a> {
         let Some(loaded) = self.load(&claim.name)? else { return Ok(()) };
         let mut dead: BTreeSet<KeeperId> =
             loaded.resource.holders.iter().map(|holder| holder.contender.keeper).collect();
-        dead.retain(|keeper| self.is_dead(*keeper));
+        dead.retain(|keeper| self.is_crashed(*keeper));
         if !claim.queue {
-            dead.append(&mut self.dead_at_the_head(&claim.name, &BTreeSet::new())?);
+            dead.append(&mut self.crashed_at_head(&claim.name, &BTreeSet::new())?);
         }
-        self.found_dead.append(&mut dead);
-        self.bury_found()
+        self.found_crashed.append(&mut dead);
+        self.expire_found()
     }
 
     /// Remembers whose death would let this waiter pass: holders, and who will hold just before it.
@@ -267,7 +270,7 @@ impl<'a> Work<'a> {
         if let Request::Claim(claim) = request
             && few
             && poll::is_poll(request)
-            && let Some(verdict) = self.keep_place(claim)?
+            && let Some(verdict) = self.keep_position(claim)?
         {
             return Ok(Answer::Claim(verdict));
         }
@@ -278,10 +281,10 @@ impl<'a> Work<'a> {
     }
 
     fn claim(&mut self, claim: &Claim) -> Result<Verdict> {
-        if claim.not_after < self.now.lease || self.is_buried(claim)? {
+        if claim.not_after < self.now.lease || self.has_tombstone(claim)? {
             return Ok(Verdict::Stale);
         }
-        self.clear_the_way(claim)?;
+        self.expire_blockers(claim)?;
         self.load(&claim.name)?.get_or_insert_with(|| Loaded::free(claim.capacity));
         let verdict = self
             .step(&claim.name, |resource, now, mark, effects| resource.claim(now, mark, claim, effects))?
@@ -292,10 +295,10 @@ impl<'a> Work<'a> {
         Ok(verdict)
     }
 
-    pub(crate) fn is_buried(&mut self, claim: &Claim) -> Result<bool> {
-        let any = match self.any_graves {
+    pub(crate) fn has_tombstone(&mut self, claim: &Claim) -> Result<bool> {
+        let any = match self.any_tombstones {
             Some(any) => any,
-            None => *self.any_graves.insert(has_any(self.transaction, "SELECT 1 FROM grave")?),
+            None => *self.any_tombstones.insert(has_any(self.transaction, "SELECT 1 FROM grave")?),
         };
         if !any {
             return Ok(false);
@@ -312,8 +315,8 @@ impl<'a> Work<'a> {
 
     fn leave(&mut self, leave: &Leave) -> Result<Left> {
         if let Some(until) = leave.tombstone_until.filter(|until| *until >= self.now.lease) {
-            self.any_graves = Some(true);
-            self.buried = true;
+            self.any_tombstones = Some(true);
+            self.tombstone_made = true;
             // A doubled leave with an earlier time must not lift the mark.
             let mut mark = self.transaction.prepare_cached(
                 "INSERT INTO grave VALUES (?, ?, ?)

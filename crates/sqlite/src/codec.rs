@@ -9,7 +9,7 @@ use lockkeeper_core::{
 };
 use rusqlite::{Row, Statement, Transaction, params, types::Type};
 
-use crate::life::keeper_from;
+use crate::liveness::keeper_from;
 
 /// A resource as it was stored, and as it is now.
 #[derive(Debug)]

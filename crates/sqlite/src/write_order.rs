@@ -1,0 +1,158 @@
+//! The line before a file within this process: its keepers write one after another, first come
+//! first served.
+//!
+//! SQLite lets whoever asks at the right moment write next, so that with many keepers one may ask
+//! in vain for long. Between processes that is what is left; within one, nobody overtakes but
+//! renewals, whose leases run out meanwhile.
+
+use lockkeeper_core::support;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, Weak},
+    thread::{self, Thread},
+    time::Instant,
+};
+
+use crate::{file::FileId, ticket::Urgency};
+
+/// The lines of all files that keepers of this process have open.
+static ORDERS: Mutex<Option<HashMap<FileId, Weak<WriteOrder>>>> = Mutex::new(None);
+
+/// The line before one file.
+#[derive(Debug, Default)]
+pub(crate) struct WriteOrder(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whose turn it is; a turn is passed on from one to the next without being free in between.
+    writing: Option<u64>,
+    waiting: VecDeque<WaitingThread>,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct WaitingThread {
+    number: u64,
+    urgency: Urgency,
+    thread: Thread,
+}
+
+/// Its owner may write; ends when dropped.
+#[derive(Debug)]
+pub(crate) struct WritePermit<'a>(&'a WriteOrder);
+
+impl WriteOrder {
+    /// The line before `file`.
+    pub(crate) fn of(file: FileId) -> Arc<Self> {
+        let mut orders = support::lock(&ORDERS);
+        let orders = orders.get_or_insert_default();
+        if let Some(state) = orders.get(&file).and_then(Weak::upgrade) {
+            return state;
+        }
+        orders.retain(|_, state| state.strong_count() > 0);
+        let state = Arc::new(Self::default());
+        orders.insert(file, Arc::downgrade(&state));
+        state
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        support::lock(&self.0)
+    }
+
+    /// Waits for this thread's turn; `None` when it has not come by `until`.
+    pub(crate) fn take(&self, urgency: Urgency, until: Instant) -> Option<WritePermit<'_>> {
+        let mut state = self.lock();
+        state.last += 1;
+        let own = state.last;
+        if state.writing.is_none() {
+            state.writing = Some(own);
+            return Some(WritePermit(self));
+        }
+        let place = match urgency {
+            Urgency::Usual => state.waiting.len(),
+            Urgency::First => state.waiting.partition_point(|other| other.urgency == Urgency::First),
+        };
+        state.waiting.insert(place, WaitingThread { number: own, urgency, thread: thread::current() });
+        loop {
+            drop(state);
+            let now = Instant::now();
+            thread::park_timeout(until.saturating_duration_since(now));
+            state = self.lock();
+            if state.writing == Some(own) {
+                return Some(WritePermit(self));
+            }
+            if now >= until {
+                state.waiting.retain(|other| other.number != own);
+                return None;
+            }
+        }
+    }
+}
+
+impl Drop for WritePermit<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        let next = state.waiting.pop_front();
+        state.writing = next.as_ref().map(|next| next.number);
+        drop(state);
+        if let Some(next) = next {
+            next.thread.unpark();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use super::*;
+
+    fn take(order: &WriteOrder, urgency: Urgency) -> WritePermit<'_> {
+        order.take(urgency, Instant::now() + Duration::from_secs(60)).expect("it comes")
+    }
+
+    fn await_line(order: &WriteOrder, length: usize) {
+        while order.lock().waiting.len() < length {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn turns_come_in_the_order_of_arrival_but_renewals_first() {
+        let file = (u64::MAX, 1);
+        let order = WriteOrder::of(file);
+        let (served, in_order) = mpsc::channel();
+        thread::scope(|scope| {
+            let first = take(&order, Urgency::Usual);
+            for place in 0..8 {
+                let served = served.clone();
+                scope.spawn(move || {
+                    let urgency = if place % 3 == 2 { Urgency::First } else { Urgency::Usual };
+                    let order = WriteOrder::of(file);
+                    let _permit = take(&order, urgency);
+                    served.send(place).expect("heard");
+                });
+                await_line(&order, place + 1);
+            }
+            drop(first);
+        });
+        drop(served);
+        assert_eq!(in_order.iter().collect::<Vec<_>>(), [2, 5, 0, 1, 3, 4, 6, 7]);
+        assert!(order.take(Urgency::Usual, Instant::now()).is_some(), "in the end it is nobody's");
+    }
+
+    #[test]
+    fn who_waited_too_long_is_passed() {
+        let order = WriteOrder::of((u64::MAX, 2));
+        let first = take(&order, Urgency::Usual);
+        assert!(order.take(Urgency::Usual, Instant::now() + Duration::from_millis(1)).is_none());
+        thread::scope(|scope| {
+            let second = scope.spawn(|| drop(take(&order, Urgency::Usual)));
+            await_line(&order, 1);
+            drop(first);
+            second.join().expect("the next one gets it");
+        });
+        let other = WriteOrder::of((u64::MAX, 3));
+        assert!(other.take(Urgency::Usual, Instant::now()).is_some(), "another file is not concerned");
+    }
+}
