@@ -11,8 +11,8 @@ use lockkeeper_core::{StoreError, store::StoreTime};
 use redis::Value;
 
 use crate::{
-    dial::Dialler,
-    fleet::{Fleet, Lane, Server},
+    connect::Opener,
+    servers::{Priority, Server, Servers},
     settings::Settings,
     trouble,
 };
@@ -65,27 +65,28 @@ impl fmt::Display for Finding {
 /// # Errors
 /// [`StoreError`] if the URL is wrong or no server can be reached.
 pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
-    let dialler = Arc::new(Dialler::new(Settings::parse(url)?)?);
-    let fleet = Fleet::find(dialler, tokio::runtime::Handle::current(), Duration::from_secs(2)).await?;
-    let findings = look(&fleet).await;
-    fleet.close();
+    let opener = Arc::new(Opener::new(Settings::parse(url)?)?);
+    let servers = Servers::find(opener, tokio::runtime::Handle::current(), Duration::from_secs(2)).await?;
+    let findings = look(&servers).await;
+    servers.close();
     findings
 }
 
 /// Looks at all servers.
-pub(crate) async fn look(fleet: &Fleet) -> Result<Vec<Finding>, StoreError> {
+pub(crate) async fn look(servers: &Servers) -> Result<Vec<Finding>, StoreError> {
     let mut findings = Vec::new();
-    for server in &fleet.map().in_use() {
-        findings.append(&mut look_at(fleet, server).await?);
+    for server in &servers.map().in_use() {
+        findings.append(&mut look_at(servers, server).await?);
     }
     Ok(findings)
 }
 
-async fn look_at(fleet: &Fleet, server: &Server) -> Result<Vec<Finding>, StoreError> {
+async fn look_at(servers: &Servers, server: &Server) -> Result<Vec<Finding>, StoreError> {
     let before = SystemTime::now();
-    let now = time(fleet, server).await?;
+    let now = time(servers, server).await?;
     let took = before.elapsed().unwrap_or_default();
-    let place = server.link(Lane::Main).place().map_or_else(String::new, |place| place.to_string());
+    let place =
+        server.connection(Priority::Normal).place().map_or_else(String::new, |place| place.to_string());
     let mut findings = Vec::new();
     let mut find = |risk, message: String| findings.push(Finding { server: place.clone(), risk, message });
 
@@ -99,7 +100,7 @@ async fn look_at(fleet: &Fleet, server: &Server) -> Result<Vec<Finding>, StoreEr
             ),
         );
     }
-    let Ok(facts) = facts(fleet, server).await else {
+    let Ok(facts) = facts(servers, server).await else {
         find(
             Risk::Unknown,
             "INFO is not allowed, so its settings are not known; allow +info to this user".into(),
@@ -116,14 +117,14 @@ async fn look_at(fleet: &Fleet, server: &Server) -> Result<Vec<Finding>, StoreEr
             ),
         );
     }
-    if fact("aof_enabled") == "0" && setting(fleet, server, "save").await == Some(String::new()) {
+    if fact("aof_enabled") == "0" && setting(servers, server, "save").await == Some(String::new()) {
         find(
             Risk::NoPersistence,
             "nothing is saved, so a restart loses all locks and fences; set appendonly yes".into(),
         );
     }
     let replicas = fact("connected_slaves");
-    if !matches!(replicas, "" | "0") && fleet.dialler.settings().wait == 0 {
+    if !matches!(replicas, "" | "0") && servers.opener.settings().wait == 0 {
         find(
             Risk::Replication,
             format!(
@@ -133,8 +134,8 @@ async fn look_at(fleet: &Fleet, server: &Server) -> Result<Vec<Finding>, StoreEr
     }
     // A node of a cluster that is cut off from most others stops by itself.
     if !matches!(replicas, "" | "0")
-        && !fleet.is_cluster()
-        && setting(fleet, server, "min-replicas-to-write").await == Some("0".into())
+        && !servers.is_cluster()
+        && setting(servers, server, "min-replicas-to-write").await == Some("0".into())
     {
         find(
             Risk::CutOff,
@@ -152,8 +153,8 @@ async fn look_at(fleet: &Fleet, server: &Server) -> Result<Vec<Finding>, StoreEr
 }
 
 /// What the server says about itself.
-async fn facts(fleet: &Fleet, server: &Server) -> Result<HashMap<String, String>, StoreError> {
-    let text = match fleet.ask(Lane::Main, server, redis::cmd("INFO")).await? {
+async fn facts(servers: &Servers, server: &Server) -> Result<HashMap<String, String>, StoreError> {
+    let text = match servers.ask(Priority::Normal, server, redis::cmd("INFO")).await? {
         Value::BulkString(text) => String::from_utf8_lossy(&text).into_owned(),
         Value::VerbatimString { text, .. } => text,
         _ => return Err(trouble::nonsense("INFO")),
@@ -164,16 +165,16 @@ async fn facts(fleet: &Fleet, server: &Server) -> Result<HashMap<String, String>
 }
 
 /// A setting of the server, if this user may see it.
-async fn setting(fleet: &Fleet, server: &Server, name: &str) -> Option<String> {
+async fn setting(servers: &Servers, server: &Server, name: &str) -> Option<String> {
     let mut get = redis::cmd("CONFIG");
     get.arg("GET").arg(name);
-    let answer = fleet.ask(Lane::Main, server, get).await.ok()?;
+    let answer = servers.ask(Priority::Normal, server, get).await.ok()?;
     redis::from_redis_value::<HashMap<String, String>>(answer).ok()?.remove(name)
 }
 
 /// The server's time.
-pub(crate) async fn time(fleet: &Fleet, server: &Server) -> Result<StoreTime, StoreError> {
-    let answer = fleet.ask(Lane::Main, server, redis::cmd("TIME")).await?;
+pub(crate) async fn time(servers: &Servers, server: &Server) -> Result<StoreTime, StoreError> {
+    let answer = servers.ask(Priority::Normal, server, redis::cmd("TIME")).await?;
     let (seconds, micros): (u64, u64) =
         redis::from_redis_value(answer).map_err(|_| trouble::nonsense("a time"))?;
     Ok(StoreTime(seconds * 1_000_000 + micros))

@@ -37,21 +37,21 @@
 //! so that such a master stops granting by itself.
 
 mod check;
-mod dial;
-mod ears;
-mod fleet;
-mod home;
-mod keys;
-mod link;
+mod codec;
+mod connect;
+mod connection;
+mod layout;
+mod runtime;
 mod scripts;
 mod sentinels;
+mod servers;
 mod settings;
 mod slots;
 mod store;
 #[cfg_attr(not(feature = "tls"), path = "without_tls.rs")]
 mod tls;
 mod trouble;
-mod wire;
+mod wakes;
 
 use lockkeeper_core::{StoreError, store::Connector};
 

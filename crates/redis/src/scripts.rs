@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use lockkeeper_core::Name;
 use redis::Cmd;
 
-use crate::keys::{Keys, slot};
+use crate::layout::{Keys, slot};
 
 /// A script and its digest.
 pub(crate) struct Script {
@@ -35,15 +35,22 @@ macro_rules! script {
 /// What transitions of a resource begin with.
 macro_rules! transition {
     ($part:literal) => {
-        script!("prelude.lua", "numbers.lua", "line.lua", "resource.lua", $part)
+        script!("prelude.lua", "numbers.lua", "publish_grant.lua", "resource.lua", $part)
     };
 }
 
-pub(crate) static APPLY: LazyLock<Script> =
-    script!("prelude.lua", "easy.lua", "numbers.lua", "line.lua", "demand.lua", "resource.lua", "apply.lua");
+pub(crate) static APPLY: LazyLock<Script> = script!(
+    "prelude.lua",
+    "uncontended.lua",
+    "numbers.lua",
+    "publish_grant.lua",
+    "contended.lua",
+    "resource.lua",
+    "apply.lua"
+);
 pub(crate) static RENEW: LazyLock<Script> = transition!("renew.lua");
 pub(crate) static EVICT: LazyLock<Script> = transition!("evict.lua");
-pub(crate) static TELL: LazyLock<Script> = transition!("tell.lua");
+pub(crate) static CHANGES: LazyLock<Script> = transition!("changes.lua");
 pub(crate) static COUNT: LazyLock<Script> = transition!("count.lua");
 pub(crate) static INSPECT: LazyLock<Script> = script!("inspect.lua");
 pub(crate) static FENCE: LazyLock<Script> = script!("fence.lua");

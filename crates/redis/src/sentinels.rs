@@ -24,8 +24,8 @@ use tokio::{
 };
 
 use crate::{
-    dial::{Dialler, checked},
-    link::jittered,
+    connect::{Opener, checked},
+    connection::jittered,
     settings::Address,
     trouble,
 };
@@ -44,7 +44,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What a sentinel says.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Word {
+struct Report {
     /// Each failover has an epoch, larger than those before it.
     epoch: u64,
     master: Address,
@@ -52,22 +52,22 @@ struct Word {
 
 /// The last that was heard of a sentinel.
 #[derive(Clone, Default)]
-struct Heard {
+struct LastReport {
     /// Which round of asking it answered.
     round: u64,
     /// What it says, or why it could not be asked.
-    said: Option<Result<Word, StoreError>>,
+    report: Option<Result<Report, StoreError>>,
 }
 
-impl Heard {
-    fn word(&self) -> Option<&Word> {
-        self.said.as_ref()?.as_ref().ok()
+impl LastReport {
+    fn report(&self) -> Option<&Report> {
+        self.report.as_ref()?.as_ref().ok()
     }
 }
 
 #[derive(Default)]
 struct State {
-    heard: Vec<Heard>,
+    heard: Vec<LastReport>,
     /// The epoch that counts. No older one ever will.
     seen: u64,
     /// Until when what is held or waited for lasts.
@@ -75,28 +75,29 @@ struct State {
     /// Until when the connections are kept, whatever is needed.
     awake_until: Option<Instant>,
     /// The task that keeps the connections, while there is one.
-    vigil: Option<AbortHandle>,
+    task: Option<AbortHandle>,
     closed: bool,
 }
 
 impl State {
     /// What more than half of all sentinels say, of those that answered in this round or later.
-    fn agreed(&self, round: u64) -> Option<&Word> {
-        let mut words = self.fresh(round);
-        let agree =
-            |word: &&Word| 2 * self.fresh(round).filter(|other| other == word).count() > self.heard.len();
-        words.find(agree).filter(|word| word.epoch >= self.seen)
+    fn agreed(&self, round: u64) -> Option<&Report> {
+        let mut reports = self.fresh(round);
+        let agree = |report: &&Report| {
+            2 * self.fresh(round).filter(|other| other == report).count() > self.heard.len()
+        };
+        reports.find(agree).filter(|report| report.epoch >= self.seen)
     }
 
-    fn fresh(&self, round: u64) -> impl Iterator<Item = &Word> {
-        self.heard.iter().filter(move |heard| heard.round >= round).filter_map(Heard::word)
+    fn fresh(&self, round: u64) -> impl Iterator<Item = &Report> {
+        self.heard.iter().filter(move |heard| heard.round >= round).filter_map(LastReport::report)
     }
 
     /// Whether some of those that can be asked say something else than others.
     fn disagree(&self) -> bool {
-        let mut words = self.fresh(0);
-        let first = words.next();
-        words.any(|word| Some(word) != first) || self.fresh(0).any(|word| word.epoch != self.seen)
+        let mut reports = self.fresh(0);
+        let first = reports.next();
+        reports.any(|report| Some(report) != first) || self.fresh(0).any(|report| report.epoch != self.seen)
     }
 
     fn is_needed(&mut self, now: Instant) -> bool {
@@ -111,7 +112,7 @@ impl State {
 
 /// The sentinels of one master.
 pub(crate) struct Sentinels {
-    dialler: Arc<Dialler>,
+    opener: Arc<Opener>,
     addresses: Vec<Address>,
     name: String,
     keeper: Handle,
@@ -125,15 +126,10 @@ pub(crate) struct Sentinels {
 }
 
 impl Sentinels {
-    pub(crate) fn new(
-        dialler: &Arc<Dialler>,
-        addresses: &[Address],
-        name: &str,
-        keeper: &Handle,
-    ) -> Arc<Self> {
-        let state = State { heard: vec![Heard::default(); addresses.len()], ..State::default() };
+    pub(crate) fn new(opener: &Arc<Opener>, addresses: &[Address], name: &str, keeper: &Handle) -> Arc<Self> {
+        let state = State { heard: vec![LastReport::default(); addresses.len()], ..State::default() };
         Arc::new(Self {
-            dialler: dialler.clone(),
+            opener: opener.clone(),
             addresses: addresses.to_vec(),
             name: name.to_owned(),
             keeper: keeper.clone(),
@@ -158,14 +154,14 @@ impl Sentinels {
         self.place.borrow().as_ref().is_none_or(|now| now == place)
     }
 
-    /// Something is held or waited for, for this long unless said otherwise.
+    /// Something is held or waited for, for this long unless report otherwise.
     pub(crate) fn need(self: &Arc<Self>, who: ContenderId, lasts: Duration) {
         // A time that cannot be told is as good as for ever.
         let now = Instant::now();
         let until = now.checked_add(lasts).unwrap_or(now + Duration::from_secs(1 << 30));
         let mut state = self.state();
         state.needs.insert(who, until);
-        self.see_to_vigil(&mut state);
+        self.start_task(&mut state);
     }
 
     /// It is not held or waited for any more.
@@ -177,7 +173,7 @@ impl Sentinels {
     pub(crate) fn ask(self: &Arc<Self>) -> u64 {
         let mut state = self.state();
         state.awake_until = Some(Instant::now() + LINGER);
-        self.see_to_vigil(&mut state);
+        self.start_task(&mut state);
         drop(state);
         let mut round = 0;
         self.rounds.send_modify(|rounds| {
@@ -195,35 +191,35 @@ impl Sentinels {
             let state = self.state();
             state.agreed(round).is_some() || state.heard.iter().all(|heard| heard.round >= round)
         };
-        let limit = self.dialler.settings().connect_limit;
-        let said = answers.wait_for(|_| all_said());
+        let limit = self.opener.settings().connect_limit;
+        let report = answers.wait_for(|_| all_said());
         // Those who have not answered by then are left out.
-        drop(tokio::time::timeout(limit, said).await);
+        drop(tokio::time::timeout(limit, report).await);
         self.choose(round)
     }
 
     /// What this round came to: what counts; else, as few sentinels can be asked, the newest that any of them says.
     fn choose(&self, round: u64) -> Result<Address, StoreError> {
         let mut state = self.state();
-        if let Some(word) = state.agreed(round).cloned() {
-            return Ok(self.count(&mut state, &word));
+        if let Some(report) = state.agreed(round).cloned() {
+            return Ok(self.count(&mut state, &report));
         }
-        if let Some(word) = state.fresh(round).max_by_key(|word| word.epoch) {
-            if word.epoch < state.seen {
-                return Err(trouble::outdated_sentinels(word.epoch, state.seen));
+        if let Some(report) = state.fresh(round).max_by_key(|report| report.epoch) {
+            if report.epoch < state.seen {
+                return Err(trouble::outdated_sentinels(report.epoch, state.seen));
             }
-            let master = word.master.clone();
+            let master = report.master.clone();
             self.turn_to(&master);
             return Ok(master);
         }
-        let why = state.heard.iter().find_map(|heard| heard.said.as_ref()?.as_ref().err().cloned());
+        let why = state.heard.iter().find_map(|heard| heard.report.as_ref()?.as_ref().err().cloned());
         Err(why.unwrap_or_else(|| trouble::too_late("the sentinels")).not_applied())
     }
 
-    fn count(&self, state: &mut State, word: &Word) -> Address {
-        state.seen = word.epoch;
-        self.turn_to(&word.master);
-        word.master.clone()
+    fn count(&self, state: &mut State, report: &Report) -> Address {
+        state.seen = report.epoch;
+        self.turn_to(&report.master);
+        report.master.clone()
     }
 
     fn turn_to(&self, master: &Address) {
@@ -237,16 +233,16 @@ impl Sentinels {
     }
 
     /// Takes in what a sentinel says, or that it does not.
-    fn heard(self: &Arc<Self>, sentinel: usize, round: u64, said: Result<Word, StoreError>) {
+    fn heard(self: &Arc<Self>, sentinel: usize, round: u64, report: Result<Report, StoreError>) {
         let mut state = self.state();
-        let news = said
+        let news = report
             .as_ref()
-            .is_ok_and(|word| word.epoch > state.seen && state.heard[sentinel].word() != Some(word));
-        state.heard[sentinel] = Heard { round, said: Some(said) };
+            .is_ok_and(|report| report.epoch > state.seen && state.heard[sentinel].report() != Some(report));
+        state.heard[sentinel] = LastReport { round, report: Some(report) };
         let agreed = state.agreed(0).cloned();
         let mut asked = false;
         match agreed {
-            Some(word) => drop(self.count(&mut state, &word)),
+            Some(report) => drop(self.count(&mut state, &report)),
             // The others may be about to learn of it.
             None => asked = news,
         }
@@ -258,16 +254,16 @@ impl Sentinels {
     }
 
     /// Starts the task that keeps the connections, unless it runs.
-    fn see_to_vigil(self: &Arc<Self>, state: &mut State) {
-        if state.vigil.is_none() && !state.closed {
-            state.vigil = Some(self.keeper.spawn(self.clone().vigil()).abort_handle());
+    fn start_task(self: &Arc<Self>, state: &mut State) {
+        if state.task.is_none() && !state.closed {
+            state.task = Some(self.keeper.spawn(self.clone().task()).abort_handle());
         }
     }
 
     /// Keeps the connections while they are needed; ends them, and itself, when they are not.
-    async fn vigil(self: Arc<Self>) {
+    async fn task(self: Arc<Self>) {
         let mut rounds = self.rounds.subscribe();
-        let mut posts = JoinSet::new();
+        let mut listeners = JoinSet::new();
         let mut needed_before = false;
         loop {
             let now = Instant::now();
@@ -278,19 +274,19 @@ impl Sentinels {
                     state.awake_until = Some(now + LINGER);
                 }
                 if !needed && !state.is_awake(now) {
-                    state.vigil = None;
-                    // What they said will be old when somebody asks again.
-                    state.heard.fill(Heard::default());
+                    state.task = None;
+                    // What they report will be old when somebody asks again.
+                    state.heard.fill(LastReport::default());
                     return;
                 }
                 needed_before = needed;
-                if posts.is_empty() && state.is_awake(now) {
+                if listeners.is_empty() && state.is_awake(now) {
                     for sentinel in 0..self.addresses.len() {
-                        posts.spawn(self.clone().attend(sentinel));
+                        listeners.spawn(self.clone().attend(sentinel));
                     }
                 }
             }
-            if posts.is_empty() {
+            if listeners.is_empty() {
                 // Unless somebody asks, which is not waited for.
                 tokio::select! {
                     () = tokio::time::sleep(PATIENCE) => {}
@@ -305,12 +301,12 @@ impl Sentinels {
     /// Keeps one sentinel's connection.
     async fn attend(self: Arc<Self>, sentinel: usize) {
         let mut rounds = self.rounds.subscribe();
-        let mut tells = self.dialler.settings().resp3;
+        let mut tells = self.opener.settings().resp3;
         let mut pause = Duration::ZERO;
         loop {
             let round = *rounds.borrow_and_update();
             let error = match self.call(sentinel, tells).await {
-                Ok(mut line) => self.listen(sentinel, &mut line, &mut rounds, &mut pause).await,
+                Ok(mut connection) => self.listen(sentinel, &mut connection, &mut rounds, &mut pause).await,
                 Err(error) if tells && error.kind() == StoreErrorKind::Config => {
                     // It does not speak RESP3.
                     tells = false;
@@ -329,46 +325,51 @@ impl Sentinels {
         }
     }
 
-    async fn call(&self, sentinel: usize, tells: bool) -> Result<Line, StoreError> {
+    async fn call(&self, sentinel: usize, tells: bool) -> Result<SentinelConnection, StoreError> {
         let address = &self.addresses[sentinel];
         let (sender, messages) = mpsc::unbounded_channel();
         let pushes = tells.then(|| Box::new(sender) as _);
-        let (connection, driver) = self.dialler.sentinel(address, pushes).await?;
-        let mut line =
-            Line { connection, driver, messages: tells.then_some(messages), address: address.to_string() };
+        let (connection, driver) = self.opener.sentinel(address, pushes).await?;
+        let mut connection = SentinelConnection {
+            connection,
+            driver,
+            messages: tells.then_some(messages),
+            address: address.to_string(),
+        };
         if tells {
             let mut subscribe = Pipeline::with_capacity(1);
             subscribe.cmd("SUBSCRIBE").arg("+switch-master");
-            let answer = line.ask(&subscribe, 1, self.dialler.settings().connect_limit).await?.pop();
+            let answer = connection.ask(&subscribe, 1, self.opener.settings().connect_limit).await?.pop();
             if let Some(Value::ServerError(error)) = answer {
                 tracing::debug!(sentinel = %address, %error, "a sentinel does not tell of changes");
-                line.messages = None;
+                connection.messages = None;
             }
         }
-        Ok(line)
+        Ok(connection)
     }
 
     /// Asks a sentinel when it tells of a change, when somebody wants to know, and from time to time; until it fails.
     async fn listen(
         self: &Arc<Self>,
         sentinel: usize,
-        line: &mut Line,
+        connection: &mut SentinelConnection,
         rounds: &mut watch::Receiver<u64>,
         pause: &mut Duration,
     ) -> StoreError {
         loop {
             let round = *rounds.borrow_and_update();
-            match self.question(line).await {
-                Ok(word) => self.heard(sentinel, round, Ok(word)),
+            match self.question(connection).await {
+                Ok(report) => self.heard(sentinel, round, Ok(report)),
                 Err(error) => return error,
             }
             *pause = Duration::ZERO;
-            let again = if line.messages.is_none() || self.state().disagree() { CLOSE_LOOK } else { LOOK };
+            let again =
+                if connection.messages.is_none() || self.state().disagree() { CLOSE_LOOK } else { LOOK };
             tokio::select! {
-                told = line.told() => match told {
+                told = connection.told() => match told {
                     // The others may know of it as well.
                     Some(()) => self.rounds.send_modify(|rounds| *rounds += 1),
-                    None => return trouble::ended(&line.address),
+                    None => return trouble::ended(&connection.address),
                 },
                 _ = rounds.changed() => {}
                 () = tokio::time::sleep(again) => {}
@@ -379,24 +380,24 @@ impl Sentinels {
     /// Asks for master and epoch. While it leads a failover, a sentinel has the new epoch already but shows the old master
     /// beside it, and gives the new one only to those who ask for the address; so that is asked for, between two looks at
     /// the epoch that must be the same.
-    async fn question(&self, line: &mut Line) -> Result<Word, StoreError> {
+    async fn question(&self, connection: &mut SentinelConnection) -> Result<Report, StoreError> {
         let mut questions = Pipeline::with_capacity(3);
         for order in ["MASTER", "GET-MASTER-ADDR-BY-NAME", "MASTER"] {
             questions.cmd("SENTINEL").arg(order).arg(&self.name);
         }
         loop {
-            let answers = line.ask(&questions, 3, self.dialler.settings().connect_limit).await?;
+            let answers = connection.ask(&questions, 3, self.opener.settings().connect_limit).await?;
             let [before, place, after] =
                 <[Value; 3]>::try_from(answers).map_err(|_| trouble::nonsense("a master"))?;
             let place = checked(place).map_err(|error| trouble::refused(&error))?;
             if place == Value::Nil {
-                return Err(trouble::unknown_master(&line.address, &self.name));
+                return Err(trouble::unknown_master(&connection.address, &self.name));
             }
             let (host, port): (String, u16) =
                 redis::from_redis_value(place).map_err(|_| trouble::nonsense("a master"))?;
             let (before, epoch) = (epoch_of(before), epoch_of(after));
             if before == epoch {
-                return Ok(Word { epoch, master: Address::Tcp(host.into(), port) });
+                return Ok(Report { epoch, master: Address::Tcp(host.into(), port) });
             }
         }
     }
@@ -406,8 +407,8 @@ impl Sentinels {
         let mut state = self.state();
         state.closed = true;
         state.needs.clear();
-        if let Some(vigil) = state.vigil.take() {
-            vigil.abort();
+        if let Some(task) = state.task.take() {
+            task.abort();
         }
     }
 }
@@ -420,7 +421,7 @@ fn epoch_of(shown: Value) -> u64 {
 }
 
 /// A connection to a sentinel.
-struct Line {
+struct SentinelConnection {
     connection: MultiplexedConnection,
     driver: JoinHandle<()>,
     /// What it tells, if it can.
@@ -428,7 +429,7 @@ struct Line {
     address: String,
 }
 
-impl Line {
+impl SentinelConnection {
     async fn ask(
         &mut self,
         questions: &Pipeline,
@@ -456,7 +457,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for SentinelConnection {
     fn drop(&mut self) {
         self.driver.abort();
     }
@@ -466,19 +467,19 @@ impl Drop for Line {
 mod tests {
     use super::*;
 
-    fn word(epoch: u64, host: &str) -> Word {
-        Word { epoch, master: Address::Tcp(host.into(), 6379) }
+    fn report(epoch: u64, host: &str) -> Report {
+        Report { epoch, master: Address::Tcp(host.into(), 6379) }
     }
 
-    fn state(seen: u64, words: &[Option<Word>]) -> State {
-        let heard = |word: &Option<Word>| Heard { round: 1, said: word.clone().map(Ok) };
-        State { heard: words.iter().map(heard).collect(), seen, ..State::default() }
+    fn state(seen: u64, reports: &[Option<Report>]) -> State {
+        let heard = |report: &Option<Report>| LastReport { round: 1, report: report.clone().map(Ok) };
+        State { heard: reports.iter().map(heard).collect(), seen, ..State::default() }
     }
 
     #[test]
     fn what_more_than_half_say_counts() {
-        let (old, new) = (word(4, "old"), word(5, "new"));
-        let agreed = |seen, words: &[Option<Word>]| state(seen, words).agreed(0).cloned();
+        let (old, new) = (report(4, "old"), report(5, "new"));
+        let agreed = |seen, reports: &[Option<Report>]| state(seen, reports).agreed(0).cloned();
         let one_ahead = [Some(new.clone()), Some(old.clone()), Some(old.clone())];
         assert_eq!(agreed(4, &one_ahead), Some(old.clone()), "one is ahead of the others");
         let one_behind = [Some(old.clone()), Some(new.clone()), Some(new.clone())];
@@ -490,14 +491,14 @@ mod tests {
 
     #[test]
     fn an_older_epoch_than_was_seen_never_counts() {
-        let old = word(4, "old");
+        let old = report(4, "old");
         let all_old = [Some(old.clone()), Some(old.clone()), Some(old)];
         assert_eq!(state(5, &all_old).agreed(0), None, "they were restarted with old files");
     }
 
     #[test]
     fn only_answers_of_a_round_count_for_it() {
-        let new = word(5, "new");
+        let new = report(5, "new");
         let mut state = state(4, &[Some(new.clone()), Some(new.clone()), Some(new.clone())]);
         state.heard[0].round = 2;
         assert_eq!(state.agreed(2), None, "one has answered so far");

@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use lockkeeper_core::StoreError;
 
-use crate::{keys, trouble::config};
+use crate::{layout, trouble::config};
 
 /// Where a server listens.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -236,7 +236,7 @@ fn login_of(text: &str) -> Result<Login, StoreError> {
 }
 
 fn decode(text: &str) -> Result<String, StoreError> {
-    keys::unescape(text).ok_or_else(|| {
+    layout::unescape(text).ok_or_else(|| {
         config("the URL has a % that two hexadecimal digits do not follow; write %25 for a % sign")
     })
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use redis::Value;
 
-use crate::{keys::SLOTS, settings::Address, trouble};
+use crate::{layout::SLOTS, settings::Address, trouble};
 
 /// What one node says.
 pub(crate) struct View {

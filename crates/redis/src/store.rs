@@ -20,14 +20,14 @@ use tokio::task::AbortHandle;
 
 use crate::{
     check,
-    dial::Dialler,
-    ears::{Ears, Subscription},
-    fleet::{Answered, Fleet, Lane, Server},
-    keys::{Keys, slot},
-    scripts::{APPLY, COUNT, Call, EVICT, FENCE, INSPECT, RENEW, Script, TELL},
+    codec::{self, Reader},
+    connect::Opener,
+    layout::{Keys, slot},
+    scripts::{APPLY, CHANGES, COUNT, Call, EVICT, FENCE, INSPECT, RENEW, Script},
+    servers::{Answered, Priority, Server, Servers},
     settings::Settings,
     trouble,
-    wire::{self, Reader},
+    wakes::{Listeners, Subscription},
 };
 
 /// What the Redis store can do.
@@ -65,8 +65,8 @@ pub(crate) struct RedisStore {
     id: String,
     keeper: KeeperId,
     keys: Keys,
-    fleet: Arc<Fleet>,
-    ears: Arc<Ears>,
+    servers: Arc<Servers>,
+    listeners: Arc<Listeners>,
     /// The keeper's own channel.
     _grants: Option<Subscription>,
     /// Turns to the new master when there is one.
@@ -86,25 +86,35 @@ impl RedisStore {
         let limit = context.request_limit.mul_f32(0.9);
         let limit = settings.request_limit.map_or(limit, |own| own.min(limit));
         let (url, strict) = (settings.shown.clone(), settings.strict);
-        let dialler = Arc::new(Dialler::new(settings)?);
-        let fleet = Fleet::find(dialler, context.background.clone(), limit).await?;
-        let keys = Keys::new(&fleet.dialler.settings().namespace, fleet.is_cluster());
-        let id = identify(&fleet, &keys).await?;
-        let ears = Ears::new(&fleet, &keys, &context);
+        let opener = Arc::new(Opener::new(settings)?);
+        let servers = Servers::find(opener, context.background.clone(), limit).await?;
+        let keys = Keys::new(&servers.opener.settings().namespace, servers.is_cluster());
+        let id = identify(&servers, &keys).await?;
+        let listeners = Listeners::new(&servers, &keys, &context);
         let mut grants = None;
-        let follower = follow(&fleet, &context);
+        let follower = follow(&servers, &context);
         if !keys.is_sharded() {
             // In a cluster, messages stay with the slot of their resource, so each has a channel of its own.
-            grants = Some(ears.listen(keys.grants(context.keeper), SUBSCRIBING).await);
+            grants = Some(listeners.listen(keys.grants(context.keeper), SUBSCRIBING).await);
         }
         if strict {
-            check::refuse(&check::look(&fleet).await?)?;
+            check::refuse(&check::look(&servers).await?)?;
         } else {
-            let fleet = fleet.clone();
-            context.background.spawn(async move { check::warn(check::look(&fleet).await) });
+            let servers = servers.clone();
+            context.background.spawn(async move { check::warn(check::look(&servers).await) });
         }
         let (keeper, background) = (context.keeper, context.background);
-        Ok(Self { url, id, keeper, keys, fleet, ears, _grants: grants, _follower: follower, background })
+        Ok(Self {
+            url,
+            id,
+            keeper,
+            keys,
+            servers,
+            listeners,
+            _grants: grants,
+            _follower: follower,
+            background,
+        })
     }
 
     /// The calls for a group: one for all of it, or in a cluster one for each entry, as a script works in one slot.
@@ -130,8 +140,8 @@ impl RedisStore {
     }
 
     fn apply_calls<'a>(&'a self, group: &'a [&'a Request]) -> Vec<Call<'a>> {
-        let must_write = self.fleet.dialler.settings().wait > 0;
-        let push = move |command: &mut Cmd, group: &[&Request]| wire::push_group(command, group, must_write);
+        let must_write = self.servers.opener.settings().wait > 0;
+        let push = move |command: &mut Cmd, group: &[&Request]| codec::push_group(command, group, must_write);
         self.calls(&APPLY, group, Request::name, push)
     }
 
@@ -142,10 +152,10 @@ impl RedisStore {
         }
         // A leave with a mark before it, of the same resource, may have granted what this one gives back.
         let mut marked: Vec<&Name> = Vec::new();
-        let twice = wire::twice(group.iter());
+        let twice = codec::twice(group.iter());
         let (mut order, rest): (Vec<usize>, Vec<usize>) = (0..group.len()).partition(|place| {
             let request = &group[*place];
-            let plain = wire::is_plain_leave(request, &twice);
+            let plain = codec::is_plain_leave(request, &twice);
             if !plain && matches!(request, Request::Leave(_)) {
                 marked.push(request.name());
             }
@@ -165,13 +175,13 @@ impl RedisStore {
         }
         for request in group {
             if let Request::Leave(leave) = request {
-                self.fleet.end_watch(leave.contender);
+                self.servers.end_watch(leave.contender);
             }
         }
         let calls = self.apply_calls(group);
-        let answered = self.fleet.run(Lane::Main, &calls).await;
+        let answered = self.servers.run(Priority::Normal, &calls).await;
         if group.iter().any(|request| matches!(request, Request::Claim(claim) if claim.again)) {
-            self.ears.see_whether_home_lives();
+            self.listeners.check_runtime();
         }
         let mut all = Vec::with_capacity(group.len());
         let (mut now, mut failed) = (StoreTime(0), None);
@@ -210,9 +220,11 @@ impl RedisStore {
         for (request, answer) in group.iter().zip(&all) {
             if let (Request::Claim(claim), Answer::Claim(verdict)) = (request, answer) {
                 match verdict {
-                    Verdict::Granted(grant) => self.fleet.keep_watch(claim.contender, grant.remaining),
-                    Verdict::Busy { .. } if claim.queue => self.fleet.keep_watch(claim.contender, WAIT_LEASE),
-                    _ => self.fleet.end_watch(claim.contender),
+                    Verdict::Granted(grant) => self.servers.keep_watch(claim.contender, grant.remaining),
+                    Verdict::Busy { .. } if claim.queue => {
+                        self.servers.keep_watch(claim.contender, WAIT_LEASE);
+                    }
+                    _ => self.servers.end_watch(claim.contender),
                 }
             }
         }
@@ -224,18 +236,18 @@ impl RedisStore {
         &self,
         group: &[&Request],
         answers: &mut [Answer],
-        places: Vec<(std::ops::Range<usize>, Place)>,
+        places: Vec<(std::ops::Range<usize>, Source)>,
     ) -> Result<(), StoreError> {
-        let settings = self.fleet.dialler.settings();
+        let settings = self.servers.opener.settings();
         if settings.wait == 0 {
             return Ok(());
         }
         let mut lacking = Vec::new();
         let patience = self.patience();
         // In a cluster each grant has its own call, and they share connections.
-        let mut asked: Vec<(Place, i64)> = Vec::new();
+        let mut asked: Vec<(Source, i64)> = Vec::new();
         for (entries, place) in places {
-            let have = self.replicas(Lane::Main, place, &mut asked).await?;
+            let have = self.replicas(Priority::Normal, place, &mut asked).await?;
             if have >= i64::from(settings.wait) {
                 continue;
             }
@@ -263,7 +275,7 @@ impl RedisStore {
         }
         // If this fails too, the keeper cleans up, as after every claim whose outcome is not known.
         let lacking: Vec<&Request> = lacking.iter().collect();
-        for result in self.fleet.run(Lane::Main, &self.apply_calls(&lacking)).await {
+        for result in self.servers.run(Priority::Normal, &self.apply_calls(&lacking)).await {
             result.map_err(StoreError::perhaps_applied)?;
         }
         Ok(())
@@ -271,31 +283,31 @@ impl RedisStore {
 
     /// How long replicas are waited for.
     fn patience(&self) -> Duration {
-        self.fleet.dialler.settings().wait_limit.min(self.fleet.limit / 2)
+        self.servers.opener.settings().wait_limit.min(self.servers.limit / 2)
     }
 
     /// How many replicas have what was written on a connection; asked once for each.
     async fn replicas(
         &self,
-        lane: Lane,
-        place: Place,
-        asked: &mut Vec<(Place, i64)>,
+        priority: Priority,
+        place: Source,
+        asked: &mut Vec<(Source, i64)>,
     ) -> Result<i64, StoreError> {
-        let same = |(of, _): &&(Place, i64)| Arc::ptr_eq(&of.0, &place.0) && of.1 == place.1;
+        let same = |(of, _): &&(Source, i64)| Arc::ptr_eq(&of.0, &place.0) && of.1 == place.1;
         if let Some((_, have)) = asked.iter().find(same) {
             return Ok(*have);
         }
-        let (wanted, patience) = (self.fleet.dialler.settings().wait, self.patience());
-        let until = Instant::now() + patience + self.fleet.limit / 2;
-        let have = place.0.link(lane).replicas(place.1, wanted, patience, until).await?;
+        let (wanted, patience) = (self.servers.opener.settings().wait, self.patience());
+        let until = Instant::now() + patience + self.servers.limit / 2;
+        let have = place.0.connection(priority).replicas(place.1, wanted, patience, until).await?;
         asked.push((place, have));
         Ok(have)
     }
 
     /// With `wait=n`: what was renewed counts only if enough replicas know it. Nobody knows otherwise whether the server
     /// that renewed it is still the master.
-    async fn confirm(&self, renewed: &mut [Renewed], places: Vec<(std::ops::Range<usize>, Place)>) {
-        let wanted = i64::from(self.fleet.dialler.settings().wait);
+    async fn confirm(&self, renewed: &mut [Renewed], places: Vec<(std::ops::Range<usize>, Source)>) {
+        let wanted = i64::from(self.servers.opener.settings().wait);
         if wanted == 0 {
             return;
         }
@@ -305,11 +317,12 @@ impl RedisStore {
             if !entries.iter().any(|renewed| matches!(renewed, Renewed::Held { .. })) {
                 continue;
             }
-            let have = self.replicas(Lane::Reserved, place.clone(), &mut asked).await.unwrap_or_else(|_| {
-                // Not asked again for the others of this connection.
-                asked.push((place, 0));
-                0
-            });
+            let have =
+                self.replicas(Priority::Urgent, place.clone(), &mut asked).await.unwrap_or_else(|_| {
+                    // Not asked again for the others of this connection.
+                    asked.push((place, 0));
+                    0
+                });
             if have < wanted {
                 for renewed in entries.iter_mut().filter(|renewed| matches!(renewed, Renewed::Held { .. })) {
                     *renewed = Renewed::Unknown;
@@ -320,10 +333,10 @@ impl RedisStore {
 
     async fn renew_all(&self, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
         let group: Vec<&Renew> = leases.iter().collect();
-        let calls = self.calls(&RENEW, &group, |renew| &renew.name, wire::push_renewals);
+        let calls = self.calls(&RENEW, &group, |renew| &renew.name, codec::push_renewals);
         let (mut now, mut each) = (None, Vec::with_capacity(leases.len()));
         let (mut failed, mut places) = (None, Vec::new());
-        let answered = self.fleet.run(Lane::Reserved, &calls).await;
+        let answered = self.servers.run(Priority::Urgent, &calls).await;
         for (chunk, answered) in leases.chunks(leases.len().div_ceil(calls.len().max(1)).max(1)).zip(answered)
         {
             match answered.and_then(|answered| read_renewals(chunk, answered)) {
@@ -345,18 +358,18 @@ impl RedisStore {
         for (renew, renewed) in leases.iter().zip(&each) {
             match renewed {
                 Renewed::Held { remaining } if !renew.detach => {
-                    self.fleet.keep_watch(renew.contender, *remaining);
+                    self.servers.keep_watch(renew.contender, *remaining);
                 }
                 // Whoever does not know asks again.
                 Renewed::Unknown => {}
-                _ => self.fleet.end_watch(renew.contender),
+                _ => self.servers.end_watch(renew.contender),
             }
         }
         Ok(Answers { now: now.unwrap_or(StoreTime(0)), each })
     }
 
     async fn time(&self) -> Result<StoreTime, StoreError> {
-        check::time(&self.fleet, self.fleet.map().of(0)).await
+        check::time(&self.servers, self.servers.map().of(0)).await
     }
 
     async fn inspect_all(&self, names: &[Name]) -> Result<Vec<ResourceView>, StoreError> {
@@ -366,7 +379,7 @@ impl RedisStore {
         };
         let calls: Vec<_> = names.iter().map(look).collect();
         let mut views = Vec::new();
-        for (name, answered) in names.iter().zip(self.fleet.run(Lane::Main, &calls).await) {
+        for (name, answered) in names.iter().zip(self.servers.run(Priority::Normal, &calls).await) {
             views.extend(Reader::new(answered?).view(name)?);
         }
         Ok(views)
@@ -375,12 +388,12 @@ impl RedisStore {
     /// All names of resources that start with `prefix`, in order. Walks through all keys of the servers.
     async fn names(&self, prefix: &str) -> Result<Vec<Name>, StoreError> {
         let mut names = std::collections::BTreeSet::new();
-        for server in &self.fleet.map().in_use() {
+        for server in &self.servers.map().in_use() {
             let mut cursor = "0".to_owned();
             loop {
                 let mut scan = redis::cmd("SCAN");
                 scan.arg(&cursor).arg("MATCH").arg(self.keys.pattern(prefix)).arg("COUNT").arg(1000);
-                let page = self.fleet.ask(Lane::Main, server, scan).await?;
+                let page = self.servers.ask(Priority::Normal, server, scan).await?;
                 let (next, keys): (String, Vec<String>) =
                     redis::from_redis_value(page).map_err(|_| trouble::nonsense("a page of keys"))?;
                 names.extend(keys.iter().filter_map(|key| self.keys.name(key)));
@@ -413,33 +426,33 @@ impl RedisStore {
 
     /// Has the scripts tell of changes of a resource, and goes on doing so.
     async fn be_told(&self, name: &Name) -> Result<Background, StoreError> {
-        let (fleet, keys, name) = (self.fleet.clone(), self.keys.clone(), name.clone());
-        tell(&fleet, &keys, &name).await?;
+        let (servers, keys, name) = (self.servers.clone(), self.keys.clone(), name.clone());
+        tell(&servers, &keys, &name).await?;
         let again = async move {
             loop {
                 tokio::time::sleep(WATCH_AGAIN).await;
                 // What fails now is tried again, well before the scripts forget.
-                drop(tell(&fleet, &keys, &name).await);
+                drop(tell(&servers, &keys, &name).await);
             }
         };
         Ok(Background(self.background.spawn(again).abort_handle()))
     }
 }
 
-async fn tell(fleet: &Fleet, keys: &Keys, name: &Name) -> Result<(), StoreError> {
-    let call = Call::new(&TELL, keys, name, 2, |command, nonce| {
+async fn tell(servers: &Servers, keys: &Keys, name: &Name) -> Result<(), StoreError> {
+    let call = Call::new(&CHANGES, keys, name, 2, |command, nonce| {
         command.arg(keys.mark(name)).arg(keys.resource(name)).arg(nonce).arg(WATCHED_FOR.as_micros() as u64);
     });
-    fleet.run_one(Lane::Reserved, call).await.map(drop)
+    servers.run_one(Priority::Urgent, call).await.map(drop)
 }
 
-type Place = (Arc<Server>, u64);
+type Source = (Arc<Server>, u64);
 
 fn read_answers(
     chunk: &[&Request],
     answered: Answered,
-) -> Result<(StoreTime, Vec<Answer>, Place), StoreError> {
-    let place = (answered.server.clone(), answered.epoch);
+) -> Result<(StoreTime, Vec<Answer>, Source), StoreError> {
+    let place = (answered.server.clone(), answered.generation);
     let mut reader = Reader::new(answered);
     let now = reader.time()?;
     let read = |request: &&Request| match request {
@@ -453,8 +466,8 @@ fn read_answers(
 fn read_renewals(
     chunk: &[Renew],
     answered: Answered,
-) -> Result<(StoreTime, Vec<Renewed>, Place), StoreError> {
-    let place = (answered.server.clone(), answered.epoch);
+) -> Result<(StoreTime, Vec<Renewed>, Source), StoreError> {
+    let place = (answered.server.clone(), answered.generation);
     let mut reader = Reader::new(answered);
     let now = reader.time()?;
     let renewed = chunk.iter().map(|renew| reader.renewed(renew)).collect::<Result<_, _>>()?;
@@ -463,16 +476,16 @@ fn read_renewals(
 
 /// Turns to another master as soon as the sentinels name one: the old one may be cut off and answer as before. What is held
 /// is renewed at once, so that whoever holds what the new master does not know is told.
-fn follow(fleet: &Arc<Fleet>, context: &Context) -> Option<Background> {
-    let mut place = fleet.sentinels.as_ref()?.place();
-    let (fleet, wakes) = (Arc::downgrade(fleet), context.wakes.clone());
+fn follow(servers: &Arc<Servers>, context: &Context) -> Option<Background> {
+    let mut place = servers.sentinels.as_ref()?.place();
+    let (servers, wakes) = (Arc::downgrade(servers), context.wakes.clone());
     let follow = async move {
         while place.changed().await.is_ok() {
-            let (Some(fleet), Some(now)) = (fleet.upgrade(), place.borrow_and_update().clone()) else {
+            let (Some(servers), Some(now)) = (servers.upgrade(), place.borrow_and_update().clone()) else {
                 return;
             };
             tracing::info!(master = %now, "the sentinels name another master");
-            fleet.move_to(&now);
+            servers.move_to(&now);
             wakes.wake(Wake::Reconfirm);
         }
     };
@@ -480,19 +493,19 @@ fn follow(fleet: &Arc<Fleet>, context: &Context) -> Option<Background> {
 }
 
 /// Checks the layout's version and learns the store's own id, which is made if there is none.
-async fn identify(fleet: &Fleet, keys: &Keys) -> Result<String, StoreError> {
+async fn identify(servers: &Servers, keys: &Keys) -> Result<String, StoreError> {
     let key = keys.layout();
-    let map = fleet.map();
+    let map = servers.map();
     let server = map.of(slot(&key));
     let mut get = redis::cmd("GET");
     get.arg(&key);
-    let mut found = fleet.ask(Lane::Main, server, get.clone()).await?;
+    let mut found = servers.ask(Priority::Normal, server, get.clone()).await?;
     // Not written where it is there already: a server that takes no writes can still be looked into.
     if found == Value::Nil {
         let mut set = redis::cmd("SET");
         set.arg(&key).arg(format!("{LAYOUT} {}", KeeperId::random())).arg("NX");
-        fleet.ask(Lane::Main, server, set).await?;
-        found = fleet.ask(Lane::Main, server, get).await?;
+        servers.ask(Priority::Normal, server, set).await?;
+        found = servers.ask(Priority::Normal, server, get).await?;
     }
     let corrupt = |message: &str| Err(StoreError::new(StoreErrorKind::Corrupt, message));
     let Value::BulkString(text) = found else {
@@ -534,7 +547,7 @@ impl Store for RedisStore {
     }
 
     fn server_of(&self, name: &Name) -> usize {
-        if self.keys.is_sharded() { self.fleet.map().of(slot(&self.keys.resource(name))).number } else { 0 }
+        if self.keys.is_sharded() { self.servers.map().of(slot(&self.keys.resource(name))).number } else { 0 }
     }
 
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
@@ -553,7 +566,7 @@ impl Store for RedisStore {
                 Topic::Grants(_) | Topic::Latch(_) => None,
             };
             let channel = self.keys.channel(topic, self.keeper);
-            Ok(Some(Watch::new((self.ears.listen(channel, SUBSCRIBING).await, told))))
+            Ok(Some(Watch::new((self.listeners.listen(channel, SUBSCRIBING).await, told))))
         })
     }
 
@@ -572,7 +585,7 @@ impl Store for RedisStore {
             command.arg(contender.to_string()).arg(*number).arg(u8::from(*now));
         });
         Box::pin(async move {
-            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?);
+            let mut reader = Reader::new(self.servers.run_one(Priority::Normal, call).await?);
             Ok(if reader.number()? == 1 { Evicted::Done } else { Evicted::NotHeld })
         })
     }
@@ -596,9 +609,9 @@ impl Store for RedisStore {
                 let message = "a latch of this store counts to 2^53 - 1; use a smaller count";
                 return Err(StoreError::new(StoreErrorKind::Unsupported, message));
             }
-            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?);
+            let mut reader = Reader::new(self.servers.run_one(Priority::Normal, call).await?);
             if matches!(action, CountAction::Read) {
-                self.ears.see_whether_home_lives();
+                self.listeners.check_runtime();
             }
             Ok(Answers { now: reader.time()?, each: vec![reader.counted()?] })
         })
@@ -610,7 +623,7 @@ impl Store for RedisStore {
             command.arg(self.keys.fence(name)).arg(nonce).arg(token.to_string()).arg(floor.to_string());
         });
         Box::pin(async move {
-            let mut reader = Reader::new(self.fleet.run_one(Lane::Main, call).await?);
+            let mut reader = Reader::new(self.servers.run_one(Priority::Normal, call).await?);
             Ok(match reader.number()? {
                 1 => Admitted::Yes,
                 _ => Admitted::Stale { highest: reader.token()? },
@@ -619,16 +632,16 @@ impl Store for RedisStore {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        self.ears.close();
-        self.fleet.close();
+        self.listeners.close();
+        self.servers.close();
         Box::pin(std::future::ready(()))
     }
 }
 
 impl Drop for RedisStore {
     fn drop(&mut self) {
-        self.ears.close();
-        self.fleet.close();
+        self.listeners.close();
+        self.servers.close();
     }
 }
 

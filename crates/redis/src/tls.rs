@@ -10,7 +10,7 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::{dial::Socket, settings::TlsFiles, trouble};
+use crate::{connect::Socket, settings::TlsFiles, trouble};
 
 /// How to speak TLS with the servers of a URL.
 pub(crate) struct Tls(TlsConnector);

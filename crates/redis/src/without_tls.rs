@@ -5,7 +5,7 @@ use std::io;
 use lockkeeper_core::StoreError;
 use tokio::net::TcpStream;
 
-use crate::{dial::Socket, settings::TlsFiles, trouble};
+use crate::{connect::Socket, settings::TlsFiles, trouble};
 
 /// There is none.
 pub(crate) enum Tls {}

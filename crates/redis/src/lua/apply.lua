@@ -11,8 +11,8 @@
 -- Reply      nonce, now, then per entry: 9 number (granted now, alone, for the whole lease), 0 (the same, and the
 --            number is now), 1 number floor remaining (granted), 2 ahead retry_in (busy), 3 (stale), 4 capacity (mismatch),
 --            5 (released), 6 (left the line), 7 (not there), 8 (the key holds something else)
--- Invariant  An entry asked again never enters twice (I9). What is easy has been done by easy.lua, and what is frequent by
---            demand.lua; the rest goes through resource.lua.
+-- Invariant  An entry asked again never enters twice (I9). What is easy has been done by uncontended.lua, and what is frequent by
+--            contended.lua; the rest goes through resource.lua.
 local lib
 at = leaves + 3
 for entry = 1, #KEYS - 1 do

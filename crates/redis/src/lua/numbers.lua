@@ -1,5 +1,5 @@
 -- The number of one more grant: the time, or the next one if that is not above the mark. One SET reads the mark and
--- reserves as many as there are entries. easy.lua does the same in its own way.
+-- reserves as many as there are entries. uncontended.lua does the same in its own way.
 local function next_number()
   local number = mark and string.format('%016d', mark + 1) or now_text
   if not reserved or number > reserved then

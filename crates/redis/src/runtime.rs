@@ -12,14 +12,14 @@ use tokio::{runtime::Handle, task::JoinHandle};
 /// A runtime that starts no task for this long is taken to be blocked.
 const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
 
-/// Where some connections live. Copies are the same home.
+/// Where some connections live. Copies are the same runtime.
 #[derive(Clone)]
-pub(crate) struct Home {
+pub(crate) struct ConnectionRuntime {
     now: Arc<Mutex<Handle>>,
     keeper: Handle,
 }
 
-impl Home {
+impl ConnectionRuntime {
     pub(crate) fn new(first: &Handle, keeper: &Handle) -> Self {
         Self { now: Arc::new(Mutex::new(first.clone())), keeper: keeper.clone() }
     }
@@ -35,14 +35,14 @@ impl Home {
         F: Future<Output = T> + Send + 'static,
     {
         let task = self.now().spawn(work());
-        if task.is_finished() && self.move_in_with_the_keeper() {
+        if task.is_finished() && self.use_the_keepers() {
             return self.keeper.spawn(work());
         }
         task
     }
 
     /// True if it was elsewhere.
-    fn move_in_with_the_keeper(&self) -> bool {
+    fn use_the_keepers(&self) -> bool {
         let mut now = support::lock(&self.now);
         let elsewhere = now.id() != self.keeper.id();
         *now = self.keeper.clone();
@@ -50,15 +50,15 @@ impl Home {
     }
 
     /// Has what comes next live on the keeper's thread if the runtime shows no sign of life; `moved` is told so.
-    pub(crate) fn see_whether_it_lives(&self, moved: impl FnOnce() + Send + 'static) {
-        let (home, now) = (self.clone(), self.now());
+    pub(crate) fn check_runtime(&self, moved: impl FnOnce() + Send + 'static) {
+        let (runtime, now) = (self.clone(), self.now());
         if now.id() == self.keeper.id() {
             return;
         }
         let sign_of_life = now.spawn(async {});
         self.keeper.spawn(async move {
             let lives = matches!(tokio::time::timeout(SIGN_OF_LIFE, sign_of_life).await, Ok(Ok(())));
-            if !lives && home.move_in_with_the_keeper() {
+            if !lives && runtime.use_the_keepers() {
                 moved();
             }
         });

@@ -14,10 +14,10 @@ use redis::{Cmd, Pipeline, ServerError, Value};
 use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 
 use crate::{
-    dial::{Dialler, checked},
-    home::Home,
-    keys::SLOTS,
-    link::{Epoch, Link, Site},
+    connect::{Opener, checked},
+    connection::{Connection, Generation, Location},
+    layout::SLOTS,
+    runtime::ConnectionRuntime,
     scripts::{Call, Script},
     sentinels::Sentinels,
     settings::{Address, Shape},
@@ -34,25 +34,25 @@ const SLOT_PAUSE: Duration = Duration::from_millis(20);
 /// One server: a connection for requests, and one on the keeper's thread for what must not wait behind them.
 pub(crate) struct Server {
     pub(crate) address: Address,
-    pub(crate) site: Site,
+    pub(crate) location: Location,
     /// Its own for ever: a server that comes back is another one.
     pub(crate) number: usize,
-    main: Arc<Link>,
-    reserved: Arc<Link>,
+    main: Arc<Connection>,
+    reserved: Arc<Connection>,
 }
 
 /// Which connection to take.
 #[derive(Clone, Copy)]
-pub(crate) enum Lane {
-    Main,
-    Reserved,
+pub(crate) enum Priority {
+    Normal,
+    Urgent,
 }
 
 impl Server {
-    pub(crate) fn link(&self, lane: Lane) -> &Arc<Link> {
-        match lane {
-            Lane::Main => &self.main,
-            Lane::Reserved => &self.reserved,
+    pub(crate) fn connection(&self, priority: Priority) -> &Arc<Connection> {
+        match priority {
+            Priority::Normal => &self.main,
+            Priority::Urgent => &self.reserved,
         }
     }
 }
@@ -96,8 +96,8 @@ impl Map {
 }
 
 /// All servers of a store.
-pub(crate) struct Fleet {
-    pub(crate) dialler: Arc<Dialler>,
+pub(crate) struct Servers {
+    pub(crate) opener: Arc<Opener>,
     /// Those that say where the master is, if that is how it is found.
     pub(crate) sentinels: Option<Arc<Sentinels>>,
     /// The keeper's thread.
@@ -123,12 +123,12 @@ pub(crate) struct Answered {
     /// What came with it, if the script gives more than words.
     pub(crate) more: Value,
     pub(crate) server: Arc<Server>,
-    pub(crate) epoch: Epoch,
+    pub(crate) generation: Generation,
 }
 
 /// Calls that are being made.
 struct Run<'a> {
-    lane: Lane,
+    priority: Priority,
     calls: &'a [Call<'a>],
     until: Instant,
     results: Vec<Option<Result<Answered, StoreError>>>,
@@ -145,19 +145,19 @@ struct Try {
     asking: bool,
 }
 
-impl Fleet {
+impl Servers {
     /// Finds the servers; makes no connection that it does not need for that.
     pub(crate) async fn find(
-        dialler: Arc<Dialler>,
+        opener: Arc<Opener>,
         keeper: Handle,
         limit: Duration,
     ) -> Result<Arc<Self>, StoreError> {
-        let sentinels = match &dialler.settings().shape {
-            Shape::Sentinel(addresses, name) => Some(Sentinels::new(&dialler, addresses, name, &keeper)),
+        let sentinels = match &opener.settings().shape {
+            Shape::Sentinel(addresses, name) => Some(Sentinels::new(&opener, addresses, name, &keeper)),
             _ => None,
         };
-        let fleet = Arc::new_cyclic(|me| Self {
-            dialler,
+        let servers = Arc::new_cyclic(|me| Self {
+            opener,
             sentinels,
             keeper,
             caller: Handle::current(),
@@ -169,37 +169,39 @@ impl Fleet {
             me: me.clone(),
             nonce: AtomicU64::new(1),
         });
-        let only = match &fleet.dialler.settings().shape {
+        let only = match &servers.opener.settings().shape {
             Shape::Single(address) => address,
             Shape::Sentinel(sentinels, _) => &sentinels[0],
             Shape::Cluster(_) => {
-                fleet.refresh().await?;
-                return Ok(fleet);
+                servers.refresh().await?;
+                return Ok(servers);
             }
         };
-        let servers = vec![fleet.server(only)];
-        fleet.replace(|_| Some(Map { servers, ..Map::default() }));
-        Ok(fleet)
+        let only = vec![servers.server(only)];
+        servers.replace(|_| Some(Map { servers: only, ..Map::default() }));
+        Ok(servers)
     }
 
-    /// A home for one more connection.
-    pub(crate) fn home(&self) -> Home {
-        Home::new(&self.caller, &self.keeper)
+    /// A runtime for one more connection.
+    pub(crate) fn runtime(&self) -> ConnectionRuntime {
+        ConnectionRuntime::new(&self.caller, &self.keeper)
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.dialler.settings().shape, Shape::Cluster(_))
+        matches!(self.opener.settings().shape, Shape::Cluster(_))
     }
 
     fn server(&self, address: &Address) -> Arc<Server> {
-        let site = match &self.sentinels {
-            Some(sentinels) => Site::Named(sentinels.clone()),
-            None => Site::At(address.clone()),
+        let location = match &self.sentinels {
+            Some(sentinels) => Location::Sentinels(sentinels.clone()),
+            None => Location::Fixed(address.clone()),
         };
-        let link = |home| Arc::new(Link::new(&self.dialler, address, site.clone(), home));
-        let (main, reserved) = (link(self.home()), link(Home::new(&self.keeper, &self.keeper)));
+        let connection =
+            |runtime| Arc::new(Connection::new(&self.opener, address, location.clone(), runtime));
+        let (main, reserved) =
+            (connection(self.runtime()), connection(ConnectionRuntime::new(&self.keeper, &self.keeper)));
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Server { address: address.clone(), site, number, main, reserved })
+        Arc::new(Server { address: address.clone(), location, number, main, reserved })
     }
 
     pub(crate) fn map(&self) -> Arc<Map> {
@@ -224,12 +226,12 @@ impl Fleet {
     /// Learns which node keeps what: from more than half of the nodes that are known, if so many answer.
     async fn refresh(&self) -> Result<(), StoreError> {
         let mut nodes = self.map().nodes.clone();
-        if let Shape::Cluster(named) = &self.dialler.settings().shape {
+        if let Shape::Cluster(named) = &self.opener.settings().shape {
             nodes.extend(named.iter().filter(|node| !self.map().nodes.contains(node)).cloned());
         }
         let mut asked = JoinSet::new();
         for node in &nodes {
-            asked.spawn(view(self.dialler.clone(), node.clone(), self.limit / 2));
+            asked.spawn(view(self.opener.clone(), node.clone(), self.limit / 2));
         }
         let (mut views, mut last) = (Vec::new(), trouble::config("the URL names no node"));
         while let Some(told) = asked.join_next().await {
@@ -283,9 +285,13 @@ impl Fleet {
     }
 
     /// Calls scripts, each on the server that keeps its slot; those for one server go out as one request.
-    pub(crate) async fn run(&self, lane: Lane, calls: &[Call<'_>]) -> Vec<Result<Answered, StoreError>> {
+    pub(crate) async fn run(
+        &self,
+        priority: Priority,
+        calls: &[Call<'_>],
+    ) -> Vec<Result<Answered, StoreError>> {
         let results = calls.iter().map(|_| None).collect();
-        let mut run = Run { lane, calls, until: self.until(), results, again: Vec::new() };
+        let mut run = Run { priority, calls, until: self.until(), results, again: Vec::new() };
         let map = self.map();
         let first = |(call, of): (usize, &Call<'_>)| Try {
             call,
@@ -308,7 +314,7 @@ impl Fleet {
                 run.results[call] = Some(Err(self.refused(&error)));
                 // A renewal is asked for again by itself, and must not keep others waiting.
                 let half_moved = trouble::is_half_moved(&error);
-                let given_up = half_moved && matches!(lane, Lane::Reserved);
+                let given_up = half_moved && matches!(priority, Priority::Urgent);
                 if !given_up && Instant::now() + SLOT_PAUSE < run.until {
                     pause |= half_moved;
                     tries.extend(self.next_try(of, &error));
@@ -355,8 +361,8 @@ impl Fleet {
     async fn round(&self, run: &mut Run<'_>, server: &Arc<Server>, tries: Vec<Try>) {
         let nonce = self.nonce.fetch_add(tries.len() as u64, Ordering::Relaxed);
         let (commands, places) = commands(run.calls, &tries, nonce);
-        let link = server.link(run.lane);
-        let (values, epoch) = match link.send(commands, run.until).await {
+        let connection = server.connection(run.priority);
+        let (values, generation) = match connection.send(commands, run.until).await {
             Ok(answered) => answered,
             Err(error) => {
                 self.look_again();
@@ -371,9 +377,9 @@ impl Fleet {
             let value = values.find(|(at, _)| *at == place).map(|(_, value)| value);
             run.results[of.call] = Some(match value.map(checked) {
                 Some(Ok(value)) => match answer_to(nonce, value) {
-                    Some((words, more)) => Ok(Answered { words, more, server: server.clone(), epoch }),
+                    Some((words, more)) => Ok(Answered { words, more, server: server.clone(), generation }),
                     None => {
-                        link.give_up(epoch);
+                        connection.give_up(generation);
                         Err(trouble::nonsense("the reply to another request"))
                     }
                 },
@@ -388,7 +394,7 @@ impl Fleet {
                     // The next request looks for the master anew, or logs in again.
                     if matches!(error.code(), "READONLY" | "MASTERDOWN" | "NOAUTH" | "CLUSTERDOWN") {
                         self.look_again();
-                        link.give_up(epoch);
+                        connection.give_up(generation);
                     }
                     Err(self.refused(&error))
                 }
@@ -406,33 +412,38 @@ impl Fleet {
         if !self.is_cluster() {
             return;
         }
-        let Some(fleet) = self.me.upgrade() else { return };
+        let Some(servers) = self.me.upgrade() else { return };
         if self.refreshing.swap(true, Ordering::Relaxed) {
             return;
         }
         self.keeper.spawn(async move {
-            if fleet.refresh().await.is_err() {
+            if servers.refresh().await.is_err() {
                 // Whoever meets the trouble again asks again.
                 tokio::time::sleep(REFRESH_PAUSE).await;
             }
-            fleet.refreshing.store(false, Ordering::Relaxed);
+            servers.refreshing.store(false, Ordering::Relaxed);
         });
     }
 
     /// Calls one script.
-    pub(crate) async fn run_one(&self, lane: Lane, call: Call<'_>) -> Result<Answered, StoreError> {
-        self.run(lane, &[call]).await.pop().unwrap_or_else(|| Err(trouble::nonsense("no answer")))
+    pub(crate) async fn run_one(&self, priority: Priority, call: Call<'_>) -> Result<Answered, StoreError> {
+        self.run(priority, &[call]).await.pop().unwrap_or_else(|| Err(trouble::nonsense("no answer")))
     }
 
     /// Sends one plain command, and refuses an answer that is an error.
-    pub(crate) async fn ask(&self, lane: Lane, server: &Server, command: Cmd) -> Result<Value, StoreError> {
-        let sent = server.link(lane).send(vec![command], self.until()).await;
-        let (mut values, epoch) = sent.inspect_err(|_| self.look_again())?;
+    pub(crate) async fn ask(
+        &self,
+        priority: Priority,
+        server: &Server,
+        command: Cmd,
+    ) -> Result<Value, StoreError> {
+        let sent = server.connection(priority).send(vec![command], self.until()).await;
+        let (mut values, generation) = sent.inspect_err(|_| self.look_again())?;
         let value = values.pop().ok_or_else(|| trouble::nonsense("no answer"))?;
         checked(value).map_err(|error| {
             if matches!(error.code(), "MOVED" | "ASK" | "READONLY" | "CLUSTERDOWN") {
                 self.look_again();
-                server.link(lane).give_up(epoch);
+                server.connection(priority).give_up(generation);
             }
             self.refused(&error)
         })
@@ -499,8 +510,8 @@ fn commands(calls: &[Call<'_>], tries: &[Try], nonce: u64) -> (Vec<Cmd>, Vec<usi
 }
 
 /// Asks one node who keeps what, on a connection of its own: one that is given up early breaks no request.
-async fn view(dialler: Arc<Dialler>, node: Address, limit: Duration) -> Result<View, StoreError> {
-    let (mut connection, driver) = dialler.requests(&node, None).await?;
+async fn view(opener: Arc<Opener>, node: Address, limit: Duration) -> Result<View, StoreError> {
+    let (mut connection, driver) = opener.requests(&node, None).await?;
     let mut questions = Pipeline::with_capacity(2);
     questions.cmd("CLUSTER").arg("SLOTS");
     questions.cmd("CLUSTER").arg("INFO");

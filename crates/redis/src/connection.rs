@@ -17,8 +17,8 @@ use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::task::JoinHandle;
 
 use crate::{
-    dial::{Dialler, checked},
-    home::Home,
+    connect::{Opener, checked},
+    runtime::ConnectionRuntime,
     sentinels::Sentinels,
     settings::Address,
     trouble,
@@ -30,37 +30,37 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Where a server is.
 #[derive(Clone)]
-pub(crate) enum Site {
+pub(crate) enum Location {
     /// Always there.
-    At(Address),
+    Fixed(Address),
     /// Where the sentinels say.
-    Named(Arc<Sentinels>),
+    Sentinels(Arc<Sentinels>),
 }
 
-impl Site {
+impl Location {
     pub(crate) async fn locate(&self) -> Result<Address, StoreError> {
         match self {
-            Self::At(address) => Ok(address.clone()),
-            Self::Named(sentinels) => sentinels.locate().await,
+            Self::Fixed(address) => Ok(address.clone()),
+            Self::Sentinels(sentinels) => sentinels.locate().await,
         }
     }
 
     /// Whether a connection that goes to `place` may stay.
     fn is_at(&self, place: &Address) -> bool {
         match self {
-            Self::At(_) => true,
-            Self::Named(sentinels) => sentinels.is_at(place),
+            Self::Fixed(_) => true,
+            Self::Sentinels(sentinels) => sentinels.is_at(place),
         }
     }
 }
 
 /// A connection to one server.
-pub(crate) struct Link {
-    dialler: Arc<Dialler>,
+pub(crate) struct Connection {
+    opener: Arc<Opener>,
     /// What it is called in messages while there is no connection.
     address: Address,
-    site: Site,
-    home: Home,
+    location: Location,
+    runtime: ConnectionRuntime,
     live: Mutex<Option<Live>>,
     dialling: tokio::sync::Mutex<Failures>,
     /// How many times replicas were waited for, and what the last time came to.
@@ -71,17 +71,17 @@ pub(crate) struct Link {
 /// What waiting for replicas came to.
 struct Waited {
     number: u64,
-    epoch: Epoch,
+    generation: Generation,
     have: i64,
 }
 
-/// Which connection of a link it was.
-pub(crate) type Epoch = u64;
+/// Which connection of a connection it was.
+pub(crate) type Generation = u64;
 
 struct Live {
     connection: MultiplexedConnection,
     driver: JoinHandle<()>,
-    epoch: Epoch,
+    generation: Generation,
     at: Address,
 }
 
@@ -94,18 +94,23 @@ impl Drop for Live {
 /// How connecting has gone so far.
 #[derive(Default)]
 struct Failures {
-    epoch: Epoch,
+    generation: Generation,
     pause: Duration,
     last: Option<(Instant, StoreError)>,
 }
 
-impl Link {
-    pub(crate) fn new(dialler: &Arc<Dialler>, address: &Address, site: Site, home: Home) -> Self {
+impl Connection {
+    pub(crate) fn new(
+        opener: &Arc<Opener>,
+        address: &Address,
+        location: Location,
+        runtime: ConnectionRuntime,
+    ) -> Self {
         Self {
-            dialler: dialler.clone(),
+            opener: opener.clone(),
             address: address.clone(),
-            site,
-            home,
+            location,
+            runtime,
             live: Mutex::default(),
             dialling: tokio::sync::Mutex::default(),
             waits: AtomicU64::new(0),
@@ -118,11 +123,11 @@ impl Link {
     }
 
     /// The connection, if there is one that is not known to be broken.
-    fn current(&self) -> Option<(MultiplexedConnection, Epoch)> {
+    fn current(&self) -> Option<(MultiplexedConnection, Generation)> {
         let live = self.live();
         // A runtime that ends takes its drivers along.
         let live = live.as_ref().filter(|live| !live.driver.is_finished())?;
-        Some((live.connection.clone(), live.epoch))
+        Some((live.connection.clone(), live.generation))
     }
 
     /// Where the connection goes to, while there is one.
@@ -130,7 +135,7 @@ impl Link {
         self.live().as_ref().map(|live| live.at.clone())
     }
 
-    async fn connection(&self) -> Result<(MultiplexedConnection, Epoch), StoreError> {
+    async fn connection(&self) -> Result<(MultiplexedConnection, Generation), StoreError> {
         if let Some(current) = self.current() {
             return Ok(current);
         }
@@ -146,12 +151,12 @@ impl Link {
         let dialled = loop {
             match self.dial().await {
                 Ok((connection, driver, at)) => {
-                    failures.epoch += 1;
-                    let made = Live { connection, driver, epoch: failures.epoch, at };
+                    failures.generation += 1;
+                    let made = Live { connection, driver, generation: failures.generation, at };
                     let mut live = self.live();
                     // Looked at under the lock: whoever learns later that the master has moved finds it here.
-                    if self.site.is_at(&made.at) {
-                        let current = (made.connection.clone(), made.epoch);
+                    if self.location.is_at(&made.at) {
+                        let current = (made.connection.clone(), made.generation);
                         *live = Some(made);
                         break Ok(current);
                     }
@@ -175,11 +180,11 @@ impl Link {
 
     async fn dial(&self) -> Result<(MultiplexedConnection, JoinHandle<()>, Address), StoreError> {
         let dial = || {
-            let (dialler, site) = (self.dialler.clone(), self.site.clone());
+            let (opener, location) = (self.opener.clone(), self.location.clone());
             async move {
-                let at = site.locate().await?;
-                let (mut connection, driver) = dialler.requests(&at, None).await?;
-                if matches!(site, Site::Named(_)) && is_replica(&mut connection, &dialler).await {
+                let at = location.locate().await?;
+                let (mut connection, driver) = opener.requests(&at, None).await?;
+                if matches!(location, Location::Sentinels(_)) && is_replica(&mut connection, &opener).await {
                     driver.abort();
                     return Err(trouble::not_a_master(&at));
                 }
@@ -187,15 +192,15 @@ impl Link {
             }
         };
         // As a task, since the socket and its timers must live in one runtime from the start.
-        self.home.spawn(dial).await.unwrap_or_else(|_| {
+        self.runtime.spawn(dial).await.unwrap_or_else(|_| {
             let message = "the runtime that connects has ended; if this happens again, connect anew";
             Err(StoreError::new(StoreErrorKind::Unreachable, message).not_applied())
         })
     }
 
     /// After a request without an answer, whose reason may be the runtime that the connection lives in.
-    fn see_whether_home_lives(&self) {
-        self.home.see_whether_it_lives(|| ());
+    fn check_runtime(&self) {
+        self.runtime.check_runtime(|| ());
     }
 
     /// Sends commands as one and waits for all answers, at most until `until`.
@@ -203,34 +208,34 @@ impl Link {
         self: &Arc<Self>,
         commands: Vec<Cmd>,
         until: Instant,
-    ) -> Result<(Vec<Value>, Epoch), StoreError> {
-        let (connection, epoch) = match self.current() {
+    ) -> Result<(Vec<Value>, Generation), StoreError> {
+        let (connection, generation) = match self.current() {
             Some(current) => current,
             None => tokio::time::timeout_at(until.into(), self.connection()).await.map_err(|_| {
-                self.see_whether_home_lives();
+                self.check_runtime();
                 trouble::too_late(&self.address.to_string()).not_applied()
             })??,
         };
-        Ok((self.exchange(connection, epoch, commands, until).await?, epoch))
+        Ok((self.exchange(connection, generation, commands, until).await?, generation))
     }
 
-    /// Sends one command on the very connection that `epoch` names; `None` if it is gone.
+    /// Sends one command on the very connection that `generation` names; `None` if it is gone.
     pub(crate) async fn send_on(
         self: &Arc<Self>,
-        epoch: Epoch,
+        generation: Generation,
         command: Cmd,
         until: Instant,
     ) -> Result<Option<Value>, StoreError> {
-        let Some((connection, _)) = self.current().filter(|(_, current)| *current == epoch) else {
+        let Some((connection, _)) = self.current().filter(|(_, current)| *current == generation) else {
             return Ok(None);
         };
-        Ok(self.exchange(connection, epoch, vec![command], until).await?.pop())
+        Ok(self.exchange(connection, generation, vec![command], until).await?.pop())
     }
 
     async fn exchange(
         self: &Arc<Self>,
         mut connection: MultiplexedConnection,
-        epoch: Epoch,
+        generation: Generation,
         mut commands: Vec<Cmd>,
         until: Instant,
     ) -> Result<Vec<Value>, StoreError> {
@@ -257,25 +262,25 @@ impl Link {
             Ok(Ok(_)) => trouble::nonsense("a wrong number of replies"),
             Ok(Err(error)) => trouble::unanswered(&address(), error),
             Err(_) => {
-                self.see_whether_home_lives();
+                self.check_runtime();
                 trouble::too_late(&address())
             }
         };
-        self.give_up(epoch);
+        self.give_up(generation);
         Err(error)
     }
 
-    /// Ends the connection that `epoch` names: the next request makes a new one.
-    pub(crate) fn give_up(&self, epoch: Epoch) {
-        let ended = self.live().take_if(|live| live.epoch == epoch);
+    /// Ends the connection that `generation` names: the next request makes a new one.
+    pub(crate) fn give_up(&self, generation: Generation) {
+        let ended = self.live().take_if(|live| live.generation == generation);
         drop(ended);
     }
 
-    /// How many replicas have what was written on the connection that `epoch` names; zero if it is gone. Those who come
+    /// How many replicas have what was written on the connection that `generation` names; zero if it is gone. Those who come
     /// while others wait share the next waiting.
     pub(crate) async fn replicas(
         self: &Arc<Self>,
-        epoch: Epoch,
+        generation: Generation,
         wanted: u32,
         patience: Duration,
         until: Instant,
@@ -283,19 +288,20 @@ impl Link {
         let before = self.waits.load(Ordering::Acquire);
         let mut waited = self.waited.lock().await;
         // One that began after this one came, so it was for all that had been written by then.
-        if let Some(waited) = waited.as_ref().filter(|waited| waited.number > before && waited.epoch == epoch)
+        if let Some(waited) =
+            waited.as_ref().filter(|waited| waited.number > before && waited.generation == generation)
         {
             return Ok(waited.have);
         }
         let number = self.waits.fetch_add(1, Ordering::AcqRel) + 1;
         let mut wait = redis::cmd("WAIT");
         wait.arg(wanted).arg(patience.as_millis().max(1) as u64);
-        let have = match self.send_on(epoch, wait, until).await? {
+        let have = match self.send_on(generation, wait, until).await? {
             Some(Value::Int(have)) => have,
             // WAIT on another connection would count nothing.
             _ => 0,
         };
-        *waited = Some(Waited { number, epoch, have });
+        *waited = Some(Waited { number, generation, have });
         Ok(have)
     }
 
@@ -313,9 +319,9 @@ impl Link {
 }
 
 /// Whether the server says that it is a replica. Who may not ask takes it for a master.
-async fn is_replica(connection: &mut MultiplexedConnection, dialler: &Dialler) -> bool {
+async fn is_replica(connection: &mut MultiplexedConnection, opener: &Opener) -> bool {
     let role = redis::cmd("ROLE");
-    let limit = dialler.settings().connect_limit;
+    let limit = opener.settings().connect_limit;
     let answer = tokio::time::timeout(limit, connection.send_packed_command(&role)).await;
     match answer.ok().and_then(Result::ok).map(checked) {
         Some(Ok(Value::Array(role))) => {

@@ -29,13 +29,14 @@ use tokio::{
 };
 
 use crate::{
-    dial::checked,
-    fleet::{Fleet, Server},
-    home::Home,
-    keys::{self, Keys},
-    link::jittered,
+    codec,
+    connect::checked,
+    connection::jittered,
+    layout::{self, Keys},
+    runtime::ConnectionRuntime,
+    servers::{Server, Servers},
     settings::Address,
-    trouble, wire,
+    trouble,
 };
 
 /// How long a listener that could not connect waits: twice as long each time.
@@ -46,23 +47,23 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const TOGETHER: usize = 256;
 
 /// All that a keeper listens to.
-pub(crate) struct Ears {
-    fleet: Arc<Fleet>,
+pub(crate) struct Listeners {
+    servers: Arc<Servers>,
     keys: Keys,
     wakes: WakeSink,
-    home: Home,
+    runtime: ConnectionRuntime,
     /// With `wait=n` a grant counts only when replicas have it, which its waiter must see to.
     only_hints: bool,
-    wanted: Mutex<HashMap<String, Wanted>>,
+    wanted: Mutex<HashMap<String, Channel>>,
     /// Counts changes of what is wanted.
     orders: watch::Sender<u64>,
     /// Which count of orders each server's listener has carried out, by the server's number.
     done: watch::Sender<BTreeMap<usize, u64>>,
-    listeners: Mutex<HashMap<usize, JoinHandle<()>>>,
+    tasks: Mutex<HashMap<usize, JoinHandle<()>>>,
 }
 
 /// A channel that is listened to.
-struct Wanted {
+struct Channel {
     slot: usize,
     /// For how many it is there.
     users: usize,
@@ -74,35 +75,35 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     support::lock(mutex)
 }
 
-impl Ears {
-    pub(crate) fn new(fleet: &Arc<Fleet>, keys: &Keys, context: &Context) -> Arc<Self> {
+impl Listeners {
+    pub(crate) fn new(servers: &Arc<Servers>, keys: &Keys, context: &Context) -> Arc<Self> {
         Arc::new(Self {
-            fleet: fleet.clone(),
+            servers: servers.clone(),
             keys: keys.clone(),
             wakes: context.wakes.clone(),
-            home: fleet.home(),
-            only_hints: fleet.dialler.settings().wait > 0,
+            runtime: servers.runtime(),
+            only_hints: servers.opener.settings().wait > 0,
             wanted: Mutex::default(),
             orders: watch::channel(0).0,
             done: watch::channel(BTreeMap::new()).0,
-            listeners: Mutex::default(),
+            tasks: Mutex::default(),
         })
     }
 
     /// Listens to a channel until the subscription is dropped. Returns when the server has confirmed it, or after
     /// `patience`: then the listener goes on trying.
     pub(crate) async fn listen(self: &Arc<Self>, channel: String, patience: Duration) -> Subscription {
-        let slot = keys::slot(&channel);
-        lock(&self.wanted).entry(channel.clone()).or_insert(Wanted { slot, users: 0, late: false }).users +=
+        let slot = layout::slot(&channel);
+        lock(&self.wanted).entry(channel.clone()).or_insert(Channel { slot, users: 0, late: false }).users +=
             1;
-        let subscription = Subscription { ears: self.clone(), channel };
+        let subscription = Subscription { listeners: self.clone(), channel };
         self.orders.send_modify(|orders| *orders += 1);
         let order = *self.orders.borrow();
         let mut done = self.done.subscribe();
         self.start_listener(slot, false);
         // The slot may move to another server meanwhile.
         let confirmed = done.wait_for(|done| {
-            let server = self.fleet.map().of(slot).number;
+            let server = self.servers.map().of(slot).number;
             done.get(&server).is_some_and(|done| *done >= order)
         });
         if tokio::time::timeout(patience, confirmed).await.is_err() {
@@ -110,38 +111,38 @@ impl Ears {
             if let Some(wanted) = lock(&self.wanted).get_mut(&subscription.channel) {
                 wanted.late = true;
             }
-            self.see_whether_home_lives();
+            self.check_runtime();
         }
         subscription
     }
 
     /// `missed` says whether there was a listener before, who may have missed something.
     fn start_listener(self: &Arc<Self>, slot: usize, missed: bool) {
-        let server = self.fleet.map().of(slot).clone();
-        let mut listeners = lock(&self.listeners);
-        if listeners.get(&server.number).is_none_or(JoinHandle::is_finished) {
-            let (ears, number) = (self.clone(), server.number);
-            let listener = self.home.spawn(move || ears.clone().listener(server.clone(), missed));
-            listeners.insert(number, listener);
+        let server = self.servers.map().of(slot).clone();
+        let mut tasks = lock(&self.tasks);
+        if tasks.get(&server.number).is_none_or(JoinHandle::is_finished) {
+            let (listeners, number) = (self.clone(), server.number);
+            let listener = self.runtime.spawn(move || listeners.clone().listener(server.clone(), missed));
+            tasks.insert(number, listener);
         }
     }
 
-    /// Somebody asks instead of being told: perhaps the runtime of the listeners is blocked, or nobody drives it any more.
+    /// Somebody asks instead of being told: perhaps the runtime of the tasks is blocked, or nobody drives it any more.
     /// Then new ones listen on the keeper's thread, and ask about all that the old ones may have missed.
-    pub(crate) fn see_whether_home_lives(self: &Arc<Self>) {
-        let ears = self.clone();
-        self.home.see_whether_it_lives(move || {
-            ears.close();
-            ears.start_missing();
-            ears.wakes.wake(Wake::Resync);
+    pub(crate) fn check_runtime(self: &Arc<Self>) {
+        let listeners = self.clone();
+        self.runtime.check_runtime(move || {
+            listeners.close();
+            listeners.start_missing();
+            listeners.wakes.wake(Wake::Resync);
         });
     }
 
     /// What the listener of this server must be subscribed to.
     fn wanted_of(&self, server: &Server) -> HashSet<String> {
-        let map = self.fleet.map();
+        let map = self.servers.map();
         let wanted = lock(&self.wanted);
-        let here = |(_, wanted): &(&String, &Wanted)| map.of(wanted.slot).number == server.number;
+        let here = |(_, wanted): &(&String, &Channel)| map.of(wanted.slot).number == server.number;
         wanted.iter().filter(here).map(|(name, _)| name.clone()).collect()
     }
 
@@ -165,12 +166,12 @@ impl Ears {
         let mut pause = Duration::ZERO;
         loop {
             self.start_missing();
-            if !self.fleet.map().has(&server) {
+            if !self.servers.map().has(&server) {
                 return self.forget(&server);
             }
             let ended = match self.connect(&server).await {
-                Ok((mut line, place)) => {
-                    self.serve(&server, &mut line, &place, &mut missed, &mut pause).await
+                Ok((mut connection, place)) => {
+                    self.serve(&server, &mut connection, &place, &mut missed, &mut pause).await
                 }
                 Err(error) => Err(error),
             };
@@ -184,14 +185,14 @@ impl Ears {
             missed = true;
             if self.keys.is_sharded() {
                 // Perhaps the slot has moved.
-                self.fleet.look_again();
+                self.servers.look_again();
             }
             pause = (pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-            let mut maps = self.fleet.changes.subscribe();
+            let mut maps = self.servers.changes.subscribe();
             tokio::select! {
                 () = tokio::time::sleep(jittered(pause)) => {}
                 // Perhaps the server is gone.
-                _ = maps.wait_for(|_| !self.fleet.map().has(&server)) => {}
+                _ = maps.wait_for(|_| !self.servers.map().has(&server)) => {}
             }
         }
     }
@@ -199,23 +200,23 @@ impl Ears {
     /// The listener of a server that is gone has ended. Another server with its address has another number.
     fn forget(&self, server: &Server) {
         self.done.send_modify(|done| _ = done.remove(&server.number));
-        lock(&self.listeners).remove(&server.number);
+        lock(&self.tasks).remove(&server.number);
     }
 
-    async fn connect(self: &Arc<Self>, server: &Server) -> Result<(Line, Address), StoreError> {
-        let dialler = &self.fleet.dialler;
-        let place = server.site.locate().await?;
+    async fn connect(self: &Arc<Self>, server: &Server) -> Result<(MessageConnection, Address), StoreError> {
+        let opener = &self.servers.opener;
+        let place = server.location.locate().await?;
         let sharded = self.keys.is_sharded();
-        let line = if sharded || dialler.settings().resp3 {
+        let connection = if sharded || opener.settings().resp3 {
             let (others, pushes) = mpsc::unbounded_channel();
-            let post = Post { ears: Arc::downgrade(self), others };
-            let (connection, driver) = dialler.requests(&place, Some(Box::new(post))).await?;
-            Line::Pushed { connection, driver, pushes, sharded }
+            let post = Forward { listeners: Arc::downgrade(self), others };
+            let (connection, driver) = opener.requests(&place, Some(Box::new(post))).await?;
+            MessageConnection::Resp3 { connection, driver, pushes, sharded }
         } else {
-            let (sink, stream) = dialler.messages(&place).await?.split();
-            Line::Plain(sink, stream)
+            let (sink, stream) = opener.messages(&place).await?.split();
+            MessageConnection::Resp2(sink, stream)
         };
-        Ok((line, place))
+        Ok((connection, place))
     }
 
     /// Keeps one connection subscribed and passes on what it brings, until it ends; says why it did, or why it could not
@@ -223,13 +224,13 @@ impl Ears {
     async fn serve(
         self: &Arc<Self>,
         server: &Server,
-        line: &mut Line,
+        connection: &mut MessageConnection,
         place: &Address,
         missed: &mut bool,
         pause: &mut Duration,
     ) -> Result<&'static str, StoreError> {
-        let (mut orders, mut maps) = (self.orders.subscribe(), self.fleet.changes.subscribe());
-        let mut elsewhere = pin!(self.fleet.until_elsewhere(place));
+        let (mut orders, mut maps) = (self.orders.subscribe(), self.servers.changes.subscribe());
+        let mut elsewhere = pin!(self.servers.until_elsewhere(place));
         let mut have = HashSet::new();
         let mut redrawn = false;
         loop {
@@ -239,7 +240,7 @@ impl Ears {
             let new: Vec<String> = wanted.difference(&have).cloned().collect();
             let old: Vec<String> = have.difference(&wanted).cloned().collect();
             have = wanted;
-            line.subscribe(&new, &old, self.fleet.limit).await?;
+            connection.subscribe(&new, &old, self.servers.limit).await?;
             *pause = Duration::ZERO;
             // Those that another server had until now may have missed something in between.
             let late = self.were_late(&new) || (redrawn && !new.is_empty());
@@ -250,14 +251,14 @@ impl Ears {
             redrawn = loop {
                 tokio::select! {
                     biased;
-                    message = line.next(&have) => match message {
+                    message = connection.next(&have) => match message {
                         Some((channel, payload)) => self.tell(&channel, &payload),
                         None => return Ok("the connection ended"),
                     },
                     () = &mut elsewhere => return Ok("the master is elsewhere"),
                     _ = orders.changed() => break false,
                     _ = maps.changed() => {
-                        if !self.fleet.map().has(server) {
+                        if !self.servers.map().has(server) {
                             return Ok("the server is gone");
                         }
                         self.start_missing();
@@ -272,9 +273,9 @@ impl Ears {
         let wake = if payload.is_empty() {
             self.keys.topic(channel).map(Wake::Changed)
         } else {
-            let notice = std::str::from_utf8(payload).ok().and_then(|text| wire::notice(&self.keys, text));
+            let notice = std::str::from_utf8(payload).ok().and_then(|text| codec::notice(&self.keys, text));
             notice.map(|(name, notice)| {
-                self.fleet.keep_watch(notice.contender, notice.lease);
+                self.servers.keep_watch(notice.contender, notice.lease);
                 if self.only_hints { Wake::Changed(Topic::Grants(name)) } else { Wake::Granted(name, notice) }
             })
         };
@@ -284,7 +285,7 @@ impl Ears {
     }
 
     pub(crate) fn close(&self) {
-        for (_, listener) in lock(&self.listeners).drain() {
+        for (_, listener) in lock(&self.tasks).drain() {
             listener.abort();
         }
     }
@@ -292,13 +293,13 @@ impl Ears {
 
 /// Interest in a channel; ends when dropped.
 pub(crate) struct Subscription {
-    ears: Arc<Ears>,
+    listeners: Arc<Listeners>,
     channel: String,
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut wanted = lock(&self.ears.wanted);
+        let mut wanted = lock(&self.listeners.wanted);
         if let Some(of) = wanted.get_mut(&self.channel) {
             of.users -= 1;
             if of.users == 0 {
@@ -306,7 +307,7 @@ impl Drop for Subscription {
             }
         }
         drop(wanted);
-        self.ears.orders.send_modify(|orders| *orders += 1);
+        self.listeners.orders.send_modify(|orders| *orders += 1);
     }
 }
 
@@ -318,12 +319,12 @@ async fn within(
 }
 
 /// A connection that messages come from.
-enum Line {
+enum MessageConnection {
     /// With RESP2.
-    Plain(PubSubSink, PubSubStream),
+    Resp2(PubSubSink, PubSubStream),
     /// With RESP3, messages are pushed beside replies, and passed on where they are read; what else is pushed comes here.
     /// A server that has sharded messages speaks it.
-    Pushed {
+    Resp3 {
         connection: MultiplexedConnection,
         driver: JoinHandle<()>,
         pushes: mpsc::UnboundedReceiver<PushInfo>,
@@ -332,26 +333,26 @@ enum Line {
 }
 
 /// Passes messages on in the task that reads them, so that no other has to be woken for it.
-struct Post {
-    ears: Weak<Ears>,
+struct Forward {
+    listeners: Weak<Listeners>,
     others: mpsc::UnboundedSender<PushInfo>,
 }
 
-impl AsyncPushSender for Post {
+impl AsyncPushSender for Forward {
     fn send(&self, push: PushInfo) -> Result<(), SendError> {
         if !matches!(push.kind, PushKind::Message | PushKind::SMessage) {
             return self.others.send(push).map_err(|_| SendError);
         }
         if let [Value::BulkString(channel), Value::BulkString(payload)] = &push.data[..]
-            && let (Some(ears), Ok(channel)) = (self.ears.upgrade(), std::str::from_utf8(channel))
+            && let (Some(listeners), Ok(channel)) = (self.listeners.upgrade(), std::str::from_utf8(channel))
         {
-            ears.tell(channel, payload);
+            listeners.tell(channel, payload);
         }
         Ok(())
     }
 }
 
-impl Line {
+impl MessageConnection {
     /// Subscribes to `new` and no longer to `old`, some at a time, for each of which the server has `limit`.
     async fn subscribe(&mut self, new: &[String], old: &[String], limit: Duration) -> Result<(), StoreError> {
         for some in new.chunks(TOGETHER) {
@@ -369,9 +370,9 @@ impl Line {
             _ => trouble::unanswered("the server", error),
         };
         match self {
-            Self::Plain(sink, _) if wanted => sink.subscribe(channels).await.map_err(broken),
-            Self::Plain(sink, _) => sink.unsubscribe(channels).await.map_err(broken),
-            Self::Pushed { connection, sharded, .. } => {
+            Self::Resp2(sink, _) if wanted => sink.subscribe(channels).await.map_err(broken),
+            Self::Resp2(sink, _) => sink.unsubscribe(channels).await.map_err(broken),
+            Self::Resp3 { connection, sharded, .. } => {
                 // One each, since one command is for one slot.
                 let order = match (*sharded, wanted) {
                     (true, true) => "SSUBSCRIBE",
@@ -395,11 +396,11 @@ impl Line {
     /// The next message; `None` if the connection is at its end, or no longer gets what it `has` asked for.
     async fn next(&mut self, has: &HashSet<String>) -> Option<(String, Vec<u8>)> {
         match self {
-            Self::Plain(_, stream) => {
+            Self::Resp2(_, stream) => {
                 let message = poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await?;
                 Some((message.get_channel_name().to_owned(), message.get_payload_bytes().to_vec()))
             }
-            Self::Pushed { pushes, .. } => loop {
+            Self::Resp3 { pushes, .. } => loop {
                 let PushInfo { kind, data } = pushes.recv().await?;
                 let is_wanted = |value: &Value| match value {
                     Value::BulkString(channel) => {
@@ -419,9 +420,9 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for MessageConnection {
     fn drop(&mut self) {
-        if let Self::Pushed { driver, .. } = self {
+        if let Self::Resp3 { driver, .. } = self {
             driver.abort();
         }
     }

@@ -24,12 +24,12 @@ pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
 
 /// Opens connections as the URL says.
-pub(crate) struct Dialler {
+pub(crate) struct Opener {
     settings: Settings,
     tls: Option<Tls>,
 }
 
-impl Dialler {
+impl Opener {
     pub(crate) fn new(settings: Settings) -> Result<Self, StoreError> {
         let tls = settings.tls.as_ref().map(Tls::new).transpose()?;
         Ok(Self { settings, tls })

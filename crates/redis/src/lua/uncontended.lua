@@ -15,7 +15,7 @@ if leaves > 0 then
       lines[done] = KEYS[entry + 1]
       replies[entry] = '5'
     elseif line then
-      replies[entry] = false -- no list, and so nothing for demand.lua
+      replies[entry] = false -- no list, and so nothing for contended.lua
     end
   end
   if done > 0 then call('DEL', unpack(lines, 1, done)) end

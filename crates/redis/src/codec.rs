@@ -18,8 +18,8 @@ use lockkeeper_core::{
 use redis::{Cmd, Value};
 
 use crate::{
-    fleet::Answered,
-    keys::{Keys, push_escaped, unescape},
+    layout::{Keys, push_escaped, unescape},
+    servers::Answered,
     trouble,
 };
 
@@ -128,7 +128,7 @@ fn push_common(command: &mut Cmd, claim: &Claim, (at_once, must_write): (bool, b
     // Writing to a string cannot fail.
     _ = write!(scratch, "{not_after:016}{way}{:020}", claim.stamp);
     command.arg("s").arg(&*scratch).arg(lease);
-    // A second more than a minute longer than the lease, as easy.lua writes it down.
+    // A second more than a minute longer than the lease, as uncontended.lua writes it down.
     match claim.capacity.allows(claim.units) && at_once {
         true => command.arg(lease / 1000 + 61_001),
         false => command.arg(""),
