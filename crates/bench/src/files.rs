@@ -167,7 +167,7 @@ impl RowLock {
 
 /// One transaction; whether it changed a row.
 fn transact(connection: &Mutex<Connection>, statement: &str, name: &str) -> rusqlite::Result<bool> {
-    let mut connection = support::lock(&connection);
+    let mut connection = support::lock(connection);
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let changed = transaction.prepare_cached(statement)?.execute(params![name])? > 0;
     transaction.commit()?;

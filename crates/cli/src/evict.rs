@@ -1,5 +1,6 @@
 //! `evict`: takes a name back from its holders, after asking.
 
+use lockkeeper::store::Eviction;
 use std::io::{BufRead, IsTerminal, Write};
 
 use lockkeeper::store::HolderView;
@@ -30,9 +31,10 @@ pub(crate) async fn evict(connection: &Connection, args: &EvictArgs) -> Result<u
     if !args.yes && !confirmed(&name, &holders, args.now)? {
         return text::print("nothing evicted\n").map(|()| 0);
     }
+    let how = if args.now { Eviction::Immediate } else { Eviction::Graceful };
     let mut lines = String::new();
     for holder in holders {
-        let done = connection.keeper.evict(&args.name, holder.contender, holder.token, args.now).await?;
+        let done = connection.keeper.evict(&args.name, holder.contender, holder.token, how).await?;
         let what = match (done, args.now) {
             (true, true) => "evicted at once",
             (true, false) => "evicted; it passes when the holder leaves or its lease ends",

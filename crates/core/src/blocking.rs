@@ -14,6 +14,7 @@
 //! # Ok(()) }
 //! ```
 
+use crate::store::Eviction;
 use std::{
     fmt,
     sync::{Arc, mpsc},
@@ -184,9 +185,15 @@ impl Keeper {
     ///
     /// # Errors
     /// As there.
-    pub fn evict(&self, name: &str, contender: ContenderId, token: Token, now: bool) -> Result<bool, Error> {
+    pub fn evict(
+        &self,
+        name: &str,
+        contender: ContenderId,
+        token: Token,
+        how: Eviction,
+    ) -> Result<bool, Error> {
         let (inner, name) = (self.inner.clone(), name.to_owned());
-        wait(&self.on, async move { inner.evict(&name, contender, token, now).await })
+        wait(&self.on, async move { inner.evict(&name, contender, token, how).await })
     }
 
     /// Gives everything back and returns when that is done.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 /// How far a store keeps its word in a given trouble.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Survives {
     /// Locks stay exclusive and tokens grow.
     Fully,
@@ -38,7 +39,22 @@ impl Survives {
 /// }
 /// # }
 /// ```
+///
+/// A store begins with [`new`](Self::new), which promises nothing, and sets what it can do:
+///
+/// ```
+/// use lockkeeper_core::{Capability, Survives};
+///
+/// static CAPABILITY: Capability = {
+///     let mut can = Capability::new("an example");
+///     can.between_processes = true;
+///     can.client_crash = Survives::Fully;
+///     can
+/// };
+/// # assert!(!CAPABILITY.pushes);
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Capability {
     /// The store's name in tables.
     pub store: &'static str,
@@ -80,6 +96,27 @@ impl Capability {
     /// than a pushed grant lasts until it is heard of, so that a lost wake costs time but never the place in line. And
     /// so long that those who wait in one process cost a server less than a request a second.
     pub const ASKS_AGAIN: Duration = Duration::from_millis(2400);
+
+    /// A store that can do as little as any store may: `name` is its word in tables.
+    pub const fn new(name: &'static str) -> Self {
+        Self {
+            store: name,
+            between_processes: false,
+            pushes: false,
+            asks_again: Self::ASKS_AGAIN,
+            min_lease: Duration::from_millis(10),
+            max_lease: Duration::from_secs(24 * 3600),
+            lease_per_claim: true,
+            detachable: false,
+            frees_the_dead_at_once: false,
+            group_limit: 1,
+            requests_at_once: 1,
+            client_crash: Survives::No,
+            restart: Survives::No,
+            data_loss: Survives::No,
+            clock_jump: Survives::No,
+        }
+    }
 
     /// The row of this store in the guarantee table of the README.
     pub fn table_row(&self) -> String {

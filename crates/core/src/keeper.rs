@@ -22,8 +22,8 @@ use crate::{
     name::Name,
     share::{Capacity, Units},
     store::{
-        Connector, Context, Evict, Evicted, Kind, ListQuery, Page, ProcessInfo, Renew, Renewed, ResourceView,
-        WakeSink,
+        Connector, Context, Evict, Evicted, Eviction, Kind, ListQuery, Page, ProcessInfo, Renew, Renewed,
+        ResourceView, WakeSink,
     },
     token::Token,
 };
@@ -422,10 +422,8 @@ impl Keeper {
     }
 
     /// Takes a lock back from one holder, named by contender and token as
-    /// [`inspect`](Self::inspect) shows them. Its renewals are refused, so it learns of it within
-    /// a third of its lease (a fixed lease is never renewed and only ends), and the lock passes when
-    /// it leaves or its lease ends. With `now` the lock passes at once, which is safe only with
-    /// fencing. False if it is not the holder.
+    /// [`inspect`](Self::inspect) shows them. [`Eviction`] says what the holder hears of it; a fixed
+    /// lease is never renewed, so gracefully it only ends. False if it is not the holder.
     ///
     /// # Cancel safety
     /// Dropping the future may leave the order given; giving it again is harmless.
@@ -440,13 +438,13 @@ impl Keeper {
         name: &str,
         contender: ContenderId,
         token: Token,
-        now: bool,
+        how: Eviction,
     ) -> Result<bool, Error> {
-        let order = Evict { name: self.valid(name, "evict")?, contender, number: token.number(), now };
+        let order = Evict { name: self.valid(name, "evict")?, contender, number: token.number(), how };
         let engine = self.alive.engine();
         let evicted = engine.ask_store("evict", engine.store().evict(&order)).await;
         let evicted = evicted.map_err(|error| error.at(self.at(&order.name, "evict")))?;
-        tracing::warn!(name, %token, now, done = evicted == Evicted::Done, "eviction ordered");
+        tracing::warn!(name, %token, now = how == Eviction::Immediate, done = evicted == Evicted::Done, "eviction ordered");
         Ok(evicted == Evicted::Done)
     }
 }

@@ -26,22 +26,17 @@ use crate::{
 use crate::support;
 
 /// What the memory store can do.
-pub static CAPABILITY: Capability = Capability {
-    store: "memory",
-    between_processes: false,
-    pushes: true,
-    asks_again: Capability::ASKS_AGAIN,
-    min_lease: Duration::from_millis(10),
-    max_lease: Duration::from_secs(366 * 24 * 3600),
-    lease_per_claim: true,
-    detachable: true,
-    frees_the_dead_at_once: false,
-    group_limit: 1024,
-    requests_at_once: 1,
-    client_crash: Survives::NotApplicable,
-    restart: Survives::NotApplicable,
-    data_loss: Survives::NotApplicable,
-    clock_jump: Survives::Fully,
+pub static CAPABILITY: Capability = {
+    let mut can = Capability::new("memory");
+    can.pushes = true;
+    can.max_lease = Duration::from_secs(366 * 24 * 3600);
+    can.detachable = true;
+    can.group_limit = 1024;
+    can.client_crash = Survives::NotApplicable;
+    can.restart = Survives::NotApplicable;
+    can.data_loss = Survives::NotApplicable;
+    can.clock_jump = Survives::Fully;
+    can
 };
 
 /// A store in this process's memory. Clones share it.

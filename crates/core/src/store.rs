@@ -38,8 +38,8 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 pub use messages::{
     Admit, Admitted, Answer, Answers, Claim, Count, CountAction, CountState, Counted, Details, Evict,
-    Evicted, Grant, GrantNotice, HolderView, Kind, Leave, Left, ListQuery, Page, ProcessInfo, Renew, Renewed,
-    Request, ResourceView, StoreTime, Verdict, WaiterView,
+    Evicted, Eviction, Grant, GrantNotice, HolderView, Kind, Leave, Left, ListQuery, Page, ProcessInfo,
+    Renew, Renewed, Request, ResourceView, StoreTime, Verdict, WaiterView,
 };
 
 use crate::{capability::Capability, clock::Clock, error::StoreError, id::KeeperId, name::Name};
@@ -52,6 +52,7 @@ pub type Reply<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
 /// What a keeper can be told about.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum Topic {
     /// Grants to this keeper's waiting contenders of a resource.
     Grants(Name),
@@ -63,6 +64,7 @@ pub enum Topic {
 
 /// A wake: a hint that something happened.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Wake {
     /// A contender of this keeper was granted the named resource, which it waits for.
     Granted(Name, GrantNotice),

@@ -4,6 +4,7 @@
 //! the fence keeps the data right when one of them was paused, lost its lock and does not know it
 //! yet: its write comes with an old token and is rejected.
 
+use lockkeeper::store::Eviction;
 use std::sync::Mutex;
 
 use lockkeeper::{Error, Fence, Keeper, Token};
@@ -65,7 +66,7 @@ async fn main() -> Result<(), Error> {
 async fn take_away(keeper: &Keeper, name: &str, token: Token) -> Result<(), Error> {
     let view = keeper.inspect(name).await?.expect("it is held");
     let holder = view.holders.iter().find(|holder| holder.token.number() == token.number());
-    let evicted = keeper.evict(name, holder.expect("it holds").contender, token, true).await?;
+    let evicted = keeper.evict(name, holder.expect("it holds").contender, token, Eviction::Immediate).await?;
     assert!(evicted, "it held until now");
     Ok(())
 }

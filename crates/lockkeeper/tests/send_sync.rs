@@ -1,6 +1,7 @@
 //! Every public type and every public future can be moved between threads and shared: checked by
 //! the compiler, so that a change that breaks it does not build.
 
+use lockkeeper::store::Eviction;
 use std::time::Duration;
 
 use lockkeeper::{
@@ -52,7 +53,7 @@ async fn all_futures_can_be_sent_to_another_thread() -> Result<(), Error> {
     future(guard.run(async {}));
     future(guard.extend(second));
     let view = keeper.inspect("mutex").await?.expect("held");
-    future(keeper.evict("mutex", view.holders[0].contender, guard.token(), false));
+    future(keeper.evict("mutex", view.holders[0].contender, guard.token(), Eviction::Graceful));
     future(guard.release());
     future(keeper.mutex("detached").detachable().lock().await?.into_lease());
 

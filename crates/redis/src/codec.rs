@@ -252,14 +252,11 @@ impl Reader {
                 floor: self.grant_number()?,
                 remaining: self.length()?,
             }),
-            2 => Verdict::Busy {
-                ahead: u32::try_from(self.number()?).unwrap_or(u32::MAX),
-                retry_in: self.length()?,
-            },
+            2 => Verdict::busy(u32::try_from(self.number()?).unwrap_or(u32::MAX), self.length()?),
             3 => Verdict::Stale,
             4 => {
                 let in_use = capacity(self.word()?).ok_or_else(|| trouble::nonsense("a capacity"))?;
-                Verdict::Mismatch { in_use }
+                Verdict::mismatch(in_use)
             }
             8 => Verdict::Refused(trouble::foreign()),
             _ => return Err(trouble::nonsense("a verdict")),

@@ -75,14 +75,15 @@ impl Keys {
         format!("{}k:{keeper}", self.prefix)
     }
 
-    /// The channel on which `topic` is told to `keeper`.
-    pub(crate) fn channel(&self, topic: &Topic, keeper: KeeperId) -> String {
-        match topic {
+    /// The channel on which `topic` is told to `keeper`; `None` for topics of a later engine.
+    pub(crate) fn channel(&self, topic: &Topic, keeper: KeeperId) -> Option<String> {
+        Some(match topic {
             Topic::Grants(name) if self.sharded => format!("{}:k:{keeper}", self.resource(name)),
             Topic::Grants(_) => self.grants(keeper),
             Topic::Changes(name) => self.of(name, ":changed"),
             Topic::Latch(name) => self.of(name, ":latch:changed"),
-        }
+            _ => return None,
+        })
     }
 
     /// What a message without content on `channel` is about.
@@ -221,7 +222,7 @@ mod tests {
                     assert_eq!(keys.name(&mark), None, "no resource has such a key");
                 }
                 for topic in [Topic::Changes(name.clone()), Topic::Latch(name)] {
-                    let channel = keys.channel(&topic, KeeperId::from_u128(1));
+                    let channel = keys.channel(&topic, KeeperId::from_u128(1)).expect("known");
                     assert_eq!(keys.topic(&channel), Some(topic));
                 }
             }

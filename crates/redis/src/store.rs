@@ -11,8 +11,8 @@ use lockkeeper_core::{
     model::{COUNT_MEMORY, WAIT_LEASE},
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
-        Evicted, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime,
-        Topic, Verdict, Wake, Watch,
+        Evicted, Eviction, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store,
+        StoreTime, Topic, Verdict, Wake, Watch,
     },
 };
 use redis::{Cmd, Value};
@@ -31,22 +31,20 @@ use crate::{
 };
 
 /// What the Redis store can do.
-pub static CAPABILITY: Capability = Capability {
-    store: "redis",
-    between_processes: true,
-    pushes: true,
-    asks_again: Capability::ASKS_AGAIN,
-    min_lease: Duration::from_millis(100),
-    max_lease: Duration::from_secs(366 * 24 * 3600),
-    lease_per_claim: true,
-    detachable: true,
-    frees_the_dead_at_once: false,
-    group_limit: 256,
-    requests_at_once: 3,
-    client_crash: Survives::Fully,
-    restart: Survives::WithFence,
-    data_loss: Survives::WithFence,
-    clock_jump: Survives::WithFence,
+pub static CAPABILITY: Capability = {
+    let mut can = Capability::new("redis");
+    can.between_processes = true;
+    can.pushes = true;
+    can.min_lease = Duration::from_millis(100);
+    can.max_lease = Duration::from_secs(366 * 24 * 3600);
+    can.detachable = true;
+    can.group_limit = 256;
+    can.requests_at_once = 3;
+    can.client_crash = Survives::Fully;
+    can.restart = Survives::WithFence;
+    can.data_loss = Survives::WithFence;
+    can.clock_jump = Survives::WithFence;
+    can
 };
 
 /// The version of the key layout. Others are refused.
@@ -563,9 +561,9 @@ impl Store for RedisStore {
             let told = match topic {
                 Topic::Grants(_) if !self.keys.is_sharded() => return Ok(None),
                 Topic::Changes(name) => Some(self.be_told(name).await?),
-                Topic::Grants(_) | Topic::Latch(_) => None,
+                _ => None,
             };
-            let channel = self.keys.channel(topic, self.keeper);
+            let Some(channel) = self.keys.channel(topic, self.keeper) else { return Ok(None) };
             Ok(Some(Watch::new((self.listeners.listen(channel, SUBSCRIBING).await, told))))
         })
     }
@@ -579,10 +577,10 @@ impl Store for RedisStore {
     }
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
-        let Evict { name, contender, number, now } = order;
+        let Evict { name, contender, number, how } = order;
         let call = Call::new(&EVICT, &self.keys, name, 2, move |command, nonce| {
             command.arg(self.keys.mark(name)).arg(self.keys.resource(name)).arg(nonce);
-            command.arg(contender.to_string()).arg(*number).arg(u8::from(*now));
+            command.arg(contender.to_string()).arg(*number).arg(u8::from(*how == Eviction::Immediate));
         });
         Box::pin(async move {
             let mut reader = Reader::new(self.servers.run_one(Priority::Normal, call).await?);

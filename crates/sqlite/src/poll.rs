@@ -137,7 +137,7 @@ impl Work<'_> {
         self.done.ahead.extend(holders);
         self.note_right_ahead(claim, turn)?;
         let retry_in = first_end.map_or(FIRST_LEASE, |end| end.since(now));
-        Ok(Some(Position { turn, fresh, verdict: Verdict::Busy { ahead, retry_in } }))
+        Ok(Some(Position { turn, fresh, verdict: Verdict::busy(ahead, retry_in) }))
     }
 
     /// Remembers who will hold just before whoever stands at `turn`.

@@ -3,7 +3,7 @@
 use lockkeeper_core::support;
 use std::{
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, OnceLock, Weak},
+    sync::{Arc, LazyLock, Mutex, OnceLock, Weak},
     time::Duration,
 };
 
@@ -26,28 +26,31 @@ use crate::{
 };
 
 /// What the SQLite store can do.
-pub static CAPABILITY: Capability = Capability {
-    store: "sqlite",
-    between_processes: true,
-    pushes: true,
+pub static CAPABILITY: Capability = {
+    let mut can = Capability::new("sqlite");
+    can.between_processes = true;
+    can.pushes = true;
     // Longer than the first lease of a grant: a wake here is handed over by the kernel or not at all. What may keep one
     // from its reader is noticed there: a full inbox, and the death of the writer that would have sent it.
-    asks_again: Duration::from_millis(4500),
-    min_lease: Duration::from_millis(100),
-    max_lease: Duration::from_secs(366 * 24 * 3600),
-    lease_per_claim: true,
-    detachable: true,
-    frees_the_dead_at_once: true,
-    group_limit: 1024,
-    requests_at_once: 1,
-    client_crash: Survives::Fully,
-    restart: Survives::Fully,
-    data_loss: Survives::WithFence,
-    clock_jump: Survives::Fully,
+    can.asks_again = Duration::from_millis(4500);
+    can.min_lease = Duration::from_millis(100);
+    can.max_lease = Duration::from_secs(366 * 24 * 3600);
+    can.detachable = true;
+    can.frees_the_dead_at_once = true;
+    can.group_limit = 1024;
+    can.client_crash = Survives::Fully;
+    can.restart = Survives::Fully;
+    can.data_loss = Survives::WithFence;
+    can.clock_jump = Survives::Fully;
+    can
 };
 
 /// The same for a keeper that hears no wakes.
-static DEAF: Capability = Capability { asks_again: Capability::ASKS_AGAIN, ..CAPABILITY };
+static DEAF: LazyLock<Capability> = LazyLock::new(|| {
+    let mut can = CAPABILITY.clone();
+    can.asks_again = Capability::ASKS_AGAIN;
+    can
+});
 
 /// Connects a keeper to the file that `settings` name.
 pub(crate) fn connector(settings: Settings) -> Connector {

@@ -179,7 +179,8 @@ fn write_wake(letter: &mut String, wake: &Wake) {
             Some((word, name)) => writeln!(letter, "{word}\t{name}"),
             None => Ok(()),
         },
-        Wake::Resync | Wake::Reconfirm => Ok(()),
+        // No keeper tells another one of these.
+        _ => Ok(()),
     };
     written.expect("writing to a string cannot fail");
 }

@@ -394,9 +394,9 @@ pub(crate) fn tell_watchers(
 /// How a topic is written. Grants reach their keepers without being asked for.
 pub(crate) fn topic_words(topic: &Topic) -> Option<(&'static str, &Name)> {
     match topic {
-        Topic::Grants(_) => None,
         Topic::Changes(name) => Some(("holders", name)),
         Topic::Latch(name) => Some(("latch", name)),
+        _ => None,
     }
 }
 

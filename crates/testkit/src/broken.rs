@@ -225,7 +225,7 @@ impl BrokenStore {
                 Verdict::Granted(grant)
             }
             (Bug::LostWakeWithoutPoll, Verdict::Granted(_)) if claim.again => {
-                Verdict::Busy { ahead: 0, retry_in: Duration::from_secs(1) }
+                Verdict::busy(0, Duration::from_secs(1))
             }
             (Bug::GrantedTwice, Verdict::Busy { .. }) if self.sometimes() => granted_anyway(claim),
             (Bug::MismatchGranted, Verdict::Mismatch { .. }) => granted_anyway(claim),

@@ -2,6 +2,7 @@
 //! store nor in the keeper. Virtual time; a line on which every request takes a while, so that
 //! there are polls to be dropped at.
 
+use lockkeeper_core::store::Eviction;
 use std::{
     any::Any,
     future::poll_fn,
@@ -319,7 +320,7 @@ scenes! {
             let view = keeper.inspect("m").await.expect("a good line").expect("held");
             drop(keeper.list("", None, 10).await);
             let holder = &view.holders[0];
-            drop(keeper.evict("m", holder.contender, guard.token(), true).await);
+            drop(keeper.evict("m", holder.contender, guard.token(), Eviction::Immediate).await);
         })
     }
 

@@ -1,5 +1,6 @@
 //! What is given back, by whom and for how long: whatever was lost on the way, nothing stays held that nobody holds.
 
+use lockkeeper_core::store::Eviction;
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use lockkeeper_core::{AcquireError, Guard, Keeper, testing::Virtual};
@@ -204,7 +205,12 @@ async fn a_late_copy_of_an_evicted_claim_is_left_at_once() {
     let theirs = world.keeper().await;
     let (ours, guard) = granted_before_its_copy_came(&world, &theirs, millis(600)).await;
     let view = theirs.inspect(NAME).await.expect("memory").expect("held");
-    assert!(theirs.evict(NAME, view.holders[0].contender, guard.token(), true).await.expect("memory"));
+    assert!(
+        theirs
+            .evict(NAME, view.holders[0].contender, guard.token(), Eviction::Immediate)
+            .await
+            .expect("memory")
+    );
     theirs.mutex(NAME).lock().await.expect("free").release().await.expect("held");
     sleep(millis(610)).await;
     assert!(!guard.is_held(), "somebody else has held it since");

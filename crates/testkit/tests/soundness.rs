@@ -1,6 +1,7 @@
 //! Timelines that broke earlier designs of distributed locks, each played against the engine in
 //! virtual time: what was lost, delayed, doubled or suspended is scripted to the millisecond.
 
+use lockkeeper_core::store::Eviction;
 use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
@@ -239,7 +240,7 @@ async fn b2_eviction_asks_first_and_hits_only_whom_it_names() {
     let guard = ours.mutex(NAME).lease(secs(9)).lock().await.expect("free");
     let view = theirs.inspect(NAME).await.expect("memory").expect("held");
     let (contender, token) = (view.holders[0].contender, view.holders[0].token);
-    assert!(theirs.evict(NAME, contender, token, false).await.expect("memory"));
+    assert!(theirs.evict(NAME, contender, token, Eviction::Graceful).await.expect("memory"));
     let mutex = theirs.mutex(NAME);
     let next = tokio::spawn(async move { mutex.lock().await });
     assert!(guard.is_held(), "it does not know yet, and nobody else has it");
@@ -248,7 +249,7 @@ async fn b2_eviction_asks_first_and_hits_only_whom_it_names() {
     drop(guard);
     let next = next.await.expect("no panic").expect("free");
     // The order comes once more, as a retried request would.
-    assert!(!theirs.evict(NAME, contender, token, true).await.expect("memory"));
+    assert!(!theirs.evict(NAME, contender, token, Eviction::Immediate).await.expect("memory"));
     sleep(secs(60)).await;
     assert!(next.is_held());
 }

@@ -1,6 +1,7 @@
 //! What operators see: the metrics that a run of everything brings forth are those of
 //! `docs/observability.md`, no more, no fewer, and none carries a resource name.
 
+use lockkeeper_core::store::Eviction;
 use lockkeeper_core::support;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -119,7 +120,7 @@ async fn live() {
     theirs.fence(name).admit(guard.token()).await.expect("the newest");
     theirs.fence(name).admit(token).await.expect_err("an old one");
     let holder = theirs.inspect(name).await.expect("memory").expect("held").holders.remove(0);
-    theirs.evict(name, holder.contender, holder.token, false).await.expect("memory");
+    theirs.evict(name, holder.contender, holder.token, Eviction::Graceful).await.expect("memory");
     guard.lost().await;
     drop(guard);
     let mutex = theirs.mutex(name).lease(Duration::from_secs(3));

@@ -22,22 +22,16 @@ use lockkeeper_testkit::behaviour;
 use tokio::sync::oneshot;
 
 /// Step 1: what the store can do and survive.
-static CAPABILITY: Capability = Capability {
-    store: "toy",
-    between_processes: false,
-    pushes: false,
-    asks_again: Capability::ASKS_AGAIN,
-    min_lease: Duration::from_millis(100),
-    max_lease: Duration::from_secs(24 * 3600),
-    lease_per_claim: true,
-    detachable: true,
-    frees_the_dead_at_once: false,
-    group_limit: 16,
-    requests_at_once: 1,
-    client_crash: Survives::NotApplicable,
-    restart: Survives::NotApplicable,
-    data_loss: Survives::NotApplicable,
-    clock_jump: Survives::Fully,
+static CAPABILITY: Capability = {
+    let mut can = Capability::new("toy");
+    can.min_lease = Duration::from_millis(100);
+    can.detachable = true;
+    can.group_limit = 16;
+    can.client_crash = Survives::NotApplicable;
+    can.restart = Survives::NotApplicable;
+    can.data_loss = Survives::NotApplicable;
+    can.clock_jump = Survives::Fully;
+    can
 };
 
 /// Step 2: where the state lives, and what makes its transitions one after another. Here that is

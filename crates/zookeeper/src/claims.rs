@@ -87,7 +87,7 @@ impl KeeperState {
 
     /// ZooKeeper tells when something ends, so there is nothing to be learned by asking earlier.
     pub(crate) fn busy(&self, ahead: usize) -> Verdict {
-        Verdict::Busy { ahead: u32::try_from(ahead).unwrap_or(u32::MAX), retry_in: self.settings.session }
+        Verdict::busy(u32::try_from(ahead).unwrap_or(u32::MAX), self.settings.session)
     }
 
     pub(crate) fn claim_path(&self, claim: &Claim) -> String {
@@ -238,7 +238,7 @@ impl KeeperState {
             return Ok(self.busy(queue.nodes.len()));
         }
         let answer = if let Some(in_use) = queue.disagrees(child) {
-            turned_away(Verdict::Mismatch { in_use })
+            turned_away(Verdict::mismatch(in_use))
         } else {
             match queue.standing(child) {
                 // Taken away by somebody the moment it came.

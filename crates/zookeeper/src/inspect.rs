@@ -7,7 +7,7 @@ use std::{
 
 use lockkeeper_core::{
     Name, StoreError, Token,
-    store::{Evict, Evicted, HolderView, ListQuery, Page, ResourceView, WaiterView},
+    store::{Evict, Evicted, Eviction, HolderView, ListQuery, Page, ResourceView, WaiterView},
 };
 use zookeeper_client::{Error, Stat};
 
@@ -121,7 +121,7 @@ impl KeeperState {
         self: &Arc<Self>,
         session: &Session,
         order: &Evict,
-    ) -> Result<Evicted, StoreError> {
+    ) -> Result<Evicted, Eviction, StoreError> {
         let folder = self.settings.paths.lock(&order.name);
         for _ in 0..TRIES {
             let queue = self.queue_now(session, &folder).await?;
@@ -152,7 +152,7 @@ impl KeeperState {
         markers: &[String],
         data: &[u8],
         stat: &Stat,
-    ) -> Result<Evicted, Error> {
+    ) -> Result<Evicted, Eviction, Error> {
         let mut note = ClaimData::from_bytes(data);
         if note.number(stat.czxid) != order.number {
             return Ok(Evicted::NotHeld);
@@ -161,13 +161,13 @@ impl KeeperState {
         let sent = session.now();
         let marked = session.client.set_data(path, &note.to_bytes(), Some(stat.version));
         let marked = session.write(sent, marked).await?;
-        if order.now || note.retired {
+        if order.how == Eviction::Immediate || note.retired {
             // Only the node that was marked: a new one of that name would have another version.
             session.read(session.client.delete(path, Some(marked.version))).await?;
             session.read(delete_markers(&session.client, markers)).await?;
         }
         let mut memory = self.memory();
-        if order.now || note.retired {
+        if order.how == Eviction::Immediate || note.retired {
             memory.records.remove(&order.contender);
         } else if let Some(record) = memory.records.get_mut(&order.contender) {
             record.note.evicted = true;

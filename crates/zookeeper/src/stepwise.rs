@@ -85,7 +85,7 @@ impl KeeperState {
         if !claim.queue {
             // Whoever does not wait must not state in anybody's way: it looks first.
             match self.queue_now(session, &folder).await?.newcomer(claim.units, claim.capacity) {
-                Err(in_use) => return Ok(Verdict::Mismatch { in_use }),
+                Err(in_use) => return Ok(Verdict::mismatch(in_use)),
                 Ok((false, ahead)) => return Ok(self.busy(ahead)),
                 Ok((true, _)) => {}
             }
@@ -118,7 +118,7 @@ impl KeeperState {
         }
         if claim.queue && error.is_passing() {
             tracing::debug!(contender = %claim.contender, %error, "a session of its own is in trouble");
-            return Ok(Verdict::Busy { ahead: 0, retry_in: ASK_AGAIN });
+            return Ok(Verdict::busy(0, ASK_AGAIN));
         }
         self.nobody_asks(claim.contender);
         Ok(Verdict::Refused(error))

@@ -31,22 +31,20 @@ use crate::{
 const LAYOUT: u32 = 1;
 
 /// What the ZooKeeper store can do, with the default session.
-pub static CAPABILITY: Capability = Capability {
-    store: "zookeeper",
-    between_processes: true,
-    pushes: true,
-    asks_again: Capability::ASKS_AGAIN,
-    min_lease: Duration::from_secs(10),
-    max_lease: Duration::from_secs(366 * 24 * 3600),
-    lease_per_claim: false,
-    detachable: true,
-    frees_the_dead_at_once: false,
-    group_limit: 256,
-    requests_at_once: 1,
-    client_crash: Survives::Fully,
-    restart: Survives::Fully,
-    data_loss: Survives::No,
-    clock_jump: Survives::Fully,
+pub static CAPABILITY: Capability = {
+    let mut can = Capability::new("zookeeper");
+    can.between_processes = true;
+    can.pushes = true;
+    can.min_lease = Duration::from_secs(10);
+    can.max_lease = Duration::from_secs(366 * 24 * 3600);
+    can.lease_per_claim = false;
+    can.detachable = true;
+    can.group_limit = 256;
+    can.client_crash = Survives::Fully;
+    can.restart = Survives::Fully;
+    can.data_loss = Survives::No;
+    can.clock_jump = Survives::Fully;
+    can
 };
 
 /// Connects a keeper to `settings`.
@@ -106,7 +104,8 @@ impl ZooKeeperStore {
                 return Err(config(reason));
             }
             // Shorter than a session nothing ends if its process dies.
-            let capability = Capability { min_lease: session.agreed, ..CAPABILITY.clone() };
+            let mut capability = CAPABILITY.clone();
+            capability.min_lease = session.agreed;
             let keeper = KeeperState::new(settings, context, session);
             let mut tasks = Vec::new();
             let mut spawn = |task| tasks.push(Task(task));

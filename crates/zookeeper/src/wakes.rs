@@ -60,6 +60,8 @@ impl KeeperState {
         let path = match topic {
             Topic::Latch(name) => self.settings.paths.latch(name),
             Topic::Changes(name) | Topic::Grants(name) => self.settings.paths.lock(name),
+            // A topic of a later engine: its waiters poll.
+            _ => return Ok(None),
         };
         let Some(may) = session.may_watch(&path) else { return Ok(None) };
         loop {

@@ -238,7 +238,7 @@ impl Engine {
     }
 
     /// The error of one whose time is up; `seat` is its place in the store's line, if it came so far.
-    fn timed_out(&self, at: At, started: BootTime, seat: Option<&Seat>) -> AcquireError {
+    pub(crate) fn timed_out(&self, at: At, started: BootTime, seat: Option<&Seat>) -> AcquireError {
         AcquireError::TimedOut {
             at,
             waited: self.clock().now().since(started),

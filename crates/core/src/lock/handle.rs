@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use super::{entry::Entry, owner::Owner};
 use crate::{
     engine::{
         Patience,
@@ -96,11 +97,33 @@ impl Handle {
         self.waited(self.acquire(terms, Patience::Until(until), operation).await, operation)
     }
 
-    fn waited(
+    /// Enters again what `owner` holds, or acquires it, waiting for as long as it takes.
+    pub(crate) async fn wait_as(
         &self,
-        result: Result<Option<Tenure>, AcquireError>,
+        owner: &Owner,
+        terms: &Arc<Terms>,
         operation: &'static str,
-    ) -> Result<Tenure, AcquireError> {
+    ) -> Result<Entry, AcquireError> {
+        self.waited(owner.enter(self, terms, Patience::Forever, operation).await, operation)
+    }
+
+    /// Enters again what `owner` holds, or acquires it, waiting at most `limit`.
+    pub(crate) async fn wait_as_within(
+        &self,
+        owner: &Owner,
+        terms: &Arc<Terms>,
+        limit: Duration,
+        operation: &'static str,
+    ) -> Result<Entry, AcquireError> {
+        let until = self.alive.engine().clock().now().after(limit);
+        self.waited(owner.enter(self, terms, Patience::Until(until), operation).await, operation)
+    }
+
+    fn waited<T>(
+        &self,
+        result: Result<Option<T>, AcquireError>,
+        operation: &'static str,
+    ) -> Result<T, AcquireError> {
         // Whoever waits is never told "busy"; a closed keeper is the only way to end up here.
         result?.ok_or_else(|| AcquireError::Closed { at: self.at(operation), maybe_applied: false })
     }

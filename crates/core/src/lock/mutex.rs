@@ -104,6 +104,36 @@ impl Mutex {
     /// # Errors
     /// See [`AcquireError`].
     pub async fn lock_as(&self, owner: &Owner) -> Result<Guard, AcquireError> {
-        owner.enter(&self.handle, self.handle.terms(), "lock").await.map(Guard::share)
+        self.handle.wait_as(owner, self.handle.terms(), "lock").await.map(Guard::share)
+    }
+
+    /// As [`lock_as`](Self::lock_as), but waits no longer than `limit`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+    /// # let keeper = lockkeeper_core::testing::keeper().await;
+    /// let (owner, stock) = (keeper.owner(), keeper.mutex("stock/42"));
+    /// let outer = stock.lock_as_within(&owner, Duration::from_secs(1)).await?;
+    /// assert!(stock.try_lock_as(&owner).await?.is_some());             // entered again
+    /// assert!(stock.try_lock_as(&keeper.owner()).await?.is_none());    // another owner
+    /// # drop(outer);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`TimedOut`](AcquireError::TimedOut) when the limit passes; see [`AcquireError`].
+    pub async fn lock_as_within(&self, owner: &Owner, limit: Duration) -> Result<Guard, AcquireError> {
+        self.handle.wait_as_within(owner, self.handle.terms(), limit, "lock").await.map(Guard::share)
+    }
+
+    /// As [`lock_as`](Self::lock_as), but never waits: `None` if somebody else holds it, and also while another call
+    /// of the same owner is acquiring it.
+    ///
+    /// # Errors
+    /// See [`AcquireError`].
+    pub async fn try_lock_as(&self, owner: &Owner) -> Result<Option<Guard>, AcquireError> {
+        let entered = owner.enter(&self.handle, self.handle.terms(), Patience::Try, "try_lock").await?;
+        Ok(entered.map(Guard::share))
     }
 }

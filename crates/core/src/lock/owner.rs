@@ -9,7 +9,12 @@ use super::{
     entry::{Entered, Entry, Refused},
     handle::Handle,
 };
-use crate::{engine::terms::Terms, error::AcquireError, name::Name, support};
+use crate::{
+    engine::{Patience, terms::Terms},
+    error::AcquireError,
+    name::Name,
+    support,
+};
 
 /// Somebody who may enter the same lock several times; made by [`Keeper::owner`](crate::Keeper::owner).
 ///
@@ -57,30 +62,45 @@ impl Owner {
         held
     }
 
-    /// Enters again what is held, or acquires it.
+    /// Enters again what is held, or acquires it for as long as `patience` allows. `None`: it is busy, and the caller
+    /// does not wait.
     pub(crate) async fn enter(
         &self,
         handle: &Handle,
         terms: &Arc<Terms>,
+        patience: Patience,
         operation: &'static str,
-    ) -> Result<Entry, AcquireError> {
+    ) -> Result<Option<Entry>, AcquireError> {
         let at = || handle.at(operation);
         let name = handle.name().map_err(|why| AcquireError::Invalid { at: at(), why })?;
         let held = self.held(handle.alive.engine().store().id(), name);
-        let mut held = held.lock().await;
+        let mut held = match patience {
+            // Another call of this owner is acquiring it at this moment.
+            Patience::Try => match held.try_lock() {
+                Ok(held) => held,
+                Err(_) => return Ok(None),
+            },
+            _ => {
+                let engine = handle.alive.engine();
+                let started = engine.clock().now();
+                let locked = engine.limited(patience, held.lock()).await;
+                locked.ok_or_else(|| engine.timed_out(at(), started, None))?
+            }
+        };
         if let Some(entered) = held.upgrade().filter(|entered| entered.is_live() && entered.check().is_ok()) {
             let in_use = entered.hold().terms.capacity;
             if in_use != terms.capacity {
                 return Err(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use });
             }
             match entered.enter(terms.units) {
-                Ok(entry) => return Ok(entry),
+                Ok(entry) => return Ok(Some(entry)),
                 Err(Refused::Upgrade) => return Err(AcquireError::UpgradeRefused { at: at() }),
                 Err(Refused::Over) => {}
             }
         }
-        let entry = Entry::new(handle.wait(terms, operation).await?);
+        let Some(tenure) = handle.acquire(terms, patience, operation).await? else { return Ok(None) };
+        let entry = Entry::new(tenure);
         *held = entry.weak();
-        Ok(entry)
+        Ok(Some(entry))
     }
 }

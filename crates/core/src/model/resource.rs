@@ -15,8 +15,8 @@ use crate::{
     name::Name,
     share::{Capacity, Units},
     store::{
-        Claim, Details, Evict, Evicted, Grant, GrantNotice, HolderView, Leave, Left, Renew, Renewed,
-        ResourceView, StoreTime, Verdict, WaiterView,
+        Claim, Details, Evict, Evicted, Eviction, Grant, GrantNotice, HolderView, Leave, Left, Renew,
+        Renewed, ResourceView, StoreTime, Verdict, WaiterView,
     },
     token::{GrantNumber, Token},
 };
@@ -280,7 +280,7 @@ impl Resource {
             return Evicted::NotHeld;
         };
         // A retired hold has no owner who could hear of it and leave.
-        if order.now || holder.retired {
+        if order.how == Eviction::Immediate || holder.retired {
             self.remove_holder(order.contender, effects);
             self.settle(now, mark, effects);
         } else {

@@ -1,6 +1,7 @@
 //! The model's invariants (numbers as in `docs/design.md`), each as a property of random
 //! sequences of steps: claims, repeated and late claims, renewals, leaves, evictions, time.
 
+use crate::store::Eviction;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
@@ -197,7 +198,12 @@ fn run(capacity: Capacity, ops: &[Op], mut check: impl FnMut(&Step<'_>)) -> Mode
                     .resource(&name())
                     .and_then(|resource| resource.holders.iter().find(|h| h.contender == contender(who)))
                     .map_or(1, |holder| holder.number);
-                let order = Evict { name: name(), contender: contender(who), number, now: at_once };
+                let order = Evict {
+                    name: name(),
+                    contender: contender(who),
+                    number,
+                    how: if at_once { Eviction::Immediate } else { Eviction::Graceful },
+                };
                 model.evict(now, &order, &mut effects);
             }
             Op::Pass { millis } => {

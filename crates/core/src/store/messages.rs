@@ -160,10 +160,12 @@ pub struct Grant {
 
 /// The answer to a claim.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Verdict {
     /// The contender holds it.
     Granted(Grant),
-    /// Somebody else does.
+    /// Somebody else does; see [`busy`](Self::busy).
+    #[non_exhaustive]
     Busy {
         /// How many stand in line before this contender.
         ahead: u32,
@@ -173,13 +175,27 @@ pub enum Verdict {
     },
     /// The claim came too late, or its contender has left: nothing was changed.
     Stale,
-    /// Others hold or wait with another capacity.
+    /// Others hold or wait with another capacity; see [`mismatch`](Self::mismatch).
+    #[non_exhaustive]
     Mismatch {
         /// Theirs.
         in_use: Capacity,
     },
     /// This store cannot serve this claim.
     Refused(StoreError),
+}
+
+impl Verdict {
+    /// Somebody else holds it, and `ahead` contenders wait before this one. Asking again may tell something new after
+    /// `retry_in`, even without a wake.
+    pub fn busy(ahead: u32, retry_in: Duration) -> Self {
+        Self::Busy { ahead, retry_in }
+    }
+
+    /// Others hold or wait with the capacity `in_use`.
+    pub fn mismatch(in_use: Capacity) -> Self {
+        Self::Mismatch { in_use }
+    }
 }
 
 /// The answer to a leave.
@@ -337,8 +353,19 @@ pub struct Evict {
     pub contender: ContenderId,
     /// Its grant's number.
     pub number: GrantNumber,
-    /// Pass it on at once instead of refusing renewals. Safe only with fencing.
-    pub now: bool,
+    /// How it is taken back.
+    pub how: Eviction,
+}
+
+/// How a lock is taken back from its holder.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Eviction {
+    /// The holder's renewals are refused. It learns of it within a third of its lease, and the lock passes when it
+    /// leaves or when its lease ends.
+    Graceful,
+    /// The lock passes at once, while the holder still believes that it holds. This is safe only with fencing.
+    Immediate,
 }
 
 /// The answer to an eviction.

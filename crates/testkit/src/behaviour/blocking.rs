@@ -1,5 +1,6 @@
 //! The same primitives from threads, also from threads that belong to a runtime.
 
+use lockkeeper_core::store::Eviction;
 use std::{
     sync::{
         Arc,
@@ -165,7 +166,7 @@ async fn operators_work_from_a_thread(stage: &Stage) -> Outcome {
         let page = theirs.list(&name, None, 10)?;
         assert_eq!((page.resources.len(), &page.resources[0].name), (1, &view.name));
         let holder = &view.holders[0];
-        assert!(theirs.evict(&name, holder.contender, holder.token, true)?);
+        assert!(theirs.evict(&name, holder.contender, holder.token, Eviction::Immediate)?);
         assert!(guard.extend(Duration::from_secs(20)).is_err(), "it was taken back");
         assert!(!guard.is_held());
         let guard = theirs.mutex(&name).lock()?;

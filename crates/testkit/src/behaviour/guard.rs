@@ -1,5 +1,6 @@
 //! Guards: what they say, and that they say it in time.
 
+use lockkeeper_core::store::Eviction;
 use std::{
     future::pending,
     time::{Duration, Instant},
@@ -159,7 +160,7 @@ async fn a_renewal_revives_nothing(stage: &Stage) -> Outcome {
     let ((a, b), name) = (stage.two().await?, stage.name("stock"));
     let guard = a.mutex(&name).lock().await?;
     let holder = stage.view(&name).await?.expect("it is held").holders.remove(0);
-    assert!(b.evict(&name, holder.contender, holder.token, true).await?);
+    assert!(b.evict(&name, holder.contender, holder.token, Eviction::Immediate).await?);
     let error = guard.extend(stage.renewed()).await.expect_err("the store gave it away");
     assert!(matches!(error, LeaseError::NotHeld { .. }), "{error}");
     assert!(!guard.is_held());

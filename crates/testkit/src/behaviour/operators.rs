@@ -1,5 +1,6 @@
 //! For operators: who holds, who waits, since when; listings in pages; taking a lock back.
 
+use lockkeeper_core::store::Eviction;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::{
@@ -161,7 +162,7 @@ async fn an_eviction_is_told_to_its_holder(stage: &Stage) -> Outcome {
     let ((a, b), name) = (stage.two().await?, stage.name("report"));
     let guard = a.mutex(&name).lease(stage.renewed()).lock().await?;
     let shown = holder(stage, &name).await?;
-    assert!(b.evict(&name, shown.contender, shown.token, false).await?);
+    assert!(b.evict(&name, shown.contender, shown.token, Eviction::Graceful).await?);
     assert_eq!(soon(guard.lost()).await?, Lost::Evicted);
     assert!(!guard.is_held() && guard.release().await.is_err());
     stage.until(&name, 0, 0).await
@@ -173,7 +174,7 @@ async fn an_eviction_passes_it_on_when_the_holder_leaves(stage: &Stage) -> Outco
     let theirs = b.mutex(&name);
     let waiter = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
     let shown = holder(stage, &name).await?;
-    assert!(b.evict(&name, shown.contender, shown.token, false).await?);
+    assert!(b.evict(&name, shown.contender, shown.token, Eviction::Graceful).await?);
     let shown = holder(stage, &name).await?;
     assert!(shown.evicted && shown.token == guard.token(), "still there until it leaves");
     assert!(!waiter.is_finished(), "passed on while its holder may still act");
@@ -189,7 +190,7 @@ async fn an_eviction_now_passes_it_at_once(stage: &Stage) -> Outcome {
     let theirs = b.mutex(&name);
     let waiter = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
     let shown = holder(stage, &name).await?;
-    assert!(b.evict(&name, shown.contender, shown.token, true).await?);
+    assert!(b.evict(&name, shown.contender, shown.token, Eviction::Immediate).await?);
     let next = soon(waiter).await???;
     assert!(next.token() > guard.token(), "the fence tells them apart");
     let lost = soon(guard.lost()).await?;
@@ -207,11 +208,11 @@ async fn an_eviction_hits_only_whom_it_names(stage: &Stage) -> Outcome {
     let shown = holder(stage, &name).await?;
     let nobody = ContenderId { keeper: KeeperId::random(), seq: shown.contender.seq };
     let never = Token::new(shown.token.number() - 1, 0);
-    for now in [false, true] {
-        assert!(!b.evict(&name, old.contender, old.token, now).await?, "that holder has left");
-        assert!(!b.evict(&name, nobody, shown.token, now).await?, "nobody has that id");
-        assert!(!b.evict(&name, shown.contender, never, now).await?, "that token holds nothing");
-        assert!(!b.evict(&stage.name("other"), shown.contender, shown.token, now).await?);
+    for how in [Eviction::Graceful, Eviction::Immediate] {
+        assert!(!b.evict(&name, old.contender, old.token, how).await?, "that holder has left");
+        assert!(!b.evict(&name, nobody, shown.token, how).await?, "nobody has that id");
+        assert!(!b.evict(&name, shown.contender, never, how).await?, "that token holds nothing");
+        assert!(!b.evict(&stage.name("other"), shown.contender, shown.token, how).await?);
     }
     second.extend(stage.renewed()).await?;
     assert!(!holder(stage, &name).await?.evicted);

@@ -1,6 +1,8 @@
 //! Re-entrancy: by guard or by explicit owner, counted in the process, never by thread or task.
 
-use lockkeeper::{Guard, Lost};
+use std::time::Duration;
+
+use lockkeeper::{AcquireError, Guard, Lost};
 
 use super::{Outcome, Stage, stage::soon, tests};
 
@@ -13,6 +15,8 @@ tests! {
     an_owner_reads_inside_its_own_write,
     a_lost_guard_cannot_be_entered,
     an_owner_that_lost_it_acquires_anew,
+    an_owner_tries_and_waits_with_a_limit,
+    an_owner_that_tries_does_not_wait_for_itself,
 }
 
 /// How deep the tests go.
@@ -118,4 +122,41 @@ async fn an_owner_that_lost_it_acquires_anew(stage: &Stage) -> Outcome {
     assert!(lost.release().await.is_err());
     assert!(anew.is_held(), "the end of the lost guard is not the end of this one");
     Ok(anew.release().await?)
+}
+
+async fn an_owner_tries_and_waits_with_a_limit(stage: &Stage) -> Outcome {
+    let keeper = stage.keeper().await?;
+    let (mutex, ours, theirs) = (keeper.mutex(&stage.name("stock")), keeper.owner(), keeper.owner());
+    let guard = mutex.try_lock_as(&ours).await?.expect("free");
+    let deeper = mutex.try_lock_as(&ours).await?.expect("entered again");
+    assert_eq!(mutex.lock_as_within(&ours, Duration::ZERO).await?.token(), guard.token());
+    assert!(mutex.try_lock_as(&theirs).await?.is_none());
+    let late = soon(mutex.lock_as_within(&theirs, Duration::from_millis(20))).await?;
+    assert!(matches!(late, Err(AcquireError::TimedOut { .. })), "{late:?}");
+    guard.release().await?;
+    assert!(mutex.try_lock_as(&theirs).await?.is_none(), "one guard is left");
+    deeper.release().await?;
+    let lock = keeper.rw_lock(&stage.name("catalog"));
+    let read = lock.try_read_as(&ours).await?.expect("free");
+    assert!(lock.try_write_as(&theirs).await?.is_none());
+    let late = soon(lock.write_as_within(&theirs, Duration::from_millis(20))).await?;
+    assert!(matches!(late, Err(AcquireError::TimedOut { .. })), "{late:?}");
+    let upgrade = lock.try_write_as(&ours).await;
+    assert!(matches!(upgrade, Err(AcquireError::UpgradeRefused { .. })), "{upgrade:?}");
+    drop(soon(lock.read_as_within(&theirs, stage.renewed())).await??);
+    Ok(read.release().await?)
+}
+
+/// The owner's first call waits at the store; a second one that only tries, or has a limit, does not wait behind it.
+async fn an_owner_that_tries_does_not_wait_for_itself(stage: &Stage) -> Outcome {
+    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+    let (mutex, owner) = (keeper.mutex(&name), keeper.owner());
+    let held = stage.keeper().await?.mutex(&name).lock().await?;
+    let (waits, as_owner) = (mutex.clone(), owner.clone());
+    let waiter = stage.line_up(&name, 1, async move { waits.lock_as(&as_owner).await }).await?;
+    assert!(soon(mutex.try_lock_as(&owner)).await??.is_none());
+    let late = soon(mutex.lock_as_within(&owner, Duration::from_millis(20))).await?;
+    assert!(matches!(late, Err(AcquireError::TimedOut { .. })), "{late:?}");
+    held.release().await?;
+    Ok(soon(waiter).await???.release().await?)
 }

@@ -14,9 +14,9 @@ use lockkeeper_core::{
     ContenderId, KeeperId, Name, StoreError, Token, Units,
     model::{Effects, Model, Now, WAIT_LEASE},
     store::{
-        Admit, Admitted, Answer, Claim, Context, Count, CountAction, Evict, Evicted, GrantNotice, Leave,
-        Left, ListQuery, Renew, Renewed, Request, ResourceView, Store, StoreTime, Topic, Verdict, Wake,
-        WakeSink, Watch,
+        Admit, Admitted, Answer, Claim, Context, Count, CountAction, Evict, Evicted, Eviction, GrantNotice,
+        Leave, Left, ListQuery, Renew, Renewed, Request, ResourceView, Store, StoreTime, Topic, Verdict,
+        Wake, WakeSink, Watch,
     },
 };
 
@@ -308,7 +308,7 @@ impl<'a> Both<'a> {
                 Answer::Claim(Verdict::Stale) => self.tally.stale += 1,
                 Answer::Claim(Verdict::Mismatch { .. }) => self.tally.mismatch += 1,
                 Answer::Leave(Left::Released | Left::LeftQueue) => self.tally.left += 1,
-                Answer::Claim(Verdict::Refused(_)) | Answer::Leave(Left::NotThere) => {}
+                _ => {}
             }
         }
         Ok(())
@@ -360,6 +360,7 @@ impl<'a> Both<'a> {
     }
 
     async fn evict(&mut self, who: usize, now: bool, wrong: bool) -> Same {
+        let how = if now { Eviction::Immediate } else { Eviction::Graceful };
         let Some(person) = self.people.get(&who) else { return Ok(()) };
         let (name, contender) = (person.claim.name.clone(), person.claim.contender);
         let holders = self.model.resource(&name).into_iter().flat_map(|resource| &resource.holders);
@@ -367,7 +368,7 @@ impl<'a> Both<'a> {
         // Who does not hold has no number; any will do.
         let in_store = self.numbers.of_store(&name, number).unwrap_or(1);
         let wrong = u64::from(wrong);
-        let order = Evict { name: name.clone(), contender, number: in_store + wrong, now };
+        let order = Evict { name: name.clone(), contender, number: in_store + wrong, how };
         let before = self.now().await?;
         let answer = self.store().evict(&order).await.map_err(|error| said(&error))?;
         let took = self.now().await?.since(before);

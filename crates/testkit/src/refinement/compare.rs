@@ -109,8 +109,8 @@ impl Numbers {
                 self.grant(name, "the number", expected.number, grant.number)
             }
             (
-                Verdict::Busy { ahead: expected, retry_in: in_model },
-                Verdict::Busy { ahead, retry_in: in_store },
+                Verdict::Busy { ahead: expected, retry_in: in_model, .. },
+                Verdict::Busy { ahead, retry_in: in_store, .. },
             ) => {
                 if !(leniency.by_itself && ahead >= expected) {
                     same("ahead", expected, ahead)?;
@@ -124,7 +124,7 @@ impl Numbers {
             // Granted within this very group: the views show whether it came to be.
             (Verdict::Granted(_), Verdict::Busy { .. }) if leniency.by_itself => Ok(()),
             (Verdict::Stale, Verdict::Stale) => Ok(()),
-            (Verdict::Mismatch { in_use: expected }, Verdict::Mismatch { in_use }) => {
+            (Verdict::Mismatch { in_use: expected, .. }, Verdict::Mismatch { in_use, .. }) => {
                 same("in_use", expected, in_use)
             }
             _ => differ("claim", model, store),

@@ -1,5 +1,6 @@
 //! Evictions: an order that is given while its holder changes the same node is not lost.
 
+use lockkeeper_core::store::Eviction;
 use std::time::Duration;
 
 use lockkeeper::{Keeper, Token};
@@ -16,7 +17,10 @@ const FAR: Duration = Duration::from_millis(15);
 async fn evict(operator: &Keeper, token: Token) {
     let view = operator.inspect("stock").await.expect("asked").expect("held");
     let holder = view.holders.first().expect("one");
-    assert!(operator.evict("stock", holder.contender, token, false).await.expect("asked"), "held until now");
+    assert!(
+        operator.evict("stock", holder.contender, token, Eviction::Graceful).await.expect("asked"),
+        "held until now"
+    );
 }
 
 /// Whether the order stands, or the lock was given back since.
