@@ -121,7 +121,7 @@ impl KeeperState {
         self: &Arc<Self>,
         session: &Session,
         order: &Evict,
-    ) -> Result<Evicted, Eviction, StoreError> {
+    ) -> Result<Evicted, StoreError> {
         let folder = self.settings.paths.lock(&order.name);
         for _ in 0..TRIES {
             let queue = self.queue_now(session, &folder).await?;
@@ -152,7 +152,7 @@ impl KeeperState {
         markers: &[String],
         data: &[u8],
         stat: &Stat,
-    ) -> Result<Evicted, Eviction, Error> {
+    ) -> Result<Evicted, Error> {
         let mut note = ClaimData::from_bytes(data);
         if note.number(stat.czxid) != order.number {
             return Ok(Evicted::NotHeld);

@@ -71,7 +71,7 @@ fn requests(mut client: TcpStream, mut server: &TcpStream, asked: &Asked, old: b
         let word = |at: usize| bytes(at).map_or(0, i32::from_be_bytes);
         // The version, what was seen last, the timeout, and the session, which is zero if it is a new one.
         if !connected && [word(16), word(20)] == [0, 0] {
-            support::lock(&asked).push(word(12));
+            support::lock(asked).push(word(12));
         }
         if old && connected && word(4) == MULTI_READ {
             let id = bytes(0).unwrap_or_default();
