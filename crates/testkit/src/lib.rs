@@ -1,9 +1,8 @@
-//! What proves a Lockkeeper store.
+//! What proves this project's own stores: servers, faults, worker processes, the history checker, the simulation and
+//! planted bugs. The suites for any store are in `lockkeeper-store-tests`, and are re-exported here.
 
-pub mod behaviour;
 pub mod broken;
 pub mod counting;
-pub mod dice;
 pub mod faulty;
 pub mod history;
 pub mod planted;
@@ -11,9 +10,10 @@ pub mod port;
 #[cfg(target_os = "linux")]
 pub mod processes;
 pub mod proxy;
-pub mod refinement;
 #[cfg(target_os = "linux")]
 pub mod servers;
 pub mod simulation;
 
 mod wrapper;
+
+pub use lockkeeper_store_tests::{behaviour, dice, refinement};

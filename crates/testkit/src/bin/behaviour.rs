@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::Arguments;
 use lockkeeper::{KeeperId, url};
-use lockkeeper_testkit::behaviour;
+use lockkeeper_store_tests::{TEST_THREADS, behaviour};
 
 const USAGE: &str = "\
 usage: behaviour URL [FILTER] [OPTIONS]
@@ -19,9 +19,6 @@ FILTER and OPTIONS are those of cargo test:
 const EX_USAGE: u8 = 64;
 /// The store cannot be reached.
 const EX_UNAVAILABLE: u8 = 69;
-
-/// Tests wait most of the time, so many more of them than cores run at once.
-const THREADS: usize = 24;
 
 fn main() -> ExitCode {
     let mut words = std::env::args();
@@ -45,7 +42,7 @@ fn main() -> ExitCode {
     }
     let connect = move || url::connector(&url).expect("a URL that was good stays good");
     let mut arguments = Arguments::from_iter(std::iter::once(program).chain(words));
-    arguments.test_threads.get_or_insert(THREADS);
+    arguments.test_threads.get_or_insert(TEST_THREADS);
     match behaviour::trials(connect) {
         Ok(trials) => libtest_mimic::run(&arguments, trials).exit_code(),
         Err(error) => {

@@ -4,7 +4,7 @@
 
 use std::{env, process::ExitCode};
 
-use lockkeeper_testkit::refinement::{self, Subject, Tally};
+use lockkeeper_store_tests::refinement::{self, Subject, Tally};
 
 const USAGE: &str = "usage: refinement URL [--seeds N] [--steps N]";
 

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, time::Duration};
 
-use lockkeeper::{AcquireError, FenceError, Latch, LatchError, Name, StoreErrorKind};
+use lockkeeper_core::{AcquireError, FenceError, Latch, LatchError, Name, StoreErrorKind};
 
 use super::{
     Outcome, Stage,

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper::{AcquireError, Keeper, Lost, Name, ReleaseError, Token};
+use lockkeeper_core::{AcquireError, Keeper, Lost, Name, ReleaseError, Token};
 use tokio::{
     sync::oneshot,
     task::{JoinSet, yield_now},
@@ -214,7 +214,7 @@ async fn arrival_order(stage: &Stage, lease: Duration) -> Outcome {
         waiters.spawn(async move {
             let guard = mutex.lock().await?;
             support::lock(&order).push(place);
-            Ok::<_, lockkeeper::Error>(guard.release().await?)
+            Ok::<_, lockkeeper_core::Error>(guard.release().await?)
         });
         stage.until(&name, 1, place + 1).await?;
     }
@@ -272,7 +272,7 @@ async fn no_update_is_lost(stage: &Stage) -> Outcome {
                     counter.store(seen + 1, Ordering::Relaxed);
                     guard.release().await?;
                 }
-                Ok::<_, lockkeeper::Error>(())
+                Ok::<_, lockkeeper_core::Error>(())
             });
         }
     }
@@ -314,7 +314,7 @@ async fn tokens_grow_when_handed_on_in_a_process(stage: &Stage) -> Outcome {
         work.spawn(async move {
             let guard = mutex.lock().await?;
             support::lock(&tokens).push(guard.token());
-            Ok::<_, lockkeeper::Error>(guard.release().await?)
+            Ok::<_, lockkeeper_core::Error>(guard.release().await?)
         });
     }
     while let Some(done) = work.join_next().await {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{AcquireError, Guard, Lost};
+use lockkeeper_core::{AcquireError, Guard, Lost};
 
 use super::{Outcome, Stage, stage::soon, tests};
 

@@ -3,7 +3,7 @@
 use lockkeeper_core::store::Eviction;
 use std::time::{Duration, SystemTime};
 
-use lockkeeper::{
+use lockkeeper_core::{
     Capacity, ContenderId, Keeper, KeeperId, Lost, Token, Units,
     store::{HolderView, Kind},
 };

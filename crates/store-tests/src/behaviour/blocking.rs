@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use lockkeeper::{AcquireError, LatchState, Lost, blocking::Keeper};
+use lockkeeper_core::{AcquireError, LatchState, Lost, blocking::Keeper};
 use tokio::{runtime::Builder, task::spawn_blocking};
 
 use super::{
@@ -61,7 +61,7 @@ async fn threads_exclude_each_other(stage: &Stage) -> Outcome {
                     counter.store(seen + 1, Ordering::Relaxed);
                     guard.release()?;
                 }
-                Ok::<_, lockkeeper::Error>(())
+                Ok::<_, lockkeeper_core::Error>(())
             }));
         }
     }

@@ -1,6 +1,6 @@
 //! Election: one leader at a time, and everybody can see who.
 
-use lockkeeper::{AcquireError, Leader, Lost, Observer};
+use lockkeeper_core::{AcquireError, Leader, Lost, Observer};
 
 use super::{
     Failure, Outcome, Stage,

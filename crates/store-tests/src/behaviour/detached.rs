@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Error, Lease, LeaseError, Lost};
+use lockkeeper_core::{Error, Lease, LeaseError, Lost};
 use tokio::time::timeout;
 
 use super::{Outcome, Stage, stage::soon, tests};

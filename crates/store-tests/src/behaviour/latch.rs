@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use lockkeeper::{Latch, LatchError, LatchState};
+use lockkeeper_core::{Latch, LatchError, LatchState};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::{

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use lockkeeper::{AcquireError, Keeper, Lost, ReleaseError, all, testing};
+use lockkeeper_core::{AcquireError, Keeper, Lost, ReleaseError, all, testing};
 use tokio::task::JoinSet;
 
 use super::{
@@ -116,7 +116,7 @@ async fn opposite_orders_do_not_block_each_other(stage: &Stage) -> Outcome {
             for _ in 0..rounds {
                 both.lock().await?.release().await?;
             }
-            Ok::<_, lockkeeper::Error>(())
+            Ok::<_, lockkeeper_core::Error>(())
         });
     }
     while let Some(done) = soon(work.join_next()).await? {

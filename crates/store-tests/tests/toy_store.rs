@@ -1,6 +1,6 @@
 //! A store written by somebody else: the worked example of "Adding a store, step by step" in
-//! `CONTRIBUTING.md`, with the same numbers. It is a server thread behind a channel, knows nothing
-//! of push, uses only what `lockkeeper-core` makes public, and passes the whole behaviour suite.
+//! `CONTRIBUTING.md`, with the same numbers. The server is a thread behind a channel. The store does
+//! not push, uses only what `lockkeeper-core` makes public, and passes both suites.
 
 use std::{
     process::ExitCode,
@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use libtest_mimic::Arguments;
 use lockkeeper_core::{
     Capability, KeeperId, Name, StoreError, StoreErrorKind, Survives,
     model::{Effects, Model, Now},
@@ -18,7 +17,7 @@ use lockkeeper_core::{
         Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime, Topic, Watch,
     },
 };
-use lockkeeper_testkit::behaviour;
+use lockkeeper_store_tests::{run, trials};
 use tokio::sync::oneshot;
 
 /// Step 1: what the store can do and survive.
@@ -177,17 +176,8 @@ fn connector(jobs: &mpsc::Sender<Job>, id: &Arc<str>) -> Connector {
     })
 }
 
-/// Step 8: the behaviour suite, as a test target of its own (`harness = false`).
+/// Step 8: the behaviour suite and refinement, as a test target of its own (`harness = false`).
 fn main() -> ExitCode {
-    let mut arguments = Arguments::from_args();
-    // Tests wait most of the time, so many more of them than cores run at once.
-    arguments.test_threads.get_or_insert(24);
     let (jobs, id) = (Server::start(), Arc::from(format!("toy-{}", KeeperId::random())));
-    match behaviour::trials(move || connector(&jobs, &id)) {
-        Ok(trials) => libtest_mimic::run(&arguments, trials).exit_code(),
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    run(trials(move || connector(&jobs, &id)))
 }

@@ -16,14 +16,21 @@ mod both;
 mod compare;
 mod plan;
 
-use std::{fmt, ops::AddAssign, time::Duration};
+use std::{
+    fmt,
+    ops::{AddAssign, Range},
+    sync::Arc,
+    time::Duration,
+};
 
+use libtest_mimic::Trial;
 use lockkeeper_core::{
     StoreError,
     clock::Clock,
     store::{BoxFuture, Connector},
     testing::VirtualClock,
 };
+use tokio::runtime::Builder;
 
 use crate::dice::Dice;
 use both::Both;
@@ -179,6 +186,22 @@ pub async fn check(subject: &Subject, seed: u64, count: usize) -> Result<Tally, 
             Err(Box::new(Failure { seed, what, steps }))
         }
     }
+}
+
+/// One trial per seed, each over `count` random steps in a runtime of its own.
+pub fn trials(subject: Subject, seeds: Range<u64>, count: usize) -> Vec<Trial> {
+    let subject = Arc::new(subject);
+    let trial = |seed| {
+        let subject = subject.clone();
+        Trial::test(format!("refinement::seed_{seed}"), move || {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            match runtime.block_on(check(&subject, seed, count)) {
+                Ok(_tally) => Ok(()),
+                Err(failure) => Err(failure.to_string().into()),
+            }
+        })
+    };
+    seeds.map(trial).collect()
 }
 
 /// Leaves out steps for as long as the run still fails.

@@ -1,6 +1,6 @@
 //! Fences: the resource rejects whoever is too late, and nobody else.
 
-use lockkeeper::{FenceError, Lost, Token};
+use lockkeeper_core::{FenceError, Lost, Token};
 
 use super::{Failure, Outcome, Stage, stage::soon, tests};
 

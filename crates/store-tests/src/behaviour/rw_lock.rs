@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicI64, Ordering},
 };
 
-use lockkeeper::{AcquireError, LeaseError};
+use lockkeeper_core::{AcquireError, LeaseError};
 use tokio::task::{JoinSet, yield_now};
 
 use super::{
@@ -201,7 +201,7 @@ async fn readers_and_writers_never_mix(stage: &Stage) -> Outcome {
                         guard.release().await?;
                     }
                 }
-                Ok::<_, lockkeeper::Error>(())
+                Ok::<_, lockkeeper_core::Error>(())
             });
         }
     }

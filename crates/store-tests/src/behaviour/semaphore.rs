@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-use lockkeeper::{AcquireError, Lost};
+use lockkeeper_core::{AcquireError, Lost};
 use tokio::{
     task::{JoinSet, yield_now},
     time::timeout,
@@ -169,7 +169,7 @@ async fn never_more_than_there_are(stage: &Stage) -> Outcome {
                     inside.fetch_sub(permits, Ordering::SeqCst);
                     permit.release().await?;
                 }
-                Ok::<_, lockkeeper::Error>(())
+                Ok::<_, lockkeeper_core::Error>(())
             });
         }
     }

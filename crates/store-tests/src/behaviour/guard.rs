@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper::{LeaseError, Lost, ReleaseError};
+use lockkeeper_core::{LeaseError, Lost, ReleaseError};
 use tokio::{
     sync::oneshot,
     time::{sleep, timeout},

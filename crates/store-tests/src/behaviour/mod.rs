@@ -29,7 +29,7 @@ mod waiting;
 use std::{any::Any, fmt, panic::Location, sync::Arc, time::Duration};
 
 use libtest_mimic::{Failed, Trial};
-use lockkeeper::{
+use lockkeeper_core::{
     Capability, StoreError,
     store::{BoxFuture, Connector},
 };

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use lockkeeper::Keeper;
+use lockkeeper_core::Keeper;
 use tokio::{
     runtime::{Builder, Runtime},
     sync::oneshot,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use lockkeeper::{AcquireError, LatchError, Lost, ReleaseError};
+use lockkeeper_core::{AcquireError, LatchError, Lost, ReleaseError};
 
 use super::{
     Outcome, Stage,

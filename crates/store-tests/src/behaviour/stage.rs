@@ -1,17 +1,17 @@
 //! What a test stands on: keepers, names of its own, and the proof that it left nothing behind.
 
-use lockkeeper_core::support;
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use lockkeeper::{
+use lockkeeper_core::{
     Capability, Error, Keeper, KeeperBuilder, KeeperId, Leader, Name, StoreError,
+    clock::Clock,
     store::{Connector, ResourceView},
+    support,
 };
-use lockkeeper_core::clock::Clock;
 use tokio::{
     runtime::{Builder, Runtime},
     task::JoinHandle,
