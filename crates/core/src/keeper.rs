@@ -276,6 +276,21 @@ impl Keeper {
         self.alive.engine().store().url()
     }
 
+    /// The id of this keeper. Its own holds and waiters have it in every view.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+    /// let keeper = lockkeeper_core::testing::keeper().await;
+    /// let guard = keeper.mutex("stock/42").lock().await?;
+    /// let view = keeper.inspect("stock/42").await?.expect("it is held");
+    /// assert_eq!(view.holders[0].contender.keeper, keeper.id());
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    pub fn id(&self) -> KeeperId {
+        self.alive.engine().keeper_id()
+    }
+
     /// A handle that makes this keeper count as alive for as long as anybody, in any process, has
     /// it open, for programs whose work may outlive them.
     ///

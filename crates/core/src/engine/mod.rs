@@ -186,6 +186,10 @@ impl Engine {
         self.tickets.fetch_add(1, Ordering::Relaxed)
     }
 
+    pub(crate) fn keeper_id(&self) -> KeeperId {
+        self.ids.keeper()
+    }
+
     pub(crate) fn next_id(&self) -> ContenderId {
         self.ids.next()
     }
