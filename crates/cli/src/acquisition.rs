@@ -1,4 +1,4 @@
-//! Taking a lock as the options say: what kind, how long to wait, and what to do when it is busy.
+//! Acquires a lock as the options say: which kind, how long to wait, and what to do when it is busy.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
@@ -9,16 +9,16 @@ use lockkeeper::{
 use crate::{
     args::{HoldArgs, ShareArgs, WaitArgs},
     exit::{BUSY, Failure},
+    progress::Progress,
     signals::Signals,
     store::Connection,
     text,
-    waiting::Waiting,
 };
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A guard, whatever it guards.
-pub(crate) trait Held {
+/// A guard of any kind of lock.
+pub(crate) trait AnyGuard {
     fn token(&self) -> Token;
     fn floor(&self) -> Token;
     fn remaining(&self) -> Duration;
@@ -28,7 +28,7 @@ pub(crate) trait Held {
     fn into_lease(self: Box<Self>) -> Boxed<Result<Lease, LeaseError>>;
 }
 
-impl<M: 'static> Held for Guard<M> {
+impl<M: 'static> AnyGuard for Guard<M> {
     fn token(&self) -> Token {
         self.token()
     }
@@ -58,16 +58,16 @@ impl<M: 'static> Held for Guard<M> {
     }
 }
 
-/// What is asked for.
+/// Which lock is asked for.
 #[derive(Debug)]
-pub(crate) enum What {
+pub(crate) enum LockKind {
     Exclusive { fifo: bool },
     Shared,
     Permits { some: u32, of: u32 },
     Leadership { value: String },
 }
 
-impl What {
+impl LockKind {
     pub(crate) fn of(args: &ShareArgs) -> Self {
         match args.permits {
             // Permits and shared holds are always served in order of arrival.
@@ -78,16 +78,16 @@ impl What {
     }
 }
 
-/// How long it may be held.
+/// How long the lock may be held.
 #[derive(Debug)]
-pub(crate) enum Term {
-    /// Renewed for as long as this process lives.
+pub(crate) enum Lifetime {
+    /// This process renews the lease for as long as it runs.
     Renewed { max_hold: Option<Duration>, min_hold: Duration },
-    /// To outlive this process.
+    /// The lease outlives this process.
     Detached,
 }
 
-impl Term {
+impl Lifetime {
     pub(crate) fn of(args: &HoldArgs) -> Result<Self, Failure> {
         let min_hold = args.min_hold.unwrap_or_default();
         if let Some(most) = args.max_hold
@@ -99,11 +99,11 @@ impl Term {
     }
 }
 
-/// One acquisition.
-pub(crate) struct Wanted<'a> {
+/// One acquisition: which lock, for how long, and how to wait for it.
+pub(crate) struct Acquisition<'a> {
     pub(crate) name: &'a str,
-    pub(crate) what: What,
-    pub(crate) term: Term,
+    pub(crate) kind: LockKind,
+    pub(crate) lifetime: Lifetime,
     pub(crate) wait: &'a WaitArgs,
 }
 
@@ -114,10 +114,10 @@ macro_rules! ask {
         if let Some(label) = &$self.wait.label {
             handle = handle.label(label);
         }
-        match $self.term {
-            Term::Renewed { max_hold: Some(most), .. } => handle = handle.max_hold(most),
-            Term::Renewed { .. } => {}
-            Term::Detached => handle = handle.detachable(),
+        match $self.lifetime {
+            Lifetime::Renewed { max_hold: Some(most), .. } => handle = handle.max_hold(most),
+            Lifetime::Renewed { .. } => {}
+            Lifetime::Detached => handle = handle.detachable(),
         }
         match $self.patience() {
             Some(Duration::ZERO) => handle.$try($($arg),*).await?.map(boxed),
@@ -127,62 +127,62 @@ macro_rules! ask {
     }};
 }
 
-fn boxed<M: 'static>(guard: Guard<M>) -> Box<dyn Held> {
+fn boxed<M: 'static>(guard: Guard<M>) -> Box<dyn AnyGuard> {
     Box::new(guard)
 }
 
-impl Wanted<'_> {
-    /// How long to wait; `None` is for ever.
+impl Acquisition<'_> {
+    /// How long to wait; `None` means without a limit.
     fn patience(&self) -> Option<Duration> {
         if self.wait.nonblock { Some(Duration::ZERO) } else { self.wait.wait }
     }
 
     /// Asks the store; `None` if it is busy.
-    async fn ask(&self, keeper: &Keeper) -> Result<Option<Box<dyn Held>>, AcquireError> {
+    async fn ask(&self, keeper: &Keeper) -> Result<Option<Box<dyn AnyGuard>>, AcquireError> {
         let name = self.name;
-        Ok(match &self.what {
-            What::Exclusive { fifo } => {
+        Ok(match &self.kind {
+            LockKind::Exclusive { fifo } => {
                 let mut mutex = keeper.mutex(name);
                 if *fifo {
                     mutex = mutex.fifo();
                 }
-                if let Term::Renewed { min_hold, .. } = self.term {
+                if let Lifetime::Renewed { min_hold, .. } = self.lifetime {
                     mutex = mutex.min_hold(min_hold);
                 }
                 ask!(self, mutex, try_lock, lock_within, lock)
             }
-            What::Shared => ask!(self, keeper.rw_lock(name), try_read, read_within, read),
-            What::Permits { some, of } => {
+            LockKind::Shared => ask!(self, keeper.rw_lock(name), try_read, read_within, read),
+            LockKind::Permits { some, of } => {
                 let permits = keeper.semaphore(name, *of);
                 ask!(self, permits, try_acquire_many, acquire_many_within, acquire_many, *some)
             }
-            What::Leadership { value } => {
+            LockKind::Leadership { value } => {
                 ask!(self, keeper.election(name), try_campaign, campaign_within, campaign, value)
             }
         })
     }
 
-    /// Takes it, telling a person at a terminal what it waits for. A signal ends the wait; the
-    /// line is left when the connection is closed.
-    pub(crate) async fn take(
+    /// Acquires the lock, and shows at a terminal what it waits for. A signal ends the wait; closing the
+    /// connection then leaves the queue.
+    pub(crate) async fn acquire(
         &self,
         connection: &Connection,
         signals: &mut Signals,
-    ) -> Result<Box<dyn Held>, Failure> {
+    ) -> Result<Box<dyn AnyGuard>, Failure> {
         let clock = std::time::Instant::now();
-        let waiting = Waiting::new(self.name, self.wait.quiet);
-        let taken = tokio::select! {
+        let progress = Progress::new(self.name, self.wait.quiet);
+        let acquired = tokio::select! {
             biased;
             signal = signals.next() => Err(signal),
-            taken = self.ask(&connection.keeper) => Ok(taken),
-            never = waiting.show(connection) => match never {},
+            acquired = self.ask(&connection.keeper) => Ok(acquired),
+            never = progress.show(connection) => match never {},
         };
-        drop(waiting);
-        let taken = match taken {
-            Ok(taken) => taken,
+        drop(progress);
+        let acquired = match acquired {
+            Ok(acquired) => acquired,
             Err(signal) => return Err(Failure::interrupted(signal)),
         };
-        match taken {
+        match acquired {
             Ok(Some(held)) => {
                 if self.wait.verbose {
                     let waited = duration::show(clock.elapsed());

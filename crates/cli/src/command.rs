@@ -71,7 +71,7 @@ impl Change {
 }
 
 /// What CMD is told about the lock it runs under.
-pub(crate) struct Facts<'a> {
+pub(crate) struct LockFacts<'a> {
     pub(crate) name: &'a str,
     pub(crate) token: Token,
     pub(crate) floor: Token,
@@ -79,7 +79,7 @@ pub(crate) struct Facts<'a> {
 
 impl Job {
     /// Starts the process, in a group of its own. It waits to be let go on.
-    pub(crate) fn start(command: &[OsString], facts: &Facts<'_>) -> io::Result<Self> {
+    pub(crate) fn start(command: &[OsString], facts: &LockFacts<'_>) -> io::Result<Self> {
         // Before the process exists, so that no change is missed.
         let changes = signal(SignalKind::child())?;
         let process = own_program()

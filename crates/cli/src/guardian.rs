@@ -65,8 +65,8 @@ pub(crate) struct Guardian {
     told: OwnedWriteHalf,
 }
 
-/// What became of the guardian.
-pub(crate) enum News {
+/// What the guardian reports, or what happened to it.
+pub(crate) enum GuardianEvent {
     /// It ends CMD's group, because no newer deadline came in time.
     Ending,
     /// It died.
@@ -106,7 +106,7 @@ impl Guardian {
     }
 
     /// The group may work until `deadline`. A guardian that does not listen is ended, which is
-    /// [news](Self::news).
+    /// an [event](Self::event).
     pub(crate) async fn extend(&mut self, deadline: BootTime) {
         let told = tokio::time::timeout(TELLING, self.tell(&format!("until {}", deadline.0))).await;
         if !matches!(told, Ok(Ok(()))) {
@@ -115,11 +115,11 @@ impl Guardian {
         }
     }
 
-    /// Waits for news. Dropping the future loses nothing.
-    pub(crate) async fn news(&mut self) -> News {
+    /// Waits for the next event. Dropping the future loses nothing.
+    pub(crate) async fn event(&mut self) -> GuardianEvent {
         match self.heard.next_line().await {
-            Ok(Some(line)) if line == ENDING => News::Ending,
-            _ => News::Died,
+            Ok(Some(line)) if line == ENDING => GuardianEvent::Ending,
+            _ => GuardianEvent::Died,
         }
     }
 
@@ -128,7 +128,7 @@ impl Guardian {
         let last_word = async {
             // If it is gone already, its last word is still there to be read.
             drop(self.told.shutdown().await);
-            matches!(self.news().await, News::Ending)
+            matches!(self.event().await, GuardianEvent::Ending)
         };
         // One that is stopped has done nothing.
         tokio::time::timeout(LAST_WORD, last_word).await.unwrap_or(false)
@@ -155,8 +155,8 @@ pub(crate) fn main(args: &[String]) -> Result<(), Failure> {
         .map_err(|error| Failure::internal("the guardian failed", error))
 }
 
-/// What the guardian knows.
-struct Watched {
+/// What `lockkeeper run` told the guardian.
+struct Orders {
     group: Option<Pid>,
     deadline: BootTime,
 }
@@ -171,28 +171,28 @@ async fn watch(notice: Notice) -> io::Result<()> {
     let (read, mut write) = UnixStream::from_std(socket)?.into_split();
     let mut lines = BufReader::new(read).lines();
     let clock = Clock::boot();
-    let mut watched = Watched { group: None, deadline: BootTime::NEVER };
+    let mut orders = Orders { group: None, deadline: BootTime::NEVER };
     let died = loop {
         let overdue = async {
-            clock.sleep_until(notice.term_at(watched.deadline)).await;
+            clock.sleep_until(notice.term_at(orders.deadline)).await;
         };
         tokio::select! {
             biased;
             line = lines.next_line() => match line {
-                Ok(Some(line)) => watched.hear(&line),
+                Ok(Some(line)) => orders.hear(&line),
                 _ => break true,
             },
             () = overdue => break false,
         }
     };
-    let Some(group) = watched.group else { return Ok(()) };
+    let Some(group) = orders.group else { return Ok(()) };
     if !died {
         // Before the group ends, so that who sees the end can know the reason. If `lockkeeper run`
         // is never continued, nobody hears it.
         drop(write.write_all(format!("{ENDING}\n").as_bytes()).await);
     }
     let alive = group::is_alive(group);
-    group::end(group, notice.kill_at(clock.now(), watched.deadline)).await;
+    group::end(group, notice.kill_at(clock.now(), orders.deadline)).await;
     if !died && getppid() == parent {
         // It has nothing left to run. Stopped in the middle of a write, it would keep its store
         // from everybody else; continued, it gives back what it has and ends.
@@ -204,7 +204,7 @@ async fn watch(notice: Notice) -> io::Result<()> {
     Ok(())
 }
 
-impl Watched {
+impl Orders {
     fn hear(&mut self, line: &str) {
         match line.split_once(' ') {
             Some(("group", pid)) => self.group = pid.parse().ok().map(Pid::from_raw),

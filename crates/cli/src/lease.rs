@@ -6,11 +6,11 @@ use lockkeeper::Keeper;
 use serde_json::json;
 
 use crate::{
+    acquisition::{Acquisition, Lifetime, LockKind},
     args::{AcquireArgs, ReleaseArgs, RenewArgs},
     exit::Failure,
     signals::Signals,
     store::Connection,
-    take::{Term, Wanted, What},
     text,
 };
 
@@ -22,9 +22,9 @@ pub(crate) async fn acquire(connection: &Connection, args: &AcquireArgs) -> Resu
         return Err(Failure::usage(message));
     }
     let mut signals = Signals::listen()?;
-    let what = What::of(&args.share);
-    let wanted = Wanted { name: &args.name, what, term: Term::Detached, wait: &args.wait };
-    let held = wanted.take(connection, &mut signals).await?;
+    let kind = LockKind::of(&args.share);
+    let acquisition = Acquisition { name: &args.name, kind, lifetime: Lifetime::Detached, wait: &args.wait };
+    let held = acquisition.acquire(connection, &mut signals).await?;
     // Before the lease is made to last longer once more: it is at least this.
     let (token, remaining) = (held.token(), held.remaining());
     let lease = held.into_lease().await?;

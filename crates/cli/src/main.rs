@@ -5,6 +5,7 @@
 #[cfg(not(unix))]
 compile_error!("the command needs process groups and signals; on this system use the library");
 
+mod acquisition;
 mod args;
 mod command;
 mod evict;
@@ -14,14 +15,13 @@ mod guardian;
 mod latch;
 mod lease;
 mod observe;
+mod progress;
 mod run;
 mod signals;
 mod store;
-mod take;
 mod terminal;
 mod text;
 mod view;
-mod waiting;
 mod watch;
 
 use std::{

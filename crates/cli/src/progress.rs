@@ -1,4 +1,4 @@
-//! The line that a person at a terminal sees while waiting: who holds it, since when, one's place.
+//! The line that a terminal shows while this program waits: who holds the lock, since when, and our position.
 
 use std::{convert::Infallible, io::IsTerminal, time::Duration};
 
@@ -11,25 +11,25 @@ use crate::{
     text::{ago, plain},
 };
 
-/// A wait shorter than this shows nothing.
+/// A shorter wait shows nothing.
 const FIRST: Duration = Duration::from_millis(300);
 /// How often the line is brought up to date.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The line; gone from the terminal when dropped.
-pub(crate) struct Waiting {
+/// The line. Dropping it clears it from the terminal.
+pub(crate) struct Progress {
     name: String,
     line: Option<ProgressBar>,
 }
 
-impl Waiting {
+impl Progress {
     pub(crate) fn new(name: &str, quiet: bool) -> Self {
         let seen = !quiet && std::io::stderr().is_terminal();
         let line = seen.then(|| ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()));
         Self { name: name.to_owned(), line }
     }
 
-    /// Keeps the line up to date, for ever. Without a terminal it does nothing at all.
+    /// Keeps the line up to date until it is dropped. Without a terminal it does nothing.
     pub(crate) async fn show(&self, connection: &Connection) -> Infallible {
         let Some(line) = &self.line else { return std::future::pending().await };
         tokio::time::sleep(FIRST).await;
@@ -37,10 +37,11 @@ impl Waiting {
             line.set_style(style);
         }
         loop {
-            // While the store cannot be asked, the line stays as it is.
+            // While the store cannot be reached, the line stays as it is.
             if let Ok(Some(view)) = connection.keeper.inspect(&self.name).await {
-                let place = view.waiters.iter().position(|waiter| waiter.contender.keeper == connection.id);
-                line.set_message(describe(&view, place));
+                let own = connection.keeper.id();
+                let position = view.waiters.iter().position(|waiter| waiter.contender.keeper == own);
+                line.set_message(describe(&view, position));
             }
             line.tick();
             tokio::time::sleep(EVERY).await;
@@ -48,7 +49,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for Progress {
     fn drop(&mut self) {
         if let Some(line) = &self.line {
             line.finish_and_clear();
@@ -56,7 +57,7 @@ impl Drop for Waiting {
     }
 }
 
-fn describe(view: &ResourceView, place: Option<usize>) -> String {
+fn describe(view: &ResourceView, position: Option<usize>) -> String {
     let mut text = format!("waiting for {:?}", plain(view.name.as_str()));
     if let Some(holder) = view.holders.first() {
         let process = &holder.details.process;
@@ -70,8 +71,8 @@ fn describe(view: &ResourceView, place: Option<usize>) -> String {
             text += &format!(" and {} more", view.holders.len() - 1);
         }
     }
-    if let Some(place) = place {
-        text += &format!("; place {} of {} in line", place + 1, view.waiters.len());
+    if let Some(position) = position {
+        text += &format!("; position {} of {} in the queue", position + 1, view.waiters.len());
     }
     plain(&text)
 }

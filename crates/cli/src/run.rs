@@ -8,14 +8,14 @@ use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
+    acquisition::{Acquisition, AnyGuard, Lifetime, LockKind},
     args::{ElectArgs, RunArgs},
-    command::{self, Change, Facts, Job},
+    command::{self, Change, Job, LockFacts},
     exit::{Failure, INTERNAL, LOST},
     group::{self, Notice},
-    guardian::{Guardian, News},
+    guardian::{Guardian, GuardianEvent},
     signals::Signals,
     store::Connection,
-    take::{Held, Term, Wanted, What},
     terminal::Terminal,
     text,
 };
@@ -27,38 +27,44 @@ const GUARDIANS: u32 = 10;
 
 /// `lockkeeper run`.
 pub(crate) async fn run(connection: &Connection, args: &RunArgs) -> Result<u8, Failure> {
-    let what = What::of(&args.share);
-    let term = Term::of(&args.hold)?;
-    hold(connection, Wanted { name: &args.name, what, term, wait: &args.wait }, &args.command).await
+    let kind = LockKind::of(&args.share);
+    let lifetime = Lifetime::of(&args.hold)?;
+    hold(connection, Acquisition { name: &args.name, kind, lifetime, wait: &args.wait }, &args.command).await
 }
 
 /// `lockkeeper elect NAME -- CMD`.
 pub(crate) async fn elect(connection: &Connection, args: &ElectArgs) -> Result<u8, Failure> {
-    let what = What::Leadership { value: args.value.clone().unwrap_or_default() };
-    let term = Term::of(&args.hold)?;
-    hold(connection, Wanted { name: &args.name, what, term, wait: &args.wait }, &args.command).await
+    let kind = LockKind::Leadership { value: args.value.clone().unwrap_or_default() };
+    let lifetime = Lifetime::of(&args.hold)?;
+    hold(connection, Acquisition { name: &args.name, kind, lifetime, wait: &args.wait }, &args.command).await
 }
 
-async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsString]) -> Result<u8, Failure> {
+async fn hold(
+    connection: &Connection,
+    mut acquisition: Acquisition<'_>,
+    command: &[OsString],
+) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
-    let notice = Notice::of_lease(wanted.wait.lease);
+    let notice = Notice::of_lease(acquisition.wait.lease);
     let (mut most, mut least) = (None, Duration::ZERO);
-    if let Term::Renewed { max_hold, min_hold } = &mut wanted.term {
+    if let Lifetime::Renewed { max_hold, min_hold } = &mut acquisition.lifetime {
         most = *max_hold;
         // CMD is told to end at the limit; the lease lasts until it has ended.
         *max_hold = max_hold.map(|most| most + notice.grace + notice.reserve * 2);
         // A mutex is kept by the store; for the others this process stays.
-        least = if matches!(wanted.what, What::Exclusive { .. }) { Duration::ZERO } else { *min_hold };
+        least =
+            if matches!(acquisition.kind, LockKind::Exclusive { .. }) { Duration::ZERO } else { *min_hold };
     }
     let clock = Clock::boot();
-    let held = wanted.take(connection, &mut signals).await?;
+    let held = acquisition.acquire(connection, &mut signals).await?;
     let start = clock.now();
     let lease =
-        confirm(&*held, wanted.wait.lease, most.map(|most| most + notice.grace + notice.reserve)).await?;
+        confirm(&*held, acquisition.wait.lease, most.map(|most| most + notice.grace + notice.reserve))
+            .await?;
     let continued = signal(SignalKind::from_raw(Signal::SIGCONT as i32))
         .map_err(|error| Failure::internal("cannot listen for signals", error))?;
-    let mut shift = Shift {
-        wanted: &wanted,
+    let mut supervisor = Supervisor {
+        acquisition: &acquisition,
         keeper: &connection.keeper,
         lease,
         notice: Notice::of_lease(lease),
@@ -71,8 +77,8 @@ async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsStri
         wants_terminal: false,
         continued,
     };
-    let ended = shift.work(&*held, command, &mut signals).await;
-    if shift.lost.is_none() && ended.is_ok() {
+    let ended = supervisor.run(&*held, command, &mut signals).await;
+    if supervisor.lost.is_none() && ended.is_ok() {
         tokio::select! {
             () = clock.sleep_until(start.after(least)) => {}
             _ = held.lost() => {}
@@ -80,13 +86,13 @@ async fn hold(connection: &Connection, mut wanted: Wanted<'_>, command: &[OsStri
         }
     }
     let released = held.release().await;
-    let lost = shift.lost;
-    conclude(&wanted, ended, released, lost)
+    let lost = supervisor.lost;
+    conclude(&acquisition, ended, released, lost)
 }
 
 /// A lock that came by another's release has a short first lease. CMD starts with a full one.
 /// Returns how long leases really are: some stores have one length for all.
-async fn confirm(held: &dyn Held, lease: Duration, most: Option<Duration>) -> Result<Duration, Failure> {
+async fn confirm(held: &dyn AnyGuard, lease: Duration, most: Option<Duration>) -> Result<Duration, Failure> {
     let full = |length: Duration| length > lease / 4 * 3;
     if full(held.remaining()) {
         return Ok(lease);
@@ -102,7 +108,7 @@ async fn confirm(held: &dyn Held, lease: Duration, most: Option<Duration>) -> Re
 
 /// What to exit with and say.
 fn conclude(
-    wanted: &Wanted<'_>,
+    acquisition: &Acquisition<'_>,
     ended: Result<Change, Failure>,
     released: Result<(), ReleaseError>,
     lost: Option<Lost>,
@@ -112,7 +118,7 @@ fn conclude(
         (None, Err(ReleaseError::NotHeld { why, .. })) => Some(*why),
         (lost, _) => lost,
     };
-    let name = wanted.name;
+    let name = acquisition.name;
     if let Some(lost) = lost {
         let remedy = match lost {
             Lost::MaxHold => "raise --max-hold or make CMD faster",
@@ -123,15 +129,15 @@ fn conclude(
     }
     if let Err(error) = released {
         text::say(&format!("{error}; {name:?} stays taken until its lease ends"));
-    } else if wanted.wait.verbose {
+    } else if acquisition.wait.verbose {
         text::say(&format!("released {name:?}"));
     }
     Ok(code)
 }
 
-/// CMD's time with the lock.
-struct Shift<'a> {
-    wanted: &'a Wanted<'a>,
+/// Runs CMD while the lock is held, and ends CMD before the lease can end.
+struct Supervisor<'a> {
+    acquisition: &'a Acquisition<'a>,
     keeper: &'a Keeper,
     lease: Duration,
     notice: Notice,
@@ -149,15 +155,15 @@ struct Shift<'a> {
     continued: tokio::signal::unix::Signal,
 }
 
-impl Shift<'_> {
+impl Supervisor<'_> {
     /// Runs CMD to its end, or ends it. Afterwards nothing of its group is alive.
-    async fn work(
+    async fn run(
         &mut self,
-        held: &dyn Held,
+        held: &dyn AnyGuard,
         command: &[OsString],
         signals: &mut Signals,
     ) -> Result<Change, Failure> {
-        let facts = Facts { name: self.wanted.name, token: held.token(), floor: held.floor() };
+        let facts = LockFacts { name: self.acquisition.name, token: held.token(), floor: held.floor() };
         let mut job = Job::start(command, &facts).map_err(|error| command::not_started(&error))?;
         let mut terminal = Terminal::find();
         let ended = match self.guard(&job).await {
@@ -203,7 +209,7 @@ impl Shift<'_> {
     /// From the start of CMD until nothing of its group is alive.
     async fn watch(
         &mut self,
-        held: &dyn Held,
+        held: &dyn AnyGuard,
         job: &mut Job,
         guardian: &mut Guardian,
         terminal: &mut Terminal,
@@ -226,13 +232,13 @@ impl Shift<'_> {
             tokio::select! {
                 biased;
                 why = &mut lost => self.lost = Some(why),
-                news = guardian.news() => match news {
-                    News::Ending => {
+                event = guardian.event() => match event {
+                    GuardianEvent::Ending => {
                         self.lost = Some(Lost::Expired);
                         group::force(job.group(), self.kill_at()).await;
                         return Ok(job.change().await);
                     }
-                    News::Died => match self.guard(job).await {
+                    GuardianEvent::Died => match self.guard(job).await {
                         Ok(another) => std::mem::replace(guardian, another).dismiss(),
                         Err(failure) => {
                             self.end(job).await;
@@ -269,7 +275,7 @@ impl Shift<'_> {
 
     /// Asks how long it is held. Early enough for the guardian to hear of it in good time, and
     /// more often when renewals fail to come.
-    async fn look(&mut self, held: &dyn Held, guardian: &mut Guardian) {
+    async fn look(&mut self, held: &dyn AnyGuard, guardian: &mut Guardian) {
         // The time first, so that the sum is never too late.
         let now = self.clock.now();
         let deadline = now.after(held.remaining());
@@ -300,7 +306,7 @@ impl Shift<'_> {
             return;
         }
         terminal.take_back(group);
-        if !self.wanted.wait.quiet {
+        if !self.acquisition.wait.quiet {
             let left = duration::show(self.notice.term_at(self.deadline).since(self.clock.now()));
             text::say(&format!(
                 "stopped; bring it to the foreground within {left}, or CMD is ended with its lease"

@@ -1,41 +1,38 @@
-//! Which store is meant, and the connection to it. URLs may hold passwords, so none is shown.
+//! Finds the store's URL and connects to it. A URL may hold a password, so no message shows one.
 
 use std::{fs, time::Duration};
 
-use lockkeeper::{Keeper, KeeperId};
+use lockkeeper::Keeper;
 
 use crate::{args::StoreArgs, exit::Failure, text};
 
 /// The variable that names the store.
 const VARIABLE: &str = "LOCKKEEPER_STORE";
 
-/// What to say of a store that was left out.
+/// The error for a store that this program was built without.
 const NOT_BUILT_IN: &str = "this lockkeeper was built without that store; build it with its feature full, which has every \
                             store: cargo install --path crates/cli --features full";
 
 /// How long the last requests may take before the program ends without their answers.
 const LAST_REQUESTS: Duration = Duration::from_secs(3);
 
-/// A keeper, and the id by which its own entries are known in listings.
+/// The keeper of this process.
 pub(crate) struct Connection {
     pub(crate) keeper: Keeper,
-    pub(crate) id: KeeperId,
 }
 
-/// Connects to the store that options, environment or default name.
+/// Connects to the store that the options name, else the environment, else the default.
 pub(crate) async fn connect(args: &StoreArgs) -> Result<Connection, Failure> {
-    let id = KeeperId::random();
     let url = url(args)?;
     if lockkeeper::url::missing_feature(&url).is_some() {
         return Err(Failure::usage(NOT_BUILT_IN));
     }
-    let keeper = lockkeeper::builder(&url)?.id(id).program("lockkeeper").connect().await?;
-    Ok(Connection { keeper, id })
+    let keeper = lockkeeper::builder(&url)?.program("lockkeeper").connect().await?;
+    Ok(Connection { keeper })
 }
 
 impl Connection {
-    /// Gives everything back, every place in a line too. What a store out of reach does not hear
-    /// ends with its lease.
+    /// Releases everything and leaves every queue. If the store is out of reach, leases end by themselves.
     pub(crate) async fn close(&self) {
         drop(tokio::time::timeout(LAST_REQUESTS, self.keeper.close()).await);
     }
@@ -75,7 +72,7 @@ fn has_password(url: &str) -> bool {
     password_range(url).is_some()
 }
 
-/// Where the user and password of a URL stand, if it has a password.
+/// Where user and password are in a URL, if it has a password.
 fn password_range(url: &str) -> Option<std::ops::Range<usize>> {
     let start = url.find("://")? + 3;
     let end = start + url[start..].rfind('@')?;

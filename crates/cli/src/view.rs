@@ -113,12 +113,12 @@ fn details(view: &ResourceView) -> String {
             label(&holder.details),
         ]);
     }
-    for (place, waiter) in view.waiters.iter().enumerate() {
+    for (index, waiter) in view.waiters.iter().enumerate() {
         rows.push(vec![
             "  waits".into(),
             process(&waiter.details),
             format!("for {}", duration::show(ago(waiter.since))),
-            format!("place {}", place + 1),
+            format!("position {}", index + 1),
             String::new(),
             format!("units {}", waiter.units),
             label(&waiter.details),

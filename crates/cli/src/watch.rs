@@ -26,12 +26,12 @@ use crate::{
 /// How often the store is asked.
 const EVERY: Duration = Duration::from_secs(1);
 /// How soon a key or a new list is seen.
-const BEAT: Duration = Duration::from_millis(100);
+const KEY_POLL: Duration = Duration::from_millis(100);
 
-/// What the store said last.
-enum News {
+/// What the store answered last.
+enum Update {
     Rows(Vec<Vec<String>>),
-    Trouble(String),
+    Failed(String),
 }
 
 /// `lockkeeper watch`.
@@ -41,10 +41,10 @@ pub(crate) async fn watch(connection: &Connection, args: &WatchArgs) -> Result<u
     }
     let mut signals = Signals::listen()?;
     let title = format!("{}  (q ends, arrows scroll)", plain(connection.keeper.url()));
-    let (sender, news) = channel();
+    let (sender, updates) = channel();
     let screen = tokio::task::spawn_blocking(move || {
         let mut terminal = ratatui::try_init()?;
-        let result = draw_until_done(&mut terminal, &title, &news);
+        let result = draw_until_done(&mut terminal, &title, &updates);
         ratatui::restore();
         result
     });
@@ -52,15 +52,15 @@ pub(crate) async fn watch(connection: &Connection, args: &WatchArgs) -> Result<u
     let mut signal = None;
     let shown = loop {
         let latest = match view::all(&connection.keeper, &args.prefix).await {
-            Ok(views) => News::Rows(view::rows(&views)),
-            Err(failure) => News::Trouble(failure.message.unwrap_or_default()),
+            Ok(views) => Update::Rows(view::rows(&views)),
+            Err(failure) => Update::Failed(failure.message.unwrap_or_default()),
         };
         // The screen has ended; the loop sees it below.
         drop(sender.send(latest));
         tokio::select! {
             shown = &mut screen => break shown,
             arrived = signals.next() => {
-                // Without news to come, the screen ends and the terminal is as before.
+                // Without a sender the screen ends and restores the terminal.
                 signal = Some(arrived);
                 drop(sender);
                 break screen.await;
@@ -76,23 +76,23 @@ pub(crate) async fn watch(connection: &Connection, args: &WatchArgs) -> Result<u
 fn draw_until_done(
     terminal: &mut DefaultTerminal,
     title: &str,
-    news: &Receiver<News>,
+    updates: &Receiver<Update>,
 ) -> std::io::Result<()> {
     let mut rows = Vec::new();
-    let mut trouble = String::new();
+    let mut error = String::new();
     let mut state = TableState::default();
     loop {
-        match news.try_recv() {
-            Ok(News::Rows(new)) => {
+        match updates.try_recv() {
+            Ok(Update::Rows(new)) => {
                 rows = new;
-                trouble.clear();
+                error.clear();
             }
-            Ok(News::Trouble(why)) => trouble = plain(&why),
+            Ok(Update::Failed(why)) => error = plain(&why),
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => return Ok(()),
         }
-        terminal.draw(|frame| draw(frame, title, &rows, &trouble, &mut state))?;
-        if !event::poll(BEAT)? {
+        terminal.draw(|frame| draw(frame, title, &rows, &error, &mut state))?;
+        if !event::poll(KEY_POLL)? {
             continue;
         }
         if let Event::Key(key) = event::read()?
@@ -111,7 +111,7 @@ fn draw_until_done(
     }
 }
 
-fn draw(frame: &mut Frame<'_>, title: &str, rows: &[Vec<String>], trouble: &str, state: &mut TableState) {
+fn draw(frame: &mut Frame<'_>, title: &str, rows: &[Vec<String>], error: &str, state: &mut TableState) {
     let [top, body, bottom] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)])
             .areas(frame.area());
@@ -130,5 +130,5 @@ fn draw(frame: &mut Frame<'_>, title: &str, rows: &[Vec<String>], trouble: &str,
             .column_spacing(2);
         frame.render_stateful_widget(table, body, state);
     }
-    frame.render_widget(Paragraph::new(trouble), bottom);
+    frame.render_widget(Paragraph::new(error), bottom);
 }

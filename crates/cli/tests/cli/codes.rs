@@ -64,7 +64,7 @@ fn busy_is_75_or_what_the_caller_says() {
     let quiet = world.run(&["run", "x", "-n", "-q", "--", "touch", "ran"]);
     assert_eq!((quiet.code, quiet.err.as_str()), (Some(75), ""));
     assert!(!world.path("ran").exists());
-    // The wait is over, and nobody stands in line any more.
+    // The wait is over, and the queue is empty.
     assert_eq!(world.waiters("x"), 0);
 }
 

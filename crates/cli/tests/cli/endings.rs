@@ -36,7 +36,7 @@ fn in_rounds(round: impl Fn(usize) + Sync) {
     });
 }
 
-/// Many times: a stubborn CMD has the lock, the next holder waits in line, `trouble` happens, and
+/// Many times: a stubborn CMD has the lock, the next holder waits, `trouble` happens, and
 /// the next holder looks for anything left.
 fn nothing_is_left(trouble: impl Fn(&World, &Running) + Sync, code: Option<i32>) {
     in_rounds(|_| one_round(&trouble, code));
@@ -48,7 +48,7 @@ fn one_round(trouble: &impl Fn(&World, &Running), code: Option<i32>) {
     let first = world.start_run(&["x", "--lease", "4s"], STUBBORN);
     let group = world.line("group");
     let next = world.start_run(&["x"], "ps -eo pgid=,stat=,args= > after");
-    eventually("the next one in line", || (world.waiters("x") == 1).then_some(()));
+    eventually("the next one waits", || (world.waiters("x") == 1).then_some(()));
     trouble(&world, &first);
     let done = next.done();
     assert_eq!(done.code, Some(0), "{done:?}");
