@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin, time::Duration};
 
 use lockkeeper::{
-    AcquireError, Guard, Keeper, Lease, LeaseError, Lost, ReleaseError, Token, support::duration,
+    AcquireError, Guard, Keeper, Lease, Lost, ReleaseError, Token, error::LeaseError, support::duration,
 };
 
 use crate::{

@@ -3,8 +3,8 @@
 use std::{error::Error as StdError, fmt};
 
 use lockkeeper::{
-    AcquireError, Error, FenceError, InvalidInput, LatchError, LeaseError, ReleaseError, StoreError,
-    StoreErrorKind,
+    AcquireError, Error, ReleaseError, StoreError,
+    error::{FenceError, InvalidInput, LatchError, LeaseError, StoreErrorKind},
 };
 
 use nix::sys::signal::Signal;

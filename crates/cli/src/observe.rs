@@ -1,6 +1,6 @@
 //! `elect --observe`: one line of JSON now and at each change of the leader.
 
-use lockkeeper::Leader;
+use lockkeeper::lock::Leader;
 use serde_json::{Value, json};
 
 use crate::{args::ElectArgs, exit::Failure, signals::Signals, store::Connection, text};

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, time::Duration};
 
-use lockkeeper::{Keeper, LeaseError, Lost, ReleaseError, support::duration};
+use lockkeeper::{Keeper, Lost, ReleaseError, error::LeaseError, support::duration};
 use lockkeeper_core::clock::{BootTime, Clock};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};

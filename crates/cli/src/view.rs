@@ -1,8 +1,8 @@
 //! `list` and `show`: who holds and who waits, for people and for programs.
 
 use lockkeeper::{
-    Capacity, Keeper, Name, Units,
-    store::{Details, ResourceView},
+    Keeper,
+    store::{Capacity, Details, Name, ResourceView, Units},
     support::duration,
 };
 use serde_json::{Value, json};

@@ -33,16 +33,44 @@
 //! [`semaphore`](Keeper::semaphore), [`latch`](Keeper::latch), [`election`](Keeper::election),
 //! [`segmented`](Keeper::segmented), [`fence`](Keeper::fence); [`all`] takes several mutexes at
 //! once. [`blocking`] has the same for threads, [`testing`] a world with virtual time.
+//!
+//! What programs use every day is here at the root. Modules have the rest: [`error`], [`lock`], [`store`],
+//! [`telemetry`], [`clock`].
 
 pub use lockkeeper_core::{
-    AcquireError, All, AllGuard, At, Capability, Capacity, ContenderId, Election, Error, Exclusive, Fence,
-    FenceError, Guard, InvalidInput, Keeper, KeeperBuilder, KeeperId, Latch, LatchError, LatchState, Leader,
-    Leadership, Leads, Lease, LeaseError, Lost, Mutex, Name, Observer, Owner, Permit, Permits, Read,
-    ReadGuard, ReleaseError, RwLock, Segmented, Semaphore, Stats, StoreError, StoreErrorKind, StoredFence,
-    Survives, Token, Units, Write, WriteGuard, all, memory, store, support, telemetry, testing,
+    AcquireError, Election, Error, Fence, Guard, Keeper, KeeperBuilder, Latch, Leadership, Lease, Lost,
+    Mutex, Owner, Permit, ReadGuard, ReleaseError, RwLock, Segmented, Semaphore, StoreError, Token,
+    WriteGuard, all, clock, memory, support, testing,
 };
 
 pub mod url;
+
+/// Every error, with what it says about where and why.
+pub mod error {
+    pub use lockkeeper_core::{
+        AcquireError, At, Error, FenceError, InvalidInput, LatchError, LeaseError, Lost, ReleaseError,
+        StoreError, StoreErrorKind,
+    };
+}
+
+/// Every primitive, what its guards hold, and what it tells about itself.
+pub mod lock {
+    pub use lockkeeper_core::{
+        All, AllGuard, Election, Exclusive, Fence, Guard, Latch, LatchState, Leader, Leadership, Leads,
+        Lease, Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard, RwLock, Segmented, Semaphore,
+        StoredFence, Write, WriteGuard, all,
+    };
+}
+
+/// What a store is made of, for those who look into one or write their own.
+pub mod store {
+    pub use lockkeeper_core::{Capability, Capacity, ContenderId, KeeperId, Name, Survives, Units, store::*};
+}
+
+/// What Lockkeeper tells about itself: metrics, events, and the numbers of a keeper.
+pub mod telemetry {
+    pub use lockkeeper_core::{Stats, telemetry::*};
+}
 
 /// The same primitives for threads, with [`connect`](blocking::connect) by URL.
 pub mod blocking {

@@ -5,10 +5,13 @@ use lockkeeper::store::Eviction;
 use std::time::Duration;
 
 use lockkeeper::{
-    AcquireError, All, AllGuard, Capability, Election, Error, Fence, FenceError, Guard, Keeper,
-    KeeperBuilder, Latch, LatchError, Leadership, Lease, LeaseError, Lost, Mutex, Name, Observer, Owner,
-    Permit, ReadGuard, ReleaseError, RwLock, Segmented, Semaphore, Stats, StoreError, StoredFence, Token,
+    AcquireError, Election, Error, Fence, Guard, Keeper, KeeperBuilder, Latch, Leadership, Lease, Lost,
+    Mutex, Owner, Permit, ReadGuard, ReleaseError, RwLock, Segmented, Semaphore, StoreError, Token,
     WriteGuard, all, blocking,
+    error::{FenceError, LatchError, LeaseError},
+    lock::{All, AllGuard, Observer, StoredFence},
+    store::{Capability, Name},
+    telemetry::Stats,
 };
 
 fn sendable<T: Send + 'static>() {}

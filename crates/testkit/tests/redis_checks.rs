@@ -1,6 +1,6 @@
 //! What the Redis store says about servers on which locks are at risk, and what it refuses.
 
-use lockkeeper::{Keeper, StoreErrorKind, url};
+use lockkeeper::{Keeper, error::StoreErrorKind, url};
 use lockkeeper_redis::{Risk, check};
 use lockkeeper_testkit::servers::{Redis, RedisOptions, RedisSentinel};
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use libtest_mimic::Arguments;
-use lockkeeper::{KeeperId, url};
+use lockkeeper::{store::KeeperId, url};
 use lockkeeper_store_tests::{TEST_THREADS, behaviour};
 
 const USAGE: &str = "\

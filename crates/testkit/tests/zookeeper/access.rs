@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper::{StoreError, StoreErrorKind};
+use lockkeeper::{StoreError, error::StoreErrorKind};
 use lockkeeper_testkit::{
     proxy::Proxy,
     servers::{RedisOptions, ZooKeeperOptions},

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::StoreErrorKind;
+use lockkeeper::error::StoreErrorKind;
 use lockkeeper_testkit::servers::ZooKeeperOptions;
 use zookeeper_client::{Acls, CreateMode};
 

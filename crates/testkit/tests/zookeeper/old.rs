@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::StoreErrorKind;
+use lockkeeper::error::StoreErrorKind;
 
 use crate::{relay::Relay, stage::Stage};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Lost, StoreErrorKind};
+use lockkeeper::{Lost, error::StoreErrorKind};
 use lockkeeper_testkit::proxy::Proxy;
 use zookeeper_client::Client;
 
