@@ -25,13 +25,16 @@ use tokio::runtime::Handle;
 
 use crate::{
     capability::Capability,
-    engine::thread::{self, Stop},
+    engine::{
+        Stats,
+        thread::{self, Stop},
+    },
     error::{
         AcquireError, Error, FenceError, LatchError, LeaseError, Lost, ReleaseError, StoreError,
         StoreErrorKind,
     },
     id::ContenderId,
-    keeper::{self, KeeperBuilder, Stats},
+    keeper::{self, KeeperBuilder},
     lock::{self, Exclusive, LatchState, Leader, Leads, Lease, Owner, Permits, Read, Write},
     name::Name,
     store::{Connector, Page, ResourceView},

@@ -7,23 +7,19 @@ use tokio::runtime;
 use crate::{
     capability::Capability,
     clock::Clock,
-    deadline,
     engine::{
-        Engine, Settings,
-        hold::{Hold, Origin},
-        keeping::{Alive, Tenure},
+        Alive, Engine, Settings, Stats, renewal,
         terms::Terms,
         thread::{self, Stop, StopUnlessKept},
-        watchdog,
     },
-    error::{At, Error, InvalidInput, LeaseError, Lost, StoreError, StoreErrorKind},
+    error::{At, Error, InvalidInput, LeaseError, StoreError, StoreErrorKind},
     id::{ContenderId, Ids, KeeperId},
     lock::{Election, Guard, Handle, Latch, Lease, Mutex, Owner, RwLock, Segmented, Semaphore, StoredFence},
     name::Name,
     share::{Capacity, Units},
     store::{
-        Connector, Context, Evict, Evicted, Eviction, Kind, ListQuery, Page, ProcessInfo, Renew, Renewed,
-        ResourceView, WakeSink,
+        Connector, Context, Evict, Evicted, Eviction, Kind, ListQuery, Page, ProcessInfo, ResourceView,
+        WakeSink,
     },
     token::Token,
 };
@@ -47,22 +43,6 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Keeper {
     alive: Arc<Alive>,
-}
-
-/// What a keeper has in hand at this moment: all zero when everything was given back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Grants held at the store.
-    pub held: usize,
-    /// Places in the store's lines.
-    pub waiting: usize,
-    /// Grants and places being given back.
-    pub leaving: usize,
-    /// Mutexes that tasks of this process hold or wait for together.
-    pub lanes: usize,
-    /// Subscriptions at the store; one that nobody uses ends after a few seconds.
-    pub subscriptions: usize,
 }
 
 /// The longest request limit. Whoever gives more means "no limit", which no sum of times must overflow by.
@@ -140,7 +120,7 @@ impl KeeperBuilder {
             let engine_slot = engine_slot.clone();
             move |wake| {
                 if let Some(engine) = engine_slot.get().and_then(std::sync::Weak::upgrade) {
-                    engine.on_wake(wake);
+                    engine.wake(wake);
                 }
             }
         });
@@ -165,9 +145,7 @@ impl KeeperBuilder {
         // From here on the last one who has the engine stops the thread.
         let alive = Alive::new(engine.clone());
         unless_kept.keep();
-        engine.learn_clock().await?;
-        engine.background().spawn(engine.patrol().clone().go(engine.clock().clone()));
-        engine.background().spawn(watchdog::beat(engine.clone()));
+        engine.start().await?;
         Ok(Keeper { alive })
     }
 }
@@ -324,46 +302,7 @@ impl Keeper {
         let terms = lease.terms();
         // The rest was checked when it was granted, and of max_hold only a part is left.
         terms.check_lease(engine.store().as_ref()).map_err(|why| LeaseError::Invalid { at: at(), why })?;
-        let length = if lease.renewed { lease.lease } else { Duration::ZERO };
-        let renew = [Renew {
-            name: lease.name.clone(),
-            contender: lease.contender,
-            lease: length,
-            lower_to: None,
-            detach: true,
-        }];
-        let sent = engine.clock().now();
-        let answers = engine
-            .ask_store("adopt", engine.store().renew(&renew))
-            .await
-            .map_err(|error| LeaseError::Store(error.at(at())))?;
-        let remaining = match answers.each.first() {
-            Some(Renewed::Held { remaining }) => *remaining,
-            Some(Renewed::Evicted) => return Err(LeaseError::NotHeld { at: at(), why: Lost::Evicted }.into()),
-            Some(Renewed::Gone) | None => {
-                return Err(LeaseError::NotHeld { at: at(), why: Lost::Gone }.into());
-            }
-            Some(Renewed::Unknown) => return Err(LeaseError::Store(watchdog::not_renewed().at(at())).into()),
-        };
-        let hold = Arc::new(Hold::new(Origin {
-            name: lease.name.clone(),
-            contender: lease.contender,
-            slot: engine.next_id().seq,
-            number: lease.number,
-            floor: lease.floor,
-            terms,
-            tombstone_until: lease.tombstone_until,
-            from: sent,
-            lease: remaining,
-            whole: remaining,
-            deadline: deadline::from_answer(sent, remaining),
-            confirmed: true,
-            step: lease.step,
-        }));
-        if !engine.ledger().adopt(&hold) {
-            return Err(LeaseError::NotHeld { at: at(), why: Lost::Closed }.into());
-        }
-        Ok(Guard::new(Tenure::new(&self.alive, hold, lease.step)))
+        Ok(Guard::new(renewal::adopt(&self.alive, lease.detached(engine.next_id().seq, terms)).await?))
     }
 
     /// Gives everything back that this keeper holds or waits for, and returns when that is done.
@@ -409,7 +348,7 @@ impl Keeper {
     pub async fn inspect(&self, name: &str) -> Result<Option<ResourceView>, Error> {
         let name = self.valid(name, "inspect")?;
         let engine = self.alive.engine();
-        let view = engine.ask_store("inspect", engine.store().inspect(&name)).await;
+        let view = engine.ask("inspect", engine.store().inspect(&name)).await;
         Ok(view.map_err(|error| error.at(self.at(&name, "inspect")))?)
     }
 
@@ -433,7 +372,7 @@ impl Keeper {
     pub async fn list(&self, prefix: &str, after: Option<&Name>, limit: usize) -> Result<Page, StoreError> {
         let engine = self.alive.engine();
         let query = ListQuery { prefix: prefix.to_owned(), after: after.cloned(), limit };
-        engine.ask_store("list", engine.store().list(&query)).await
+        engine.ask("list", engine.store().list(&query)).await
     }
 
     /// Takes a lock back from one holder, named by contender and token as
@@ -457,7 +396,7 @@ impl Keeper {
     ) -> Result<bool, Error> {
         let order = Evict { name: self.valid(name, "evict")?, contender, number: token.number(), how };
         let engine = self.alive.engine();
-        let evicted = engine.ask_store("evict", engine.store().evict(&order)).await;
+        let evicted = engine.ask("evict", engine.store().evict(&order)).await;
         let evicted = evicted.map_err(|error| error.at(self.at(&order.name, "evict")))?;
         tracing::warn!(name, %token, now = how == Eviction::Immediate, done = evicted == Evicted::Done, "eviction ordered");
         Ok(evicted == Evicted::Done)

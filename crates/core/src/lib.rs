@@ -25,12 +25,13 @@ mod share;
 mod token;
 
 pub use capability::{Capability, Survives};
+pub use engine::Stats;
 pub use error::{
     AcquireError, At, Error, FenceError, InvalidInput, LatchError, LeaseError, Lost, ReleaseError,
     StoreError, StoreErrorKind,
 };
 pub use id::{ContenderId, KeeperId};
-pub use keeper::{Keeper, KeeperBuilder, Stats};
+pub use keeper::{Keeper, KeeperBuilder};
 pub use lock::{
     All, AllGuard, Election, Exclusive, Fence, Guard, Latch, LatchState, Leader, Leadership, Leads, Lease,
     Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard, RwLock, Segmented, Semaphore, StoredFence,

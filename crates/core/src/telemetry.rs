@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use crate::{
-    clock::BootTime,
-    engine::{hold::Hold, keeping::Tenure},
     error::{AcquireError, Lost, StoreError},
+    name::Name,
     store::Kind,
+    token::Token,
 };
 
 /// Acquisitions by outcome: `kind`, `outcome`.
@@ -60,7 +60,7 @@ macro_rules! record {
 
 pub(crate) fn acquired(
     kind: Kind,
-    result: &Result<Option<Tenure>, AcquireError>,
+    result: Result<Option<(&Name, Token)>, &AcquireError>,
     waited: impl Fn() -> Duration,
 ) {
     let outcome = match result {
@@ -73,9 +73,9 @@ pub(crate) fn acquired(
     count!(ACQUIRED, 1, "kind" => kind.word(), "outcome" => outcome);
     record!(WAIT, waited().as_secs_f64(), "kind" => kind.word());
     match result {
-        Ok(Some(tenure)) => tracing::trace!(
-            name = tenure.hold().name.as_str(),
-            token = %tenure.hold().token(tenure.step()),
+        Ok(Some((name, token))) => tracing::trace!(
+            name = name.as_str(),
+            token = %token,
             waited_ms = waited().as_millis(),
             "acquired"
         ),
@@ -84,9 +84,9 @@ pub(crate) fn acquired(
     }
 }
 
-pub(crate) fn released(hold: &Hold, held: impl Fn() -> Duration) {
-    record!(HOLD, held().as_secs_f64(), "kind" => hold.terms.kind.word());
-    tracing::trace!(name = hold.name.as_str(), held_ms = held().as_millis(), "released");
+pub(crate) fn released(name: &Name, kind: Kind, held: impl Fn() -> Duration) {
+    record!(HOLD, held().as_secs_f64(), "kind" => kind.word());
+    tracing::trace!(name = name.as_str(), held_ms = held().as_millis(), "released");
 }
 
 pub(crate) fn handed_on() {
@@ -98,13 +98,13 @@ pub(crate) fn queued(ahead: u32) {
     record!(QUEUE, f64::from(ahead));
 }
 
-pub(crate) fn renewed(hold: &Hold, now: BootTime) {
+/// A lease of which `left` was left was renewed; `running` was its length.
+pub(crate) fn renewed(name: &Name, left: Duration, running: Duration) {
     count!(RENEWED, 1);
-    let left = hold.ends().since(now);
-    if left < hold.running() / 3 {
+    if left < running / 3 {
         count!(RENEWED_LATE, 1);
         tracing::warn!(
-            name = hold.name.as_str(),
+            name = name.as_str(),
             left_ms = left.as_millis(),
             "a renewal came late; the store or this machine is slow"
         );
@@ -116,9 +116,9 @@ pub(crate) fn renewal_failed(leases: usize, error: &StoreError) {
     tracing::warn!(leases, %error, "renewal failed; trying again");
 }
 
-pub(crate) fn lost(hold: &Hold, reason: Lost) {
+pub(crate) fn lost(name: &Name, reason: Lost) {
     count!(LOST, 1, "reason" => reason.word());
-    tracing::warn!(name = hold.name.as_str(), reason = reason.word(), "lock lost");
+    tracing::warn!(name = name.as_str(), reason = reason.word(), "lock lost");
 }
 
 pub(crate) fn fence_rejected() {

@@ -4,8 +4,8 @@
 
 use std::{
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -19,17 +19,19 @@ use crate::{
     error::Lost,
     id::ContenderId,
     name::Name,
-    store::StoreTime,
-    telemetry,
+    store::{Grant, GrantNotice, StoreTime},
+    support, telemetry,
     token::{GrantNumber, Token},
 };
 
 /// One grant of this keeper.
+///
+/// What is checked at every step of the work that it protects is read without a lock.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) name: Name,
     pub(crate) contender: ContenderId,
-    /// The keeper's own number for it in the ledger.
+    /// The keeper's own number for it in the registry.
     pub(crate) slot: u64,
     pub(crate) number: GrantNumber,
     pub(crate) floor: GrantNumber,
@@ -39,23 +41,52 @@ pub(crate) struct Hold {
     /// Until when a late copy of its claim may still arrive at the store.
     pub(crate) tombstone_until: Option<StoreTime>,
     deadline: AtomicU64,
-    /// The latest end that the store was ever asked for, on the client's clock: when a fixed lease ends at the latest,
-    /// and until when the store may believe in any, whatever answers were lost.
-    asked_until: AtomicU64,
     limit: AtomicU64,
-    renew_at: AtomicU64,
-    confirmed: AtomicBool,
-    /// When the latest renewal that was answered had been sent.
-    heard_at: AtomicU64,
-    /// Whether the store may not know it any more, and has not been asked since.
-    doubted: AtomicBool,
-    /// Whether its leave has been sent.
-    left: AtomicBool,
-    /// The length of the lease that runs now, in nanoseconds: a first lease is shorter than the rest.
-    running: AtomicU64,
     state: AtomicU8,
     step: AtomicU32,
+    renewing: Mutex<Renewing>,
     changed: Notify,
+}
+
+/// What was asked of the store about a hold, and what is to be asked next.
+#[derive(Debug, Default)]
+struct Renewing {
+    renew_at: BootTime,
+    /// The latest end that the store was ever asked for, on the client's clock: when a fixed lease ends at the latest,
+    /// and until when the store may believe in any, whatever answers were lost.
+    asked_until: BootTime,
+    /// Whether the store knows that its owner knows.
+    confirmed: bool,
+    /// When the latest renewal that was answered had been sent.
+    heard_at: BootTime,
+    /// Whether the store may not know it any more, and has not been asked since.
+    doubted: bool,
+    /// Whether its leave has been sent.
+    left: bool,
+    /// The length of the lease that runs now: a first lease is shorter than the rest.
+    running: Duration,
+}
+
+/// Who a grant is for.
+pub(crate) struct Grantee {
+    pub(crate) name: Name,
+    pub(crate) contender: ContenderId,
+    pub(crate) slot: u64,
+    pub(crate) terms: Arc<Terms>,
+    pub(crate) tombstone_until: Option<StoreTime>,
+}
+
+/// A lease, on the client's clock.
+#[derive(Clone, Copy)]
+struct Leased {
+    from: BootTime,
+    /// How long it lasts from then, as far as the store vouches for it.
+    vouched: Duration,
+    /// The whole lease: more where a store vouches only for as long as its session lasts.
+    whole: Duration,
+    deadline: BootTime,
+    /// Whether the store knows that its owner knows.
+    confirmed: bool,
 }
 
 const HELD: u8 = 0;
@@ -83,28 +114,6 @@ fn reason(code: u8) -> Option<Lost> {
         .find(|lost| self::code(*lost) == code)
 }
 
-/// How a hold came about, for [`Hold::new`].
-pub(crate) struct Origin {
-    pub(crate) name: Name,
-    pub(crate) contender: ContenderId,
-    pub(crate) slot: u64,
-    pub(crate) number: GrantNumber,
-    pub(crate) floor: GrantNumber,
-    pub(crate) terms: Arc<Terms>,
-    pub(crate) tombstone_until: Option<StoreTime>,
-    /// The moment the lease counts from, on the client's clock.
-    pub(crate) from: BootTime,
-    /// How long it lasts from then, as far as the store vouches for it.
-    pub(crate) lease: Duration,
-    /// The whole lease: more where a store vouches only for as long as its session lasts.
-    pub(crate) whole: Duration,
-    pub(crate) deadline: BootTime,
-    /// Whether the store knows that its owner knows.
-    pub(crate) confirmed: bool,
-    /// The step to start from: 0 unless adopted.
-    pub(crate) step: u32,
-}
-
 /// What the watchdog has to do for a hold.
 pub(crate) enum Due {
     /// Nothing yet.
@@ -116,32 +125,81 @@ pub(crate) enum Due {
 }
 
 impl Hold {
-    pub(crate) fn new(origin: Origin) -> Self {
-        let limit = origin.terms.max_hold.map_or(BootTime::NEVER, |most| origin.from.after(most));
-        let hold = Self {
-            name: origin.name,
-            contender: origin.contender,
-            slot: origin.slot,
-            number: origin.number,
-            floor: origin.floor,
-            terms: origin.terms,
-            granted: origin.from,
-            tombstone_until: origin.tombstone_until,
-            deadline: AtomicU64::new(origin.deadline.0),
-            asked_until: AtomicU64::new(origin.from.after(origin.whole).0),
+    /// A grant that a claim was answered with. The claim was sent at `sent`, and the answer is read at `now`; `None` if
+    /// that is too late (invariant I3).
+    pub(crate) fn from_answer(
+        grantee: Grantee,
+        grant: &Grant,
+        sent: BootTime,
+        now: BootTime,
+    ) -> Option<Self> {
+        let deadline = deadline::from_answer(sent, grant.remaining);
+        let whole = grantee.terms.claim_lease();
+        let leased = Leased { from: sent, vouched: grant.remaining, whole, deadline, confirmed: true };
+        (now < deadline).then(|| Self::new(grantee, Token::new(grant.number, 0), grant.floor, leased))
+    }
+
+    /// A grant that was pushed and received at `now`; `None` if the notice is only a hint (invariant I4).
+    pub(crate) fn from_notice(grantee: Grantee, notice: &GrantNotice, now: BootTime) -> Option<Self> {
+        // With a minimum the store must know that the grant is acted upon before it is, because an unconfirmed grant
+        // ends with its process. So the notice is only a hint to claim.
+        if !grantee.terms.min_hold.is_zero() {
+            return None;
+        }
+        let leased = Leased {
+            from: BootTime(notice.stamp).after(notice.waited),
+            vouched: notice.lease,
+            whole: grantee.terms.claim_lease(),
+            deadline: deadline::from_notice(notice, now)?,
+            confirmed: false,
+        };
+        Some(Self::new(grantee, Token::new(notice.number, 0), notice.floor, leased))
+    }
+
+    /// A lease of another process, of which `remaining` was left when a renewal sent at `sent` was answered.
+    pub(crate) fn adopted(
+        grantee: Grantee,
+        token: Token,
+        floor: GrantNumber,
+        sent: BootTime,
+        remaining: Duration,
+    ) -> Self {
+        let deadline = deadline::from_answer(sent, remaining);
+        let leased = Leased { from: sent, vouched: remaining, whole: remaining, deadline, confirmed: true };
+        Self::new(grantee, token, floor, leased)
+    }
+
+    fn new(grantee: Grantee, token: Token, floor: GrantNumber, leased: Leased) -> Self {
+        let from = leased.from;
+        let limit = grantee.terms.max_hold.map_or(BootTime::NEVER, |most| from.after(most));
+        let mut hold = Self {
+            name: grantee.name,
+            contender: grantee.contender,
+            slot: grantee.slot,
+            number: token.number(),
+            floor,
+            terms: grantee.terms,
+            granted: from,
+            tombstone_until: grantee.tombstone_until,
+            deadline: AtomicU64::new(leased.deadline.0),
             limit: AtomicU64::new(limit.0),
-            renew_at: AtomicU64::new(u64::MAX),
-            confirmed: AtomicBool::new(origin.confirmed),
-            heard_at: AtomicU64::new(0),
-            doubted: AtomicBool::new(false),
-            left: AtomicBool::new(false),
-            running: AtomicU64::new(0),
             state: AtomicU8::new(HELD),
-            step: AtomicU32::new(origin.step),
+            step: AtomicU32::new(token.step()),
+            renewing: Mutex::default(),
             changed: Notify::new(),
         };
-        hold.plan_renewal(origin.from, origin.lease, true);
+        let mut renewing = Renewing {
+            asked_until: from.after(leased.whole),
+            confirmed: leased.confirmed,
+            ..Renewing::default()
+        };
+        hold.plan_renewal(&mut renewing, from, leased.vouched, true);
+        hold.renewing = Mutex::new(renewing);
         hold
+    }
+
+    fn renewing(&self) -> MutexGuard<'_, Renewing> {
+        support::lock(&self.renewing)
     }
 
     /// The token of one step of this grant.
@@ -149,29 +207,42 @@ impl Hold {
         Token::new(self.number, step)
     }
 
-    /// Whether this is the first to give it back.
-    pub(crate) fn leave_once(&self) -> bool {
-        !self.left.swap(true, Ordering::SeqCst)
+    /// Begins to give it back. The first caller gets the latest end that the store was ever asked for: some margin
+    /// after that, leaving is pointless.
+    pub(crate) fn leave_once(&self) -> Option<BootTime> {
+        let mut renewing = self.renewing();
+        (!std::mem::replace(&mut renewing.left, true)).then_some(renewing.asked_until)
+    }
+
+    fn deadline(&self) -> BootTime {
+        BootTime(self.deadline.load(Ordering::Acquire))
+    }
+
+    fn limit(&self) -> BootTime {
+        BootTime(self.limit.load(Ordering::Acquire))
     }
 
     /// Until when the holder of the current step may act.
     pub(crate) fn ends(&self) -> BootTime {
-        BootTime(self.deadline.load(Ordering::Acquire).min(self.limit.load(Ordering::Acquire)))
-    }
-
-    /// The latest end that the store was ever asked for: some margin after this, leaving it is pointless.
-    pub(crate) fn asked_until(&self) -> BootTime {
-        BootTime(self.asked_until.load(Ordering::Acquire))
+        self.deadline().min(self.limit())
     }
 
     /// The store is asked at `now` for a lease of this length, and may agree although its answer is never heard.
     pub(crate) fn asks_for(&self, now: BootTime, lease: Duration) {
-        self.asked_until.fetch_max(now.after(lease).0, Ordering::AcqRel);
+        let mut renewing = self.renewing();
+        renewing.asked_until = renewing.asked_until.max(now.after(lease));
     }
 
     /// When the watchdog should look at it next.
     pub(crate) fn due(&self) -> BootTime {
-        self.ends().min(BootTime(self.renew_at.load(Ordering::Acquire)))
+        self.ends().min(self.renewing().renew_at)
+    }
+
+    /// As [`due`](Self::due), for a hold that nobody else has yet.
+    pub(crate) fn first_due(&mut self) -> BootTime {
+        let renew_at =
+            self.renewing.get_mut().map_or_else(|poisoned| poisoned.into_inner().renew_at, |r| r.renew_at);
+        self.ends().min(renew_at)
     }
 
     /// Whether step `step` holds at `now`. Noticing that its time is over makes it lost for good.
@@ -179,7 +250,7 @@ impl Hold {
         if self.step.load(Ordering::Acquire) != step {
             return Err(Lost::Released);
         }
-        if let Some(lost) = reason(self.state.load(Ordering::Acquire)) {
+        if let Some(lost) = self.lost() {
             return Err(lost);
         }
         let ends = self.ends();
@@ -187,15 +258,11 @@ impl Hold {
             return Ok(ends);
         }
         self.lose(self.overdue());
-        Err(reason(self.state.load(Ordering::Acquire)).unwrap_or(Lost::Expired))
+        Err(self.lost().unwrap_or(Lost::Expired))
     }
 
     fn overdue(&self) -> Lost {
-        if self.limit.load(Ordering::Acquire) <= self.deadline.load(Ordering::Acquire) {
-            Lost::MaxHold
-        } else {
-            Lost::Expired
-        }
+        if self.limit() <= self.deadline() { Lost::MaxHold } else { Lost::Expired }
     }
 
     /// Why it is lost, whichever step held it.
@@ -206,13 +273,13 @@ impl Hold {
     /// Makes it lost, unless it already is or was released.
     pub(crate) fn lose(&self, lost: Lost) {
         if self.end(lost) {
-            telemetry::lost(self, lost);
+            telemetry::lost(&self.name, lost);
         }
     }
 
-    /// Makes it released; false if it was lost before.
-    pub(crate) fn finish(&self) -> bool {
-        self.end(Lost::Released)
+    /// Makes it released, unless it was lost before.
+    pub(crate) fn finish(&self) {
+        self.end(Lost::Released);
     }
 
     fn end(&self, how: Lost) -> bool {
@@ -246,99 +313,107 @@ impl Hold {
         self.changed.notify_waiters();
         step + 1
     }
+}
 
+/// Renewing.
+impl Hold {
     /// What the watchdog has to do at `now`; `early` is how much too early it may renew.
     pub(crate) fn plan(&self, now: BootTime, early: Duration) -> Due {
         if self.lost().is_some() {
             return Due::Over;
         }
-        if now >= self.ends() {
+        let ends = self.ends();
+        if now >= ends {
             self.lose(self.overdue());
             return Due::Over;
         }
-        if now.after(early).0 < self.renew_at.load(Ordering::Acquire) {
+        let mut renewing = self.renewing();
+        if now.after(early) < renewing.renew_at {
             return Due::Later;
         }
         // If no answer has come by half of what is left, another one goes out. The first is waited for as well: the store
         // may only be slow.
-        let next_try = (self.ends().since(now) / 2).max(BETWEEN_TRIES);
-        self.renew_at.store(now.after(next_try).0, Ordering::Release);
-        self.doubted.store(false, Ordering::Release);
-        Due::Renew(self.renewal_lease(now))
+        renewing.renew_at = now.after((ends.since(now) / 2).max(BETWEEN_TRIES));
+        renewing.doubted = false;
+        Due::Renew(self.lease_to_ask_for(now))
     }
 
-    /// The store may not know it any more: it is to be renewed now, also if a renewal is under way, whose answer may be of
-    /// before.
+    /// The store may not know it any more. It is to be renewed now, also if a renewal is in flight, whose answer may be
+    /// older.
     pub(crate) fn doubt(&self, now: BootTime) {
-        self.doubted.store(true, Ordering::Release);
-        self.renew_at.store(now.0, Ordering::Release);
+        let mut renewing = self.renewing();
+        renewing.doubted = true;
+        renewing.renew_at = now;
     }
 
-    /// The lease to ask for: the full one, but no more than `max_hold` needs; zero only confirms.
-    fn renewal_lease(&self, now: BootTime) -> Duration {
-        if !self.terms.renewed {
-            return Duration::ZERO;
-        }
-        // A deadline stays a margin short of its lease: with that on top this renewal reaches the
-        // limit and is the last, and it is the limit that ends the hold.
-        let rest = BootTime(self.limit.load(Ordering::Acquire)).since(now);
-        self.terms.lease.min(rest + deadline::margin(rest) * 2)
+    /// The lease that a renewal at `now` asks for.
+    pub(crate) fn lease_to_ask_for(&self, now: BootTime) -> Duration {
+        self.terms.lease_to_ask_for(self.limit().since(now))
     }
 
     /// A renewal sent at `sent` was answered with `remaining`; it arrived at `now`.
     pub(crate) fn answered(&self, sent: BootTime, remaining: Duration, now: BootTime) {
-        self.confirmed.store(true, Ordering::Release);
-        if self.heard_at.fetch_max(sent.0, Ordering::AcqRel) > sent.0 {
+        let mut renewing = self.renewing();
+        renewing.confirmed = true;
+        if renewing.heard_at > sent {
             // A later one has been answered before.
             return;
         }
+        renewing.heard_at = sent;
         // A success that arrives after the deadline is not a success.
         if self.lost().is_some() || now >= self.ends() {
+            drop(renewing);
             self.lose(self.overdue());
             return;
         }
         let deadline = deadline::from_answer(sent, remaining);
         let before = BootTime(self.deadline.swap(deadline.0, Ordering::AcqRel));
-        self.plan_renewal(sent, remaining, deadline > before);
-        if self.doubted.load(Ordering::Acquire) {
-            self.renew_at.store(now.0, Ordering::Release);
+        self.plan_renewal(&mut renewing, sent, remaining, deadline > before);
+        if renewing.doubted {
+            renewing.renew_at = now;
         }
     }
 
-    /// A renewal sent at `sent` failed: try again soon, more often the less time is left.
+    /// Whether a renewal sent at `sent` has no answer is unknown at `now`: try again soon, more often the less time is
+    /// left.
     pub(crate) fn unanswered(&self, sent: BootTime, now: BootTime) {
-        if self.heard_at.load(Ordering::Acquire) > sent.0 {
-            // A later one has been answered.
-            return;
+        let mut renewing = self.renewing();
+        // Unless a later one has been answered.
+        if renewing.heard_at <= sent {
+            let pause = (self.ends().since(now) / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));
+            renewing.renew_at = now.after(pause);
         }
-        let pause = (self.ends().since(now) / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));
-        self.renew_at.store(now.after(pause).0, Ordering::Release);
     }
 
     /// The length of the lease that runs now.
     pub(crate) fn running(&self) -> Duration {
-        Duration::from_nanos(self.running.load(Ordering::Acquire))
+        self.renewing().running
     }
 
     /// Renewals come at a third of the lease. A fixed lease is confirmed once if it was pushed, and
     /// again until the store has vouched for all of it. An answer that took longer than the one before
     /// may say less; only at the very end that means that nothing more will come. And no renewal is
     /// needed that could not pass `max_hold` anyway.
-    fn plan_renewal(&self, from: BootTime, remaining: Duration, vouched_for_more: bool) {
-        self.running.store(u64::try_from(remaining.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
-        let confirmed = self.confirmed.load(Ordering::Acquire);
+    fn plan_renewal(
+        &self,
+        renewing: &mut Renewing,
+        from: BootTime,
+        remaining: Duration,
+        vouched_for_more: bool,
+    ) {
+        renewing.running = remaining;
         let to_come = if self.terms.renewed {
-            self.limit.load(Ordering::Acquire) > self.deadline.load(Ordering::Acquire)
+            self.limit() > self.deadline()
         } else {
-            let end = self.asked_until();
+            let end = renewing.asked_until;
             let short = from.after(remaining).after(deadline::margin(end.since(self.granted))) < end;
             short && (vouched_for_more || remaining > LAST_CONFIRMED)
         };
         // More than was asked for means that the store's clock went back. It may come forward again, so the next
         // renewal is no later for it.
         let third = remaining.min(self.terms.claim_lease()) / 3;
-        let at = if to_come || !confirmed { from.after(third) } else { BootTime::NEVER };
-        self.renew_at.store(at.0, Ordering::Release);
+        let due = to_come || !renewing.confirmed;
+        renewing.renew_at = if due { from.after(third) } else { BootTime::NEVER };
     }
 }
 
@@ -356,21 +431,15 @@ mod tests {
 
     /// A hold with these terms, for which the store has vouched so far for `lease`.
     fn granted(terms: Terms, lease: Duration) -> Hold {
-        Hold::new(Origin {
+        let grantee = Grantee {
             name: Name::new("stock").expect("a good name"),
             contender: ContenderId { keeper: KeeperId::from_u128(1), seq: 1 },
             slot: 1,
-            number: 1,
-            floor: 1,
-            whole: terms.lease,
             terms: Arc::new(terms),
             tombstone_until: None,
-            from: START,
-            lease,
-            deadline: deadline::from_answer(START, lease),
-            confirmed: true,
-            step: 0,
-        })
+        };
+        let grant = Grant { number: 1, floor: 1, remaining: lease };
+        Hold::from_answer(grantee, &grant, START, START).expect("in time")
     }
 
     #[test]

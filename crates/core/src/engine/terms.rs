@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     capability::Capability,
+    deadline,
     error::InvalidInput,
     share::{Capacity, Units},
     store::{Kind, Store},
@@ -24,7 +25,7 @@ pub(crate) struct Terms {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
     pub(crate) detachable: bool,
-    /// Whether every acquisition stands in the store's own line, instead of one per process.
+    /// Whether every acquisition has its own position in the store's queue, instead of one per process.
     pub(crate) fifo: bool,
     pub(crate) label: Option<Arc<str>>,
     pub(crate) value: Option<Arc<str>>,
@@ -47,19 +48,30 @@ impl Terms {
         }
     }
 
-    /// Whether waiting tasks of this process stand behind one entry at the store.
-    pub(crate) fn shares_a_lane(&self) -> bool {
+    /// Whether tasks of this process wait behind one waiter.
+    pub(crate) fn shares_a_waiter(&self) -> bool {
         !self.fifo
     }
 
     /// Whether a grant may pass to another task of this process without asking the store.
     pub(crate) fn hands_on(&self) -> bool {
-        self.shares_a_lane() && self.min_hold.is_zero()
+        self.shares_a_waiter() && self.min_hold.is_zero()
     }
 
     /// The lease that a claim asks for. A minimum hold must not end with an early crash.
     pub(crate) fn claim_lease(&self) -> Duration {
         self.lease.max(self.min_hold)
+    }
+
+    /// The lease that a renewal asks for when `rest` is left of `max_hold`: the full one, but no more than that needs;
+    /// zero, which only confirms, if the lease is fixed.
+    pub(crate) fn lease_to_ask_for(&self, rest: Duration) -> Duration {
+        if !self.renewed {
+            return Duration::ZERO;
+        }
+        // A deadline stays a margin short of its lease. With that on top this renewal reaches the limit and is the
+        // last, and it is the limit that ends the hold.
+        self.lease.min(rest.saturating_add(deadline::margin(rest) * 2))
     }
 
     /// Refuses leases that `store` does not keep.

@@ -22,14 +22,18 @@ pub(crate) struct Stop(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     stopped: watch::Sender<bool>,
-    guests: AtomicUsize,
+    kept_alive_by: AtomicUsize,
     gone: tokio::sync::Notify,
 }
 
 impl Stop {
     pub(crate) fn new() -> Self {
         let (stopped, _) = watch::channel(false);
-        Self(Arc::new(Shared { stopped, guests: AtomicUsize::new(0), gone: tokio::sync::Notify::new() }))
+        Self(Arc::new(Shared {
+            stopped,
+            kept_alive_by: AtomicUsize::new(0),
+            gone: tokio::sync::Notify::new(),
+        }))
     }
 
     pub(crate) fn stop(&self) {
@@ -46,15 +50,15 @@ impl Stop {
     }
 
     /// Somebody elsewhere who has timers on the thread, which ends only when all of them are gone.
-    pub(crate) fn guest(&self) -> Guest {
-        self.0.guests.fetch_add(1, Ordering::AcqRel);
-        Guest(self.0.clone())
+    pub(crate) fn keep_alive(&self) -> KeepAlive {
+        self.0.kept_alive_by.fetch_add(1, Ordering::AcqRel);
+        KeepAlive(self.0.clone())
     }
 
-    async fn without_guests(&self) {
+    async fn without_kept_alive_by(&self) {
         loop {
             let gone = self.0.gone.notified();
-            if self.0.guests.load(Ordering::Acquire) == 0 {
+            if self.0.kept_alive_by.load(Ordering::Acquire) == 0 {
                 return;
             }
             gone.await;
@@ -62,13 +66,13 @@ impl Stop {
     }
 }
 
-/// See [`Stop::guest`].
+/// See [`Stop::keep_alive`].
 #[derive(Debug)]
-pub(crate) struct Guest(Arc<Shared>);
+pub(crate) struct KeepAlive(Arc<Shared>);
 
-impl Drop for Guest {
+impl Drop for KeepAlive {
     fn drop(&mut self) {
-        if self.0.guests.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.0.kept_alive_by.fetch_sub(1, Ordering::AcqRel) == 1 {
             // Stored if the thread is not waiting yet.
             self.0.gone.notify_one();
         }
@@ -89,7 +93,7 @@ pub(crate) fn start(stop: &Stop) -> io::Result<Handle> {
         runtime.block_on(async {
             drop(ready.send(Ok(runtime.handle().clone())));
             stop.stopped().await;
-            stop.without_guests().await;
+            stop.without_kept_alive_by().await;
         });
         // Tasks that still run belong to nobody any more.
         runtime.shutdown_background();

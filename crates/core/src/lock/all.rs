@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     clock::BootTime,
-    engine::{Patience, keeping::Tenure},
+    engine::{patience::Patience, release::OwnedHold},
     error::{AcquireError, At, InvalidInput, Lost, ReleaseError},
     token::Token,
 };
@@ -91,7 +91,7 @@ impl All {
         for place in self.order()? {
             let handle = &self.mutexes[place].handle;
             match handle.acquire(handle.terms(), patience, "lock").await? {
-                Some(tenure) => taken.0.push((place, tenure)),
+                Some(owned) => taken.0.push((place, owned)),
                 None => return Ok(None),
             }
         }
@@ -125,24 +125,24 @@ impl All {
 
 /// What was taken of several locks, with the place of each. Dropped before all are there, it is given back as never
 /// begun: a `min_hold` keeps others away from what was begun.
-struct Taken(Vec<(usize, Tenure)>);
+struct Taken(Vec<(usize, OwnedHold)>);
 
 impl Taken {
     /// All of them, unless one was lost meanwhile.
     fn into_guard(mut self) -> Option<AllGuard> {
-        if self.0.iter().any(|(_, tenure)| tenure.check().is_err()) {
+        if self.0.iter().any(|(_, owned)| owned.check().is_err()) {
             return None;
         }
         let mut all = std::mem::take(&mut self.0);
         all.sort_by_key(|(place, _)| *place);
-        Some(AllGuard { guards: all.into_iter().map(|(_, tenure)| Guard::new(tenure)).collect() })
+        Some(AllGuard { guards: all.into_iter().map(|(_, owned)| Guard::new(owned)).collect() })
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        for (_, tenure) in self.0.drain(..) {
-            tenure.call_off();
+        for (_, owned) in self.0.drain(..) {
+            owned.call_off();
         }
     }
 }

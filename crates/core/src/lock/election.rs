@@ -15,10 +15,10 @@ use super::{
     handle::{Handle, lease_settings},
 };
 use crate::{
-    engine::{Patience, keeping::Alive, terms::Terms},
+    engine::{Engine, patience::Patience, terms::Terms, watching},
     error::{AcquireError, StoreError, StoreErrorKind},
     name::Name,
-    store::{HolderView, Kind, ProcessInfo, Topic},
+    store::{BoxFuture, HolderView, Kind, ProcessInfo, Topic},
     token::Token,
 };
 
@@ -100,7 +100,7 @@ impl Election {
     /// # Errors
     /// [`StoreError`] if the store could not be asked.
     pub async fn leader(&self) -> Result<Option<Leader>, StoreError> {
-        look(&self.handle.alive, &self.name_or_error("leader")?)
+        look(self.handle.alive.engine(), &self.name_or_error("leader")?)
             .await
             .map_err(|error| error.at(self.handle.at("leader")))
     }
@@ -120,7 +120,14 @@ impl Election {
         let alive = Arc::downgrade(&self.handle.alive);
         self.handle.alive.engine().background().spawn(async move {
             match name {
-                Ok(name) => follow(alive, name, sender).await,
+                Ok(name) => {
+                    let topic = Topic::Changes(name.clone());
+                    let look = move |engine: Arc<Engine>| -> BoxFuture<'static, _> {
+                        let name = name.clone();
+                        Box::pin(async move { look(&engine, &name).await })
+                    };
+                    watching::follow(alive, topic, POLL, look, sender).await;
+                }
                 // The receiver may be gone already.
                 Err(error) => drop(sender.send(Err(error)).await),
             }
@@ -129,60 +136,8 @@ impl Election {
     }
 }
 
-/// Looks again at each wake and now and then, and sends what is new.
-async fn follow(
-    alive: std::sync::Weak<Alive>,
-    name: Name,
-    changes: mpsc::Sender<Result<Option<Leader>, StoreError>>,
-) {
-    let topic = Topic::Changes(name.clone());
-    let mut seen = None;
-    let mut interest = None;
-    loop {
-        // Only for the look: an observer does not keep the keeper alive.
-        let Some(alive) = alive.upgrade() else { return };
-        let engine = alive.engine().clone();
-        if engine.is_closed() {
-            return;
-        }
-        if interest.is_none() {
-            // A failure is told by the look below.
-            interest = engine.watches().subscribe(&engine, &topic).await.ok();
-        }
-        let now = look(&alive, &name).await;
-        drop(alive);
-        let failed = now.is_err();
-        let news = match now {
-            Ok(leader) if seen.as_ref() == Some(&leader) => None,
-            Ok(leader) => {
-                seen = Some(leader.clone());
-                Some(Ok(leader))
-            }
-            Err(error) => Some(Err(error)),
-        };
-        if let Some(news) = news
-            && changes.send(news).await.is_err()
-        {
-            return;
-        }
-        let poll = engine.clock().now().after(POLL);
-        tokio::select! {
-            biased;
-            () = changes.closed() => return,
-            () = async {
-                match &mut interest {
-                    Some(interest) if !failed => interest.changed().await,
-                    _ => std::future::pending().await,
-                }
-            } => {}
-            () = engine.clock().sleep_until(poll) => {}
-        }
-    }
-}
-
-async fn look(alive: &Alive, name: &Name) -> Result<Option<Leader>, StoreError> {
-    let engine = alive.engine();
-    let view = engine.ask_store("observe", engine.store().inspect(name)).await?;
+async fn look(engine: &Engine, name: &Name) -> Result<Option<Leader>, StoreError> {
+    let view = engine.ask("observe", engine.store().inspect(name)).await?;
     let leads = |holder: &HolderView| holder.details.kind == Kind::Election;
     Ok(view.and_then(|view| view.holders.into_iter().find(leads)).map(|holder| Leader {
         value: holder.details.value.as_deref().unwrap_or_default().to_owned(),

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    engine::keeping::{Step, Tenure},
+    engine::{hold_step::HoldStep, release::OwnedHold},
     share::Units,
 };
 
@@ -29,7 +29,7 @@ pub(crate) struct Entry(Option<Arc<Entered>>);
 
 /// What the guards of one hold share.
 pub(crate) struct Entered {
-    step: Box<Step>,
+    step: Box<HoldStep>,
     /// How many guards there are, with the marks.
     state: AtomicU64,
 }
@@ -45,8 +45,8 @@ pub(crate) enum Refused {
 
 impl Entry {
     /// The first guard on a hold.
-    pub(crate) fn new(tenure: Tenure) -> Self {
-        Self(Some(Arc::new(Entered { step: tenure.into_step(), state: AtomicU64::new(1) })))
+    pub(crate) fn new(owned: OwnedHold) -> Self {
+        Self(Some(Arc::new(Entered { step: owned.into_step(), state: AtomicU64::new(1) })))
     }
 
     fn entered(&self) -> &Arc<Entered> {
@@ -85,10 +85,10 @@ impl Entry {
         self.entered().mark_if_alone(SEALED)
     }
 
-    /// Ends this guard; gives the tenure if it was the last, else what the others share.
-    pub(crate) fn end(mut self) -> Result<Tenure, Arc<Entered>> {
+    /// Ends this guard; gives the owned if it was the last, else what the others share.
+    pub(crate) fn end(mut self) -> Result<OwnedHold, Arc<Entered>> {
         let entered = self.0.take().expect("taken out only by what ends the guard");
-        entered.leave().map(|(tenure, _)| tenure)
+        entered.leave().map(|(owned, _)| owned)
     }
 }
 
@@ -124,30 +124,30 @@ impl Entered {
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, alone).is_ok()
     }
 
-    /// One guard less; the tenure, and whether it is sealed, if it was the last.
-    fn leave(self: Arc<Self>) -> Result<(Tenure, bool), Arc<Self>> {
+    /// One guard less; the owned, and whether it is sealed, if it was the last.
+    fn leave(self: Arc<Self>) -> Result<(OwnedHold, bool), Arc<Self>> {
         let before = self.state.fetch_sub(1, Ordering::AcqRel);
         if before & COUNT != 1 {
             return Err(self);
         }
         // Another part in it has only an owner who looks at it at this moment.
         let step = Arc::try_unwrap(self).map_or_else(|shared| shared.step.clone(), |alone| alone.step);
-        Ok((Tenure::of(step), before & SEALED != 0))
+        Ok((OwnedHold::of(step), before & SEALED != 0))
     }
 }
 
 impl Deref for Entry {
-    type Target = Step;
+    type Target = HoldStep;
 
-    fn deref(&self) -> &Step {
+    fn deref(&self) -> &HoldStep {
         &self.entered().step
     }
 }
 
 impl Deref for Entered {
-    type Target = Step;
+    type Target = HoldStep;
 
-    fn deref(&self) -> &Step {
+    fn deref(&self) -> &HoldStep {
         &self.step
     }
 }
@@ -156,8 +156,8 @@ impl Drop for Entry {
     fn drop(&mut self) {
         match self.0.take().map(Entered::leave) {
             // It may live on at the store already, so nobody else of this process may have it.
-            Some(Ok((tenure, true))) => tenure.give_up(),
-            Some(Ok((tenure, false))) => drop(tenure),
+            Some(Ok((owned, true))) => owned.give_up(),
+            Some(Ok((owned, false))) => drop(owned),
             Some(Err(_)) | None => {}
         }
     }

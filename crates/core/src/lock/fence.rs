@@ -118,7 +118,7 @@ impl StoredFence {
         let name = self.handle.name().map_err(|why| FenceError::Invalid { at: at(), why })?;
         let engine = self.handle.alive.engine();
         let admit = Admit { name: name.clone(), token, floor: floor.min(token) };
-        let admitted = engine.ask_store("admit", engine.store().fence(&admit)).await;
+        let admitted = engine.ask("admit", engine.store().fence(&admit)).await;
         match admitted.map_err(|error| error.at(at()))? {
             Admitted::Yes => Ok(()),
             Admitted::Stale { highest } => {

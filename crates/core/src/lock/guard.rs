@@ -3,12 +3,14 @@
 use std::{fmt, future::poll_fn, marker::PhantomData, pin::pin, task::Poll, time::Duration};
 
 use crate::{
-    engine::{keeping::Tenure, watchdog},
+    engine::{
+        release::OwnedHold,
+        renewal::{self, Change},
+    },
     error::{InvalidInput, LeaseError, Lost, ReleaseError},
     lock::{entry::Entry, lease::Lease},
     name::Name,
     share::Units,
-    store::{Renew, Renewed},
     token::Token,
 };
 
@@ -66,8 +68,8 @@ pub type Permit = Guard<Permits>;
 pub type Leadership = Guard<Leads>;
 
 impl<M> Guard<M> {
-    pub(crate) fn new(tenure: Tenure) -> Self {
-        Self::share(Entry::new(tenure))
+    pub(crate) fn new(owned: OwnedHold) -> Self {
+        Self::share(Entry::new(owned))
     }
 
     pub(crate) fn share(entry: Entry) -> Self {
@@ -152,34 +154,12 @@ impl<M> Guard<M> {
         if hold.terms.max_hold.is_some_and(|most| self.held_for() + length > most) {
             return Err(invalid("that is past max_hold".into()));
         }
-        self.renew(watchdog::renewal(hold, length), "extend").await
+        renewal::change(&self.entry, Change::Extend(length), "extend").await
     }
 
     /// How long this hold has lasted.
     fn held_for(&self) -> Duration {
         self.entry.alive().engine().clock().now().since(self.entry.hold().granted)
-    }
-
-    /// Asks the store for a change of this very lease.
-    async fn renew(&self, renew: Renew, operation: &'static str) -> Result<(), LeaseError> {
-        let not_held = |why| LeaseError::NotHeld { at: self.entry.at(operation), why };
-        self.entry.check().map_err(not_held)?;
-        let engine = self.entry.alive().engine();
-        let requests = [renew];
-        let sent = engine.clock().now();
-        self.entry.hold().asks_for(sent, requests[0].lease);
-        let answers = engine
-            .ask_store(operation, engine.store().renew(&requests))
-            .await
-            .map_err(|error| error.at(self.entry.at(operation)))?;
-        let now = engine.clock().now();
-        engine.store_clock().heard(engine.store().server_of(self.name()), now, answers.now);
-        let answer = answers.each.first().copied().unwrap_or(Renewed::Gone);
-        engine.renewed(self.entry.hold(), sent, answer, now);
-        if answer == Renewed::Unknown {
-            return Err(watchdog::not_renewed().at(self.entry.at(operation)).into());
-        }
-        self.entry.check().map(|_| ()).map_err(not_held)
     }
 
     /// A second guard on the same hold, without asking the store. The lock is free when the last
@@ -211,7 +191,7 @@ impl<M> Guard<M> {
     /// critical section.
     pub async fn release(self) -> Result<(), ReleaseError> {
         match self.entry.end() {
-            Ok(tenure) => tenure.release().await,
+            Ok(owned) => owned.release().await,
             Err(others) => match others.check() {
                 // The last of them may have ended by now.
                 Ok(_) | Err(Lost::Released) => Ok(()),
@@ -240,13 +220,12 @@ impl<M> Guard<M> {
         if !self.entry.seal() {
             return Err(invalid("release the re-entered guards first"));
         }
-        let lease = if hold.terms.renewed { hold.terms.lease } else { Duration::ZERO };
-        self.renew(Renew { detach: true, ..watchdog::renewal(&hold, lease) }, "into_lease").await?;
+        renewal::change(&self.entry, Change::Detach, "into_lease").await?;
         let (step, now) = (self.entry.step(), self.entry.alive().engine().clock().now());
         let lease = Lease::of(&hold, self.entry.units(), step, now);
         // Sealed with one guard on it: this is the last.
-        if let Ok(tenure) = self.entry.end() {
-            tenure.detach();
+        if let Ok(owned) = self.entry.end() {
+            owned.detach();
         }
         Ok(lease)
     }
@@ -282,14 +261,11 @@ impl WriteGuard {
     /// [`LeaseError::NotHeld`] if it is lost; [`LeaseError::Invalid`] if the guard is re-entered,
     /// since the others would still believe that they write alone. The lock is then released.
     pub async fn downgrade(self) -> Result<ReadGuard, LeaseError> {
-        let hold = self.entry.hold();
         if !self.entry.lower() {
             let why = InvalidInput::new("release the re-entered guards first");
             return Err(LeaseError::Invalid { at: self.entry.at("downgrade"), why });
         }
-        let lease = if hold.terms.renewed { hold.terms.lease } else { Duration::ZERO };
-        let renew = Renew { lower_to: Some(Units::ONE), ..watchdog::renewal(hold, lease) };
-        self.renew(renew, "downgrade").await?;
+        renewal::change(&self.entry, Change::Lower(Units::ONE), "downgrade").await?;
         Ok(Guard::share(self.entry))
     }
 }

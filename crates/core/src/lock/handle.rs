@@ -4,11 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{entry::Entry, owner::Owner};
 use crate::{
-    engine::{
-        Patience,
-        keeping::{Alive, Tenure},
-        terms::Terms,
-    },
+    engine::{Alive, acquisition, patience::Patience, release::OwnedHold, terms::Terms},
     error::{AcquireError, At, InvalidInput},
     name::Name,
 };
@@ -72,9 +68,9 @@ impl Handle {
         terms: &Arc<Terms>,
         patience: Patience,
         operation: &'static str,
-    ) -> Result<Option<Tenure>, AcquireError> {
+    ) -> Result<Option<OwnedHold>, AcquireError> {
         let name = self.name().map_err(|why| AcquireError::Invalid { at: self.at(operation), why })?;
-        self.alive.acquire(name, terms, patience, operation).await
+        acquisition::acquire(&self.alive, name, terms, patience, operation).await
     }
 
     /// Acquires, waiting for as long as it takes.
@@ -82,7 +78,7 @@ impl Handle {
         &self,
         terms: &Arc<Terms>,
         operation: &'static str,
-    ) -> Result<Tenure, AcquireError> {
+    ) -> Result<OwnedHold, AcquireError> {
         self.waited(self.acquire(terms, Patience::Forever, operation).await, operation)
     }
 
@@ -92,7 +88,7 @@ impl Handle {
         terms: &Arc<Terms>,
         limit: Duration,
         operation: &'static str,
-    ) -> Result<Tenure, AcquireError> {
+    ) -> Result<OwnedHold, AcquireError> {
         let until = self.alive.engine().clock().now().after(limit);
         self.waited(self.acquire(terms, Patience::Until(until), operation).await, operation)
     }

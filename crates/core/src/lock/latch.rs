@@ -1,23 +1,13 @@
 //! A countdown that many wait for.
 
-use std::{
-    sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use super::handle::Handle;
 use crate::{
-    engine::Patience,
-    error::{InvalidInput, LatchError, StoreError, StoreErrorKind},
-    model::COUNT_MEMORY,
-    store::{Count, CountAction, CountState, Counted, Topic},
+    engine::{counting, patience::Patience},
+    error::{InvalidInput, LatchError},
+    store::{CountAction, CountState, Counted},
 };
-
-/// How often a waiter looks without being told.
-const POLL: Duration = Duration::from_secs(1);
 
 /// A counter that is made with a number, counted down by anybody, and waited for by anybody.
 ///
@@ -150,60 +140,8 @@ impl Latch {
     }
 
     async fn wait_until(&self, patience: Patience) -> Result<(), LatchError> {
-        let engine = self.handle.alive.engine();
-        let started = engine.clock().now();
         let name = self.handle.name().map_err(|why| self.invalid(why, "wait"))?;
-        let topic = Topic::Latch(name.clone());
-        let last = OnceLock::new();
-        let opened = engine.limited(patience, self.until_open(&topic, &last)).await;
-        let waited = engine.clock().now().since(started);
-        match (opened, last.get()) {
-            (Some(opened), _) => opened,
-            (None, Some(remaining)) => {
-                let remaining = remaining.load(Ordering::Relaxed);
-                Err(LatchError::TimedOut { at: self.handle.at("wait"), waited, remaining })
-            }
-            (None, None) => {
-                let message =
-                    format!("no answer within {waited:?}; check that the store is up and reachable");
-                Err(StoreError::new(StoreErrorKind::Unreachable, message).at(self.handle.at("wait")).into())
-            }
-        }
-    }
-
-    /// Waits until it opens or is deleted, and notes in `last` what was left at each look.
-    async fn until_open(&self, topic: &Topic, last: &OnceLock<AtomicU64>) -> Result<(), LatchError> {
-        let engine = self.handle.alive.engine();
-        let mut interest = None;
-        let mut first = None;
-        loop {
-            if interest.is_none() {
-                // Subscribe first, then look: nothing falls in between. A failure is told by the
-                // look, or costs only time: the next poll subscribes again.
-                interest = engine.watches().subscribe(engine, topic).await.ok();
-            }
-            let state = match (self.count(CountAction::Read, "wait").await?, first) {
-                (Counted::State(state), None) => *first.insert(state),
-                (Counted::State(state), Some(first)) if state.born == first.born => state,
-                (_, None) => return Err(LatchError::Missing { at: self.handle.at("wait") }),
-                _ => return Err(LatchError::Deleted { at: self.handle.at("wait") }),
-            };
-            last.get_or_init(AtomicU64::default).store(state.remaining, Ordering::Relaxed);
-            if state.remaining == 0 || first.is_some_and(|first| state.opened > first.opened) {
-                return Ok(());
-            }
-            let poll = engine.clock().now().after(POLL);
-            tokio::select! {
-                biased;
-                () = async {
-                    match &mut interest {
-                        Some(interest) => interest.changed().await,
-                        None => std::future::pending().await,
-                    }
-                } => {}
-                () = engine.clock().sleep_until(poll) => {}
-            }
-        }
+        counting::wait(self.handle.alive.engine(), name, patience).await
     }
 
     fn invalid(&self, why: InvalidInput, operation: &'static str) -> LatchError {
@@ -218,53 +156,8 @@ impl Latch {
         }
     }
 
-    /// One operation with one id: asked again until its outcome is known, counted once.
     async fn count(&self, action: CountAction, operation: &'static str) -> Result<Counted, LatchError> {
-        let at = || self.handle.at(operation);
         let name = self.handle.name().map_err(|why| self.invalid(why, operation))?;
-        let engine = self.handle.alive.engine();
-        let mut started = engine.clock().now();
-        let server = engine.store().server_of(name);
-        let not_after = engine.store_clock().not_after(server, started);
-        let mut count = Count { name: name.clone(), op: engine.next_id(), not_after, action };
-        let mut pause = Duration::from_millis(50);
-        let mut unknown = false;
-        let mut too_late = 0;
-        loop {
-            if engine.is_closed() {
-                return Err(LatchError::Closed { at: at() });
-            }
-            let result = engine.ask_store(operation, engine.store().count(&count)).await;
-            let now = engine.clock().now();
-            let error = match result.map(|answers| (answers.now, answers.each.first().copied())) {
-                Ok((time, Some(Counted::Stale) | None)) if too_late < 5 => {
-                    // The store remembers what counted for longer than anybody asks again, so
-                    // this means that no copy counted or ever will: a new one is in order.
-                    engine.store_clock().heard(server, now, time);
-                    too_late += 1;
-                    unknown = false;
-                    started = now;
-                    count.op = engine.next_id();
-                    count.not_after = engine.store_clock().not_after(server, now);
-                    continue;
-                }
-                Ok((_, Some(Counted::Stale) | None)) => StoreError::new(
-                    StoreErrorKind::Conflict,
-                    "requests keep arriving too late for the store's clock; check clocks and latency",
-                ),
-                Ok((time, Some(counted))) => {
-                    engine.store_clock().heard(server, now, time);
-                    return Ok(counted);
-                }
-                Err(error) => error,
-            };
-            unknown |= error.maybe_applied();
-            if !error.is_passing() || now.since(started) >= engine.outage_limit().min(COUNT_MEMORY / 2) {
-                let error = if unknown { error.perhaps_applied() } else { error };
-                return Err(error.at(at()).into());
-            }
-            engine.clock().sleep_until(now.after(pause)).await;
-            pause = (pause * 2).min(Duration::from_secs(1));
-        }
+        counting::count(self.handle.alive.engine(), name, action, operation).await
     }
 }

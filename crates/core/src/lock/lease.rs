@@ -4,7 +4,11 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use crate::{
     clock::BootTime,
-    engine::{hold::Hold, terms::Terms},
+    engine::{
+        hold::{Grantee, Hold},
+        renewal::DetachedLease,
+        terms::Terms,
+    },
     error::InvalidInput,
     id::ContenderId,
     name::Name,
@@ -78,6 +82,18 @@ impl Lease {
     /// The fencing token.
     pub fn token(&self) -> Token {
         Token::new(self.number, self.step)
+    }
+
+    /// What a keeper needs that goes on with it; `slot` is that keeper's number for it.
+    pub(crate) fn detached(&self, slot: u64, terms: Arc<Terms>) -> DetachedLease {
+        let grantee = Grantee {
+            name: self.name.clone(),
+            contender: self.contender,
+            slot,
+            terms,
+            tombstone_until: self.tombstone_until,
+        };
+        DetachedLease { grantee, token: self.token(), floor: self.floor }
     }
 
     pub(crate) fn terms(&self) -> Arc<Terms> {

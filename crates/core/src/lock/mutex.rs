@@ -7,7 +7,7 @@ use super::{
     handle::{Handle, lease_settings},
     owner::Owner,
 };
-use crate::{engine::Patience, error::AcquireError};
+use crate::{engine::patience::Patience, error::AcquireError};
 
 /// A lock that one holder has at a time, over all processes that use the store.
 ///

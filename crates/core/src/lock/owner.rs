@@ -10,7 +10,7 @@ use super::{
     handle::Handle,
 };
 use crate::{
-    engine::{Patience, terms::Terms},
+    engine::{patience::Patience, terms::Terms},
     error::AcquireError,
     name::Name,
     support,
@@ -81,10 +81,13 @@ impl Owner {
                 Err(_) => return Ok(None),
             },
             _ => {
-                let engine = handle.alive.engine();
-                let started = engine.clock().now();
-                let locked = engine.limited(patience, held.lock()).await;
-                locked.ok_or_else(|| engine.timed_out(at(), started, None))?
+                let clock = handle.alive.engine().clock();
+                let started = clock.now();
+                let locked = patience.limit(clock, held.lock()).await;
+                locked.ok_or_else(|| {
+                    let waited = clock.now().since(started);
+                    AcquireError::TimedOut { at: at(), waited, ahead: None, maybe_applied: false }
+                })?
             }
         };
         if let Some(entered) = held.upgrade().filter(|entered| entered.is_live() && entered.check().is_ok()) {
@@ -98,8 +101,8 @@ impl Owner {
                 Err(Refused::Over) => {}
             }
         }
-        let Some(tenure) = handle.acquire(terms, patience, operation).await? else { return Ok(None) };
-        let entry = Entry::new(tenure);
+        let Some(owned) = handle.acquire(terms, patience, operation).await? else { return Ok(None) };
+        let entry = Entry::new(owned);
         *held = entry.weak();
         Ok(Some(entry))
     }

@@ -8,7 +8,7 @@ use super::{
     owner::Owner,
 };
 use crate::{
-    engine::{Patience, terms::Terms},
+    engine::{patience::Patience, terms::Terms},
     error::AcquireError,
     share::Units,
 };

@@ -7,7 +7,7 @@ use super::{
     handle::{Handle, lease_settings},
 };
 use crate::{
-    engine::{Patience, terms::Terms},
+    engine::{patience::Patience, terms::Terms},
     error::AcquireError,
     share::Units,
 };

@@ -6,7 +6,7 @@
 //! store's expiry), I5 and I12 (what is given up ends), I6 (numbers grow), I9 (asking again never enters
 //! twice, and late copies do nothing), I15 (a leave ends what it names).
 //!
-//! The asker follows `engine/seat.rs` and `Engine::on_verdict`: one copy under way at a time; copies
+//! The asker follows `engine/waiter.rs` and `acquisition::settle`: one copy under way at a time; copies
 //! without an answer are remembered by the latest time at which they may still take effect, and
 //! the leave carries that time as its mark.
 

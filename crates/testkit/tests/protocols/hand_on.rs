@@ -6,8 +6,8 @@
 //! wait), and inside of a process I2 (one holder), I3 (once lost always lost), I5 (dropping a task at any
 //! moment leaks nothing), I6 (tokens grow), I8 (those who wait elsewhere are served).
 //!
-//! The process follows `engine/lane.rs` (a lane has at most one front that claims at the store and at
-//! most one open grant), `engine/keeping.rs` (a tenure is handed on or left) and `engine/hold.rs`.
+//! The process follows `engine/local_queue.rs` (a lane has at most one front that claims at the store and at
+//! most one open grant), `engine/release.rs` (a hold is handed on or left) and `engine/hold.rs`.
 
 use std::{collections::VecDeque, time::Duration};
 

@@ -1,4 +1,6 @@
-//! A place in line: an acquisition from its first claim to its outcome.
+//! A waiter: one contender from its first claim to its outcome.
+//!
+//! It keeps what was sent and heard for this contender, and decides nothing: `acquisition` does.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock},
@@ -7,13 +9,15 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{hold::Hold, terms::Terms, watches::Interest};
+use super::{
+    Engine, dispatch::Standing, hold::Hold, store_client, subscriptions::Subscription, terms::Terms,
+};
 use crate::{
     clock::BootTime,
     error::StoreError,
     share::Capacity,
     store::{Claim, StoreTime},
-    support,
+    support::{self, backoff::Backoff},
 };
 
 /// How an acquisition ends.
@@ -31,57 +35,56 @@ pub(crate) enum Outcome {
     Closed,
 }
 
-/// How far an acquisition has come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Standing {
-    /// No copy was sent yet.
-    New,
-    /// The store may know it.
-    Known,
-    /// It has its outcome, or nobody waits any more.
-    Over,
-}
-
-/// One contender that asks and waits.
-#[derive(Debug)]
-pub(crate) struct Seat {
-    /// The claim, but for what is set at each sending.
+pub(crate) struct Waiter {
+    pub(super) engine: Arc<Engine>,
+    /// The claim, except for what is set at each sending.
     template: Claim,
-    pub(crate) terms: Arc<Terms>,
+    pub(super) terms: Arc<Terms>,
     state: Mutex<State>,
     told: Notify,
-    /// Keeps the subscription that grants come by for as long as the seat waits.
-    woken_by: OnceLock<Interest>,
+    /// Keeps the subscription that grants come by for as long as the contender waits.
+    woken_by: OnceLock<Subscription>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     outcome: Option<Outcome>,
     cancelled: bool,
+    /// Whether it is in the dispatcher's queue, so that the next copy is still to be sent.
+    queued: bool,
     /// How many copies were sent.
     sent: u32,
-    /// The `not_after` of the copy under way.
+    /// The `not_after` of the copy in flight.
     in_flight: Option<StoreTime>,
     /// The latest `not_after` of copies that never got an answer.
     unanswered: Option<StoreTime>,
-    /// Whether a hint came since the copy under way was sent, whose answer may be older than the hint.
+    /// Whether a hint came since the copy in flight was sent, whose answer may be older than the hint.
     hinted: bool,
     ahead: Option<u32>,
-    trouble: Option<Trouble>,
+    failing: Option<Failing>,
     /// Copies in a row that came too late for the store's clock.
     too_late: u32,
 }
 
 /// Failures in a row.
 #[derive(Debug, Clone, Copy)]
-struct Trouble {
+struct Failing {
     since: BootTime,
-    tries: u32,
+    backoff: Backoff,
 }
 
-impl Seat {
-    pub(crate) fn new(template: Claim, terms: Arc<Terms>) -> Arc<Self> {
+/// A copy came to nothing.
+pub(super) struct Failure {
+    /// How long to pause before the next copy.
+    pub(super) pause: Duration,
+    /// Since when copies fail.
+    pub(super) since: BootTime,
+}
+
+impl Waiter {
+    pub(super) fn new(engine: &Arc<Engine>, template: Claim, terms: Arc<Terms>) -> Arc<Self> {
         Arc::new(Self {
+            engine: engine.clone(),
             template,
             terms,
             state: Mutex::default(),
@@ -90,11 +93,12 @@ impl Seat {
         })
     }
 
-    pub(crate) fn claim(&self) -> &Claim {
+    pub(super) fn claim(&self) -> &Claim {
         &self.template
     }
 
-    pub(crate) fn slot(&self) -> u64 {
+    /// The keeper's own number for it.
+    pub(super) fn slot(&self) -> u64 {
         self.template.contender.seq
     }
 
@@ -102,9 +106,16 @@ impl Seat {
         support::lock(&self.state)
     }
 
-    /// The copy to send now; `None` if nobody waits for it any more or one is under way.
-    pub(crate) fn next_copy(&self, stamp: BootTime, not_after: StoreTime) -> Option<Claim> {
+    /// Whether it is to be given to the dispatcher, which has not got it yet.
+    pub(super) fn enqueue(&self) -> bool {
         let mut state = self.state();
+        state.in_flight.is_none() && !std::mem::replace(&mut state.queued, true)
+    }
+
+    /// The copy to send now; `None` if nobody waits for it any more or one is in flight.
+    pub(super) fn next_copy(&self, sent: BootTime, not_after: StoreTime) -> Option<Claim> {
+        let mut state = self.state();
+        state.queued = false;
         if state.cancelled || state.outcome.is_some() || state.in_flight.is_some() {
             return None;
         }
@@ -112,25 +123,25 @@ impl Seat {
         state.sent += 1;
         state.in_flight = Some(not_after);
         state.hinted = false;
-        Some(Claim { stamp: stamp.0, not_after, again, ..self.template.clone() })
+        Some(Claim { stamp: sent.0, not_after, again, ..self.template.clone() })
     }
 
     /// Grants come by this subscription.
-    pub(crate) fn is_woken_by(&self, interest: Interest) {
-        // A second one for the same seat keeps nothing alive that the first does not.
-        drop(self.woken_by.set(interest));
+    pub(super) fn is_woken_by(&self, subscription: Subscription) {
+        // A second one for the same waiter keeps nothing alive that the first does not.
+        drop(self.woken_by.set(subscription));
     }
 
-    pub(crate) fn has_wakes(&self) -> bool {
+    pub(super) fn has_wakes(&self) -> bool {
         self.woken_by.get().is_some()
     }
 
-    /// Whether a copy has been sent before, so that the store may know it.
-    pub(crate) fn is_known(&self) -> bool {
+    /// Whether a copy has been sent, so that the store may know the contender.
+    pub(super) fn is_known(&self) -> bool {
         self.state().sent > 0
     }
 
-    pub(crate) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> Standing {
         let state = self.state();
         match state.sent {
             _ if state.cancelled || state.outcome.is_some() => Standing::Over,
@@ -139,45 +150,42 @@ impl Seat {
         }
     }
 
-    /// Something may have changed. True if nobody need ask because of it: the first copy is still to come, or what is
-    /// under way is asked once more when it is answered.
-    pub(crate) fn hinted(&self) -> bool {
+    /// Something may have changed. True if nobody need ask because of it: the next copy is still to be sent, or the one
+    /// in flight is followed by another when it is answered.
+    pub(super) fn hinted(&self) -> bool {
         let mut state = self.state();
         state.hinted |= state.in_flight.is_some();
-        state.hinted || state.sent == 0
+        state.hinted || state.queued || state.sent == 0
     }
 
-    /// The copy under way was answered. True if a hint came meanwhile.
-    pub(crate) fn heard(&self) -> bool {
+    /// The copy in flight was answered. True if a hint came meanwhile.
+    pub(super) fn heard(&self) -> bool {
         let mut state = self.state();
         state.in_flight = None;
-        state.trouble = None;
+        state.failing = None;
         state.too_late = 0;
         std::mem::take(&mut state.hinted)
     }
 
-    /// The copy under way was answered with a place in line.
-    pub(crate) fn placed(&self, ahead: u32) {
-        self.state().ahead = Some(ahead);
+    /// The copy in flight was answered with a position in the queue. True if it is the first such answer.
+    pub(super) fn placed(&self, ahead: u32) -> bool {
+        self.state().ahead.replace(ahead).is_none()
     }
 
-    /// The copy under way came to nothing; how long to pause before the next, and since when
-    /// there is trouble.
-    pub(crate) fn failed(&self, now: BootTime, maybe_applied: bool) -> (Duration, BootTime) {
+    /// The copy in flight came to nothing.
+    pub(super) fn failed(&self, now: BootTime, maybe_applied: bool) -> Failure {
         let mut state = self.state();
         if let Some(not_after) = state.in_flight.take().filter(|_| maybe_applied) {
             state.unanswered = state.unanswered.max(Some(not_after));
         }
         // It is asked again anyway.
         state.hinted = false;
-        let trouble = state.trouble.get_or_insert(Trouble { since: now, tries: 0 });
-        trouble.tries += 1;
-        let pause = Duration::from_millis(50) * 2u32.pow(trouble.tries.min(5) - 1);
-        (pause.min(Duration::from_secs(1)), trouble.since)
+        let failing = state.failing.get_or_insert(Failing { since: now, backoff: store_client::BACKOFF });
+        Failure { pause: failing.backoff.pause(), since: failing.since }
     }
 
     /// How many claims in a row came too late, with this one.
-    pub(crate) fn too_late(&self) -> u32 {
+    pub(super) fn too_late(&self) -> u32 {
         let mut state = self.state();
         state.in_flight = None;
         state.hinted = false;
@@ -186,17 +194,17 @@ impl Seat {
     }
 
     /// Until when copies without an answer may still arrive at the store.
-    pub(crate) fn tombstone_until(&self) -> Option<StoreTime> {
+    pub(super) fn tombstone_until(&self) -> Option<StoreTime> {
         let state = self.state();
         state.unanswered.max(state.in_flight)
     }
 
-    pub(crate) fn ahead(&self) -> Option<u32> {
+    pub(super) fn ahead(&self) -> Option<u32> {
         self.state().ahead
     }
 
-    /// Sets the outcome and wakes who waits for it; gives it back if nobody does.
-    pub(crate) fn tell(&self, outcome: Outcome) -> Result<(), Outcome> {
+    /// Sets the outcome and wakes the task that waits for it; gives it back if there is none.
+    pub(super) fn tell(&self, outcome: Outcome) -> Result<(), Outcome> {
         let mut state = self.state();
         if state.outcome.is_some() || state.cancelled {
             return Err(outcome);
@@ -216,7 +224,7 @@ impl Seat {
     }
 
     /// Waits for the outcome.
-    pub(crate) async fn outcome(&self) -> Outcome {
+    pub(super) async fn outcome(&self) -> Outcome {
         loop {
             if let Some(outcome) = self.take() {
                 return outcome;
@@ -225,9 +233,9 @@ impl Seat {
         }
     }
 
-    /// Nobody waits any more. Gives the outcome that came in between, if one did, and whether
-    /// the store may know the contender.
-    pub(crate) fn cancel(&self) -> (Option<Outcome>, bool) {
+    /// Nobody waits any more. Gives the outcome that came in between, if one did, and whether the store may know the
+    /// contender.
+    pub(super) fn cancel(&self) -> (Option<Outcome>, bool) {
         let mut state = self.state();
         state.cancelled = true;
         (state.outcome.take(), state.sent > 0)

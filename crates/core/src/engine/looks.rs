@@ -1,4 +1,5 @@
-//! How much work a crowd is, counted in entries that were looked at: for tests, which must not judge by the time taken.
+//! Counts how many entries of its lists the engine looks at, for tests: they judge the work that a crowd makes, and must
+//! not judge it by the time taken.
 
 /// An entry of a list that the engine keeps was looked at.
 #[cfg(not(test))]
@@ -12,16 +13,16 @@ mod counted {
     use std::cell::Cell;
 
     thread_local! {
-        static STEPS: Cell<usize> = const { Cell::new(0) };
+        static LOOKS: Cell<usize> = const { Cell::new(0) };
     }
 
     pub(crate) fn look() {
-        STEPS.set(STEPS.get() + 1);
+        LOOKS.set(LOOKS.get() + 1);
     }
 
-    /// How many steps this thread has made so far.
+    /// How many looks this thread has made so far.
     pub(super) fn so_far() -> usize {
-        STEPS.get()
+        LOOKS.get()
     }
 }
 
@@ -43,9 +44,9 @@ mod tests {
     const CROWD: usize = 2000;
 
     /// Each of a crowd may look at so many entries on its way in and out.
-    const STEPS_EACH: usize = 10;
+    const LOOKS_EACH: usize = 10;
 
-    /// How many steps it takes that a crowd waits and gives up.
+    /// How many looks it takes that a crowd waits and gives up.
     async fn gives_up(mutex: impl Fn(usize) -> Mutex) -> usize {
         let before = so_far();
         let tasks: Vec<_> = (0..CROWD)
@@ -70,9 +71,9 @@ mod tests {
         let (ours, theirs) = (world.keeper().await, world.keeper().await);
         let _held = theirs.mutex("name").lock().await.expect("free");
         let behind_one = gives_up(|_| ours.mutex("name")).await;
-        assert!(behind_one < CROWD * STEPS_EACH, "{behind_one} steps behind one entry at the store");
-        let in_line = gives_up(|_| ours.mutex("name").fifo()).await;
-        assert!(in_line < CROWD * STEPS_EACH, "{in_line} steps in the store's line");
+        assert!(behind_one < CROWD * LOOKS_EACH, "{behind_one} looks behind one entry at the store");
+        let in_queue = gives_up(|_| ours.mutex("name").fifo()).await;
+        assert!(in_queue < CROWD * LOOKS_EACH, "{in_queue} looks in the store's queue");
     }
 
     /// A keeper and the sink that its store tells it by.
@@ -108,8 +109,8 @@ mod tests {
         let topic = |name| Topic::Grants(Name::new(name).expect("a good name"));
         sink.wake(Wake::Changed(topic("name/7")));
         sink.wake(Wake::Changed(topic("nobody waits for this")));
-        let steps = so_far() - before;
-        assert!(steps <= 3, "{steps} of {CROWD} were looked at");
+        let looks = so_far() - before;
+        assert!(looks <= 3, "{looks} of {CROWD} were looked at");
         ours.close().await;
         drop(waiting);
     }

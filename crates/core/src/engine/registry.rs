@@ -1,4 +1,4 @@
-//! Everything this keeper waits for or holds, and when each wants attention next.
+//! All waiters and holds of this keeper, and when each of them is due next.
 //!
 //! One lock over both, so that a contender is always either waiting or held and a doubled grant
 //! message can never be mistaken for a grant that nobody wants. Nothing is called while the lock
@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{hold::Hold, seat::Seat, steps::look};
+use super::{hold::Hold, looks::look, waiter::Waiter};
 use crate::{
     clock::{BootTime, Clock, LONGEST_NAP},
     name::Name,
@@ -20,63 +20,62 @@ use crate::{
     token::GrantNumber,
 };
 
-/// While nothing is held, the beat looks again after this long, so that a steady flow of short locks does not wake it
+/// While nothing is held, the watchdog looks again after this long, so that a steady flow of short locks does not wake it
 /// each time: longer than between two polls. While something is held, after [`LONGEST_NAP`].
 const LAZY_LOOK: Duration = Duration::from_secs(6);
 
-/// How many leases that were let go are remembered: more than can be on their way at one time.
+/// How many detached leases are remembered: more than can be on their way at one time.
 const REMEMBERED: usize = 4096;
 
-#[derive(Debug, Default)]
-pub(crate) struct Ledger {
+#[derive(Default)]
+pub(crate) struct Registry {
     inner: Mutex<Inner>,
     earlier: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Inner {
-    waiting: HashMap<u64, Entry<Arc<Seat>>>,
-    /// Who waits for which name, so that a hint need not look at all who wait.
+    waiting: HashMap<u64, Entry<Arc<Waiter>>>,
+    /// The waiters of each name, so that a hint need not look at all of them.
     names: BTreeSet<(Name, u64)>,
     held: HashMap<u64, Entry<Arc<Hold>>>,
     /// Lost, but their guards are still there: given back when these go or the keeper closes.
     lost: HashMap<u64, Arc<Hold>>,
-    /// The grants that were let go to live on elsewhere, the latest of them: a late word of these is not for us.
-    let_go: BTreeMap<u64, GrantNumber>,
+    /// The latest grants that live on elsewhere: a late message about them is not for this keeper.
+    detached: BTreeMap<u64, GrantNumber>,
     /// Given back, while the store has not answered: the leave under way is enough.
     leaving: HashMap<u64, GrantNumber>,
     schedule: BTreeSet<(BootTime, u64)>,
-    /// When the beat will look without being told.
+    /// When the watchdog will look without being told.
     looks_at: BootTime,
-    /// Whether anything came in since the beat last looked.
+    /// Whether anything came in since the watchdog last looked.
     touched: bool,
     closed: bool,
 }
 
-#[derive(Debug)]
 struct Entry<T> {
     what: T,
     due: BootTime,
 }
 
-/// Whom a grant is for.
-pub(crate) enum Addressee {
-    Waiting(Arc<Seat>),
-    /// It is known: held, or let go to live on elsewhere.
+/// Who a grant is for.
+pub(crate) enum Recipient {
+    Waiting(Arc<Waiter>),
+    /// It is known: held, being given back, or detached.
     Known,
     /// Its contender holds an earlier one, which must be over.
     Outlived(Arc<Hold>),
     Nobody,
 }
 
-/// What wants attention now.
+/// What is due now.
 #[derive(Default)]
 pub(crate) struct DueNow {
-    pub(crate) seats: Vec<Arc<Seat>>,
+    pub(crate) waiters: Vec<Arc<Waiter>>,
     pub(crate) holds: Vec<Arc<Hold>>,
 }
 
-impl Ledger {
+impl Registry {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         support::lock(&self.inner)
     }
@@ -87,27 +86,25 @@ impl Ledger {
         }
     }
 
-    /// Enters a seat, to be asked for again at `due`; false if the keeper is closed.
-    pub(crate) fn wait(&self, seat: &Arc<Seat>, due: BootTime) -> bool {
+    /// Enters a waiter; false if the keeper is closed.
+    pub(crate) fn register(&self, waiter: &Arc<Waiter>) -> bool {
         let mut inner = self.lock();
         if inner.closed {
             return false;
         }
-        inner.waiting.insert(seat.slot(), Entry { what: seat.clone(), due: BootTime::NEVER });
-        inner.names.insert((seat.claim().name.clone(), seat.slot()));
-        let earlier = inner.schedule_waiting(seat.slot(), due);
-        drop(inner);
-        self.tell_if(earlier);
+        inner.waiting.insert(waiter.slot(), Entry { what: waiter.clone(), due: BootTime::NEVER });
+        inner.names.insert((waiter.claim().name.clone(), waiter.slot()));
+        inner.touched = true;
         true
     }
 
-    /// Turns a waiting seat into a hold; false if it no longer waits.
-    pub(crate) fn promote(&self, hold: &Arc<Hold>) -> bool {
+    /// Turns a waiter into a hold that is due at `due`; false if it no longer waits.
+    pub(crate) fn promote(&self, hold: &Arc<Hold>, due: BootTime) -> bool {
         let mut inner = self.lock();
-        if inner.take_seat(hold.slot).is_none() {
+        if inner.take_waiter(hold.slot).is_none() {
             return false;
         }
-        let earlier = inner.insert_held(hold);
+        let earlier = inner.insert_held(hold, due);
         drop(inner);
         self.tell_if(earlier);
         true
@@ -115,45 +112,46 @@ impl Ledger {
 
     /// Enters a hold that came from elsewhere; false if the keeper is closed.
     pub(crate) fn adopt(&self, hold: &Arc<Hold>) -> bool {
+        let due = hold.due();
         let mut inner = self.lock();
         if inner.closed {
             return false;
         }
-        let earlier = inner.insert_held(hold);
+        let earlier = inner.insert_held(hold, due);
         drop(inner);
         self.tell_if(earlier);
         true
     }
 
-    /// Whom the grant `number` for `slot` is for.
-    pub(crate) fn addressee(&self, slot: u64, number: GrantNumber) -> Addressee {
+    /// Who the grant `number` for `slot` is for.
+    pub(crate) fn recipient(&self, slot: u64, number: GrantNumber) -> Recipient {
         let inner = self.lock();
         if let Some(entry) = inner.waiting.get(&slot) {
-            return Addressee::Waiting(entry.what.clone());
+            return Recipient::Waiting(entry.what.clone());
         }
         let held = inner.held.get(&slot).map(|entry| &entry.what).or_else(|| inner.lost.get(&slot));
-        match (held, inner.let_go.get(&slot)) {
-            (Some(hold), _) if hold.number < number => Addressee::Outlived(hold.clone()),
-            (Some(_), _) => Addressee::Known,
-            (None, Some(let_go)) if *let_go >= number => Addressee::Known,
-            (None, _) if inner.leaving.get(&slot).is_some_and(|left| *left >= number) => Addressee::Known,
-            (None, _) => Addressee::Nobody,
+        match (held, inner.detached.get(&slot)) {
+            (Some(hold), _) if hold.number < number => Recipient::Outlived(hold.clone()),
+            (Some(_), _) => Recipient::Known,
+            (None, Some(detached)) if *detached >= number => Recipient::Known,
+            (None, _) if inner.leaving.get(&slot).is_some_and(|left| *left >= number) => Recipient::Known,
+            (None, _) => Recipient::Nobody,
         }
     }
 
-    /// How many wait, how many hold.
+    /// How many waiters and holds there are.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let inner = self.lock();
         (inner.waiting.len(), inner.held.len())
     }
 
-    /// Strikes a seat out.
-    pub(crate) fn strike_seat(&self, slot: u64) {
-        self.lock().take_seat(slot);
+    /// Removes a waiter.
+    pub(crate) fn remove_waiter(&self, slot: u64) {
+        self.lock().take_waiter(slot);
     }
 
-    /// Strikes a hold out: it is given back, of which [`left`](Self::left) is the end.
-    pub(crate) fn strike_hold(&self, hold: &Hold) {
+    /// Removes a hold whose leave is on its way, until [`left`](Self::left).
+    pub(crate) fn remove_left(&self, hold: &Hold) {
         let mut inner = self.lock();
         inner.take_hold(hold.slot);
         // An adopted one has another keeper's contender, about which nobody is told here.
@@ -175,35 +173,35 @@ impl Ledger {
         }
     }
 
-    /// Strikes out a hold that lives on elsewhere.
-    pub(crate) fn let_go(&self, hold: &Hold) {
+    /// Removes a hold that lives on elsewhere.
+    pub(crate) fn detached(&self, hold: &Hold) {
         let mut inner = self.lock();
         inner.take_hold(hold.slot);
-        inner.let_go.insert(hold.slot, hold.number);
-        if inner.let_go.len() > REMEMBERED {
-            inner.let_go.pop_first();
+        inner.detached.insert(hold.slot, hold.number);
+        if inner.detached.len() > REMEMBERED {
+            inner.detached.pop_first();
         }
     }
 
-    /// The seat is to be asked for at `due`.
+    /// The waiter is to ask again at `due`.
     pub(crate) fn ask_at(&self, slot: u64, due: BootTime) {
         let earlier = self.lock().schedule_waiting(slot, due);
         self.tell_if(earlier);
     }
 
-    /// Who waits for `name`, or for anything at all, in order of name and arrival.
-    pub(crate) fn waiting_for(&self, name: Option<&Name>) -> Vec<Arc<Seat>> {
+    /// The waiters for `name`, or all of them, in order of name and arrival.
+    pub(crate) fn waiting_for(&self, name: Option<&Name>) -> Vec<Arc<Waiter>> {
         let inner = self.lock();
-        let seat = |slot: &u64| {
+        let waiter = |slot: &u64| {
             look();
             inner.waiting.get(slot).map(|entry| entry.what.clone())
         };
         match name {
             Some(name) => {
                 let range = inner.names.range((name.clone(), 0)..=(name.clone(), u64::MAX));
-                range.filter_map(|(_, slot)| seat(slot)).collect()
+                range.filter_map(|(_, slot)| waiter(slot)).collect()
             }
-            None => inner.names.iter().filter_map(|(_, slot)| seat(slot)).collect(),
+            None => inner.names.iter().filter_map(|(_, slot)| waiter(slot)).collect(),
         }
     }
 
@@ -227,12 +225,12 @@ impl Ledger {
     }
 
     /// Takes out of the schedule what is due at `now`, and with it the holds that are due within
-    /// `together`; each must be scheduled anew or struck out. Nothing due means nothing taken, and
-    /// seats are never taken early: what is merely near would be done again and again until its
+    /// `together`; each must be scheduled anew or removed. Nothing due means nothing taken, and
+    /// waiters are never taken early: what is merely near would be done again and again until its
     /// time comes.
     pub(crate) fn take_due(&self, now: BootTime, together: Duration) -> DueNow {
         let mut inner = self.lock();
-        // The beat is awake and looks at the schedule again before it sleeps: nobody need tell it.
+        // The watchdog is awake and looks at the schedule again before it sleeps: nobody need tell it.
         inner.looks_at = BootTime::default();
         let mut due = DueNow::default();
         if inner.schedule.first().is_none_or(|(at, _)| *at > now) {
@@ -247,14 +245,14 @@ impl Ledger {
                 continue;
             } else if let Some(entry) = inner.waiting.get_mut(&slot) {
                 entry.due = BootTime::NEVER;
-                due.seats.push(entry.what.clone());
+                due.waiters.push(entry.what.clone());
             }
             inner.schedule.remove(&(at, slot));
         }
         due
     }
 
-    /// Has the beat look around now.
+    /// Wakes the watchdog.
     pub(crate) fn nudge(&self) {
         self.earlier.notify_one();
     }
@@ -281,26 +279,26 @@ impl Ledger {
         }
     }
 
-    /// Refuses newcomers from now on and gives out everybody who is here.
+    /// Refuses newcomers from now on and gives out everything there is.
     pub(crate) fn close(&self) -> DueNow {
         let mut inner = self.lock();
         inner.closed = true;
         inner.schedule.clear();
         inner.names.clear();
         let mut everybody = DueNow {
-            seats: inner.waiting.drain().map(|(_, entry)| entry.what).collect(),
+            waiters: inner.waiting.drain().map(|(_, entry)| entry.what).collect(),
             holds: inner.held.drain().map(|(_, entry)| entry.what).collect(),
         };
         everybody.holds.extend(inner.lost.drain().map(|(_, hold)| hold));
         // In order of arrival, so that a simulated run repeats exactly.
-        everybody.seats.sort_by_key(|seat| seat.slot());
+        everybody.waiters.sort_by_key(|waiter| waiter.slot());
         everybody.holds.sort_by_key(|hold| hold.slot);
         everybody
     }
 }
 
 impl Inner {
-    fn take_seat(&mut self, slot: u64) -> Option<Arc<Seat>> {
+    fn take_waiter(&mut self, slot: u64) -> Option<Arc<Waiter>> {
         let entry = self.waiting.remove(&slot)?;
         self.schedule.remove(&(entry.due, slot));
         self.names.remove(&(entry.what.claim().name.clone(), slot));
@@ -313,9 +311,9 @@ impl Inner {
         Some(entry.what)
     }
 
-    fn insert_held(&mut self, hold: &Arc<Hold>) -> bool {
+    fn insert_held(&mut self, hold: &Arc<Hold>, due: BootTime) -> bool {
         self.held.insert(hold.slot, Entry { what: hold.clone(), due: BootTime::NEVER });
-        self.schedule_held(hold.slot, hold.due())
+        self.schedule_held(hold.slot, due)
     }
 
     fn schedule_waiting(&mut self, slot: u64, due: BootTime) -> bool {
@@ -330,7 +328,7 @@ impl Inner {
         self.reschedule(slot, before, due)
     }
 
-    /// Whether the beat has to be told.
+    /// Whether the watchdog has to be told.
     fn reschedule(&mut self, slot: u64, before: BootTime, due: BootTime) -> bool {
         self.touched = true;
         if before != BootTime::NEVER {
@@ -347,31 +345,25 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::{
-        engine::{hold::Origin, terms::Terms},
+        engine::{hold::Grantee, terms::Terms},
         id::{ContenderId, KeeperId},
         share::{Capacity, Units},
-        store::Kind,
+        store::{Grant, Kind},
     };
 
     const START: BootTime = BootTime(1_000_000_000_000);
 
     /// A hold granted at `START` whose lease is long enough never to matter but for `lease / 3`.
     fn hold(slot: u64, lease: Duration) -> Arc<Hold> {
-        Arc::new(Hold::new(Origin {
+        let grantee = Grantee {
             name: Name::new("stock").expect("a good name"),
             contender: ContenderId { keeper: KeeperId::from_u128(1), seq: slot },
             slot,
-            number: slot,
-            floor: slot,
             terms: Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All)),
             tombstone_until: None,
-            from: START,
-            lease,
-            whole: lease,
-            deadline: START.after(lease),
-            confirmed: true,
-            step: 0,
-        }))
+        };
+        let grant = Grant { number: slot, floor: slot, remaining: lease };
+        Arc::new(Hold::from_answer(grantee, &grant, START, START).expect("in time"))
     }
 
     /// Renewals of a lease of 100 ms are due every 33 ms, which is less than what is done
@@ -379,12 +371,12 @@ mod tests {
     #[test]
     fn what_is_near_is_taken_only_with_what_is_due() {
         let together = Duration::from_millis(50);
-        let ledger = Ledger::default();
-        assert!(ledger.adopt(&hold(1, Duration::from_millis(99))), "due 33 ms after the start");
-        assert!(ledger.adopt(&hold(2, Duration::from_millis(150))), "due 50 ms after the start");
-        assert!(ledger.adopt(&hold(3, Duration::from_secs(3))), "due 1 s after the start");
+        let registry = Registry::default();
+        assert!(registry.adopt(&hold(1, Duration::from_millis(99))), "due 33 ms after the start");
+        assert!(registry.adopt(&hold(2, Duration::from_millis(150))), "due 50 ms after the start");
+        assert!(registry.adopt(&hold(3, Duration::from_secs(3))), "due 1 s after the start");
         let taken =
-            |millis| ledger.take_due(START.after(Duration::from_millis(millis)), together).holds.len();
+            |millis| registry.take_due(START.after(Duration::from_millis(millis)), together).holds.len();
         assert_eq!(taken(32), 0, "nothing is due");
         assert_eq!(taken(33), 2, "one is due and another near");
         assert_eq!(taken(990), 0, "nothing is due");

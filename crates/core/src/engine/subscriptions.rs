@@ -1,7 +1,7 @@
 //! Subscriptions: at most one per topic and keeper, shared by all who care.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -11,10 +11,11 @@ use std::{
 
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
-use super::Engine;
+use super::{registry::Registry, store_client::StoreClient};
 use crate::{
     clock::BootTime,
     error::StoreError,
+    name::Name,
     store::{Topic, Watch},
     support,
 };
@@ -24,13 +25,15 @@ use crate::{
 const LINGER: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
-pub(crate) struct Watches {
-    topics: Mutex<HashMap<Topic, Subscribed>>,
+pub(crate) struct Subscriptions {
+    topics: Mutex<HashMap<Topic, Entry>>,
+    /// The names whose grants a task is subscribing to.
+    attempts: Mutex<HashSet<Name>>,
     /// The store said that grants reach the keeper without subscribing.
     grants_come_by_themselves: AtomicBool,
 }
 
-struct Subscribed {
+struct Entry {
     shared: Arc<Shared>,
     idle_since: Option<BootTime>,
 }
@@ -59,17 +62,17 @@ impl Ending {
     }
 }
 
-/// Somebody's interest in a topic: keeps the subscription, and tells when to look again.
-#[derive(Debug)]
-pub(crate) struct Interest {
+/// One part in a subscription: keeps it, and tells when to look again.
+#[derive(Clone, Debug)]
+pub(crate) struct Subscription {
     _shared: Arc<Shared>,
     changes: watch::Receiver<u64>,
-    /// Whether there was none when somebody became interested, so that something may have been missed before.
+    /// Whether it was made for this one, so that something may have been missed before.
     pub(crate) new: bool,
 }
 
-impl Subscribed {
-    /// Whether nobody cares. New interest comes only under the lock of the topics.
+impl Entry {
+    /// Whether nobody cares. Others join only under the lock of the topics.
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.shared) == 1
     }
@@ -96,27 +99,37 @@ impl Subscribed {
     }
 }
 
-impl Interest {
+impl Subscription {
     /// Resolves at the next change; at once if one came since the last call.
     pub(crate) async fn changed(&mut self) {
-        // The sender lives as long as this interest.
+        // The sender lives as long as this subscription.
         drop(self.changes.changed().await);
     }
 }
 
-impl Watches {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Topic, Subscribed>> {
+impl Subscriptions {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Topic, Entry>> {
         support::lock(&self.topics)
     }
 
-    pub(crate) fn grants_need_one(&self) -> bool {
+    pub(super) fn grants_need_one(&self) -> bool {
         !self.grants_come_by_themselves.load(Ordering::Relaxed)
+    }
+
+    /// Whether the caller may subscribe to the grants of `name`; false while another task does. It ends with
+    /// [`attempt_ended`](Self::attempt_ended).
+    pub(super) fn begin_attempt(&self, name: &Name) -> bool {
+        support::lock(&self.attempts).insert(name.clone())
+    }
+
+    pub(super) fn attempt_ended(&self, name: &Name) {
+        support::lock(&self.attempts).remove(name);
     }
 
     /// What those who care for a topic share, and whether there is a subscription already.
     fn join(&self, topic: &Topic) -> (Arc<Shared>, bool) {
         let mut topics = self.lock();
-        let subscribed = topics.entry(topic.clone()).or_insert_with(|| Subscribed {
+        let entry = topics.entry(topic.clone()).or_insert_with(|| Entry {
             shared: Arc::new(Shared {
                 watch: Arc::default(),
                 made: AtomicBool::new(false),
@@ -124,19 +137,24 @@ impl Watches {
             }),
             idle_since: None,
         });
-        subscribed.idle_since = None;
-        (subscribed.shared.clone(), subscribed.shared.made.load(Ordering::Acquire))
+        entry.idle_since = None;
+        (entry.shared.clone(), entry.shared.made.load(Ordering::Acquire))
     }
 
     /// Subscribes to changes of a topic.
-    pub(crate) async fn subscribe(&self, engine: &Engine, topic: &Topic) -> Result<Interest, StoreError> {
+    pub(super) async fn subscribe(
+        &self,
+        client: &StoreClient,
+        registry: &Registry,
+        topic: &Topic,
+    ) -> Result<Subscription, StoreError> {
         let (shared, made) = self.join(topic);
         let changes = shared.version.subscribe();
         let mut watch = shared.watch.lock().await;
         if watch.is_none() {
-            // The beat, which sweeps, sleeps for ever while there is nothing to do.
-            engine.ledger().nudge();
-            *watch = Some(engine.ask_store("watch", engine.store().watch(topic)).await?);
+            // The watchdog, which sweeps, sleeps for ever while there is nothing to do.
+            registry.nudge();
+            *watch = Some(client.ask("watch", client.store.watch(topic)).await?);
             shared.made.store(true, Ordering::Release);
         }
         if matches!(*watch, Some(None)) && matches!(topic, Topic::Grants(_)) {
@@ -145,32 +163,32 @@ impl Watches {
             self.lock().remove(topic);
         }
         drop(watch);
-        Ok(Interest { _shared: shared, changes, new: !made })
+        Ok(Subscription { _shared: shared, changes, new: !made })
     }
 
-    pub(crate) fn changed(&self, topic: &Topic) {
-        if let Some(subscribed) = self.lock().get(topic) {
-            subscribed.shared.version.send_modify(|version| *version += 1);
+    pub(super) fn changed(&self, topic: &Topic) {
+        if let Some(entry) = self.lock().get(topic) {
+            entry.shared.version.send_modify(|version| *version += 1);
         }
     }
 
-    pub(crate) fn all_changed(&self) {
-        for subscribed in self.lock().values() {
-            subscribed.shared.version.send_modify(|version| *version += 1);
+    pub(super) fn all_changed(&self) {
+        for entry in self.lock().values() {
+            entry.shared.version.send_modify(|version| *version += 1);
         }
     }
 
     /// How many there are.
-    pub(crate) fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.lock().len()
     }
 
     /// Ends subscriptions that nobody has used for a while; returns when to look again.
-    pub(crate) fn sweep(&self, now: BootTime) -> BootTime {
+    pub(super) fn sweep(&self, now: BootTime) -> BootTime {
         let mut topics = self.lock();
         let ending: Vec<(Topic, Ending)> = topics
             .iter_mut()
-            .filter_map(|(topic, subscribed)| Some((topic.clone(), subscribed.end_if_idle(now)?)))
+            .filter_map(|(topic, entry)| Some((topic.clone(), entry.end_if_idle(now)?)))
             .collect();
         if !ending.is_empty() {
             drop(topics);
@@ -179,7 +197,7 @@ impl Watches {
             let ended: Vec<Topic> = ending.into_iter().map(|(topic, ending)| ending.end(topic)).collect();
             topics = self.lock();
             for topic in ended {
-                if topics.get(&topic).is_some_and(Subscribed::is_over) {
+                if topics.get(&topic).is_some_and(Entry::is_over) {
                     topics.remove(&topic);
                 }
             }
@@ -188,7 +206,7 @@ impl Watches {
     }
 
     /// Ends all subscriptions.
-    pub(crate) fn clear(&self) {
+    pub(super) fn clear(&self) {
         let ended = std::mem::take(&mut *self.lock());
         drop(ended);
     }

@@ -1,0 +1,501 @@
+//! An acquisition, from the primitive that asks for it to the hold that it ends with.
+//!
+//! Down: `acquire`, the local queue if the lock has one, a waiter, the dispatcher, `Store::apply`. Up: the dispatcher gives
+//! the verdict to the waiter, `settle` turns it into an outcome, and the task that waits for the outcome returns it.
+//! Answers to polls and pushed grants meet the first answer in [`settle`].
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Alive, Engine,
+    dispatch::{Asker, Standing, mismatched},
+    hold::{Grantee, Hold},
+    local_queue::{Entered, Turn},
+    patience::Patience,
+    release::{self, OwnedHold},
+    terms::Terms,
+    waiter::{Outcome, Waiter},
+};
+use crate::{
+    clock::BootTime,
+    error::{AcquireError, At, InvalidInput, StoreError, StoreErrorKind},
+    name::Name,
+    store::{Answer, Claim, Details, GrantNotice, Request, StoreTime, Topic, Verdict},
+    telemetry,
+};
+
+/// How many grants in a row may arrive after their lease before waiting on is called pointless.
+const LATE_GRANTS: u32 = 5;
+
+/// How many claims in a row may arrive too late for the store's clock.
+const LATE_CLAIMS: u32 = 5;
+
+/// Acquires `name` on `terms`. `None`: it is busy and the caller does not wait.
+///
+/// Cancel safe: dropped at any await, it leaves the queue and gives back what it was granted.
+pub(crate) async fn acquire(
+    alive: &Arc<Alive>,
+    name: &Name,
+    terms: &Arc<Terms>,
+    patience: Patience,
+    operation: &'static str,
+) -> Result<Option<OwnedHold>, AcquireError> {
+    // A store may answer at once, and so often: a task that locks in a loop lets others of its runtime have their turn.
+    tokio::task::consume_budget().await;
+    let engine = alive.engine();
+    let started = engine.clock().now();
+    let acquisition = Acquisition { alive, name, terms, patience, operation, started };
+    acquisition.check().map_err(|why| AcquireError::Invalid { at: acquisition.at(), why })?;
+    let result = if terms.shares_a_waiter() && patience.waits() {
+        acquisition.in_local_queue().await
+    } else {
+        let result = acquisition.at_store().await.map_err(|failure| failure.error);
+        if let Ok(Some(owned)) = &result
+            && terms.hands_on()
+        {
+            engine.local_queues.opened(owned.hold());
+        }
+        result
+    };
+    let granted = result.as_ref().map(|owned| owned.as_ref().map(|owned| (name, owned.token())));
+    telemetry::acquired(terms.kind, granted, || engine.clock().now().since(started));
+    result
+}
+
+/// What a caller asks for.
+struct Acquisition<'a> {
+    alive: &'a Arc<Alive>,
+    name: &'a Name,
+    terms: &'a Arc<Terms>,
+    patience: Patience,
+    operation: &'static str,
+    started: BootTime,
+}
+
+/// Why an acquisition failed, and whether all who wait for the same would fail so, too.
+struct Failure {
+    error: AcquireError,
+    outage: bool,
+}
+
+impl From<AcquireError> for Failure {
+    fn from(error: AcquireError) -> Self {
+        Self { error, outage: false }
+    }
+}
+
+impl Acquisition<'_> {
+    fn engine(&self) -> &Arc<Engine> {
+        self.alive.engine()
+    }
+
+    fn at(&self) -> At {
+        At::resource(self.engine().store().url(), self.name, self.operation)
+    }
+
+    fn check(&self) -> Result<(), InvalidInput> {
+        let (store, terms) = (self.engine().store(), self.terms);
+        terms.check(store.as_ref())?;
+        if (terms.detachable || !terms.min_hold.is_zero()) && !store.capability().detachable {
+            return Err(InvalidInput::new("this store has no leases that outlive their process"));
+        }
+        Ok(())
+    }
+
+    async fn in_local_queue(&self) -> Result<Option<OwnedHold>, AcquireError> {
+        let queues = &self.engine().local_queues;
+        let front = match queues.enter(self.name, self.terms, self.started) {
+            Entered::Front(front) => Some(front),
+            Entered::Behind(mut position) => {
+                match self.patience.limit(self.engine().clock(), position.turn()).await {
+                    Some(Some(Turn::HandedOn(owned))) => return Ok(Some(owned)),
+                    Some(Some(Turn::Front(front))) => Some(*front),
+                    Some(Some(Turn::Failed(error))) => return Err(error.at(self.at()).into()),
+                    // The keeper closes, which the store's side tells.
+                    Some(None) => None,
+                    None => return Err(self.timed_out(None)),
+                }
+            }
+        };
+        let result = self.at_store().await;
+        match (front, &result) {
+            (Some(front), Ok(Some(owned))) => front.granted(owned.hold()),
+            // What is wrong with this one task says nothing about the others.
+            (Some(_), Err(Failure { error: AcquireError::Store(error), outage: true })) => {
+                queues.failed(self.name, error);
+            }
+            _ => {}
+        }
+        result.map_err(|failure| failure.error)
+    }
+
+    async fn at_store(&self) -> Result<Option<OwnedHold>, Failure> {
+        let engine = self.engine();
+        let mut late_grants = 0;
+        loop {
+            let waiter = Waiter::new(engine, self.claim(), self.terms.clone());
+            if !engine.registry.register(&waiter) {
+                return Err(AcquireError::Closed { at: self.at(), maybe_applied: false }.into());
+            }
+            let mut waiting = Waiting { waiter, settled: false };
+            let waiter = &waiting.waiter;
+            let outcome = self.patience.limit(engine.clock(), async {
+                waiter.enqueue();
+                match engine.dispatcher.submit(waiter.clone()) {
+                    Some(in_flight) => in_flight.bring(waiter.outcome()).await,
+                    None => waiter.outcome().await,
+                }
+            });
+            match outcome.await {
+                Some(Outcome::TooLate) if self.patience.waits() && late_grants < LATE_GRANTS => {
+                    late_grants += 1;
+                }
+                outcome => return self.conclude(&mut waiting, outcome),
+            }
+        }
+    }
+
+    /// What the caller is told; `None` if its time is up.
+    fn conclude(
+        &self,
+        waiting: &mut Waiting,
+        outcome: Option<Outcome>,
+    ) -> Result<Option<OwnedHold>, Failure> {
+        let waiter = &waiting.waiter;
+        let failed = |error: AcquireError| Err(Failure::from(error));
+        match outcome {
+            None => failed(self.timed_out(Some(waiter))),
+            Some(Outcome::Granted(hold)) => {
+                waiting.settled = true;
+                Ok(Some(OwnedHold::new(self.alive, hold, 0)))
+            }
+            Some(Outcome::TooLate) => {
+                let message = "the grant arrived after its lease; use a longer lease or a nearer store";
+                failed(StoreError::new(StoreErrorKind::Unreachable, message).at(self.at()).into())
+            }
+            Some(Outcome::Busy) => {
+                waiting.settled = waiter.tombstone_until().is_none();
+                Ok(None)
+            }
+            Some(Outcome::Mismatch(in_use)) => {
+                waiting.settled = waiter.tombstone_until().is_none();
+                failed(AcquireError::CapacityMismatch { at: self.at(), asked: self.terms.capacity, in_use })
+            }
+            Some(Outcome::Failed(error)) => failed(error.at(self.at()).into()),
+            Some(Outcome::Outage(error)) => Err(Failure { error: error.at(self.at()).into(), outage: true }),
+            Some(Outcome::Closed) => {
+                failed(AcquireError::Closed { at: self.at(), maybe_applied: waiter.is_known() })
+            }
+        }
+    }
+
+    fn claim(&self) -> Claim {
+        let (engine, terms) = (self.engine(), self.terms);
+        Claim {
+            name: self.name.clone(),
+            contender: engine.ids.next(),
+            units: terms.units,
+            capacity: terms.capacity,
+            lease: terms.claim_lease(),
+            queue: self.patience.waits(),
+            detachable: terms.detachable || !terms.min_hold.is_zero(),
+            min_hold: terms.min_hold,
+            not_after: StoreTime(0),
+            stamp: 0,
+            again: false,
+            details: Details {
+                kind: terms.kind,
+                process: engine.process.clone(),
+                label: terms.label.clone(),
+                value: terms.value.clone(),
+            },
+        }
+    }
+
+    /// The error of a caller whose time is up, with its waiter if it came so far.
+    fn timed_out(&self, waiter: Option<&Arc<Waiter>>) -> AcquireError {
+        AcquireError::TimedOut {
+            at: self.at(),
+            waited: self.engine().clock().now().since(self.started),
+            ahead: waiter.and_then(|waiter| waiter.ahead()),
+            maybe_applied: waiter.is_some_and(|waiter| waiter.is_known()),
+        }
+    }
+}
+
+/// A waiter that a task waits for. Dropped at any point, it leaves nothing behind (invariant I5).
+struct Waiting {
+    waiter: Arc<Waiter>,
+    /// Whether the store certainly knows nothing of the contender any more, or the caller has its hold.
+    settled: bool,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let engine = &self.waiter.engine;
+        engine.registry.remove_waiter(self.waiter.slot());
+        let (outcome, known) = self.waiter.cancel();
+        if let Some(Outcome::Granted(hold)) = outcome {
+            if let Some(in_flight) = release::never_taken(engine, &hold) {
+                in_flight.spawn();
+            }
+        } else if known && !self.settled {
+            release::leave_queue(&self.waiter);
+        }
+    }
+}
+
+impl Asker for Waiter {
+    fn name(&self) -> &Name {
+        &self.claim().name
+    }
+
+    fn standing(&self) -> Standing {
+        Waiter::standing(self)
+    }
+
+    fn leaves(&self) -> bool {
+        false
+    }
+
+    fn request(&self, sent: BootTime, not_after: StoreTime) -> Option<Request> {
+        self.next_copy(sent, not_after).map(Request::Claim)
+    }
+
+    fn answered(self: Arc<Self>, sent: BootTime, answer: Result<Answer, StoreError>) {
+        let news = match answer {
+            Ok(Answer::Claim(verdict)) => News::Answered { sent, verdict },
+            Ok(Answer::Leave(_)) => News::Failed(mismatched()),
+            Err(error) => News::Failed(error),
+        };
+        settle(&self, news);
+    }
+}
+
+/// What was heard about a waiter.
+pub(super) enum News {
+    /// The claim that was sent at `sent` has this verdict.
+    Answered { sent: BootTime, verdict: Verdict },
+    /// The outcome of the claim is not known.
+    Failed(StoreError),
+    /// The store pushed a grant.
+    Pushed(GrantNotice),
+}
+
+/// Takes in news about a waiter: it is granted, it ends otherwise, or it asks again later.
+pub(super) fn settle(waiter: &Arc<Waiter>, news: News) {
+    let engine = &waiter.engine;
+    let now = engine.clock().now();
+    match news {
+        News::Answered { sent, verdict: Verdict::Granted(grant) } => {
+            waiter.heard();
+            match Hold::from_answer(grantee(waiter), &grant, sent, now) {
+                Some(hold) => granted(waiter, hold),
+                None => conclude(waiter, Outcome::TooLate),
+            }
+        }
+        // No further round trip if the message can be trusted.
+        News::Pushed(notice) => match Hold::from_notice(grantee(waiter), &notice, now) {
+            Some(hold) => granted(waiter, hold),
+            None => hint(std::slice::from_ref(waiter)),
+        },
+        News::Answered { verdict: Verdict::Busy { ahead, retry_in }, .. } if waiter.claim().queue => {
+            placed(waiter, ahead, retry_in, now);
+        }
+        News::Answered { verdict: Verdict::Busy { ahead, .. }, .. } => {
+            waiter.heard();
+            telemetry::queued(ahead);
+            conclude(waiter, Outcome::Busy);
+        }
+        News::Answered { verdict: Verdict::Stale, .. } => {
+            if waiter.too_late() <= LATE_CLAIMS {
+                return engine.registry.ask_at(waiter.slot(), now);
+            }
+            let message = "claims keep arriving too late for the store's clock; check clocks and latency";
+            conclude(waiter, Outcome::Failed(StoreError::new(StoreErrorKind::Conflict, message)));
+        }
+        News::Answered { verdict: Verdict::Mismatch { in_use }, .. } => {
+            waiter.heard();
+            conclude(waiter, Outcome::Mismatch(in_use));
+        }
+        News::Answered { verdict: Verdict::Refused(error), .. } => {
+            waiter.heard();
+            conclude(waiter, Outcome::Failed(error));
+        }
+        News::Failed(error) => failed(waiter, error, now),
+    }
+}
+
+fn grantee(waiter: &Waiter) -> Grantee {
+    Grantee {
+        name: waiter.claim().name.clone(),
+        contender: waiter.claim().contender,
+        slot: waiter.slot(),
+        terms: waiter.terms.clone(),
+        tombstone_until: waiter.tombstone_until(),
+    }
+}
+
+fn granted(waiter: &Waiter, mut hold: Hold) {
+    let engine = &waiter.engine;
+    let due = hold.first_due();
+    let hold = Arc::new(hold);
+    if !engine.registry.promote(&hold, due) {
+        // A second message about a grant that is already known, or nobody waits any more.
+        release::unwanted(engine, &hold.name, hold.contender, hold.number, hold.terms.claim_lease());
+        return;
+    }
+    if let Err(Outcome::Granted(hold)) = waiter.tell(Outcome::Granted(hold))
+        && let Some(in_flight) = release::never_taken(engine, &hold)
+    {
+        in_flight.into_background();
+    }
+}
+
+fn conclude(waiter: &Waiter, outcome: Outcome) {
+    waiter.engine.registry.remove_waiter(waiter.slot());
+    // If nobody waits any more, the task that stopped waiting leaves.
+    drop(waiter.tell(outcome));
+}
+
+/// The waiter has a position in the queue, and asks again.
+fn placed(waiter: &Arc<Waiter>, ahead: u32, retry_in: Duration, now: BootTime) {
+    let engine = &waiter.engine;
+    if engine.subscriptions.grants_need_one() && !waiter.has_wakes() {
+        subscribe(waiter);
+    }
+    if waiter.placed(ahead) {
+        telemetry::queued(ahead);
+    }
+    let longest = engine.asks_again().min(waiter.claim().lease * 2 / 3);
+    let next = next_ask(now.after(engine.phase), ahead, retry_in, longest);
+    engine.registry.ask_at(waiter.slot(), next.before(engine.phase));
+    // Only now is there no copy in flight: a hint before this is told here, and one that comes later asks by itself.
+    if waiter.heard() {
+        engine.registry.ask_at(waiter.slot(), now);
+    }
+}
+
+/// The outcome of a claim is not known: ask again with the same id, while that makes sense.
+fn failed(waiter: &Waiter, error: StoreError, now: BootTime) {
+    let engine = &waiter.engine;
+    let failure = waiter.failed(now, error.maybe_applied());
+    let outage = error.is_passing() && now.since(failure.since) >= engine.outage_limit;
+    if error.is_passing() && !outage && waiter.claim().queue {
+        engine.registry.ask_at(waiter.slot(), now.after(failure.pause));
+        return;
+    }
+    // An earlier copy may have had an effect, whatever became of this one.
+    let unknown = waiter.tombstone_until().is_some();
+    let error = if unknown { error.perhaps_applied() } else { error };
+    conclude(waiter, if outage { Outcome::Outage(error) } else { Outcome::Failed(error) });
+}
+
+/// Something may have changed for these waiters: they ask now, or once more if an answer is on its way that may be older.
+pub(super) fn hint(waiters: &[Arc<Waiter>]) {
+    for waiter in waiters {
+        if !waiter.hinted() {
+            let engine = &waiter.engine;
+            engine.registry.ask_at(waiter.slot(), engine.clock().now());
+        }
+    }
+}
+
+/// Subscribes to grants of this resource, and has all its waiters ask once more: what was granted between a claim and the
+/// subscription would otherwise be heard of only at the next poll.
+fn subscribe(waiter: &Arc<Waiter>) {
+    // While another task of the same name does so, this waiter gets its part in what that one makes.
+    let Some(attempt) = Attempt::begin(waiter) else { return };
+    waiter.engine.client.background.spawn(async move {
+        let (engine, name) = (attempt.engine.clone(), attempt.name.clone());
+        let subscription = engine.subscribe(&Topic::Grants(name.clone())).await;
+        // Before the waiters are looked up: one that is placed later subscribes by itself.
+        drop(attempt);
+        // A failure costs only time: a waiter subscribes again at its next poll.
+        let Ok(subscription) = subscription else { return };
+        let waiters = engine.registry.waiting_for(Some(&name));
+        for waiter in &waiters {
+            waiter.is_woken_by(subscription.clone());
+        }
+        if subscription.new && engine.subscriptions.grants_need_one() {
+            hint(&waiters);
+        }
+    });
+}
+
+/// A task that subscribes to the grants of a name: the only one of its name, even if the store does not answer.
+struct Attempt {
+    engine: Arc<Engine>,
+    name: Name,
+}
+
+impl Attempt {
+    fn begin(waiter: &Waiter) -> Option<Self> {
+        let (engine, name) = (&waiter.engine, &waiter.claim().name);
+        let first = engine.subscriptions.begin_attempt(name);
+        first.then(|| Self { engine: engine.clone(), name: name.clone() })
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.engine.subscriptions.attempt_ended(&self.name);
+    }
+}
+
+/// Asks again for these waiters, with as few requests as possible.
+pub(super) fn ask_again(engine: &Engine, waiters: Vec<Arc<Waiter>>) {
+    for waiter in &waiters {
+        // Should the answer never come, not even as an error, the next poll asks again.
+        engine.registry.ask_at(waiter.slot(), engine.clock().now().after(engine.asks_again()));
+    }
+    let askers = waiters.into_iter().filter(|waiter| waiter.enqueue());
+    engine.dispatcher.submit_all(askers.map(|waiter| waiter as Arc<dyn Asker>));
+}
+
+/// When to ask again without a wake. The next in the queue asks when a lease ends; the others poll
+/// half as often, once in `longest`. Polls fall on one beat, so they travel as one request; a beat
+/// that is very near is left out, since this claim has only just been answered.
+fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, longest: Duration) -> BootTime {
+    let poll = (longest / 2).max(Duration::from_millis(1));
+    let beat = |period: Duration| {
+        let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
+        BootTime((now.after(poll / 4).0 / period + 1) * period)
+    };
+    if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(poll)) } else { beat(2 * poll) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{capability::Capability, model::FIRST_LEASE};
+
+    const LOSSY: Duration = Capability::ASKS_AGAIN;
+
+    #[test]
+    fn i8_a_waiter_asks_again_within_the_first_lease_of_its_grant() {
+        for millis in [10, 100, 700, 1500, 3000, 30_000] {
+            let lease = Duration::from_millis(millis);
+            for (ahead, offset) in [(0, 0), (0, 999), (1, 1), (7, 1999)] {
+                let now = BootTime(1_000_000_000_000).after(Duration::from_millis(offset));
+                let longest = LOSSY.min(lease * 2 / 3);
+                let asks = next_ask(now, ahead, Duration::from_secs(3600), longest);
+                assert!(asks > now && asks.since(now) < lease.min(FIRST_LEASE), "{ahead} ahead, {lease:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_claim_just_answered_is_not_asked_again_at_once() {
+        let lease = Duration::from_secs(30);
+        for millis in 0..4000 {
+            let now = BootTime(0).after(Duration::from_millis(millis));
+            for (ahead, period) in [(0, LOSSY / 2), (1, LOSSY)] {
+                let wait = next_ask(now, ahead, lease, LOSSY).since(now);
+                assert!(wait >= LOSSY / 8 && wait <= period + LOSSY / 8, "{wait:?} at {millis} ms");
+            }
+        }
+        let soon = Duration::from_millis(5);
+        assert_eq!(next_ask(BootTime(0), 0, soon, LOSSY), BootTime(0).after(soon + Duration::from_millis(1)));
+    }
+}

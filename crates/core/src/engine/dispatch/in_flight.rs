@@ -1,0 +1,287 @@
+//! Who polls a request in flight: the task that waits for its answer, a task of the same runtime if nobody in particular
+//! waits, and the keeper's runtime if neither does.
+//!
+//! The waiting task polls the request itself, so the answer never crosses threads.
+
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tokio::runtime::Handle;
+
+use super::{
+    exchange,
+    quiet_waker::QuietWaker,
+    rescuer::{Exchange, Rescuer},
+};
+use crate::store::BoxFuture;
+
+/// A request that is ready to be sent, which its first poll does. Dropped, it is sent and polled on the keeper's own
+/// runtime: the requests in it are not lost with the task that happened to come first.
+#[must_use = "dropped, it changes threads: poll it where its answer is waited for"]
+pub(crate) struct InFlight {
+    exchange: Arc<Exchange>,
+    rescuer: Arc<Rescuer>,
+    watched: bool,
+}
+
+impl InFlight {
+    pub(super) fn new(rescuer: &Arc<Rescuer>, request: BoxFuture<'static, ()>) -> Self {
+        let exchange = exchange::Exchange::new(request, rescuer.keep_alive());
+        Self { exchange, rescuer: rescuer.clone(), watched: false }
+    }
+
+    /// Waits for `answer` and polls the request meanwhile.
+    pub(crate) async fn bring<T>(self, answer: impl Future<Output = T>) -> T {
+        let mut answer = pin!(answer);
+        let (mut in_flight, mut quiet) = (Some(self), None::<Arc<QuietWaker>>);
+        poll_fn(|context| {
+            let Some(request) = &mut in_flight else { return answer.as_mut().poll(context) };
+            let quiet = match &quiet {
+                Some(quiet) if quiet.will_wake(context.waker()) => quiet,
+                _ => quiet.insert(QuietWaker::new(context.waker())),
+            };
+            // It may also come by another way, or never because the keeper closes.
+            let waker = quiet.clone().into();
+            if let Poll::Ready(answer) = answer.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return Poll::Ready(answer);
+            }
+            let done = quiet.quietly(|| Pin::new(&mut *request).poll(context).is_ready());
+            if done {
+                in_flight = None;
+            } else if !std::mem::replace(&mut request.watched, true) {
+                request.rescuer.watch(&request.exchange);
+            }
+            // For the wake-ups that were skipped.
+            answer.as_mut().poll(&mut Context::from_waker(if done { context.waker() } else { &waker }))
+        })
+        .await
+    }
+
+    /// Has a task of the current runtime poll it, because nobody in particular waits for it.
+    pub(crate) fn spawn(self) {
+        match Handle::try_current() {
+            Ok(here) if here.id() != self.rescuer.keeper().id() => {
+                self.rescuer.watch(&self.exchange);
+                drop(here.spawn(self));
+            }
+            _ => drop(self),
+        }
+    }
+
+    /// Has the keeper's runtime poll it.
+    pub(crate) fn into_background(self) {
+        drop(self);
+    }
+}
+
+/// Polls it on a user's runtime.
+impl Future for InFlight {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        self.exchange.poll(context)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.rescuer.take_over(&self.exchange);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        task::{Wake, Waker},
+        time::Duration,
+    };
+
+    use tokio::{
+        runtime::{Builder, Runtime},
+        sync::oneshot,
+    };
+
+    use super::*;
+    use crate::{
+        clock::Clock,
+        engine::{
+            dispatch::rescuer::ROUND,
+            thread::{self, Stop},
+        },
+    };
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_all().build().expect("a runtime")
+    }
+
+    /// A keeper's thread with its rescuer; ends when dropped.
+    struct Keeper(Arc<Rescuer>, Stop);
+
+    impl Keeper {
+        fn start() -> Self {
+            let stop = Stop::new();
+            let rescuer = Rescuer::new(thread::start(&stop).expect("a thread"), stop.clone());
+            rescuer.keeper().spawn(rescuer.clone().run(Clock::boot()));
+            Self(rescuer, stop)
+        }
+
+        /// A request that is answered when it is told to be, and then says on which thread.
+        fn request(&self) -> (InFlight, oneshot::Sender<()>, oneshot::Receiver<std::thread::ThreadId>) {
+            let ((answer, told), (answered, on)) = (oneshot::channel::<()>(), oneshot::channel());
+            let request = Box::pin(async move {
+                told.await.expect("told to answer");
+                answered.send(std::thread::current().id()).expect("somebody listens");
+            });
+            (InFlight::new(&self.0, request), answer, on)
+        }
+    }
+
+    impl Drop for Keeper {
+        fn drop(&mut self) {
+            self.1.stop();
+        }
+    }
+
+    #[test]
+    fn a_task_that_waits_polls_its_request_and_is_not_woken_by_itself() {
+        struct Count(AtomicUsize);
+        impl Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let keeper = Keeper::start();
+        let (request, answer, on) = keeper.request();
+        let woken = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(woken.clone());
+        let mut context = Context::from_waker(&waker);
+        let mut waiting = pin!(request.bring(on));
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        answer.send(()).expect("it is in flight");
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "the request can go on");
+        let Poll::Ready(thread) = waiting.as_mut().poll(&mut context) else { panic!("it is answered") };
+        assert_eq!(thread.expect("answered"), std::thread::current().id());
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "nobody else had to wake it");
+    }
+
+    #[test]
+    fn a_request_whose_task_is_gone_is_answered_all_the_same() {
+        let keeper = Keeper::start();
+        let (request, answer, on) = keeper.request();
+        let user = runtime();
+        user.block_on(async {
+            let task = tokio::spawn(request.bring(std::future::pending::<()>()));
+            tokio::task::yield_now().await;
+            task.abort();
+        });
+        answer.send(()).expect("it is in flight");
+        assert_ne!(user.block_on(on).expect("answered"), std::thread::current().id());
+    }
+
+    #[test]
+    fn a_request_on_a_runtime_that_is_not_driven_is_taken_over() {
+        let keeper = Keeper::start();
+        let idle = runtime();
+        let (request, answer, on) = keeper.request();
+        idle.block_on(async { request.spawn() });
+        answer.send(()).expect("it is in flight");
+        assert_ne!(on.blocking_recv().expect("answered"), std::thread::current().id());
+        // The runtime wakes up to a task that has nothing left to do.
+        idle.block_on(tokio::task::yield_now());
+    }
+
+    #[test]
+    fn a_request_on_a_runtime_that_ends_is_taken_over() {
+        let keeper = Keeper::start();
+        let (request, answer, on) = keeper.request();
+        let ends = runtime();
+        ends.block_on(async { request.spawn() });
+        drop(ends);
+        answer.send(()).expect("it is in flight");
+        assert_ne!(on.blocking_recv().expect("answered"), std::thread::current().id());
+    }
+
+    /// A timer of a runtime that has ended panics.
+    #[test]
+    fn a_keeper_that_ends_waits_for_timers_of_its_requests() {
+        let keeper = Keeper::start();
+        let timers = keeper.0.keeper().clone();
+        let (answered, on) = oneshot::channel();
+        let request = InFlight::new(
+            &keeper.0,
+            Box::pin(async move {
+                let timer = {
+                    let _timers = timers.enter();
+                    tokio::time::sleep(3 * ROUND)
+                };
+                timer.await;
+                answered.send(()).expect("somebody listens");
+            }),
+        );
+        let user = runtime();
+        let task = user.spawn(request.bring(on));
+        user.block_on(tokio::task::yield_now());
+        keeper.1.stop();
+        user.block_on(task).expect("no panic").expect("answered");
+    }
+
+    /// Waits until the keeper's thread has ended.
+    fn until_ended(keeper: &Keeper) {
+        let (user, since) = (runtime(), std::time::Instant::now());
+        while user.block_on(keeper.0.keeper().spawn(async {})).is_ok() {
+            assert!(since.elapsed() < Duration::from_secs(20), "the keeper's thread does not end");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn an_answered_request_on_a_runtime_that_is_not_driven_keeps_no_thread() {
+        let keeper = Keeper::start();
+        let idle = runtime();
+        let (request, answer, on) = keeper.request();
+        idle.block_on(async { request.spawn() });
+        answer.send(()).expect("it is in flight");
+        on.blocking_recv().expect("answered");
+        keeper.1.stop();
+        until_ended(&keeper);
+        drop(idle);
+    }
+
+    /// It was made before the keeper stopped, and is sent after the last round of the rescuer.
+    #[test]
+    fn a_request_that_is_sent_when_the_keeper_has_stopped_is_answered() {
+        let keeper = Keeper::start();
+        let idle = runtime();
+        let (request, answer, on) = keeper.request();
+        keeper.1.stop();
+        // The rescuer's task has ended when it no longer has a part in this.
+        while Arc::strong_count(&keeper.0) > 2 {
+            std::thread::yield_now();
+        }
+        idle.block_on(async { request.spawn() });
+        answer.send(()).expect("it is in flight");
+        until_ended(&keeper);
+        drop((on, idle));
+    }
+
+    #[test]
+    fn the_rescuer_rests_when_nothing_is_in_flight() {
+        let keeper = Keeper::start();
+        let (request, answer, on) = keeper.request();
+        let user = runtime();
+        let task = user.spawn(request.bring(on));
+        user.block_on(tokio::task::yield_now());
+        assert!(keeper.0.is_on_duty(), "a request is watched");
+        answer.send(()).expect("it is in flight");
+        drop(user.block_on(task).expect("answered"));
+        while keeper.0.is_on_duty() {
+            std::thread::yield_now();
+        }
+        assert!(keeper.0.watches_nothing());
+    }
+}

@@ -1,0 +1,352 @@
+//! Sends requests in groups: what is asked for while requests are in flight goes out as the next group.
+//!
+//! A lone claim is sent at once and polled by the very task that waits for it. Under load, sixty-four tasks cost the store
+//! little more than one. There is one queue per server of the store, and only as many requests are in flight to each
+//! server as the store says it can make use of.
+//!
+//! The dispatcher takes requests from an [`Asker`] and gives the answers back to it. It knows nothing of holds, waiters or
+//! guards, and never repeats a request: the asker decides what to ask again.
+
+mod exchange;
+mod in_flight;
+mod quiet_waker;
+mod rescuer;
+
+/// What is checked with another implementation of these, see `interleavings`.
+mod sync {
+    pub(super) use std::sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    };
+}
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+pub(crate) use in_flight::InFlight;
+pub(crate) use rescuer::Rescuer;
+
+use super::{looks::look, store_client::StoreClient};
+use crate::{
+    clock::BootTime,
+    error::{StoreError, StoreErrorKind},
+    name::Name,
+    store::{Answer, Answers, Request, StoreTime},
+    support,
+};
+
+/// Somebody who asks the store for something.
+pub(crate) trait Asker: Send + Sync {
+    /// The resource that it asks about.
+    fn name(&self) -> &Name;
+
+    /// What sort of request it has.
+    fn standing(&self) -> Standing;
+
+    /// Whether it leaves: leaves go before claims of the same resource.
+    fn leaves(&self) -> bool;
+
+    /// The request, as it is sent at `sent`; `None` if there is nothing to ask any more.
+    fn request(&self, sent: BootTime, not_after: StoreTime) -> Option<Request>;
+
+    /// The request that was sent at `sent` has this answer. Called once for each request.
+    fn answered(self: Arc<Self>, sent: BootTime, answer: Result<Answer, StoreError>);
+}
+
+/// What sort of request an asker has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// A claim that the store has not seen yet. A group carries at most one of them per resource.
+    New,
+    /// The store may know it.
+    Known,
+    /// There is nothing to ask any more.
+    Over,
+}
+
+/// The answers of a store do not match its requests.
+pub(crate) fn mismatched() -> StoreError {
+    let message = "the store's answers do not match the requests; report this as a bug";
+    StoreError::new(StoreErrorKind::Corrupt, message)
+}
+
+/// Sends requests to the servers of one store.
+pub(crate) struct Dispatcher {
+    client: Arc<StoreClient>,
+    rescuer: Arc<Rescuer>,
+    /// One queue per server.
+    queues: Mutex<Vec<Arc<Queue>>>,
+}
+
+/// The askers for one server.
+struct Queue {
+    server: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    askers: VecDeque<Arc<dyn Asker>>,
+    /// New claims behind another new claim of the same resource that is among the askers. Each moves up when the one
+    /// before it is taken out, so a long line of them is not looked through for each group. Without askers, nobody is
+    /// behind.
+    behind: HashMap<Name, VecDeque<Arc<dyn Asker>>>,
+    groups_in_flight: usize,
+    requests_in_flight: usize,
+    /// Somebody will see to it that the askers are sent.
+    called_for: bool,
+}
+
+impl Dispatcher {
+    pub(super) fn new(client: Arc<StoreClient>, rescuer: Arc<Rescuer>) -> Arc<Self> {
+        Arc::new(Self { client, rescuer, queues: Mutex::default() })
+    }
+
+    pub(crate) fn rescuer(&self) -> &Arc<Rescuer> {
+        &self.rescuer
+    }
+
+    fn queue(&self, name: &Name) -> Arc<Queue> {
+        let server = self.client.server_of(name);
+        let mut queues = support::lock(&self.queues);
+        while queues.len() <= server {
+            let server = queues.len();
+            queues.push(Arc::new(Queue { server, state: Mutex::default() }));
+        }
+        queues[server].clone()
+    }
+
+    /// Takes a request. If another group may be in flight, the caller gets it and must have it polled.
+    pub(crate) fn submit(self: &Arc<Self>, asker: Arc<dyn Asker>) -> Option<InFlight> {
+        let queue = self.queue(asker.name());
+        self.send(&queue, [asker])
+    }
+
+    /// Takes several requests and has a task of this runtime poll what is sent.
+    pub(crate) fn submit_all(self: &Arc<Self>, askers: impl IntoIterator<Item = Arc<dyn Asker>>) {
+        let mut by_server = std::collections::BTreeMap::<usize, Vec<Arc<dyn Asker>>>::new();
+        for asker in askers {
+            by_server.entry(self.client.server_of(asker.name())).or_default().push(asker);
+        }
+        for askers in by_server.into_values() {
+            let Some(first) = askers.first() else { continue };
+            let queue = self.queue(first.name());
+            if let Some(in_flight) = self.send(&queue, askers) {
+                in_flight.spawn();
+            }
+        }
+    }
+
+    /// Takes a request whose answer nobody waits for. It goes along with the next group. The caller gets a request in
+    /// flight, which it must have polled, that sends it if nothing else has until then.
+    pub(crate) fn submit_later(self: &Arc<Self>, asker: Arc<dyn Asker>) -> Option<InFlight> {
+        let queue = self.queue(asker.name());
+        let mut state = queue.state();
+        state.askers.push_back(asker);
+        if state.groups_in_flight >= self.client.requests_at_once()
+            || std::mem::replace(&mut state.called_for, true)
+        {
+            return None;
+        }
+        drop(state);
+        let dispatcher = self.clone();
+        let later = async move {
+            queue.state().called_for = false;
+            if let Some(in_flight) = dispatcher.send(&queue, []) {
+                in_flight.await;
+            }
+        };
+        Some(InFlight::new(&self.rescuer, Box::pin(later)))
+    }
+
+    fn send(
+        self: &Arc<Self>,
+        queue: &Arc<Queue>,
+        askers: impl IntoIterator<Item = Arc<dyn Asker>>,
+    ) -> Option<InFlight> {
+        let mut state = queue.state();
+        state.askers.extend(askers);
+        if state.askers.is_empty() || state.groups_in_flight >= self.client.requests_at_once() {
+            return None;
+        }
+        state.groups_in_flight += 1;
+        let alone = state.groups_in_flight == 1;
+        drop(state);
+        Some(self.group(queue, alone))
+    }
+
+    /// Sends one group and gives out its answers; what has come in meanwhile goes next. A group that is not `alone`
+    /// first lets the tasks run that are ready to: the store is busy anyway, and what they ask goes along.
+    fn group(self: &Arc<Self>, queue: &Arc<Queue>, alone: bool) -> InFlight {
+        // Made here and not at the first poll: a group that is never polled ends, too.
+        let mut slot = Slot { dispatcher: self.clone(), queue: queue.clone(), started: false, requests: 0 };
+        let request = async move {
+            slot.started = true;
+            if !alone {
+                tokio::task::yield_now().await;
+            }
+            let askers = slot.queue.take(&slot.dispatcher.client, alone);
+            slot.requests = askers.len();
+            if !askers.is_empty() {
+                send_group(&slot.dispatcher.client, slot.queue.server, askers).await;
+            }
+            drop(slot);
+        };
+        InFlight::new(&self.rescuer, Box::pin(request))
+    }
+}
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        support::lock(&self.state)
+    }
+
+    /// The next group: at most one new claim per resource, in order of name, leaves before claims. A group that is not
+    /// `alone` takes its share of all that is under way, so that groups are equally full: otherwise one would take all
+    /// and the others nothing, for ever.
+    fn take(&self, client: &StoreClient, alone: bool) -> Vec<Arc<dyn Asker>> {
+        let mut state = self.state();
+        let share = (state.askers.len() + state.requests_in_flight).div_ceil(client.requests_at_once());
+        let limit = if alone { client.group_limit() } else { client.group_limit().min(share.max(1)) };
+        let mut group: Vec<Arc<dyn Asker>> = Vec::with_capacity(state.askers.len().min(limit));
+        let mut new: BTreeSet<Name> = BTreeSet::new();
+        while group.len() < limit
+            && let Some(asker) = state.askers.pop_front()
+        {
+            look();
+            match asker.standing() {
+                Standing::Over => {
+                    // Those behind it move up all the same.
+                    if state.behind.contains_key(asker.name()) {
+                        new.insert(asker.name().clone());
+                    }
+                }
+                Standing::New if new.contains(asker.name()) => {
+                    state.behind.entry(asker.name().clone()).or_default().push_back(asker);
+                }
+                Standing::New => {
+                    if !state.is_last(&group) {
+                        new.insert(asker.name().clone());
+                    }
+                    group.push(asker);
+                }
+                Standing::Known => group.push(asker),
+            }
+        }
+        state.move_up(&new);
+        state.requests_in_flight += group.len();
+        drop(state);
+        group.sort_by(|a, b| (a.name(), !a.leaves()).cmp(&(b.name(), !b.leaves())));
+        group
+    }
+}
+
+impl State {
+    /// Whether what was taken out just now is all there is.
+    fn is_last(&self, group: &[Arc<dyn Asker>]) -> bool {
+        group.is_empty() && self.askers.is_empty() && self.behind.is_empty()
+    }
+
+    /// New claims of these resources were taken: those behind them are next.
+    fn move_up(&mut self, taken: &BTreeSet<Name>) {
+        if self.behind.is_empty() {
+            return;
+        }
+        for name in taken {
+            let Some(line) = self.behind.get_mut(name) else { continue };
+            while let Some(asker) = line.pop_front() {
+                look();
+                if asker.standing() != Standing::Over {
+                    self.askers.push_front(asker);
+                    break;
+                }
+            }
+            if line.is_empty() {
+                self.behind.remove(name);
+            }
+        }
+    }
+}
+
+/// The right to have one group in flight. When it ends, also by a panic or because it was dropped, what is left goes next.
+struct Slot {
+    dispatcher: Arc<Dispatcher>,
+    queue: Arc<Queue>,
+    started: bool,
+    requests: usize,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut state = self.queue.state();
+        state.requests_in_flight -= self.requests;
+        if state.askers.is_empty() || !self.started {
+            // A group is never polled only if the keeper's thread has ended: then nobody can send what is left, and
+            // nobody waits for it.
+            let given_up = (std::mem::take(&mut state.askers), std::mem::take(&mut state.behind));
+            state.groups_in_flight -= 1;
+            drop(state);
+            drop(given_up);
+            return;
+        }
+        let alone = state.groups_in_flight == 1;
+        drop(state);
+        self.dispatcher.group(&self.queue, alone).spawn();
+    }
+}
+
+/// The askers of a group in flight: each of them gets an answer, whatever becomes of the request, also if the code that
+/// one of them calls panics.
+struct Answering(std::vec::IntoIter<Arc<dyn Asker>>);
+
+impl Answering {
+    fn answer(mut self, sent: BootTime, result: Result<Answers<Answer>, StoreError>) {
+        match result {
+            Ok(answers) => {
+                let mut answers = answers.each.into_iter();
+                for asker in self.0.by_ref() {
+                    asker.answered(sent, answers.next().ok_or_else(mismatched));
+                }
+            }
+            Err(error) => {
+                for asker in self.0.by_ref() {
+                    asker.answered(sent, Err(error.clone()));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        for asker in self.0.by_ref() {
+            let error = StoreError::new(StoreErrorKind::Unreachable, "the request was given up half-way");
+            asker.answered(BootTime::default(), Err(error));
+        }
+    }
+}
+
+/// Sends one group to `server` as one request and gives out its answers.
+async fn send_group(client: &StoreClient, server: usize, mut askers: Vec<Arc<dyn Asker>>) {
+    let mut requests = Vec::with_capacity(askers.len());
+    let sent = client.clock.now();
+    let not_after = client.store_clock.not_after(server, sent);
+    askers.retain(|asker| match asker.request(sent, not_after) {
+        Some(request) => {
+            requests.push(request);
+            true
+        }
+        None => false,
+    });
+    if requests.is_empty() {
+        return;
+    }
+    let answering = Answering(askers.into_iter());
+    let result = client.ask_in_flight(client.store.apply(&requests)).await;
+    if let Ok(answers) = &result {
+        client.store_clock.heard(server, client.clock.now(), answers.now);
+    }
+    answering.answer(sent, result);
+}

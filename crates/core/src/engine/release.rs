@@ -1,0 +1,420 @@
+//! How a hold or a position is given back: handed on to a local task, left at the store with or without waiting for the
+//! answer, called off, or detached.
+//!
+//! All of that is decided in [`end`]. A leave that fails is sent again until the lease has ended by itself.
+
+use std::{
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::{Notify, oneshot};
+
+use super::{
+    Alive, Engine,
+    dispatch::{Asker, InFlight, Standing, mismatched},
+    hold::Hold,
+    hold_step::HoldStep,
+    local_queue::Turn,
+    registry::Recipient,
+    store_client::BACKOFF,
+    waiter::Waiter,
+};
+use crate::{
+    clock::BootTime,
+    deadline,
+    error::{At, Lost, ReleaseError, StoreError, StoreErrorKind},
+    id::ContenderId,
+    name::Name,
+    store::{Answer, Leave, Left, Request, StoreTime},
+    support::backoff::Backoff,
+    telemetry,
+    token::GrantNumber,
+};
+
+/// One step of a hold, owned by exactly one task or by all guards on it together. Dropped, it is given back.
+///
+/// Boxed, because it moves through many hands on its way from one task to the next.
+pub(crate) struct OwnedHold(Option<Box<HoldStep>>);
+
+/// Where the answer to a leave goes.
+type LeaveReply = oneshot::Sender<Result<Left, StoreError>>;
+
+/// How the owner of a hold is done with it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// It was dropped: nobody waits for the answer.
+    Dropped,
+    /// It was released: somebody waits for the answer.
+    Released,
+    /// It goes back to the store, and to no other task of this process.
+    GivenUp,
+    /// Nobody has begun anything, so there is no minimum to keep.
+    CalledOff,
+    /// It lives on outside of this process.
+    Detached,
+}
+
+/// What became of a hold.
+enum Ended {
+    /// Nothing is to be sent: another task has it, or another process.
+    Passed,
+    /// Its leave is on its way; the caller has the request in flight polled, if it gets one.
+    Leaving { in_flight: Option<InFlight>, lost: Option<Lost>, awaited: Option<Awaited> },
+}
+
+/// The answer to a leave that somebody waits for.
+struct Awaited {
+    at: At,
+    answer: oneshot::Receiver<Result<Left, StoreError>>,
+}
+
+impl Deref for OwnedHold {
+    type Target = HoldStep;
+
+    fn deref(&self) -> &HoldStep {
+        self.0.as_ref().expect("taken out only by what consumes the hold")
+    }
+}
+
+impl OwnedHold {
+    pub(super) fn new(alive: &Arc<Alive>, hold: Arc<Hold>, step: u32) -> Self {
+        Self::of(Box::new(HoldStep { alive: alive.clone(), hold, step }))
+    }
+
+    /// Owns again what [`into_step`](Self::into_step) took.
+    pub(crate) fn of(step: Box<HoldStep>) -> Self {
+        Self(Some(step))
+    }
+
+    fn take(&mut self) -> Box<HoldStep> {
+        self.0.take().expect("taken out only by what consumes the hold")
+    }
+
+    /// The step, which is not given back any more unless by [`of`](Self::of).
+    pub(crate) fn into_step(mut self) -> Box<HoldStep> {
+        self.take()
+    }
+
+    fn end(mut self, how: Ending) {
+        if let Ended::Leaving { in_flight: Some(in_flight), .. } = end(self.take(), how) {
+            in_flight.spawn();
+        }
+    }
+
+    /// Forgets it without giving it back: it lives on outside of this process.
+    pub(crate) fn detach(self) {
+        self.end(Ending::Detached);
+    }
+
+    /// Gives it back to the store, and hands it on to nobody.
+    pub(crate) fn give_up(self) {
+        self.end(Ending::GivenUp);
+    }
+
+    /// Gives it back as something that nobody has begun, so that there is no minimum to keep.
+    pub(crate) fn call_off(self) {
+        self.end(Ending::CalledOff);
+    }
+
+    /// Gives it back and says how that went.
+    pub(crate) async fn release(mut self) -> Result<(), ReleaseError> {
+        let Ended::Leaving { in_flight, lost, awaited: Some(Awaited { at, answer }) } =
+            end(self.take(), Ending::Released)
+        else {
+            return Ok(());
+        };
+        if let Some(why) = lost {
+            // Whatever the store says now, somebody else may have been in between.
+            return Err(ReleaseError::NotHeld { at, why });
+        }
+        let answer = match in_flight {
+            Some(in_flight) => in_flight.bring(answer).await,
+            None => answer.await,
+        };
+        match answer {
+            Ok(Ok(Left::Released)) => Ok(()),
+            Ok(Ok(Left::LeftQueue | Left::NotThere)) => Err(ReleaseError::NotHeld { at, why: Lost::Gone }),
+            Ok(Err(error)) => Err(error.at(at).into()),
+            Err(_) => Err(StoreError::new(StoreErrorKind::Unreachable, "the keeper has ended").at(at).into()),
+        }
+    }
+}
+
+impl Drop for OwnedHold {
+    fn drop(&mut self) {
+        if let Some(step) = self.0.take()
+            && let Ended::Leaving { in_flight: Some(in_flight), .. } = end(step, Ending::Dropped)
+        {
+            in_flight.spawn();
+        }
+    }
+}
+
+/// Ends a hold for its owner.
+fn end(step: Box<HoldStep>, how: Ending) -> Ended {
+    let hands_on = step.hold.terms.hands_on();
+    let now = step.now();
+    let lost = step.check_at(now).err();
+    let step = match how {
+        // Decided before anything is sent to the store, so there is no leave that could overtake it.
+        Ending::Dropped | Ending::Released | Ending::CalledOff if hands_on && lost.is_none() => {
+            match hand_on(step, now) {
+                Ok(()) => return Ended::Passed,
+                Err(step) => step,
+            }
+        }
+        _ => step,
+    };
+    let at = (how == Ending::Released).then(|| step.at("release"));
+    let HoldStep { alive, hold, .. } = *step;
+    let engine = alive.engine();
+    hold.finish();
+    let leaving = |in_flight, awaited| Ended::Leaving { in_flight, lost, awaited };
+    let ended = match how {
+        Ending::Detached => {
+            engine.registry.detached(&hold);
+            Ended::Passed
+        }
+        Ending::CalledOff => leaving(leave_hold(engine, &hold, Duration::ZERO, None), None),
+        Ending::Dropped | Ending::GivenUp => {
+            leaving(leave_hold(engine, &hold, minimum_to_keep(&hold), None), None)
+        }
+        Ending::Released => {
+            let (reply, answer) = oneshot::channel();
+            let in_flight = leave_hold(engine, &hold, minimum_to_keep(&hold), Some(reply));
+            leaving(in_flight, at.map(|at| Awaited { at, answer }))
+        }
+    };
+    if hands_on {
+        // After the leave is on its way, so that the local queue's next claim comes behind it.
+        engine.local_queues.close(&hold.name, hold.slot);
+    }
+    ended
+}
+
+/// Hands it on to the next task of this process that waits for it; comes back if there is none.
+fn hand_on(mut step: Box<HoldStep>, now: BootTime) -> Result<(), Box<HoldStep>> {
+    loop {
+        let engine = step.alive.engine();
+        let Some(next) = engine.local_queues.next_of(&step.hold, step.step, now) else { return Err(step) };
+        step.step = step.hold.hand_on(step.step, now);
+        match next.send(Turn::HandedOn(OwnedHold::of(step))) {
+            Ok(()) => {
+                telemetry::handed_on();
+                return Ok(());
+            }
+            // Its task gave up at this very moment: the step is used up, the lock is not.
+            Err(Turn::HandedOn(back)) => step = back.into_step(),
+            Err(Turn::Front(_) | Turn::Failed(_)) => unreachable!("a hold was sent"),
+        }
+    }
+}
+
+/// How long a hold that is given back keeps others away. One that was lost without its owner's fault still does so for
+/// as long as it said.
+fn minimum_to_keep(hold: &Hold) -> Duration {
+    match hold.lost() {
+        Some(Lost::Evicted | Lost::Gone) => Duration::ZERO,
+        _ => hold.terms.min_hold,
+    }
+}
+
+/// Gives back a grant that nobody took; the caller has the request in flight polled.
+pub(super) fn never_taken(engine: &Arc<Engine>, hold: &Hold) -> Option<InFlight> {
+    hold.finish();
+    leave_hold(engine, hold, Duration::ZERO, None)
+}
+
+/// Gives back what its owner still has, because the keeper closes.
+pub(super) fn closed(engine: &Arc<Engine>, hold: &Hold) {
+    hold.lose(Lost::Closed);
+    if let Some(in_flight) = leave_hold(engine, hold, minimum_to_keep(hold), None) {
+        in_flight.into_background();
+    }
+}
+
+fn leave_hold(
+    engine: &Arc<Engine>,
+    hold: &Hold,
+    hold_at_least: Duration,
+    reply: Option<LeaveReply>,
+) -> Option<InFlight> {
+    let asked_until = hold.leave_once()?;
+    let now = engine.clock().now();
+    telemetry::released(&hold.name, hold.terms.kind, || now.since(hold.granted));
+    let leave = Leave {
+        name: hold.name.clone(),
+        contender: hold.contender,
+        tombstone_until: hold.tombstone_until,
+        hold_at_least,
+    };
+    if hold_at_least.is_zero() {
+        engine.registry.remove_left(hold);
+    } else {
+        // It may live on without us: a late message about its grant must not end it early.
+        engine.registry.detached(hold);
+    }
+    // By the last answer it may be over sooner, but an answer that was lost may have been better.
+    let slack = deadline::margin(asked_until.since(now).max(hold.terms.claim_lease())) * 2;
+    let until = asked_until.after(slack).after(engine.client.request_limit);
+    Leaving::send(engine, leave, until, reply)
+}
+
+/// Leaves what was granted to a contender of this keeper, unless somebody has it (rule 3 of the design).
+pub(super) fn unwanted(
+    engine: &Arc<Engine>,
+    name: &Name,
+    contender: ContenderId,
+    number: GrantNumber,
+    lease: Duration,
+) {
+    match engine.registry.recipient(contender.seq, number) {
+        Recipient::Waiting(_) | Recipient::Known => return,
+        Recipient::Outlived(hold) => {
+            hold.lose(Lost::Gone);
+            engine.registry.lost(hold.slot);
+        }
+        Recipient::Nobody => {}
+    }
+    let leave = Leave { name: name.clone(), contender, tombstone_until: None, hold_at_least: Duration::ZERO };
+    leave_in_background(engine, leave, lease);
+}
+
+/// Leaves the queue for a contender that waits no more.
+pub(super) fn leave_queue(waiter: &Waiter) {
+    let leave = Leave {
+        name: waiter.claim().name.clone(),
+        contender: waiter.claim().contender,
+        tombstone_until: waiter.tombstone_until(),
+        hold_at_least: Duration::ZERO,
+    };
+    leave_in_background(&waiter.engine, leave, waiter.claim().lease);
+}
+
+/// Leaves in the background, trying until a lease of that length would have ended anyway.
+fn leave_in_background(engine: &Arc<Engine>, leave: Leave, lease: Duration) {
+    let lease = lease.max(Duration::from_secs(60));
+    let until = engine.clock().now().after(lease).after(deadline::margin(lease) * 2);
+    if let Some(in_flight) = Leaving::send(engine, leave, until.after(engine.client.request_limit), None) {
+        in_flight.into_background();
+    }
+}
+
+/// Counts the leaves that are not answered yet.
+#[derive(Default)]
+pub(super) struct Leaves {
+    count: AtomicUsize,
+    none: Notify,
+}
+
+impl Leaves {
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    fn begin(&self) {
+        self.count.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn end(&self) {
+        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.none.notify_waiters();
+        }
+    }
+
+    /// Waits until all are answered or given up.
+    pub(super) async fn finished(&self) {
+        loop {
+            let none = self.none.notified();
+            tokio::pin!(none);
+            none.as_mut().enable();
+            if self.count() == 0 {
+                return;
+            }
+            none.await;
+        }
+    }
+}
+
+/// A leave that is sent until it is answered or pointless.
+struct Leaving {
+    engine: Arc<Engine>,
+    leave: Leave,
+    /// When it becomes pointless.
+    until: BootTime,
+    reply: Option<LeaveReply>,
+    backoff: Backoff,
+}
+
+impl Leaving {
+    fn send(
+        engine: &Arc<Engine>,
+        leave: Leave,
+        until: BootTime,
+        reply: Option<LeaveReply>,
+    ) -> Option<InFlight> {
+        if engine.stop.is_stopped() {
+            // Everything was given back before the keeper's thread ended.
+            return None;
+        }
+        engine.leaves.begin();
+        let awaited = reply.is_some();
+        let leaving = Arc::new(Self { engine: engine.clone(), leave, until, reply, backoff: BACKOFF });
+        if awaited { engine.dispatcher.submit(leaving) } else { engine.dispatcher.submit_later(leaving) }
+    }
+}
+
+impl Asker for Leaving {
+    fn name(&self) -> &Name {
+        &self.leave.name
+    }
+
+    fn standing(&self) -> Standing {
+        Standing::Known
+    }
+
+    fn leaves(&self) -> bool {
+        true
+    }
+
+    fn request(&self, _sent: BootTime, _not_after: StoreTime) -> Option<Request> {
+        Some(Request::Leave(self.leave.clone()))
+    }
+
+    /// The task that waits for the answer hears of a failure at once; the leave itself goes on being tried.
+    fn answered(self: Arc<Self>, _sent: BootTime, answer: Result<Answer, StoreError>) {
+        // Only the dispatcher has had it.
+        let Some(mut leaving) = Arc::into_inner(self) else { return };
+        let engine = leaving.engine.clone();
+        let result = match answer {
+            Ok(Answer::Leave(left)) => Ok(left),
+            Ok(Answer::Claim(_)) => Err(mismatched()),
+            Err(error) => Err(error),
+        };
+        let now = engine.clock().now();
+        // The keeper's thread ends when nothing is in flight any more, so what fails after its end is not tried again.
+        let goes_on = now < leaving.until && !engine.stop.is_stopped();
+        let again = matches!(&result, Err(error) if error.is_passing()) && goes_on;
+        if let Some(reply) = leaving.reply.take() {
+            // The releasing task may be gone; the leave was done all the same.
+            drop(reply.send(result));
+        }
+        if !again {
+            if leaving.leave.contender.keeper == engine.ids.keeper() {
+                engine.registry.left(leaving.leave.contender.seq);
+            }
+            engine.leaves.end();
+            return;
+        }
+        let pause = leaving.backoff.pause();
+        engine.client.background.clone().spawn(async move {
+            engine.clock().sleep_until(now.after(pause)).await;
+            engine.dispatcher.submit_all([Arc::new(leaving) as Arc<dyn Asker>]);
+        });
+    }
+}

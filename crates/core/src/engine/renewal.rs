@@ -1,0 +1,195 @@
+//! Renewals, whoever asks for them: the watchdog, or the owner of a hold that it extends, lowers, detaches or adopts.
+//!
+//! An answer that is missing means *unknown*: the hold is as it was, and the store is asked again.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use super::{
+    Alive, Engine,
+    hold::{Due, Grantee, Hold},
+    hold_step::HoldStep,
+    release::OwnedHold,
+    store_client::StoreClient,
+};
+use crate::{
+    clock::BootTime,
+    error::{At, LeaseError, Lost, StoreError, StoreErrorKind},
+    share::Units,
+    store::{Renew, Renewed},
+    telemetry,
+    token::{GrantNumber, Token},
+};
+
+/// Renewals due within this time of one that is due go out with it.
+pub(super) const TOGETHER: Duration = Duration::from_millis(50);
+
+/// What the owner of a hold asks for besides the renewal.
+pub(crate) enum Change {
+    /// A lease of this length.
+    Extend(Duration),
+    /// Fewer units.
+    Lower(Units),
+    /// To live on without its process.
+    Detach,
+}
+
+/// A lease of another process.
+pub(crate) struct DetachedLease {
+    pub(crate) grantee: Grantee,
+    pub(crate) token: Token,
+    pub(crate) floor: GrantNumber,
+}
+
+/// The answers to renewals that were sent together.
+struct Answers {
+    received: BootTime,
+    each: Vec<Renewed>,
+}
+
+/// Sends renewals as one request. There is one answer for each.
+async fn send(
+    client: &StoreClient,
+    operation: &'static str,
+    renewals: &[Renew],
+) -> Result<Answers, StoreError> {
+    let answers = client.ask(operation, client.store.renew(renewals)).await?;
+    let received = client.clock.now();
+    if let Some(first) = renewals.first() {
+        client.store_clock.heard(client.server_of(&first.name), received, answers.now);
+    }
+    let mut each = answers.each;
+    each.resize(renewals.len(), Renewed::Unknown);
+    Ok(Answers { received, each })
+}
+
+/// A renewal that only extends.
+fn plain(hold: &Hold, lease: Duration) -> Renew {
+    Renew { name: hold.name.clone(), contender: hold.contender, lease, lower_to: None, detach: false }
+}
+
+/// Renews the holds that are due.
+pub(super) fn renew_due(engine: &Arc<Engine>, holds: Vec<Arc<Hold>>, now: BootTime) {
+    let mut by_server = BTreeMap::<usize, Vec<(Arc<Hold>, Duration)>>::new();
+    for hold in holds {
+        match hold.plan(now, TOGETHER) {
+            Due::Over => engine.registry.lost(hold.slot),
+            Due::Later => engine.registry.look_again(&hold),
+            Due::Renew(lease) => {
+                engine.registry.look_again(&hold);
+                by_server.entry(engine.client.server_of(&hold.name)).or_default().push((hold, lease));
+            }
+        }
+    }
+    for renewals in by_server.into_values() {
+        let mut renewals = renewals.into_iter().peekable();
+        while renewals.peek().is_some() {
+            let group = renewals.by_ref().take(engine.client.group_limit()).collect();
+            engine.client.background.spawn(renew_group(engine.clone(), group));
+        }
+    }
+}
+
+async fn renew_group(engine: Arc<Engine>, group: Vec<(Arc<Hold>, Duration)>) {
+    let renewals: Vec<Renew> = group.iter().map(|(hold, lease)| plain(hold, *lease)).collect();
+    let sent = engine.clock().now();
+    for (hold, lease) in &group {
+        hold.asks_for(sent, *lease);
+    }
+    match send(&engine.client, "renew", &renewals).await {
+        Ok(answers) => {
+            for ((hold, _), answer) in group.iter().zip(answers.each) {
+                settle(&engine, hold, sent, answer, answers.received);
+            }
+        }
+        Err(error) => {
+            telemetry::renewal_failed(group.len(), &error);
+            let now = engine.clock().now();
+            for (hold, _) in &group {
+                settle(&engine, hold, sent, Renewed::Unknown, now);
+            }
+        }
+    }
+}
+
+/// Takes in the answer to a renewal that was sent at `sent`.
+fn settle(engine: &Engine, hold: &Hold, sent: BootTime, answer: Renewed, now: BootTime) {
+    match answer {
+        Renewed::Held { remaining } => {
+            telemetry::renewed(&hold.name, hold.ends().since(now), hold.running());
+            hold.answered(sent, remaining, now);
+        }
+        Renewed::Gone => hold.lose(Lost::Gone),
+        Renewed::Evicted => hold.lose(Lost::Evicted),
+        Renewed::Unknown => hold.unanswered(sent, now),
+    }
+    if hold.lost().is_some() {
+        engine.registry.lost(hold.slot);
+    } else {
+        engine.registry.look_again(hold);
+    }
+}
+
+/// Renews one hold and changes it.
+pub(crate) async fn change(
+    step: &HoldStep,
+    change: Change,
+    operation: &'static str,
+) -> Result<(), LeaseError> {
+    let not_held = |why| LeaseError::NotHeld { at: step.at(operation), why };
+    step.check().map_err(not_held)?;
+    let (engine, hold) = (step.alive.engine(), &step.hold);
+    let sent = engine.clock().now();
+    let renewal = plain(hold, hold.lease_to_ask_for(sent));
+    let renewal = match change {
+        Change::Extend(lease) => Renew { lease, ..renewal },
+        Change::Lower(units) => Renew { lower_to: Some(units), ..renewal },
+        Change::Detach => Renew { detach: true, ..renewal },
+    };
+    hold.asks_for(sent, renewal.lease);
+    let answers = send(&engine.client, operation, &[renewal]).await;
+    let answers = answers.map_err(|error| error.at(step.at(operation)))?;
+    let answer = answers.each.first().copied().unwrap_or(Renewed::Unknown);
+    settle(engine, hold, sent, answer, answers.received);
+    if answer == Renewed::Unknown {
+        return Err(unknown().at(step.at(operation)).into());
+    }
+    step.check().map(|_| ()).map_err(not_held)
+}
+
+/// Goes on with a lease of another process.
+pub(crate) async fn adopt(alive: &Arc<Alive>, lease: DetachedLease) -> Result<OwnedHold, LeaseError> {
+    let (engine, grantee) = (alive.engine(), lease.grantee);
+    let name = grantee.name.clone();
+    let at = || At::resource(engine.store().url(), &name, "adopt");
+    let not_held = |why| Err(LeaseError::NotHeld { at: at(), why });
+    let rest = grantee.terms.max_hold.unwrap_or(Duration::MAX);
+    let renewal = Renew {
+        name: name.clone(),
+        contender: grantee.contender,
+        lease: grantee.terms.lease_to_ask_for(rest),
+        lower_to: None,
+        detach: true,
+    };
+    let sent = engine.clock().now();
+    let answers = send(&engine.client, "adopt", &[renewal]).await;
+    let answers = answers.map_err(|error| error.at(at()))?;
+    let remaining = match answers.each.first().copied().unwrap_or(Renewed::Unknown) {
+        Renewed::Held { remaining } => remaining,
+        Renewed::Evicted => return not_held(Lost::Evicted),
+        Renewed::Gone => return not_held(Lost::Gone),
+        Renewed::Unknown => return Err(unknown().at(at()).into()),
+    };
+    let hold = Arc::new(Hold::adopted(grantee, lease.token, lease.floor, sent, remaining));
+    if !engine.registry.adopt(&hold) {
+        return not_held(Lost::Closed);
+    }
+    Ok(OwnedHold::new(alive, hold, lease.token.step()))
+}
+
+/// The one lease that was to be renewed is not known to be.
+fn unknown() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        "the store did not say whether the lease was renewed; ask again",
+    )
+}

@@ -1,0 +1,38 @@
+//! Where all wakes of a store come in. They are hints that may be lost, late or doubled: nothing depends on them but time.
+
+use std::sync::Arc;
+
+use super::{
+    Engine,
+    acquisition::{self, News},
+    registry::Recipient,
+    release,
+};
+use crate::{
+    name::Name,
+    store::{GrantNotice, Topic, Wake},
+};
+
+pub(super) fn deliver(engine: &Arc<Engine>, wake: Wake) {
+    match wake {
+        Wake::Granted(name, notice) => pushed(engine, &name, notice),
+        Wake::Changed(Topic::Grants(name)) => acquisition::hint(&engine.registry.waiting_for(Some(&name))),
+        Wake::Changed(topic) => engine.subscriptions.changed(&topic),
+        Wake::Resync => {
+            acquisition::hint(&engine.registry.waiting_for(None));
+            engine.subscriptions.all_changed();
+        }
+        Wake::Reconfirm => engine.registry.renew_now(engine.clock().now()),
+    }
+}
+
+/// A grant made by a releaser.
+fn pushed(engine: &Arc<Engine>, name: &Name, notice: GrantNotice) {
+    if notice.contender.keeper != engine.ids.keeper() {
+        return;
+    }
+    match engine.registry.recipient(notice.contender.seq, notice.number) {
+        Recipient::Waiting(waiter) => acquisition::settle(&waiter, News::Pushed(notice)),
+        _ => release::unwanted(engine, name, notice.contender, notice.number, notice.lease),
+    }
+}
