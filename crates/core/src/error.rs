@@ -6,19 +6,8 @@
 
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
+pub use crate::invalid::InvalidInput;
 use crate::{name::Name, share::Capacity, token::Token};
-
-/// Input that can never work, found before anything was sent. Says what to do instead.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct InvalidInput(String);
-
-impl InvalidInput {
-    /// An error with its remedy, in one line.
-    pub fn new(message: impl Into<String>) -> Self {
-        Self(message.into())
-    }
-}
 
 /// Where something went wrong: which store, which resource, which operation.
 #[derive(Clone, PartialEq, Eq, Debug)]

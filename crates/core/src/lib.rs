@@ -18,6 +18,7 @@ mod capability;
 mod engine;
 mod error;
 mod id;
+mod invalid;
 mod keeper;
 mod lock;
 mod name;

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::error::InvalidInput;
+use crate::invalid::InvalidInput;
 
 /// The name of a resource, latch or fence: 1 to 512 bytes of UTF-8 without control characters.
 ///

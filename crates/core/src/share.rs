@@ -2,7 +2,7 @@
 
 use std::{fmt, num::NonZeroU32, str::FromStr};
 
-use crate::error::InvalidInput;
+use crate::invalid::InvalidInput;
 
 /// What a contender claims: a number of units, or all there is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

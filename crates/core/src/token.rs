@@ -2,7 +2,7 @@
 
 use std::{fmt, num::NonZeroU64, str::FromStr};
 
-use crate::error::InvalidInput;
+use crate::invalid::InvalidInput;
 
 /// A store's number for one grant, below 2^53 so that every language can carry it exactly.
 pub type GrantNumber = u64;

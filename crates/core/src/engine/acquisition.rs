@@ -10,7 +10,7 @@ use super::{
     Alive, Engine,
     dispatch::{Asker, Standing, mismatched},
     hold::{Grantee, Hold},
-    local_queue::{Entered, Turn},
+    local_queue::{Arrival, Turn},
     patience::Patience,
     release::{self, OwnedHold},
     terms::Terms,
@@ -105,8 +105,8 @@ impl Acquisition<'_> {
     async fn in_local_queue(&self) -> Result<Option<OwnedHold>, AcquireError> {
         let queues = &self.engine().local_queues;
         let front = match queues.enter(self.name, self.terms, self.started) {
-            Entered::Front(front) => Some(front),
-            Entered::Behind(mut position) => {
+            Arrival::Front(front) => Some(front),
+            Arrival::Behind(mut position) => {
                 match self.patience.limit(self.engine().clock(), position.turn()).await {
                     Some(Some(Turn::HandedOn(owned))) => return Ok(Some(owned)),
                     Some(Some(Turn::Front(front))) => Some(*front),

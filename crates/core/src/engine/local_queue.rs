@@ -95,7 +95,7 @@ pub(crate) struct Position<'a, T> {
 }
 
 /// How a task enters a queue.
-pub(crate) enum Entered<'a, T> {
+pub(crate) enum Arrival<'a, T> {
     Front(Front<T>),
     Behind(Position<'a, T>),
 }
@@ -162,8 +162,8 @@ impl<T: Send + 'static> LocalQueues<T> {
         name: &'a Name,
         terms: &Arc<Terms>,
         now: BootTime,
-    ) -> Entered<'a, T> {
-        let front = || Entered::Front(Front { queues: self.clone(), name: name.clone(), claiming: true });
+    ) -> Arrival<'a, T> {
+        let front = || Arrival::Front(Front { queues: self.clone(), name: name.clone(), claiming: true });
         let mut state = self.lock();
         if state.shut {
             // At the store it hears that the keeper is closed.
@@ -183,7 +183,7 @@ impl<T: Send + 'static> LocalQueues<T> {
         queue.tasks.push(ticket, Task { terms: terms.clone(), turn: sender });
         queue.time_open_grant(self, name);
         state.next_ticket += 1;
-        Entered::Behind(Position { queues: self, name, ticket, turn, served: false })
+        Arrival::Behind(Position { queues: self, name, ticket, turn, served: false })
     }
 
     /// A task that was in no queue has a grant, which may be handed on for a while.

@@ -1,4 +1,4 @@
-//! Counts how many entries of its lists the engine looks at, for tests: they judge the work that a crowd makes, and must
+//! Counts how many entries of its lists the engine and the owners of locks look at, for tests: they judge the work that a crowd makes, and must
 //! not judge it by the time taken.
 
 /// An entry of a list that the engine keeps was looked at.
@@ -74,6 +74,19 @@ mod tests {
         assert!(behind_one < CROWD * LOOKS_EACH, "{behind_one} looks behind one entry at the store");
         let in_queue = gives_up(|_| ours.mutex("name").fifo()).await;
         assert!(in_queue < CROWD * LOOKS_EACH, "{in_queue} looks in the store's queue");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_owner_of_many_names_looks_at_each_a_few_times() {
+        let keeper = Virtual::new().keeper().await;
+        let (owner, before) = (keeper.owner(), so_far());
+        let mut guards = Vec::new();
+        for number in 0..CROWD {
+            let mutex = keeper.mutex(&format!("name/{number}"));
+            guards.push(mutex.lock_as(&owner).await.expect("free"));
+        }
+        let looks = so_far() - before;
+        assert!(looks < CROWD * LOOKS_EACH, "{looks} looks at {CROWD} names");
     }
 
     /// A keeper and the sink that its store tells it by.

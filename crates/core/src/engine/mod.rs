@@ -10,7 +10,7 @@ mod dispatch;
 pub(crate) mod hold;
 pub(crate) mod hold_step;
 mod local_queue;
-mod looks;
+pub(crate) mod looks;
 pub(crate) mod patience;
 mod registry;
 pub(crate) mod release;
@@ -76,7 +76,7 @@ pub struct Stats {
     /// Grants and positions being given back.
     pub leaving: usize,
     /// Mutexes that tasks of this process hold or wait for together.
-    pub lanes: usize,
+    pub local_queues: usize,
     /// Subscriptions at the store; one that nobody uses ends after a few seconds.
     pub subscriptions: usize,
 }
@@ -166,7 +166,7 @@ impl Engine {
             held,
             waiting,
             leaving: self.leaves.count(),
-            lanes: self.local_queues.count(),
+            local_queues: self.local_queues.count(),
             subscriptions: self.subscriptions.count(),
         }
     }
@@ -178,7 +178,7 @@ impl Engine {
 
     /// Subscribes to changes of a topic.
     pub(crate) async fn subscribe(&self, topic: &Topic) -> Result<Subscription, StoreError> {
-        self.subscriptions.subscribe(&self.client, &self.registry, topic).await
+        self.subscriptions.subscribe(&self.client, topic, || self.registry.nudge()).await
     }
 
     /// Takes in what the store says by itself.

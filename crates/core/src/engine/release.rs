@@ -46,7 +46,7 @@ type LeaveReply = oneshot::Sender<Result<Left, StoreError>>;
 
 /// How the owner of a hold is done with it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ending {
+enum HowEnded {
     /// It was dropped: nobody waits for the answer.
     Dropped,
     /// It was released: somebody waits for the answer.
@@ -100,7 +100,7 @@ impl OwnedHold {
         self.take()
     }
 
-    fn end(mut self, how: Ending) {
+    fn end(mut self, how: HowEnded) {
         if let Ended::Leaving { in_flight: Some(in_flight), .. } = end(self.take(), how) {
             in_flight.spawn();
         }
@@ -108,23 +108,23 @@ impl OwnedHold {
 
     /// Forgets it without giving it back: it lives on outside of this process.
     pub(crate) fn detach(self) {
-        self.end(Ending::Detached);
+        self.end(HowEnded::Detached);
     }
 
     /// Gives it back to the store, and hands it on to nobody.
     pub(crate) fn give_up(self) {
-        self.end(Ending::GivenUp);
+        self.end(HowEnded::GivenUp);
     }
 
     /// Gives it back as something that nobody has begun, so that there is no minimum to keep.
     pub(crate) fn call_off(self) {
-        self.end(Ending::CalledOff);
+        self.end(HowEnded::CalledOff);
     }
 
     /// Gives it back and says how that went.
     pub(crate) async fn release(mut self) -> Result<(), ReleaseError> {
         let Ended::Leaving { in_flight, lost, awaited: Some(Awaited { at, answer }) } =
-            end(self.take(), Ending::Released)
+            end(self.take(), HowEnded::Released)
         else {
             return Ok(());
         };
@@ -148,7 +148,7 @@ impl OwnedHold {
 impl Drop for OwnedHold {
     fn drop(&mut self) {
         if let Some(step) = self.0.take()
-            && let Ended::Leaving { in_flight: Some(in_flight), .. } = end(step, Ending::Dropped)
+            && let Ended::Leaving { in_flight: Some(in_flight), .. } = end(step, HowEnded::Dropped)
         {
             in_flight.spawn();
         }
@@ -156,13 +156,13 @@ impl Drop for OwnedHold {
 }
 
 /// Ends a hold for its owner.
-fn end(step: Box<HoldStep>, how: Ending) -> Ended {
+fn end(step: Box<HoldStep>, how: HowEnded) -> Ended {
     let hands_on = step.hold.terms.hands_on();
     let now = step.now();
     let lost = step.check_at(now).err();
     let step = match how {
         // Decided before anything is sent to the store, so there is no leave that could overtake it.
-        Ending::Dropped | Ending::Released | Ending::CalledOff if hands_on && lost.is_none() => {
+        HowEnded::Dropped | HowEnded::Released | HowEnded::CalledOff if hands_on && lost.is_none() => {
             match hand_on(step, now) {
                 Ok(()) => return Ended::Passed,
                 Err(step) => step,
@@ -170,21 +170,21 @@ fn end(step: Box<HoldStep>, how: Ending) -> Ended {
         }
         _ => step,
     };
-    let at = (how == Ending::Released).then(|| step.at("release"));
+    let at = (how == HowEnded::Released).then(|| step.at("release"));
     let HoldStep { alive, hold, .. } = *step;
     let engine = alive.engine();
     hold.finish();
     let leaving = |in_flight, awaited| Ended::Leaving { in_flight, lost, awaited };
     let ended = match how {
-        Ending::Detached => {
+        HowEnded::Detached => {
             engine.registry.detached(&hold);
             Ended::Passed
         }
-        Ending::CalledOff => leaving(leave_hold(engine, &hold, Duration::ZERO, None), None),
-        Ending::Dropped | Ending::GivenUp => {
+        HowEnded::CalledOff => leaving(leave_hold(engine, &hold, Duration::ZERO, None), None),
+        HowEnded::Dropped | HowEnded::GivenUp => {
             leaving(leave_hold(engine, &hold, minimum_to_keep(&hold), None), None)
         }
-        Ending::Released => {
+        HowEnded::Released => {
             let (reply, answer) = oneshot::channel();
             let in_flight = leave_hold(engine, &hold, minimum_to_keep(&hold), Some(reply));
             leaving(in_flight, at.map(|at| Awaited { at, answer }))

@@ -41,7 +41,7 @@ pub(crate) struct DetachedLease {
 }
 
 /// The answers to renewals that were sent together.
-struct Answers {
+struct RenewalAnswers {
     received: BootTime,
     each: Vec<Renewed>,
 }
@@ -51,7 +51,7 @@ async fn send(
     client: &StoreClient,
     operation: &'static str,
     renewals: &[Renew],
-) -> Result<Answers, StoreError> {
+) -> Result<RenewalAnswers, StoreError> {
     let answers = client.ask(operation, client.store.renew(renewals)).await?;
     let received = client.clock.now();
     if let Some(first) = renewals.first() {
@@ -59,7 +59,7 @@ async fn send(
     }
     let mut each = answers.each;
     each.resize(renewals.len(), Renewed::Unknown);
-    Ok(Answers { received, each })
+    Ok(RenewalAnswers { received, each })
 }
 
 /// A renewal that only extends.

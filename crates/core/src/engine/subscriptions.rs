@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, watch};
 
-use super::{registry::Registry, store_client::StoreClient};
+use super::store_client::StoreClient;
 use crate::{
     clock::BootTime,
     error::StoreError,
@@ -145,15 +145,15 @@ impl Subscriptions {
     pub(super) async fn subscribe(
         &self,
         client: &StoreClient,
-        registry: &Registry,
         topic: &Topic,
+        wake_watchdog: impl FnOnce(),
     ) -> Result<Subscription, StoreError> {
         let (shared, made) = self.join(topic);
         let changes = shared.version.subscribe();
         let mut watch = shared.watch.lock().await;
         if watch.is_none() {
             // The watchdog, which sweeps, sleeps for ever while there is nothing to do.
-            registry.nudge();
+            wake_watchdog();
             *watch = Some(client.ask("watch", client.store.watch(topic)).await?);
             shared.made.store(true, Ordering::Release);
         }

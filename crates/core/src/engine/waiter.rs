@@ -74,7 +74,7 @@ struct Failing {
 }
 
 /// A copy came to nothing.
-pub(super) struct Failure {
+pub(super) struct FailedCopy {
     /// How long to pause before the next copy.
     pub(super) pause: Duration,
     /// Since when copies fail.
@@ -173,7 +173,7 @@ impl Waiter {
     }
 
     /// The copy in flight came to nothing.
-    pub(super) fn failed(&self, now: BootTime, maybe_applied: bool) -> Failure {
+    pub(super) fn failed(&self, now: BootTime, maybe_applied: bool) -> FailedCopy {
         let mut state = self.state();
         if let Some(not_after) = state.in_flight.take().filter(|_| maybe_applied) {
             state.unanswered = state.unanswered.max(Some(not_after));
@@ -181,7 +181,7 @@ impl Waiter {
         // It is asked again anyway.
         state.hinted = false;
         let failing = state.failing.get_or_insert(Failing { since: now, backoff: store_client::BACKOFF });
-        Failure { pause: failing.backoff.pause(), since: failing.since }
+        FailedCopy { pause: failing.backoff.pause(), since: failing.since }
     }
 
     /// How many claims in a row came too late, with this one.

@@ -10,7 +10,7 @@ use super::{
     handle::Handle,
 };
 use crate::{
-    engine::{patience::Patience, terms::Terms},
+    engine::{looks::look, patience::Patience, terms::Terms},
     error::AcquireError,
     name::Name,
     support,
@@ -31,8 +31,19 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Owner {
     /// By store, too: an owner may enter locks of several keepers.
-    holds: Arc<Mutex<HashMap<Resource, Arc<Held>>>>,
+    holds: Arc<Mutex<Holds>>,
 }
+
+#[derive(Debug, Default)]
+struct Holds {
+    by_resource: HashMap<Resource, Arc<Held>>,
+    /// With how many entries to look for those that are over: twice as many as were left the last time, so that an
+    /// owner of many names looks at each of them a few times only.
+    sweep_at: usize,
+}
+
+/// The least number of entries that is worth a look.
+const SWEEP: usize = 16;
 
 /// The store's own id, and the name in it.
 type Resource = (String, Name);
@@ -40,6 +51,21 @@ type Resource = (String, Name);
 /// What an owner holds of one name. The lock is taken while acquiring, so that two calls of one
 /// owner at the same time do not wait for each other at the store.
 type Held = tokio::sync::Mutex<Weak<Entered>>;
+
+impl Holds {
+    /// Forgets what its owner no longer holds and nobody is entering, now and then.
+    fn sweep(&mut self) {
+        if self.by_resource.len() < self.sweep_at.max(SWEEP) {
+            return;
+        }
+        self.by_resource.retain(|_, held| {
+            look();
+            Arc::strong_count(held) > 1
+                || held.try_lock().is_ok_and(|held| held.upgrade().is_some_and(|held| held.is_live()))
+        });
+        self.sweep_at = 2 * self.by_resource.len();
+    }
+}
 
 impl Owner {
     pub(crate) fn new() -> Self {
@@ -49,16 +75,12 @@ impl Owner {
     fn held(&self, store: &str, name: &Name) -> Arc<Held> {
         let key = (store.to_owned(), name.clone());
         let mut holds = support::lock(&self.holds);
-        if let Some(held) = holds.get(&key) {
+        if let Some(held) = holds.by_resource.get(&key) {
             return held.clone();
         }
-        // What this owner no longer holds and nobody is entering is forgotten on the way.
-        holds.retain(|_, held| {
-            Arc::strong_count(held) > 1
-                || held.try_lock().is_ok_and(|held| held.upgrade().is_some_and(|held| held.is_live()))
-        });
+        holds.sweep();
         let held = Arc::new(Held::default());
-        holds.insert(key, held.clone());
+        holds.by_resource.insert(key, held.clone());
         held
     }
 

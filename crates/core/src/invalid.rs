@@ -1,0 +1,13 @@
+//! Input that is refused before anything is sent. Names, numbers and tokens need it, and all other errors build on those.
+
+/// Input that can never work, found before anything was sent. Says what to do instead.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidInput(String);
+
+impl InvalidInput {
+    /// An error with its remedy, in one line.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
