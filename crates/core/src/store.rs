@@ -18,7 +18,7 @@
 //! 4. **Numbers grow.** Each grant's number is larger than every earlier one of that resource,
 //!    also after it was free for long.
 //! 5. **Late copies do nothing.** A claim processed after its `not_after`, or whose contender has
-//!    left with a mark, answers [`Verdict::Stale`] and changes nothing.
+//!    left with a tombstone, answers [`Verdict::Stale`] and changes nothing.
 //! 6. **The dead are passed.** A lease that ends frees its units; a grant that nobody confirmed
 //!    within its first lease drops that keeper's places in that queue; a place in the queue ends
 //!    [`WAIT_LEASE`](crate::model::WAIT_LEASE) after it was last asked for and that was written

@@ -13,7 +13,7 @@ use std::{
 use lockkeeper_core::{
     KeeperId, Name, StoreError, StoreErrorKind,
     clock::Clock,
-    model::{Mark, Now},
+    model::{HighWater, Now},
     store::{Answer, Count, Counted, ListQuery, Page, Request, ResourceView, StoreTime, WakeSink},
 };
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, config::DbConfig};
@@ -213,7 +213,7 @@ impl Database {
     ) -> Result<(T, StoreTime), StoreError> {
         let (keepers, own) = (self.file.keepers.clone(), self.own);
         self.read(|transaction, now| {
-            let answer = act(&mut Work::new(transaction, &keepers, own, now, Mark::default()))?;
+            let answer = act(&mut Work::new(transaction, &keepers, own, now, HighWater::default()))?;
             Ok((answer, now.lease))
         })
     }
@@ -249,7 +249,7 @@ impl Database {
         let mark = layout::read_high_water(&transaction, file, &self.boot.id)?;
         // Only now, with the file to ourselves, is the time the time of this transition.
         let now = self.boot.now(&self.clock);
-        let mut work = Work::new(&transaction, &self.file.keepers, self.own, now, Mark(mark));
+        let mut work = Work::new(&transaction, &self.file.keepers, self.own, now, HighWater(mark));
         if durability == Durability::Synced && now.lease.since(self.swept) >= SWEEP {
             work.sweep().map_err(explain_before)?;
             self.swept = now.lease;

@@ -10,7 +10,7 @@ use std::{
 
 use lockkeeper_core::{
     KeeperId, Name,
-    model::{Effects, Mark, Now, Resource, WAIT_LEASE},
+    model::{Effects, HighWater, Now, Resource, WAIT_LEASE},
     store::{
         Answer, Claim, Evict, Evicted, GrantNotice, Leave, Left, Renew, Renewed, Request, StoreTime, Topic,
         Verdict, Wake,
@@ -40,8 +40,8 @@ pub(crate) struct Work<'a> {
     keepers: &'a Path,
     own: KeeperId,
     pub(crate) now: Now,
-    pub(crate) high_water: Mark,
-    stored_high_water: Mark,
+    pub(crate) high_water: HighWater,
+    stored_high_water: HighWater,
     pub(crate) loaded: BTreeMap<Name, Option<Loaded>>,
     liveness: HashMap<KeeperId, Liveness>,
     /// Dead keepers that were found and are not yet freed of what they had.
@@ -70,7 +70,7 @@ impl<'a> Work<'a> {
         keepers: &'a Path,
         own: KeeperId,
         now: Now,
-        mark: Mark,
+        mark: HighWater,
     ) -> Self {
         Self {
             transaction,
@@ -131,7 +131,7 @@ impl<'a> Work<'a> {
     fn step<T>(
         &mut self,
         name: &Name,
-        act: impl FnOnce(&mut Resource, Now, &mut Mark, &mut Effects) -> T,
+        act: impl FnOnce(&mut Resource, Now, &mut HighWater, &mut Effects) -> T,
     ) -> Result<Option<T>> {
         let answer = self.step_alone(name, act)?;
         self.expire_found()?;
@@ -142,7 +142,7 @@ impl<'a> Work<'a> {
     fn step_alone<T>(
         &mut self,
         name: &Name,
-        act: impl FnOnce(&mut Resource, Now, &mut Mark, &mut Effects) -> T,
+        act: impl FnOnce(&mut Resource, Now, &mut HighWater, &mut Effects) -> T,
     ) -> Result<Option<T>> {
         let (now, mut mark) = (self.now, self.high_water);
         let mut effects = Effects::default();

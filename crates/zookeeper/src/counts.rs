@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     StoreError, Token,
-    model::{COUNT_MEMORY, Counter, Mark, Now},
+    model::{COUNT_MEMORY, Counter, HighWater, Now},
     store::{Admit, Admitted, Answers, Count, CountAction, CountState, Counted},
 };
 use zookeeper_client::{Error, MultiWriteError};
@@ -76,7 +76,7 @@ impl KeeperState {
             let mut memory = self.memory();
             memory.unanswered.remove(&count.op);
             if counted != Counted::Stale {
-                memory.counted.mark(count.op, count.not_after.after(COUNT_MEMORY), counted, now);
+                memory.counted.insert(count.op, count.not_after.after(COUNT_MEMORY), counted, now);
             }
         }
         Ok(Answers { now, each: vec![counted] })
@@ -103,7 +103,8 @@ impl KeeperState {
                 return self.seal(session, &answer_path).await;
             };
             let mut counter = Counter(before);
-            let counted = counter.step(Now { lease: self.store_time(), wall: 0 }, &mut Mark(0), count.action);
+            let counted =
+                counter.step(Now { lease: self.store_time(), wall: 0 }, &mut HighWater(0), count.action);
             if counter.0 == before {
                 // Nothing to write, unless an earlier copy has changed it to what it is.
                 if unanswered && let Some(done) = self.read_answer(session, &answer_path).await? {

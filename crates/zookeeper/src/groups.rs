@@ -159,7 +159,7 @@ impl KeeperState {
         let (now, time) = (self.now(), self.store_time());
         let mut memory = self.memory();
         if let Some(until) = leave.tombstone_until {
-            memory.left.mark(leave.contender, until, (), time);
+            memory.left.insert(leave.contender, until, (), time);
         }
         let Some(record) = memory.records.get_mut(&leave.contender) else {
             // It may have been detached, here or by another keeper.

@@ -5,7 +5,7 @@ use std::{sync::Mutex, time::Duration};
 use crate::{clock::BootTime, store::StoreTime, support};
 
 /// How long after it was sent a claim may still take effect at the store. Longer than any
-/// request is waited for, short enough that a mark left for a late copy does not live long.
+/// request is waited for, short enough that a tombstone for a late copy does not live long.
 const CLAIM_LIFE: Duration = Duration::from_secs(5);
 
 /// The clocks of the store's servers as last heard.

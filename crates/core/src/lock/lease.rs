@@ -47,7 +47,7 @@ pub struct Lease {
     /// What was left of `max_hold` when it was detached: the adopter counts on from there.
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
-    /// Until when a late copy of its claim may still arrive at the store: whoever releases it leaves a mark.
+    /// Until when a late copy of its claim may still arrive at the store: whoever releases it leaves a tombstone.
     pub(crate) tombstone_until: Option<StoreTime>,
 }
 

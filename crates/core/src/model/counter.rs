@@ -1,6 +1,6 @@
 //! The latch's counter: the one thing a store keeps that is not a resource.
 
-use super::{Mark, Now};
+use super::{HighWater, Now};
 use crate::store::{CountAction, CountState, Counted};
 
 /// A counter that exists or not.
@@ -9,14 +9,14 @@ pub struct Counter(pub Option<CountState>);
 
 impl Counter {
     /// Does `action`. The caller has already refused operations that are stale or were done.
-    pub fn step(&mut self, now: Now, mark: &mut Mark, action: CountAction) -> Counted {
+    pub fn step(&mut self, now: Now, high_water: &mut HighWater, action: CountAction) -> Counted {
         match (action, &mut self.0) {
             (CountAction::Create(count), none @ None) => {
                 let state = CountState {
                     remaining: count,
                     initial: count,
                     opened: u64::from(count == 0),
-                    born: mark.next(now),
+                    born: high_water.next(now),
                 };
                 *none = Some(state);
                 Counted::State(state)

@@ -48,9 +48,9 @@ pub struct Now {
 
 /// The last grant number given: kept once per store, so names no longer used leave nothing behind.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct Mark(pub GrantNumber);
+pub struct HighWater(pub GrantNumber);
 
-impl Mark {
+impl HighWater {
     /// The next number: above all before it, and above all from before a loss of data as long as
     /// the wall clock is sane (invariant I6).
     pub fn next(&mut self, now: Now) -> GrantNumber {

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{Effects, FIRST_LEASE, Mark, Now, PLACE_KEPT, WAIT_LEASE};
+use super::{Effects, FIRST_LEASE, HighWater, Now, PLACE_KEPT, WAIT_LEASE};
 use crate::{
     id::{ContenderId, KeeperId},
     name::Name,
@@ -96,7 +96,7 @@ impl Resource {
     }
 
     /// Lets end what has ended, and grants to the head of the line what fits.
-    pub fn settle(&mut self, now: Now, mark: &mut Mark, effects: &mut Effects) {
+    pub fn settle(&mut self, now: Now, high_water: &mut HighWater, effects: &mut Effects) {
         let mut silent: Vec<KeeperId> = Vec::new();
         self.holders.retain(|holder| {
             let live = holder.expires > now.lease;
@@ -118,7 +118,7 @@ impl Resource {
             let lease = head.lease.min(FIRST_LEASE);
             let grant = self.grant(
                 now,
-                mark,
+                high_water,
                 Holder {
                     contender: head.contender,
                     units: head.units,
@@ -151,8 +151,14 @@ impl Resource {
         self.capacity.fits(self.holders.iter().map(|holder| holder.units), units)
     }
 
-    fn grant(&mut self, now: Now, mark: &mut Mark, mut holder: Holder, effects: &mut Effects) -> Grant {
-        holder.number = mark.next(now);
+    fn grant(
+        &mut self,
+        now: Now,
+        high_water: &mut HighWater,
+        mut holder: Holder,
+        effects: &mut Effects,
+    ) -> Grant {
+        holder.number = high_water.next(now);
         effects.changed = true;
         let remaining = holder.expires.since(now.lease);
         let number = holder.number;
@@ -174,8 +180,14 @@ impl Resource {
     }
 
     /// Enter the line or ask again. The caller has already refused claims that are stale.
-    pub fn claim(&mut self, now: Now, mark: &mut Mark, claim: &Claim, effects: &mut Effects) -> Verdict {
-        self.settle(now, mark, effects);
+    pub fn claim(
+        &mut self,
+        now: Now,
+        high_water: &mut HighWater,
+        claim: &Claim,
+        effects: &mut Effects,
+    ) -> Verdict {
+        self.settle(now, high_water, effects);
         let floor = self.floor();
         if let Some(holder) = self.held_by(claim.contender) {
             if holder.retired {
@@ -200,7 +212,7 @@ impl Resource {
             return self.busy(now, place);
         }
         if self.queue.is_empty() && self.fits(claim.units) {
-            return Verdict::Granted(self.grant(now, mark, Holder::granted_to(claim, now), effects));
+            return Verdict::Granted(self.grant(now, high_water, Holder::granted_to(claim, now), effects));
         }
         if claim.queue {
             self.queue.push_back(Waiter {
@@ -225,8 +237,14 @@ impl Resource {
     }
 
     /// Extend, lower or detach a lease. Never shortens it and never revives an ended one.
-    pub fn renew(&mut self, now: Now, mark: &mut Mark, renew: &Renew, effects: &mut Effects) -> Renewed {
-        self.settle(now, mark, effects);
+    pub fn renew(
+        &mut self,
+        now: Now,
+        high_water: &mut HighWater,
+        renew: &Renew,
+        effects: &mut Effects,
+    ) -> Renewed {
+        self.settle(now, high_water, effects);
         let Some(holder) = self.held_by(renew.contender).filter(|holder| !holder.retired) else {
             return Renewed::Gone;
         };
@@ -240,14 +258,20 @@ impl Resource {
         if let Some(units) = renew.lower_to.filter(|units| units.below(holder.units)) {
             holder.units = units;
             effects.changed = true;
-            self.settle(now, mark, effects);
+            self.settle(now, high_water, effects);
         }
         Renewed::Held { remaining }
     }
 
     /// Give a hold or a place in line back.
-    pub fn leave(&mut self, now: Now, mark: &mut Mark, leave: &Leave, effects: &mut Effects) -> Left {
-        self.settle(now, mark, effects);
+    pub fn leave(
+        &mut self,
+        now: Now,
+        high_water: &mut HighWater,
+        leave: &Leave,
+        effects: &mut Effects,
+    ) -> Left {
+        self.settle(now, high_water, effects);
         let left = if let Some(holder) = self.held_by(leave.contender) {
             if holder.retired {
                 return Left::NotThere;
@@ -263,7 +287,7 @@ impl Resource {
         } else {
             return Left::NotThere;
         };
-        self.settle(now, mark, effects);
+        self.settle(now, high_water, effects);
         left
     }
 
@@ -273,8 +297,14 @@ impl Resource {
     }
 
     /// Take a lock back from the named holder with the named number, and from nobody else.
-    pub fn evict(&mut self, now: Now, mark: &mut Mark, order: &Evict, effects: &mut Effects) -> Evicted {
-        self.settle(now, mark, effects);
+    pub fn evict(
+        &mut self,
+        now: Now,
+        high_water: &mut HighWater,
+        order: &Evict,
+        effects: &mut Effects,
+    ) -> Evicted {
+        self.settle(now, high_water, effects);
         let Some(holder) = self.held_by(order.contender).filter(|holder| holder.number == order.number)
         else {
             return Evicted::NotHeld;
@@ -282,7 +312,7 @@ impl Resource {
         // A retired hold has no owner who could hear of it and leave.
         if order.how == Eviction::Immediate || holder.retired {
             self.remove_holder(order.contender, effects);
-            self.settle(now, mark, effects);
+            self.settle(now, high_water, effects);
         } else {
             holder.evicted = true;
             effects.changed = true;
@@ -296,7 +326,7 @@ impl Resource {
     pub fn expire_keepers(
         &mut self,
         now: Now,
-        mark: &mut Mark,
+        high_water: &mut HighWater,
         dead: &BTreeSet<KeeperId>,
         effects: &mut Effects,
     ) {
@@ -308,7 +338,7 @@ impl Resource {
         });
         effects.changed |= self.holders.len() != before;
         self.queue.retain(|waiter| !dead.contains(&waiter.contender.keeper));
-        self.settle(now, mark, effects);
+        self.settle(now, high_water, effects);
     }
 
     /// The resource as shown to people, without what has ended.

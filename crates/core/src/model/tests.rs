@@ -342,15 +342,15 @@ proptest! {
     }
 
     /// I9: however often a claim arrives, a contender is at most once among holders and waiters,
-    /// and one that has left with a mark does not come back before its time.
+    /// and one that has left with a tombstone does not come back before its time.
     #[test]
     fn i9_asking_again_never_enters_twice(capacity in capacities(), ops in ops()) {
         let mut buried: HashMap<ContenderId, StoreTime> = HashMap::new();
         run(capacity, &ops, |step| {
             if let Op::Leave { bury, .. } = *step.op {
                 let until = step.now.lease.after(SECOND * u32::from(bury));
-                let mark = buried.entry(step.who()).or_default();
-                *mark = until.max(*mark);
+                let tombstone = buried.entry(step.who()).or_default();
+                *tombstone = until.max(*tombstone);
             }
             let Some(resource) = step.after.resource(&name()) else { return };
             let everybody = resource.holders.iter().filter(|h| !h.retired).map(|h| h.contender)
@@ -456,7 +456,7 @@ proptest! {
         let mut model = Model::default();
         let mut now = Now { lease: StoreTime(1_000_000_000), wall: 1 };
         let mut twin = Counter::default();
-        let mut mark = Mark::default();
+        let mut high_water = HighWater::default();
         let mut done: HashMap<u64, Counted> = HashMap::new();
         for (id, action, by, copies, millis) in ops {
             now.lease = now.lease.after(Duration::from_millis(u64::from(millis)));
@@ -472,7 +472,7 @@ proptest! {
                 not_after: now.lease.after(SECOND * 120),
                 action,
             };
-            let expected = *done.entry(id).or_insert_with(|| twin.step(now, &mut mark, action));
+            let expected = *done.entry(id).or_insert_with(|| twin.step(now, &mut high_water, action));
             for _ in 0..copies {
                 assert_eq!(model.count(now, &count), expected);
             }
@@ -502,27 +502,27 @@ proptest! {
 #[test]
 fn i13_opened_outlives_a_reset() {
     let mut counter = Counter::default();
-    let mut mark = Mark::default();
+    let mut high_water = HighWater::default();
     let now = Now { lease: StoreTime(1), wall: 1 };
-    counter.step(now, &mut mark, CountAction::Create(2));
-    counter.step(now, &mut mark, CountAction::Down(5));
-    counter.step(now, &mut mark, CountAction::Down(1));
-    let Counted::State(state) = counter.step(now, &mut mark, CountAction::Reset) else { panic!() };
+    counter.step(now, &mut high_water, CountAction::Create(2));
+    counter.step(now, &mut high_water, CountAction::Down(5));
+    counter.step(now, &mut high_water, CountAction::Down(1));
+    let Counted::State(state) = counter.step(now, &mut high_water, CountAction::Reset) else { panic!() };
     assert_eq!((state.remaining, state.opened), (2, 1));
 }
 
 /// Timeline A5: numbers follow the clock only upwards and never outrun it by more than one per grant.
 #[test]
 fn i6_the_mark_grows_by_one_when_the_clock_stands() {
-    let mut mark = Mark::default();
+    let mut high_water = HighWater::default();
     let at = |wall| Now { lease: StoreTime(0), wall };
-    assert_eq!(mark.next(at(1000)), 1000);
-    assert_eq!(mark.next(at(1000)), 1001);
-    assert_eq!(mark.next(at(500)), 1002);
-    assert_eq!(mark.next(at(2000)), 2000);
+    assert_eq!(high_water.next(at(1000)), 1000);
+    assert_eq!(high_water.next(at(1000)), 1001);
+    assert_eq!(high_water.next(at(500)), 1002);
+    assert_eq!(high_water.next(at(2000)), 2000);
 }
 
-/// A copy that arrives at the very last moment at which it may take effect still finds the mark.
+/// A copy that arrives at the very last moment at which it may take effect still finds the tombstone.
 #[test]
 fn i9_a_mark_lasts_as_long_as_the_copy_it_is_against() {
     let mut model = Model::default();
@@ -613,22 +613,22 @@ fn i8_the_dead_keep_what_they_confirmed_for_its_minimum() {
         (true, Duration::ZERO, None),
         (false, 5 * SECOND, None),
     ] {
-        let (mut resource, mut mark) = (Resource::free(Capacity::All), Mark::default());
+        let (mut resource, mut high_water) = (Resource::free(Capacity::All), HighWater::default());
         let mut effects = Effects::default();
-        resource.claim(at(0), &mut mark, &claim(0, Duration::ZERO), &mut effects);
-        resource.claim(at(0), &mut mark, &claim(1, min_hold), &mut effects);
+        resource.claim(at(0), &mut high_water, &claim(0, Duration::ZERO), &mut effects);
+        resource.claim(at(0), &mut high_water, &claim(1, min_hold), &mut effects);
         let leave = Leave {
             name: name(),
             contender: contender(0),
             tombstone_until: None,
             hold_at_least: Duration::ZERO,
         };
-        resource.leave(at(1_000_000), &mut mark, &leave, &mut effects);
+        resource.leave(at(1_000_000), &mut high_water, &leave, &mut effects);
         if confirmed {
-            resource.claim(at(1_500_000), &mut mark, &claim(1, min_hold), &mut effects);
+            resource.claim(at(1_500_000), &mut high_water, &claim(1, min_hold), &mut effects);
         }
         let dead = BTreeSet::from([contender(1).keeper]);
-        resource.expire_keepers(at(2_000_000), &mut mark, &dead, &mut effects);
+        resource.expire_keepers(at(2_000_000), &mut high_water, &dead, &mut effects);
         let kept = resource.holders.first().map(|holder| (holder.expires, holder.retired));
         assert_eq!(kept, ends.map(|ends| (ends, true)), "{min_hold:?}, confirmed: {confirmed}");
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{COUNT_MEMORY, Counter, Effects, Mark, Now, Resource, Tombstones};
+use super::{COUNT_MEMORY, Counter, Effects, HighWater, Now, Resource, Tombstones};
 use crate::{
     name::Name,
     store::{
@@ -12,11 +12,11 @@ use crate::{
     token::Token,
 };
 
-/// All resources, latches and fences of a store, and its mark.
+/// All resources, latches and fences of a store, and the highest number granted so far.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     /// The last grant number.
-    pub mark: Mark,
+    pub high_water: HighWater,
     resources: HashMap<Name, Resource>,
     left: Tombstones<()>,
     counters: HashMap<Name, Counter>,
@@ -41,34 +41,34 @@ impl Model {
         self.sweep(now);
         let resource =
             self.resources.entry(claim.name.clone()).or_insert_with(|| Resource::free(claim.capacity));
-        let verdict = resource.claim(now, &mut self.mark, claim, effects);
+        let verdict = resource.claim(now, &mut self.high_water, claim, effects);
         self.forget_if_free(&claim.name);
         verdict
     }
 
     fn leave(&mut self, now: Now, leave: &Leave, effects: &mut Effects) -> Left {
         if let Some(until) = leave.tombstone_until {
-            self.left.mark(leave.contender, until, (), now.lease);
+            self.left.insert(leave.contender, until, (), now.lease);
         }
-        self.at(&leave.name, |resource, mark| resource.leave(now, mark, leave, effects))
+        self.at(&leave.name, |resource, high_water| resource.leave(now, high_water, leave, effects))
             .unwrap_or(Left::NotThere)
     }
 
     /// The transition of one renewal.
     pub fn renew(&mut self, now: Now, renew: &Renew, effects: &mut Effects) -> Renewed {
-        self.at(&renew.name, |resource, mark| resource.renew(now, mark, renew, effects))
+        self.at(&renew.name, |resource, high_water| resource.renew(now, high_water, renew, effects))
             .unwrap_or(Renewed::Gone)
     }
 
     /// The transition of an eviction.
     pub fn evict(&mut self, now: Now, order: &Evict, effects: &mut Effects) -> Evicted {
-        self.at(&order.name, |resource, mark| resource.evict(now, mark, order, effects))
+        self.at(&order.name, |resource, high_water| resource.evict(now, high_water, order, effects))
             .unwrap_or(Evicted::NotHeld)
     }
 
     /// Does something to a resource that exists, and forgets it if it became free.
-    fn at<T>(&mut self, name: &Name, act: impl FnOnce(&mut Resource, &mut Mark) -> T) -> Option<T> {
-        let answer = act(self.resources.get_mut(name)?, &mut self.mark);
+    fn at<T>(&mut self, name: &Name, act: impl FnOnce(&mut Resource, &mut HighWater) -> T) -> Option<T> {
+        let answer = act(self.resources.get_mut(name)?, &mut self.high_water);
         self.forget_if_free(name);
         Some(answer)
     }
@@ -118,12 +118,12 @@ impl Model {
             return Counted::Stale;
         }
         let counter = self.counters.entry(count.name.clone()).or_default();
-        let counted = counter.step(now, &mut self.mark, count.action);
+        let counted = counter.step(now, &mut self.high_water, count.action);
         if counter.0.is_none() {
             self.counters.remove(&count.name);
         }
         if count.action != CountAction::Read {
-            self.counted.mark(count.op, count.not_after.after(COUNT_MEMORY), counted, now.lease);
+            self.counted.insert(count.op, count.not_after.after(COUNT_MEMORY), counted, now.lease);
         }
         counted
     }

@@ -11,7 +11,7 @@ use std::{
 use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, KeeperId, Name, Units,
     clock::BootTime,
-    model::{Effects, Holder, Mark, Model, Now, Resource},
+    model::{Effects, HighWater, Holder, Model, Now, Resource},
     store::{
         Answer, Claim, Details, GrantNotice, Kind, Leave, Left, ProcessInfo, Renew, Renewed, Request,
         StoreTime, Verdict,
@@ -134,7 +134,7 @@ impl Store {
 
     /// A mistake: the next number is the first one again.
     pub(crate) fn forget_numbers(&mut self) {
-        Arc::make_mut(&mut self.0).model.mark = Mark::default();
+        Arc::make_mut(&mut self.0).model.high_water = HighWater::default();
     }
 
     pub(crate) fn claim(&mut self, now: Time, claim: Claim) -> (Verdict, Vec<GrantNotice>) {
@@ -198,7 +198,7 @@ impl Kept {
 impl PartialEq for Kept {
     fn eq(&self, other: &Self) -> bool {
         self.resource() == other.resource()
-            && self.model.mark == other.model.mark
+            && self.model.high_water == other.model.high_water
             && (&self.marks, self.highest, self.fell) == (&other.marks, other.highest, other.fell)
     }
 }
@@ -212,6 +212,6 @@ impl Hash for Kept {
         for waiter in self.resource().into_iter().flat_map(|resource| &resource.queue) {
             (waiter.contender, waiter.stamp, waiter.asked).hash(state);
         }
-        (&self.marks, self.model.mark.0, self.highest, self.fell).hash(state);
+        (&self.marks, self.model.high_water.0, self.highest, self.fell).hash(state);
     }
 }
