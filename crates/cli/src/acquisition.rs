@@ -54,7 +54,8 @@ impl<M: 'static> AnyGuard for Guard<M> {
     }
 
     fn into_lease(self: Box<Self>) -> Boxed<Result<Lease, LeaseError>> {
-        Box::pin((*self).into_lease())
+        // The command ends with this error, and the guard with the command.
+        Box::pin(async move { Ok((*self).into_lease().await?) })
     }
 }
 

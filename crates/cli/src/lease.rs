@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use lockkeeper::Keeper;
+use lockkeeper::{Keeper, Lease, error::LeaseError};
 use serde_json::json;
 
 use crate::{
@@ -41,7 +41,7 @@ pub(crate) async fn acquire(connection: &Connection, args: &AcquireArgs) -> Resu
     let printed = text::print(&format!("{line}\n"));
     if printed.is_err() {
         // Nobody has the lease, so nobody could give it back.
-        give_back(&connection.keeper, &lease.to_string()).await?;
+        give_back(&connection.keeper, &lease).await?;
     }
     printed.map(|()| 0)
 }
@@ -54,7 +54,7 @@ pub(crate) async fn renew(connection: &Connection, args: &RenewArgs) -> Result<u
     if let Some(length) = args.length {
         guard.extend(length).await?;
     }
-    guard.into_lease().await?;
+    guard.into_lease().await.map_err(LeaseError::from)?;
     Ok(0)
 }
 
@@ -65,18 +65,18 @@ pub(crate) async fn release(connection: &Connection, args: &ReleaseArgs) -> Resu
     Ok(0)
 }
 
-async fn give_back(keeper: &Keeper, lease: &str) -> Result<(), Failure> {
+async fn give_back(keeper: &Keeper, lease: &Lease) -> Result<(), Failure> {
     Ok(keeper.adopt(lease).await?.release().await?)
 }
 
 /// The lease as it was given, or from stdin.
-fn given(lease: &str) -> Result<String, Failure> {
+fn given(lease: &str) -> Result<Lease, Failure> {
     if lease != "-" {
-        return Ok(lease.to_owned());
+        return Ok(lease.parse()?);
     }
     let mut text = String::new();
     std::io::stdin()
         .read_to_string(&mut text)
         .map_err(|error| Failure::usage(format!("cannot read the lease from stdin: {error}; pipe it in")))?;
-    Ok(text)
+    Ok(text.parse()?)
 }

@@ -35,7 +35,10 @@ use crate::{
     },
     id::ContenderId,
     keeper::{self, KeeperBuilder},
-    lock::{self, Exclusive, LatchState, Leader, Leads, Lease, Owner, Permits, Read, Write},
+    lock::{
+        self, DowngradeError, Exclusive, IntoLeaseError, LatchState, Leader, Leads, Lease, Owner, Permits,
+        Read, Write,
+    },
     name::Name,
     store::{Connector, Page, ResourceView},
     token::Token,
@@ -161,9 +164,9 @@ impl Keeper {
     ///
     /// # Errors
     /// As there.
-    pub fn adopt(&self, lease: &str) -> Result<Guard, Error> {
-        let (inner, lease) = (self.inner.clone(), lease.to_owned());
-        wait(&self.on, async move { inner.adopt(&lease).await }).map(|guard| self.with(guard))
+    pub fn adopt(&self, lease: &Lease) -> Result<Adopted, LeaseError> {
+        let (inner, lease) = (self.inner.clone(), lease.clone());
+        wait(&self.on, async move { inner.adopt(&lease).await }).map(|adopted| self.with(adopted))
     }
 
     /// Who holds `name` and who waits for it.
@@ -560,19 +563,47 @@ impl<M: 'static> Guard<M> {
     }
 
     /// Turns the guard into a text that another process can adopt.
-    pub fn into_lease(self) -> Result<Lease, LeaseError> {
+    pub fn into_lease(self) -> Result<Lease, IntoLeaseError<Self>> {
         let Self { inner, keeper } = self;
-        wait(&keeper.on, async move { inner.into_lease().await })
+        let lease = wait(&keeper.on, async move { inner.into_lease().await });
+        lease.map_err(|error| error.map(|guard| keeper.with(guard)))
+    }
+}
+
+/// As [`Adopted`](crate::Adopted).
+pub type Adopted = On<lock::Adopted>;
+
+/// As [`Adopted`](crate::Adopted).
+impl Adopted {
+    /// The fencing token.
+    pub fn token(&self) -> Token {
+        self.inner.token()
+    }
+
+    /// Whether it is held.
+    pub fn is_held(&self) -> bool {
+        self.inner.is_held()
+    }
+
+    /// Releases it and waits until the store has it.
+    ///
+    /// # Errors
+    /// As [`Guard::release`](crate::Guard::release).
+    pub fn release(self) -> Result<(), ReleaseError> {
+        let Self { inner, keeper } = self;
+        wait(&keeper.on, async move { inner.release().await })
     }
 }
 
 /// As [`WriteGuard`](crate::WriteGuard).
 impl WriteGuard {
     /// Becomes a reader without letting a writer in between.
-    pub fn downgrade(self) -> Result<ReadGuard, LeaseError> {
+    pub fn downgrade(self) -> Result<ReadGuard, DowngradeError<Self, ReadGuard>> {
         let Self { inner, keeper } = self;
-        let guard = wait(&keeper.on, async move { inner.downgrade().await })?;
-        Ok(keeper.with(guard))
+        match wait(&keeper.on, async move { inner.downgrade().await }) {
+            Ok(guard) => Ok(keeper.with(guard)),
+            Err(error) => Err(error.map(|guard| keeper.with(guard), |guard| keeper.with(guard))),
+        }
     }
 }
 

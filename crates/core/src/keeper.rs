@@ -14,7 +14,9 @@ use crate::{
     },
     error::{At, Error, InvalidInput, LeaseError, StoreError, StoreErrorKind},
     id::{ContenderId, Ids, KeeperId},
-    lock::{Election, Guard, Handle, Latch, Lease, Mutex, Owner, RwLock, Segmented, Semaphore, StoredFence},
+    lock::{
+        Adopted, Election, Handle, Latch, Lease, Mutex, Owner, RwLock, Segmented, Semaphore, StoredFence,
+    },
     name::Name,
     share::{Capacity, Units},
     store::{
@@ -294,15 +296,15 @@ impl Keeper {
     /// Fails after the request limit.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `lease` is not one; [`LeaseError::NotHeld`] if it is over.
-    pub async fn adopt(&self, lease: &str) -> Result<Guard, Error> {
-        let lease: Lease = lease.parse()?;
+    /// [`LeaseError::NotHeld`] if it is over; [`LeaseError::Invalid`] if this store keeps no lease of that length.
+    pub async fn adopt(&self, lease: &Lease) -> Result<Adopted, LeaseError> {
         let engine = self.alive.engine();
         let at = || At::resource(engine.store().url(), &lease.name, "adopt");
         let terms = lease.terms();
         // The rest was checked when it was granted, and of max_hold only a part is left.
         terms.check_lease(engine.store().as_ref()).map_err(|why| LeaseError::Invalid { at: at(), why })?;
-        Ok(Guard::new(renewal::adopt(&self.alive, lease.detached(engine.next_id().seq, terms)).await?))
+        let owned = renewal::adopt(&self.alive, lease.detached(engine.next_id().seq, terms)).await?;
+        Ok(Adopted::new(owned, lease.kind, lease.units))
     }
 
     /// Gives everything back that this keeper holds or waits for, and returns when that is done.

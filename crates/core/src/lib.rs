@@ -34,9 +34,9 @@ pub use error::{
 pub use id::{ContenderId, KeeperId};
 pub use keeper::{Keeper, KeeperBuilder};
 pub use lock::{
-    All, AllGuard, Election, Exclusive, Fence, Guard, Latch, LatchState, Leader, Leadership, Leads, Lease,
-    Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard, RwLock, Segmented, Semaphore, StoredFence,
-    Write, WriteGuard, all,
+    Adopted, All, AllGuard, DowngradeError, Election, Exclusive, Fence, Guard, IntoLeaseError, Latch,
+    LatchState, Leader, Leadership, Leads, Lease, Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard,
+    RwLock, Segmented, Semaphore, StoredFence, Write, WriteGuard, all,
 };
 pub use name::Name;
 pub use share::{Capacity, Units};

@@ -48,16 +48,16 @@ pub mod url;
 /// Every error, with what it says about where and why.
 pub mod error {
     pub use lockkeeper_core::{
-        AcquireError, At, Error, FenceError, InvalidInput, LatchError, LeaseError, Lost, ReleaseError,
-        StoreError, StoreErrorKind,
+        AcquireError, At, DowngradeError, Error, FenceError, IntoLeaseError, InvalidInput, LatchError,
+        LeaseError, Lost, ReleaseError, StoreError, StoreErrorKind,
     };
 }
 
 /// Every primitive, what its guards hold, and what it tells about itself.
 pub mod lock {
     pub use lockkeeper_core::{
-        All, AllGuard, Election, Exclusive, Fence, Guard, Latch, LatchState, Leader, Leadership, Leads,
-        Lease, Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard, RwLock, Segmented, Semaphore,
+        Adopted, All, AllGuard, Election, Exclusive, Fence, Guard, Latch, LatchState, Leader, Leadership,
+        Leads, Lease, Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard, RwLock, Segmented, Semaphore,
         StoredFence, Write, WriteGuard, all,
     };
 }

@@ -41,7 +41,7 @@ async fn all_futures_can_be_sent_to_another_thread() -> Result<(), Error> {
     future(lockkeeper::connect("memory:"));
     future(lockkeeper::builder("memory:")?.connect());
     let keeper = lockkeeper::connect("memory:").await?;
-    future(keeper.adopt("no lease"));
+
     future(keeper.inspect("name"));
     future(keeper.list("", None, 1));
     future(keeper.close());
@@ -58,7 +58,10 @@ async fn all_futures_can_be_sent_to_another_thread() -> Result<(), Error> {
     let view = keeper.inspect("mutex").await?.expect("held");
     future(keeper.evict("mutex", view.holders[0].contender, guard.token(), Eviction::Graceful));
     future(guard.release());
-    future(keeper.mutex("detached").detachable().lock().await?.into_lease());
+    let lease = keeper.mutex("detached").detachable().lock().await?.into_lease();
+    future(lease);
+    let lease = keeper.mutex("adopted").detachable().lock().await?.into_lease().await?;
+    future(keeper.adopt(&lease));
 
     let lock = keeper.rw_lock("rw");
     future(lock.read());

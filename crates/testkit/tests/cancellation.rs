@@ -297,13 +297,13 @@ scenes! {
         let theirs = scene.theirs.clone();
         Act::new(async move {
             let lease: Lease = guard.into_lease().await.expect("held");
-            theirs.adopt(&lease.to_string()).await.expect("a live lease").release().await
+            theirs.adopt(&lease).await.expect("a live lease").release().await
         })
     }
 
     adopt: 2 polls, |scene| {
         let guard = scene.theirs.mutex("m").detachable().lock().await.expect("free");
-        let lease = guard.into_lease().await.expect("held").to_string();
+        let lease = guard.into_lease().await.expect("held");
         let (ours, theirs, same) = (scene.ours.clone(), scene.theirs.clone(), lease.clone());
         Act::new(async move { ours.adopt(&same).await })
             .then(async move { drop(theirs.adopt(&lease).await) })

@@ -99,7 +99,7 @@ fn an_owner_that_is_refused_does_not_count_as_a_guard() {
             }
             let lease = guard.into_lease().await;
             let lease = lease.unwrap_or_else(|error| panic!("round {round}: {error}"));
-            keeper.adopt(&lease.to_string()).await.expect("alive").release().await.expect("held");
+            keeper.adopt(&lease).await.expect("alive").release().await.expect("held");
             refused.await.expect("no panic");
         }
     });
@@ -188,7 +188,7 @@ async fn a_late_copy_of_a_lease_that_was_passed_on_holds_nothing() {
         let world = Virtual::new();
         let theirs = world.keeper().await;
         let (ours, guard) = granted_before_its_copy_came(&world, &theirs, delay).await;
-        let lease = guard.into_lease().await.expect("held").to_string();
+        let lease = guard.into_lease().await.expect("held");
         theirs.adopt(&lease).await.expect("alive").release().await.expect("held");
         sleep(delay + millis(10)).await;
         let free = free_after(&theirs).await;

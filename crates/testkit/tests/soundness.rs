@@ -5,7 +5,7 @@ use lockkeeper_core::store::Eviction;
 use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    Fence, Guard, Keeper, LeaseError, Lost, ReleaseError, all,
+    Adopted, Fence, Guard, Keeper, LeaseError, Lost, ReleaseError, all,
     memory::MemoryServer,
     testing::{Virtual, VirtualClock},
 };
@@ -215,8 +215,10 @@ async fn b1_after_a_suspend_no_method_says_held() {
     }
     let [a, b, ..] = guards;
     assert!(matches!(a.release().await, Err(ReleaseError::NotHeld { why: Lost::Expired, .. })));
-    assert!(matches!(b.into_lease().await, Err(LeaseError::NotHeld { why: Lost::Expired, .. })));
-    assert!(matches!(write.downgrade().await, Err(LeaseError::NotHeld { why: Lost::Expired, .. })));
+    let detached = b.into_lease().await.map_err(LeaseError::from);
+    assert!(matches!(detached, Err(LeaseError::NotHeld { why: Lost::Expired, .. })));
+    let lowered = write.downgrade().await.map_err(LeaseError::from);
+    assert!(matches!(lowered, Err(LeaseError::NotHeld { why: Lost::Expired, .. })));
 }
 
 #[tokio::test(start_paused = true)]
@@ -260,10 +262,10 @@ async fn b3_a_detached_lease_outlives_its_keeper() {
     let (ours, theirs) = (world.keeper().await, world.keeper().await);
     let guard = ours.mutex(NAME).expires_after(secs(30)).detachable().lock().await.expect("free");
     let token = guard.token();
-    let lease = guard.into_lease().await.expect("held").to_string();
+    let lease = guard.into_lease().await.expect("held");
     ours.close().await;
     assert!(theirs.mutex(NAME).try_lock().await.expect("memory").is_none());
-    let adopted = theirs.adopt(&lease).await.expect("it lives");
+    let Adopted::Mutex(adopted) = theirs.adopt(&lease).await.expect("it lives") else { panic!("a mutex") };
     assert_eq!(adopted.token(), token);
     ends_before_the_store_does(&adopted, &theirs).await;
     sleep(secs(1)).await;

@@ -17,10 +17,13 @@ use crate::{
 };
 
 /// A writer has become a reader, or is about to.
-const LOWERED: u64 = 1 << 62;
+const LOWERED: u64 = 1 << 61;
 
-/// The hold is about to be let go: nobody enters it again, and it is not handed on.
-const SEALED: u64 = 1 << 63;
+/// The hold is about to be detached: nobody enters it.
+const SEALED: u64 = 1 << 62;
+
+/// The store may have detached the hold, so it is not handed on: another task would hold what a crash does not free.
+const STAYS: u64 = 1 << 63;
 
 const COUNT: u64 = LOWERED - 1;
 
@@ -55,7 +58,7 @@ impl Entry {
 
     /// One more guard beside this one.
     pub(crate) fn again(&self) -> Self {
-        // This one counts, so it is neither over nor sealed: whoever seals has the only guard.
+        // This one counts, so the hold is neither over nor sealed: the task that seals it has the only guard.
         self.entered().state.fetch_add(1, Ordering::AcqRel);
         Self(Some(self.entered().clone()))
     }
@@ -80,12 +83,22 @@ impl Entry {
         self.entered().mark_if_alone(LOWERED)
     }
 
-    /// From here on nobody enters it; false if there are other guards.
-    pub(crate) fn seal(&self) -> bool {
-        self.entered().mark_if_alone(SEALED)
+    /// Takes back [`lower`](Self::lower): nothing was changed at the store.
+    pub(crate) fn raise(&self) {
+        self.entered().state.fetch_and(!LOWERED, Ordering::AcqRel);
     }
 
-    /// Ends this guard; gives the owned if it was the last, else what the others share.
+    /// From here on nobody enters it, and it is not handed on; false if there are other guards.
+    pub(crate) fn seal(&self) -> bool {
+        self.entered().mark_if_alone(SEALED | STAYS)
+    }
+
+    /// Its owner may enter it again. It is still not handed on.
+    pub(crate) fn unseal(&self) {
+        self.entered().state.fetch_and(!SEALED, Ordering::AcqRel);
+    }
+
+    /// Ends this guard; gives the hold if it was the last, else what the others share.
     pub(crate) fn end(mut self) -> Result<OwnedHold, Arc<Entered>> {
         let entered = self.0.take().expect("taken out only by what ends the guard");
         entered.leave().map(|(owned, _)| owned)
@@ -124,7 +137,7 @@ impl Entered {
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, alone).is_ok()
     }
 
-    /// One guard less; the owned, and whether it is sealed, if it was the last.
+    /// One guard less; the hold, and whether it must not be handed on, if it was the last.
     fn leave(self: Arc<Self>) -> Result<(OwnedHold, bool), Arc<Self>> {
         let before = self.state.fetch_sub(1, Ordering::AcqRel);
         if before & COUNT != 1 {
@@ -132,7 +145,7 @@ impl Entered {
         }
         // Another part in it has only an owner who looks at it at this moment.
         let step = Arc::try_unwrap(self).map_or_else(|shared| shared.step.clone(), |alone| alone.step);
-        Ok((OwnedHold::of(step), before & SEALED != 0))
+        Ok((OwnedHold::of(step), before & STAYS != 0))
     }
 }
 

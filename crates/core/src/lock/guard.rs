@@ -8,7 +8,11 @@ use crate::{
         renewal::{self, Change},
     },
     error::{InvalidInput, LeaseError, Lost, ReleaseError},
-    lock::{entry::Entry, lease::Lease},
+    lock::{
+        entry::Entry,
+        lease::Lease,
+        unchanged::{DowngradeError, IntoLeaseError},
+    },
     name::Name,
     share::Units,
     token::Token,
@@ -209,18 +213,23 @@ impl<M> Guard<M> {
     ///
     /// # Errors
     /// [`LeaseError::Invalid`] if the handle was not `detachable` or the guard is re-entered;
-    /// [`LeaseError::NotHeld`] if it is lost.
-    pub async fn into_lease(self) -> Result<Lease, LeaseError> {
+    /// [`LeaseError::NotHeld`] if it is lost. The error gives the guard back; with `?` it is dropped, and released.
+    pub async fn into_lease(self) -> Result<Lease, IntoLeaseError<Self>> {
         let hold = self.entry.hold().clone();
         let invalid =
             |why: &str| LeaseError::Invalid { at: self.entry.at("into_lease"), why: InvalidInput::new(why) };
         if !hold.terms.detachable {
-            return Err(invalid("make the handle with .detachable() before locking"));
+            let error = invalid("make the handle with .detachable() before locking");
+            return Err(IntoLeaseError::new(self, error));
         }
         if !self.entry.seal() {
-            return Err(invalid("release the re-entered guards first"));
+            let error = invalid("release the re-entered guards first");
+            return Err(IntoLeaseError::new(self, error));
         }
-        renewal::change(&self.entry, Change::Detach, "into_lease").await?;
+        if let Err(error) = renewal::change(&self.entry, Change::Detach, "into_lease").await {
+            self.entry.unseal();
+            return Err(IntoLeaseError::new(self, error));
+        }
         let (step, now) = (self.entry.step(), self.entry.alive().engine().clock().now());
         let lease = Lease::of(&hold, self.entry.units(), step, now);
         // Sealed with one guard on it: this is the last.
@@ -257,16 +266,29 @@ impl WriteGuard {
     /// # Cancel safety
     /// Dropping the future releases the lock.
     ///
+    /// # When the store is unreachable
+    /// Fails after the request limit. The guard is a reader all the same, because the store may have let readers in.
+    ///
     /// # Errors
-    /// [`LeaseError::NotHeld`] if it is lost; [`LeaseError::Invalid`] if the guard is re-entered,
-    /// since the others would still believe that they write alone. The lock is then released.
-    pub async fn downgrade(self) -> Result<ReadGuard, LeaseError> {
+    /// [`LeaseError::NotHeld`] if it is lost; [`LeaseError::Invalid`] if the guard is re-entered, since the others would
+    /// still believe that they write alone. The error gives the guard back; with `?` it is dropped, and released.
+    pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
         if !self.entry.lower() {
             let why = InvalidInput::new("release the re-entered guards first");
-            return Err(LeaseError::Invalid { at: self.entry.at("downgrade"), why });
+            let error = LeaseError::Invalid { at: self.entry.at("downgrade"), why };
+            return Err(DowngradeError::Unchanged { guard: self, error });
         }
-        renewal::change(&self.entry, Change::Lower(Units::ONE), "downgrade").await?;
-        Ok(Guard::share(self.entry))
+        match renewal::change(&self.entry, Change::Lower(Units::ONE), "downgrade").await {
+            Ok(()) => Ok(Guard::share(self.entry)),
+            // It could otherwise write beside readers.
+            Err(error) if error.maybe_applied() => {
+                Err(DowngradeError::Unknown { guard: Guard::share(self.entry), error })
+            }
+            Err(error) => {
+                self.entry.raise();
+                Err(DowngradeError::Unchanged { guard: self, error })
+            }
+        }
     }
 }
 

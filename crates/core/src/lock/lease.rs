@@ -28,7 +28,7 @@ use crate::{
 /// let guard = keeper.mutex("deploy").detachable().lock().await?;
 /// let text = guard.into_lease().await?.to_string();
 /// // … in another process:
-/// let guard = keeper.adopt(&text).await?;
+/// let guard = keeper.adopt(&text.parse()?).await?;
 /// guard.release().await?;
 /// # Ok(()) }
 /// ```

@@ -1,5 +1,6 @@
 //! The primitives: thin, one file each, with no knowledge of stores.
 
+mod adopted;
 mod all;
 mod election;
 mod entry;
@@ -13,7 +14,9 @@ mod owner;
 mod rw_lock;
 mod segmented;
 mod semaphore;
+mod unchanged;
 
+pub use adopted::Adopted;
 pub use all::{All, AllGuard, all};
 pub use election::{Election, Leader, Observer};
 pub use fence::{Fence, StoredFence};
@@ -25,5 +28,6 @@ pub use owner::Owner;
 pub use rw_lock::RwLock;
 pub use segmented::Segmented;
 pub use semaphore::Semaphore;
+pub use unchanged::{DowngradeError, IntoLeaseError};
 
 pub(crate) use handle::Handle;

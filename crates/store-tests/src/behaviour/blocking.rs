@@ -185,7 +185,7 @@ async fn a_lease_passes_between_threads(stage: &Stage) -> Outcome {
         let guard = ours.mutex(&name).with(|mutex| mutex.detachable()).lock()?;
         let lease = guard.into_lease()?;
         ours.close();
-        let guard = theirs.adopt(&lease.to_string())?;
+        let guard = theirs.adopt(&lease)?;
         assert_eq!(guard.token(), lease.token());
         Ok(guard.release()?)
     })

@@ -31,7 +31,7 @@ async fn a_lease_passes_to_another_process(stage: &Stage) -> Outcome {
     assert!(!text.contains(char::is_whitespace), "{text:?} is one word");
     assert_eq!(text.parse::<Lease>()?, lease);
     assert!(stage.view(&name).await?.expect("it is held").holders[0].detached);
-    let guard = b.adopt(&text).await?;
+    let guard = b.adopt(&text.parse()?).await?;
     assert!(guard.token() == token && guard.is_held() && guard.name().as_str() == name);
     assert!(a.mutex(&name).try_lock().await?.is_none());
     guard.release().await?;
@@ -43,17 +43,17 @@ async fn a_lease_outlives_its_keeper(stage: &Stage) -> Outcome {
     let lease = a.mutex(&name).detachable().lock().await?.into_lease().await?;
     a.close().await;
     assert!(b.mutex(&name).try_lock().await?.is_none(), "it went with its keeper");
-    Ok(b.adopt(&lease.to_string()).await?.release().await?)
+    Ok(b.adopt(&lease).await?.release().await?)
 }
 
 async fn a_lease_outlives_its_process(stage: &Stage) -> Outcome {
     let (keeper, name) = (stage.keeper().await?, stage.name("deploy"));
     let process = stage.process().await?;
     let mutex = process.keeper.mutex(&name).detachable();
-    let lease = soon(process.run(async move { mutex.lock().await?.into_lease().await.map_err(Error::from) }));
+    let lease = soon(process.run(async move { Ok::<_, Error>(mutex.lock().await?.into_lease().await?) }));
     let lease = lease.await???;
     process.kill().await?;
-    let guard = keeper.adopt(&lease.to_string()).await?;
+    let guard = keeper.adopt(&lease).await?;
     assert!(guard.token() == lease.token() && keeper.mutex(&name).try_lock().await?.is_none());
     Ok(guard.release().await?)
 }
@@ -61,7 +61,7 @@ async fn a_lease_outlives_its_process(stage: &Stage) -> Outcome {
 async fn an_adopted_lease_is_renewed(stage: &Stage) -> Outcome {
     let ((a, b), name, length) = (stage.two().await?, stage.name("deploy"), stage.renewed());
     let lease = a.mutex(&name).lease(length).detachable().lock().await?.into_lease().await?;
-    let guard = b.adopt(&lease.to_string()).await?;
+    let guard = b.adopt(&lease).await?;
     let lost = timeout(2 * length, guard.lost()).await;
     assert!(lost.is_err() && guard.is_held(), "lost although it was adopted: {lost:?}");
     assert!(a.mutex(&name).try_lock().await?.is_none());
@@ -72,7 +72,7 @@ async fn a_fixed_lease_stays_fixed(stage: &Stage) -> Outcome {
     let ((a, b), name, length) = (stage.two().await?, stage.name("deploy"), stage.renewed());
     let asked = Instant::now();
     let lease = a.mutex(&name).expires_after(length).detachable().lock().await?.into_lease().await?;
-    let guard = b.adopt(&lease.to_string()).await?;
+    let guard = b.adopt(&lease).await?;
     assert_eq!(soon(guard.lost()).await?, Lost::Expired);
     assert!(asked.elapsed() < 2 * length, "handing it over prolonged it");
     assert!(guard.release().await.is_err());
@@ -84,8 +84,8 @@ async fn a_lease_that_nobody_adopts_ends(stage: &Stage) -> Outcome {
     let mutex = a.mutex(&name).lease(stage.renewed()).detachable();
     let lease = mutex.lock().await?.into_lease().await?;
     let next = soon(b.mutex(&name).lock()).await??;
-    let error = b.adopt(&lease.to_string()).await.expect_err("it is over");
-    assert!(matches!(&error, Error::Lease(LeaseError::NotHeld { why: Lost::Gone, .. })), "{error}");
+    let error = b.adopt(&lease).await.expect_err("it is over");
+    assert!(matches!(&error, LeaseError::NotHeld { why: Lost::Gone, .. }), "{error}");
     assert!(error.to_string().contains(&name) && error.to_string().contains("adopt"), "{error}");
     assert!(next.is_held() && next.token() > lease.token());
     Ok(next.release().await?)
@@ -94,7 +94,7 @@ async fn a_lease_that_nobody_adopts_ends(stage: &Stage) -> Outcome {
 async fn permits_can_be_handed_over(stage: &Stage) -> Outcome {
     let ((a, b), name) = (stage.two().await?, stage.name("gpu"));
     let lease = a.semaphore(&name, 3).detachable().acquire_many(2).await?.into_lease().await?;
-    let guard = b.adopt(&lease.to_string()).await?;
+    let guard = b.adopt(&lease).await?;
     assert!(a.semaphore(&name, 3).try_acquire_many(2).await?.is_none(), "one is left");
     guard.release().await?;
     Ok(a.semaphore(&name, 3).try_acquire_many(3).await?.expect("all came back").release().await?)
@@ -104,8 +104,11 @@ async fn only_what_is_detachable_is_detached(stage: &Stage) -> Outcome {
     let (keeper, name) = (stage.keeper().await?, stage.name("deploy"));
     let guard = keeper.mutex(&name).lock().await?;
     let error = guard.into_lease().await.expect_err("it was not made for that");
-    assert!(matches!(&error, LeaseError::Invalid { .. }), "{error}");
+    assert!(matches!(error.error(), LeaseError::Invalid { .. }), "{error}");
     assert!(error.to_string().contains(".detachable()") && error.to_string().contains(&name), "{error}");
+    let guard = error.into_guard();
+    assert!(guard.is_held() && stage.keeper().await?.mutex(&name).try_lock().await?.is_none());
+    guard.release().await?;
     stage.until(&name, 0, 0).await
 }
 
@@ -116,7 +119,9 @@ async fn a_reentered_guard_is_not_detached(stage: &Stage) -> Outcome {
     let error = guard.into_lease().await.expect_err("somebody else is inside");
     assert!(error.to_string().contains("release the re-entered guards first"), "{error}");
     assert!(deeper.is_held(), "nothing was changed");
-    Ok(deeper.release().await?)
+    deeper.release().await?;
+    let lease = error.into_guard().into_lease().await?;
+    Ok(stage.keeper().await?.adopt(&lease).await?.release().await?)
 }
 
 async fn a_store_that_cannot_says_so(stage: &Stage) -> Outcome {
@@ -130,14 +135,14 @@ async fn nonsense_is_not_adopted(stage: &Stage) -> Outcome {
     let (keeper, name) = (stage.keeper().await?, stage.name("deploy"));
     let wrong = format!("lk1:{}:", "0".repeat(32));
     for text in ["", " ", "nonsense", "lk1:", "lk2:1:2:3", &wrong, &name] {
-        let error = keeper.adopt(text).await.expect_err("that is no lease");
-        assert!(matches!(&error, Error::Invalid(_)), "{text:?}: {error}");
+        let error = text.parse::<Lease>().expect_err("that is no lease");
+        assert!(error.to_string().contains("not a lease"), "{text:?}: {error}");
     }
     // Well formed, but of nobody.
     let nobody = format!("lk1:{}-7:9.0:9:all/all:mutex:30000:renewed:nobody", "0".repeat(32));
-    let error = keeper.adopt(&nobody).await.expect_err("nobody holds that");
-    assert!(matches!(&error, Error::Lease(LeaseError::NotHeld { why: Lost::Gone, .. })), "{error}");
+    let error = keeper.adopt(&nobody.parse()?).await.expect_err("nobody holds that");
+    assert!(matches!(&error, LeaseError::NotHeld { why: Lost::Gone, .. }), "{error}");
     let endless = format!("lk1:{}-7:9.0:9:all/all:mutex:{}:renewed:nobody", "0".repeat(32), u64::MAX);
-    assert!(timeout(Duration::from_secs(20), keeper.adopt(&endless)).await?.is_err());
+    assert!(timeout(Duration::from_secs(20), keeper.adopt(&endless.parse()?)).await?.is_err());
     Ok(())
 }

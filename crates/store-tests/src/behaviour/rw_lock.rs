@@ -110,7 +110,7 @@ async fn a_reentered_writer_cannot_become_a_reader(stage: &Stage) -> Outcome {
     let writer = keeper.rw_lock(&name).write().await?;
     let deeper = writer.reenter()?;
     let error = writer.downgrade().await.expect_err("the other guard would still write");
-    assert!(matches!(&error, LeaseError::Invalid { .. }), "{error}");
+    assert!(matches!(error.error(), LeaseError::Invalid { .. }), "{error}");
     assert!(error.to_string().contains("release the re-entered guards first"), "{error}");
     assert!(deeper.is_held() && keeper.rw_lock(&name).try_read().await?.is_none());
     Ok(deeper.release().await?)

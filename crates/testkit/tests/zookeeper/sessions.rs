@@ -199,7 +199,7 @@ async fn i2_a_take_over_lets_nobody_in() {
     let (owner, adopter, other) = (stage.patient().await, stage.patient().await, stage.patient().await);
     let client = stage.client().await;
     let mutex = owner.mutex("stock").lease(Duration::from_secs(40)).detachable();
-    let mut lease = mutex.lock().await.expect("locked").into_lease().await.expect("detached").to_string();
+    let mut lease = mutex.lock().await.expect("locked").into_lease().await.expect("detached");
     let node = nodes(&client, "stock").await.pop().expect("one");
     let waiting = tokio::spawn(async move { other.mutex("stock").lock().await });
     let watched = async || {
@@ -214,7 +214,7 @@ async fn i2_a_take_over_lets_nobody_in() {
         let guard = adopter.adopt(&lease).await.expect("adopted");
         soon(watched()).await;
         assert!(!waiting.is_finished() && guard.is_held());
-        lease = guard.into_lease().await.expect("detached").to_string();
+        lease = guard.into_lease().await.expect("detached");
         soon(watched()).await;
     }
     let guard = adopter.adopt(&lease).await.expect("adopted");
