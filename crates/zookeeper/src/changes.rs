@@ -1,5 +1,5 @@
-//! Changes of what stands in a claim's own node. Operators write there too, so a change is made only over the version
-//! that it is based on, and else made again from what is there.
+//! Changes the data of a claim's own node. Operators write there too, so each change names the version that it is based on.
+//! If the node has changed since, it is read and changed again.
 
 use std::sync::Arc;
 
@@ -7,51 +7,68 @@ use lockkeeper_core::{ContenderId, StoreError};
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult};
 
 use crate::{
-    codec::ClaimData,
-    keeper::{KeeperState, Pause},
-    memory::{ClaimRecord, Task},
-    session::Session,
-    trouble::trouble,
+    codec::ClaimData, keeper::KeeperState, memory::ClaimRecord, reconnect::backoff, session::Session,
+    task::Task, trouble::trouble,
 };
 
-/// How often a change is tried against others who change the same node.
+/// How often a change is tried against others that change the same node.
 pub(crate) const TRIES: u32 = 10;
 
 /// What came of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Changed {
     Done,
-    /// The node is gone, or lives in another session.
+    /// The node is gone, or belongs to another session.
     Gone,
-    /// An operator wants it back: nothing was changed.
+    /// An operator wants it back, so nothing was changed.
     Evicted,
 }
 
+/// Whether a node that an operator wants back is changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum IfEvicted {
+    Leave,
+    Change,
+}
+
 impl KeeperState {
-    /// Changes the node of a claim; `marker` is created beside it in the same transaction. Not if it is evicted.
+    /// Changes the node of a claim, unless it is evicted. `marker` is created beside it in the same transaction.
     pub(crate) async fn change(
         &self,
         contender: ContenderId,
         marker: Option<&str>,
         change: impl Fn(&mut ClaimData) + Send + Sync,
     ) -> Result<Changed, StoreError> {
-        self.change_over(contender, marker, true, change).await
+        self.change_repeatedly(contender, marker, IfEvicted::Leave, change).await
     }
 
-    /// Those behind a permit that was admitted see so in its node, evicted or not.
-    async fn mark(&self, contender: ContenderId) -> Result<Changed, StoreError> {
-        self.change_over(contender, None, false, |note| note.granted = true).await
+    /// Marks the node of a permit that was admitted as granted, in the background and until it is done. Waiters behind it
+    /// watch the node, and may fit beside the permit.
+    pub(crate) fn mark_granted(self: &Arc<Self>, contender: ContenderId) {
+        let keeper = self.clone();
+        let marking = async move {
+            let mut backoff = backoff();
+            let mark = |data: &mut ClaimData| data.granted = true;
+            while let Err(error) = keeper.change_repeatedly(contender, None, IfEvicted::Change, mark).await {
+                tracing::debug!(%contender, %error, "not marked yet");
+                keeper.pause(&mut backoff).await;
+            }
+        };
+        // Spawned under the lock, so that the task ends with its record.
+        if let Some(record) = self.memory().claims.get_mut(&contender) {
+            record.task = Some(Task(self.background.spawn(marking).abort_handle()));
+        }
     }
 
-    async fn change_over(
+    async fn change_repeatedly(
         &self,
         contender: ContenderId,
         marker: Option<&str>,
-        heeds: bool,
+        if_evicted: IfEvicted,
         change: impl Fn(&mut ClaimData) + Send + Sync,
     ) -> Result<Changed, StoreError> {
         for _ in 0..TRIES {
-            match self.change_once(contender, marker, heeds, &change).await {
+            match self.change_once(contender, marker, if_evicted, &change).await {
                 Err(Error::BadVersion) => {}
                 changed => return changed.map_err(trouble),
             }
@@ -59,53 +76,38 @@ impl KeeperState {
         Err(trouble(Error::BadVersion))
     }
 
-    /// As [`mark`](Self::mark), in the background and until it is done.
-    pub(crate) fn mark_until_done(self: &Arc<Self>, contender: ContenderId) {
-        let keeper = self.clone();
-        let marking = async move {
-            let mut pause = Pause::default();
-            while let Err(error) = keeper.mark(contender).await {
-                tracing::debug!(%contender, %error, "not marked yet");
-                pause.pass(&keeper.clock).await;
-            }
-        };
-        // Begun under the lock: an record that goes takes its task along.
-        if let Some(record) = self.memory().records.get_mut(&contender) {
-            record.waits = Some(Task(self.background.spawn(marking).abort_handle()));
-        }
-    }
-
     async fn change_once(
         &self,
         contender: ContenderId,
         marker: Option<&str>,
-        heeds: bool,
+        if_evicted: IfEvicted,
         change: &(impl Fn(&mut ClaimData) + Send + Sync),
     ) -> Result<Changed, Error> {
-        let (own, node, mut note, version) = match self.memory().records.get(&contender) {
-            Some(ClaimRecord { session, node, note, version, .. }) => {
-                (session.clone(), node.clone(), note.clone(), *version)
+        let (own, node, mut data, version) = match self.memory().claims.get(&contender) {
+            Some(ClaimRecord { session, node, data, version, .. }) => {
+                (session.clone(), node.clone(), data.clone(), *version)
             }
             None => return Ok(Changed::Gone),
         };
-        // Its own session may be silent while the keeper's is not. A marker has to live in it.
+        // A marker has to belong to the claim's own session. That one may be silent while the keeper's answers, so it is
+        // used for nothing else.
         let session = match (marker, self.session()) {
             (None, Ok(session)) => session,
             _ => own.clone(),
         };
-        if heeds && note.evicted {
+        if data.evicted && if_evicted == IfEvicted::Leave {
             return Ok(Changed::Evicted);
         }
-        change(&mut note);
-        match self.write_note(&session, &node, marker, &note, version).await {
+        change(&mut data);
+        match self.write_data(&session, &node, marker, &data, version).await {
             Ok(version) => {
-                self.noted(contender, &node, note, version);
+                self.remember_data(contender, &node, data, version);
                 Ok(Changed::Done)
             }
             Err(Error::NoNode) => Ok(Changed::Gone),
             Err(Error::BadVersion) => match session.read(session.client.get_data(&node)).await {
                 Ok((data, stat)) if stat.ephemeral_owner == own.id => {
-                    self.noted(contender, &node, ClaimData::from_bytes(&data), Some(stat.version));
+                    self.remember_data(contender, &node, ClaimData::from_bytes(&data), Some(stat.version));
                     Err(Error::BadVersion)
                 }
                 Ok(_) | Err(Error::NoNode) => Ok(Changed::Gone),
@@ -115,40 +117,40 @@ impl KeeperState {
         }
     }
 
-    /// The new version, if it is known.
-    async fn write_note(
+    /// Writes the data of a node, and returns the new version if it is known.
+    async fn write_data(
         &self,
         session: &Session,
         node: &str,
         marker: Option<&str>,
-        note: &ClaimData,
+        data: &ClaimData,
         version: i32,
     ) -> Result<Option<i32>, Error> {
         let sent = session.now();
         let Some(marker) = marker else {
-            let set = session.client.set_data(node, &note.to_bytes(), Some(version));
+            let set = session.client.set_data(node, &data.to_bytes(), Some(version));
             return session.write(sent, set).await.map(|stat| Some(stat.version));
         };
         let mut multi = session.client.new_multi_writer();
         multi.add_create(marker, b"", &self.ephemeral())?;
-        multi.add_set_data(node, &note.to_bytes(), Some(version))?;
+        multi.add_set_data(node, &data.to_bytes(), Some(version))?;
         match session.write(sent, multi.commit()).await {
             Ok(results) => Ok(results.iter().find_map(|result| match result {
                 MultiWriteResult::SetData { stat } => Some(stat.version),
                 _ => None,
             })),
-            // An earlier copy did both.
+            // An earlier copy of this request did both.
             Err(MultiWriteError::OperationFailed { index: 0, source: Error::NodeExists }) => Ok(None),
             Err(MultiWriteError::OperationFailed { source, .. }) => Err(source),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// This is what stands in the node of a claim now.
-    fn noted(&self, contender: ContenderId, node: &str, note: ClaimData, version: Option<i32>) {
+    /// Remembers the data of a claim's node.
+    fn remember_data(&self, contender: ContenderId, node: &str, data: ClaimData, version: Option<i32>) {
         let mut memory = self.memory();
-        if let Some(record) = memory.records.get_mut(&contender).filter(|record| record.node == node) {
-            record.note = note;
+        if let Some(record) = memory.claims.get_mut(&contender).filter(|record| record.node == node) {
+            record.data = data;
             record.version = version.unwrap_or(record.version);
         }
     }

@@ -1,22 +1,124 @@
-//! What stands in a claim's node, for people and for whoever takes the claim over: lines of text.
+//! Turns names and values into node names and node data, and back. Pure.
+//!
+//! A resource's folder has these children:
+//!
+//! ```text
+//! c-<contender>-<units>-<capacity>-<sequence>    a claim: ephemeral, the server appends the sequence
+//! d-<contender>-<units>                          a marker beside a claim: it holds only so many units any more
+//! ```
+//!
+//! The names contain everything that admission needs, so one listing of the children decides it. The data of a claim's
+//! node is rows of text, for operators and for a keeper that takes the claim over.
 
 use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    GrantNumber,
+    Capacity, ContenderId, GrantNumber, Name, Units,
     store::{Details, Kind, ProcessInfo},
+    support::percent,
 };
 
-use crate::layout::{decode, encode};
+/// Writes `text` as one part of a path. A dot at the start becomes a percent code, since ZooKeeper has no nodes `.` and
+/// `..`.
+pub(crate) fn encode(text: &str) -> String {
+    percent::encode(text, |position, byte| {
+        byte.is_ascii_alphanumeric() || b"-_:,+=@#".contains(&byte) || (byte == b'.' && position > 0)
+    })
+}
+
+/// The text from which [`encode`] makes `encoded`; `None` if there is none.
+fn decode(encoded: &str) -> Option<String> {
+    percent::decode(encoded).filter(|text| encode(text) == encoded)
+}
+
+/// The resource of a child of `locks`; `None` for a node that Lockkeeper did not make.
+pub(crate) fn name_of(encoded: &str) -> Option<Name> {
+    Name::new(decode(encoded)?).ok()
+}
+
+/// The highest sequence of a claim that is let in. The sequence is a counter of the folder with 32 bits: past 2147483647
+/// servers go on below zero or repeat the last one. The million above this is for claims that are turned away.
+const LAST_SEQUENCE: u64 = i32::MAX as u64 - 1_000_000;
+
+/// The name of a claim's node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ClaimNode {
+    pub(crate) contender: ContenderId,
+    /// What it holds or asks for. [`Queue`](crate::queue::Queue) lowers it if there is a marker.
+    pub(crate) units: Units,
+    pub(crate) capacity: Capacity,
+    /// Its order of arrival.
+    pub(crate) sequence: u64,
+    /// The node's name in the folder.
+    pub(crate) name: String,
+}
+
+impl ClaimNode {
+    /// Reads a claim's node name; `None` for anything else.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        let mut parts = name.strip_prefix("c-")?.splitn(5, '-');
+        let mut next = || parts.next();
+        Some(Self {
+            contender: contender(next()?, next()?)?,
+            units: next()?.parse().ok()?,
+            capacity: next()?.parse().ok()?,
+            sequence: sequence(next()?)?,
+            name: name.to_owned(),
+        })
+    }
+
+    /// Whether the sequences of its folder are used up, so that the claim is not let in.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.sequence > LAST_SEQUENCE
+    }
+}
+
+/// Reads a sequence. One that overflowed comes after those that did not.
+fn sequence(text: &str) -> Option<u64> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    if digits.len() < 10 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    text.parse::<u64>()
+        .or_else(|_| text.parse::<i32>().map(|overflowed| u64::from(overflowed.cast_unsigned())))
+        .ok()
+}
+
+fn contender(keeper: &str, seq: &str) -> Option<ContenderId> {
+    format!("{keeper}-{seq}").parse().ok()
+}
+
+/// The name of a claim's node, up to the sequence that the server appends.
+pub(crate) fn claim_prefix(contender: ContenderId, units: Units, capacity: Capacity) -> String {
+    format!("c-{contender}-{units}-{capacity}-")
+}
+
+/// Whether the claim under `next` arrived right after the one under `before`.
+pub(crate) fn follows(before: &str, next: &str) -> bool {
+    let claims = ClaimNode::parse(before).zip(ClaimNode::parse(next));
+    claims.is_some_and(|(before, next)| !next.is_used_up() && next.sequence == before.sequence + 1)
+}
+
+/// The name of the marker of a claim that holds only `units` any more.
+pub(crate) fn marker(contender: ContenderId, units: Units) -> String {
+    format!("d-{contender}-{units}")
+}
+
+/// Reads a marker's name.
+pub(crate) fn parse_marker(name: &str) -> Option<(ContenderId, Units)> {
+    let mut parts = name.strip_prefix("d-")?.splitn(3, '-');
+    let mut next = || parts.next();
+    Some((contender(next()?, next()?)?, next()?.parse().ok()?))
+}
 
 /// The data of a claim's node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ClaimData {
     pub(crate) lease: Duration,
     pub(crate) details: Details,
-    /// The number, where it is not that of the node itself: the claim was taken over.
+    /// The grant number of a claim that was taken over; otherwise the node's own transaction is the number.
     pub(crate) number: Option<GrantNumber>,
-    /// It waited and was admitted: those behind it look again when they see this change.
+    /// The claim waited and was admitted. Waiters behind it list the queue again when they see this change.
     pub(crate) granted: bool,
     /// An operator wants it back.
     pub(crate) evicted: bool,
@@ -32,7 +134,7 @@ impl ClaimData {
         Self { lease, details, number: None, granted, evicted, detached, retired }
     }
 
-    /// The number of the claim whose node was made by the transaction `czxid`.
+    /// The grant number of the claim whose node was made by the transaction `czxid`.
     pub(crate) fn number(&self, czxid: i64) -> GrantNumber {
         self.number.unwrap_or_else(|| GrantNumber::try_from(czxid).unwrap_or(0))
     }
@@ -47,9 +149,9 @@ impl ClaimData {
             process.pid,
             encode(&process.program),
         );
-        for (word, said) in [("label", label), ("value", value)] {
-            if let Some(said) = said {
-                text.push_str(&format!("{word} {}\n", encode(said)));
+        for (word, value) in [("label", label), ("value", value)] {
+            if let Some(value) = value {
+                text.push_str(&format!("{word} {}\n", encode(value)));
             }
         }
         if let Some(number) = self.number {
@@ -67,43 +169,93 @@ impl ClaimData {
         text.into_bytes()
     }
 
-    /// Reads a node. Data that is not ours leaves blanks, since the node's name alone decides.
+    /// Reads a node's data. What Lockkeeper did not write is left blank: the node's name alone decides who holds.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let mut process = ProcessInfo { host: String::new(), pid: 0, program: String::new() };
         let mut details =
             Details { kind: Kind::Mutex, process: Arc::new(process.clone()), label: None, value: None };
         let mut lease = Duration::ZERO;
-        let mut note = Self::new(lease, details.clone());
-        for line in text.lines() {
-            let (word, said) = line.split_once(' ').unwrap_or((line, ""));
+        let mut data = Self::new(lease, details.clone());
+        for row in text.lines() {
+            let (word, value) = row.split_once(' ').unwrap_or((row, ""));
             match word {
-                "lease" => lease = Duration::from_millis(said.parse().unwrap_or(0)),
-                "kind" => details.kind = Kind::from_word(said).unwrap_or(details.kind),
-                "host" => process.host = decode(said).unwrap_or_default(),
-                "pid" => process.pid = said.parse().unwrap_or(0),
-                "program" => process.program = decode(said).unwrap_or_default(),
-                "label" => details.label = decode(said).map(Into::into),
-                "value" => details.value = decode(said).map(Into::into),
-                "number" => note.number = said.parse().ok(),
-                "granted" => note.granted = true,
-                "evicted" => note.evicted = true,
-                "detached" => note.detached = true,
-                "retired" => note.retired = true,
+                "lease" => lease = Duration::from_millis(value.parse().unwrap_or(0)),
+                "kind" => details.kind = Kind::from_word(value).unwrap_or(details.kind),
+                "host" => process.host = decode(value).unwrap_or_default(),
+                "pid" => process.pid = value.parse().unwrap_or(0),
+                "program" => process.program = decode(value).unwrap_or_default(),
+                "label" => details.label = decode(value).map(Into::into),
+                "value" => details.value = decode(value).map(Into::into),
+                "number" => data.number = value.parse().ok(),
+                "granted" => data.granted = true,
+                "evicted" => data.evicted = true,
+                "detached" => data.detached = true,
+                "retired" => data.retired = true,
                 _ => {}
             }
         }
         details.process = Arc::new(process);
-        Self { lease, details, ..note }
+        Self { lease, details, ..data }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lockkeeper_core::KeeperId;
+
+    fn node(seq: u64, sequence: &str) -> String {
+        let id = ContenderId { keeper: KeeperId::from_u128(7), seq };
+        format!("{}{sequence}", claim_prefix(id, Units::All, Capacity::All))
+    }
 
     #[test]
-    fn notes_survive_text() {
+    fn any_name_is_one_part_of_a_path_and_comes_back() {
+        for text in ["stock/42", ".", "..", "a.b", "%2F", "zookeeper", "ü \u{10ffff}", "a\\b\"c'd"] {
+            let encoded = encode(text);
+            assert!(encoded.is_ascii() && !encoded.contains('/') && !encoded.starts_with('.'), "{encoded}");
+            assert_eq!(decode(&encoded).as_deref(), Some(text));
+        }
+    }
+
+    #[test]
+    fn a_foreign_node_has_no_name() {
+        for foreign in ["", "a/b", "%2f", "%", "%4", "%zz", "%FF", "ü", "%41", "a b"] {
+            assert_eq!(name_of(foreign), None, "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn claim_names_survive_text() {
+        let id = ContenderId { keeper: KeeperId::from_u128(7), seq: u64::MAX };
+        let (units, capacity) = (Units::count(3).expect("not zero"), Capacity::count(4).expect("not zero"));
+        let name = format!("{}-2147483648", claim_prefix(id, units, capacity));
+        let parsed = ClaimNode::parse(&name).expect("a claim");
+        assert_eq!((parsed.contender.seq, parsed.sequence), (u64::MAX, 2_147_483_648));
+        assert_eq!((parsed.units, parsed.capacity), (units, capacity));
+    }
+
+    #[test]
+    fn a_claim_follows_the_one_right_before_it() {
+        let names = ["0000000007", "0000000008", "0000000009", "2147483647", "-2147483648"];
+        let names = names.map(|sequence| node(1, sequence));
+        let follow = |before: usize, next: usize| follows(&names[before], &names[next]);
+        assert!(follow(0, 1) && follow(1, 2));
+        assert!(!follow(0, 0) && !follow(0, 2) && !follow(1, 0) && !follow(3, 4));
+        assert!(!follows("0000000007", &names[1]), "a foreign node");
+    }
+
+    #[test]
+    fn the_last_million_sequences_let_nobody_in() {
+        let used_up = |sequence: &str| ClaimNode::parse(&node(1, sequence)).expect("a claim").is_used_up();
+        assert!(!used_up("0000000000") && !used_up("2146483647"));
+        assert!(used_up("2146483648") && used_up("2147483647") && used_up("-2147483648"));
+        assert!(used_up("0000002147483648"));
+    }
+
+    #[test]
+    fn claim_data_survives_text() {
         let process = ProcessInfo { host: "host \"1\"\n".into(), pid: 7, program: String::new() };
         let details = Details {
             kind: Kind::Election,
@@ -111,14 +263,14 @@ mod tests {
             label: Some("two\nlines, ü %".into()),
             value: Some("".into()),
         };
-        let note =
+        let data =
             ClaimData { number: Some(9), evicted: true, ..ClaimData::new(Duration::from_secs(30), details) };
-        assert_eq!(ClaimData::from_bytes(&note.to_bytes()), note);
+        assert_eq!(ClaimData::from_bytes(&data.to_bytes()), data);
     }
 
     #[test]
-    fn foreign_data_is_no_trouble() {
-        let note = ClaimData::from_bytes(b"\xff\xfe\nlease many\nkind none\n\n %%% \npid -1");
-        assert_eq!((note.lease, note.details.process.pid), (Duration::ZERO, 0));
+    fn foreign_data_is_left_blank() {
+        let data = ClaimData::from_bytes(b"\xff\xfe\nlease many\nkind none\n\n %%% \npid -1");
+        assert_eq!((data.lease, data.details.process.pid), (Duration::ZERO, 0));
     }
 }

@@ -1,28 +1,28 @@
-//! Latches and fences: persistent nodes that are changed only from the version that was read.
+//! Latches: one persistent node each, changed only from the version that was read.
 //!
-//! A latch operation leaves its answer under `counted/` in the same transaction, under its own id: a
-//! second copy then fails, and finds the answer there. Its keeper removes the answer once it has it.
+//! A latch operation leaves its answer under `counted/` in the same transaction, named by its own id. A second copy of the
+//! operation then fails, and reads the answer there. The keeper removes the answer after it has read it.
 
 use std::time::Duration;
 
 use lockkeeper_core::{
-    StoreError, Token,
+    StoreError,
     model::{COUNT_MEMORY, Counter, HighWater, Now},
-    store::{Admit, Admitted, Answers, Count, CountAction, CountState, Counted},
+    store::{Answers, Count, CountAction, CountState, Counted},
 };
-use zookeeper_client::{Error, MultiWriteError};
+use zookeeper_client::{Error, MultiWriteError, MultiWriteResult};
 
 use crate::{
-    claims::{add_number, checked, number_of},
     keeper::KeeperState,
+    nodes::{add_number, grant_number, number_of},
     session::Session,
     trouble::{corrupt, trouble},
 };
 
-/// How long the answer to an operation is kept whose keeper never came for it.
-const FORGOTTEN: Duration = Duration::from_secs(3600);
+/// How long an answer is kept whose keeper never read it.
+const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// `remaining initial opened`; when it was born is the number of the transaction that made the node.
+/// A latch's data: `remaining initial opened`. The transaction that made the node says when the latch was born.
 fn write_state(state: &CountState) -> String {
     format!("{} {} {}", state.remaining, state.initial, state.opened)
 }
@@ -40,7 +40,7 @@ fn read_state(data: &[u8], czxid: i64) -> Option<CountState> {
     numbers.next().is_none().then_some(state)
 }
 
-/// An answer as it is kept. A creation's `born` is the number of its own transaction.
+/// An answer's data. If the operation creates the latch, its own transaction says when the latch was born.
 fn write_answer(counted: &Counted, created: bool) -> String {
     match counted {
         Counted::State(state) if created => format!("born {}", write_state(state)),
@@ -59,8 +59,22 @@ fn read_answer(data: &[u8], czxid: i64) -> Option<Counted> {
     read_state(state.as_bytes(), born).map(Counted::State)
 }
 
+/// A latch as it was read.
+#[derive(Clone, Copy)]
+struct ReadLatch {
+    state: Option<CountState>,
+    version: i32,
+}
+
+/// A change of a latch that is to be written.
+struct Change {
+    before: ReadLatch,
+    after: Option<CountState>,
+    answer: Counted,
+}
+
 impl KeeperState {
-    /// Works a latch's counter.
+    /// Does a latch operation.
     pub(crate) async fn count(
         &self,
         session: &Session,
@@ -85,7 +99,7 @@ impl KeeperState {
     async fn count_once(&self, session: &Session, count: &Count) -> Result<Counted, StoreError> {
         let answer_path = self.settings.paths.counted(count.op);
         let late = || count.not_after < self.store_time();
-        // Before anything is awaited: from here on a copy may be under way.
+        // Remembered before anything is awaited, since a copy may be in flight from here on.
         let unanswered = match count.action {
             CountAction::Read => false,
             _ if late() => self.memory().unanswered.contains(&count.op),
@@ -97,141 +111,136 @@ impl KeeperState {
         let path = self.settings.paths.latch(&count.name);
         loop {
             let read = if late() { None } else { Some(self.read_latch(session, &path).await?) };
-            // Perhaps it took long to read.
-            let Some((before, version)) = read.filter(|_| !late()) else {
-                // If a copy is still under way, it finds that its id is taken.
+            // The read may have taken long.
+            let Some(before) = read.filter(|_| !late()) else {
                 return self.seal(session, &answer_path).await;
             };
-            let mut counter = Counter(before);
-            let counted =
+            let mut counter = Counter(before.state);
+            let answer =
                 counter.step(Now { lease: self.store_time(), wall: 0 }, &mut HighWater(0), count.action);
-            if counter.0 == before {
-                // Nothing to write, unless an earlier copy has changed it to what it is.
-                if unanswered && let Some(done) = self.read_answer(session, &answer_path).await? {
-                    return Ok(done);
-                }
+            if counter.0 == before.state {
+                // Nothing is to be written, unless an earlier copy has already done so.
+                let done = if unanswered { self.read_answer(session, &answer_path).await? } else { None };
+                return Ok(done.unwrap_or(answer));
+            }
+            let change = Change { before, after: counter.0, answer };
+            if let Some(counted) = self.write_latch(session, &path, &answer_path, change).await? {
                 return Ok(counted);
             }
-            let created = before.is_none();
-            let answer = write_answer(&counted, created);
-            let sent = session.now();
-            let mut multi = session.client.new_multi_writer();
-            multi.add_create(&answer_path, answer.as_bytes(), &self.persistent()).map_err(trouble)?;
-            match &counter.0 {
-                None => multi.add_delete(&path, Some(version)),
-                Some(after) if created => {
-                    multi.add_create(&path, write_state(after).as_bytes(), &self.persistent())
-                }
-                Some(after) => multi.add_set_data(&path, write_state(after).as_bytes(), Some(version)),
-            }
-            .map_err(trouble)?;
-            add_number(&mut multi, &self.settings.paths.folder("counted"))?;
-            match session.write(sent, multi.commit()).await {
-                Ok(results) => {
-                    let heard = std::mem::take(&mut self.memory().heard);
-                    self.forget(session, heard, &answer_path);
-                    return match (counted, number_of(&results)) {
-                        (Counted::State(state), Some(born)) if created => {
-                            Ok(Counted::State(CountState { born: checked(born)?, ..state }))
-                        }
-                        (counted, _) => Ok(counted),
-                    };
-                }
-                Err(MultiWriteError::OperationFailed { index: 0, source: Error::NodeExists }) => {
-                    return self
-                        .read_answer(session, &answer_path)
-                        .await?
-                        .ok_or_else(|| trouble(Error::NodeExists));
-                }
-                Err(MultiWriteError::OperationFailed {
-                    source: Error::BadVersion | Error::NoNode | Error::NodeExists,
-                    ..
-                }) => {}
-                Err(error) => return Err(trouble(error.into())),
-            }
         }
     }
 
-    /// Makes sure that no copy of an operation counts from now on, and says whether one did.
-    async fn seal(&self, session: &Session, answer_path: &str) -> Result<Counted, StoreError> {
-        let sent = session.now();
-        let sealed = session.client.create(answer_path, b"stale", &self.persistent());
-        match session.write(sent, sealed).await {
-            Ok(_) => Ok(Counted::Stale),
-            Err(Error::NodeExists) => {
-                let answer = self.read_answer(session, answer_path).await?;
-                answer.ok_or_else(|| trouble(Error::NodeExists))
-            }
-            Err(error) => Err(trouble(error)),
-        }
-    }
-
-    async fn read_latch(
+    /// Writes a latch and the operation's answer in one transaction; `None` if the latch has changed since it was read.
+    async fn write_latch(
         &self,
         session: &Session,
         path: &str,
-    ) -> Result<(Option<CountState>, i32), StoreError> {
-        let synced = session.client.sync(path);
-        let read = session.client.get_data(path);
-        session.read(synced).await.map_err(trouble)?;
-        match session.read(read).await {
-            Ok((data, stat)) => {
-                let state = read_state(&data, stat.czxid).ok_or_else(|| {
-                    corrupt(format!(
-                        "{path} holds no latch of Lockkeeper; remove it or choose another namespace"
-                    ))
-                })?;
-                Ok((Some(state), stat.version))
+        answer_path: &str,
+        Change { before, after, answer }: Change,
+    ) -> Result<Option<Counted>, StoreError> {
+        let created = before.state.is_none();
+        let options = self.persistent();
+        let sent = session.now();
+        let mut multi = session.client.new_multi_writer();
+        multi
+            .add_create(answer_path, write_answer(&answer, created).as_bytes(), &options)
+            .map_err(trouble)?;
+        match &after {
+            None => multi.add_delete(path, Some(before.version)),
+            Some(after) if created => multi.add_create(path, write_state(after).as_bytes(), &options),
+            Some(after) => multi.add_set_data(path, write_state(after).as_bytes(), Some(before.version)),
+        }
+        .map_err(trouble)?;
+        add_number(&mut multi, &self.settings.paths.all_counted())?;
+        match session.write(sent, multi.commit()).await {
+            Ok(results) => {
+                self.answer_read(session, answer_path);
+                with_birth(answer, created, &results).map(Some)
             }
-            Err(Error::NoNode) => Ok((None, 0)),
+            Err(MultiWriteError::OperationFailed { index: 0, source: Error::NodeExists }) => {
+                self.existing_answer(session, answer_path).await.map(Some)
+            }
+            Err(MultiWriteError::OperationFailed {
+                source: Error::BadVersion | Error::NoNode | Error::NodeExists,
+                ..
+            }) => Ok(None),
+            Err(error) => Err(trouble(error.into())),
+        }
+    }
+
+    /// Makes sure that no copy of an operation counts from now on, and says whether one did. A copy in flight will find its
+    /// id taken.
+    async fn seal(&self, session: &Session, answer_path: &str) -> Result<Counted, StoreError> {
+        let options = self.persistent();
+        let sent = session.now();
+        let sealed = session.client.create(answer_path, b"stale", &options);
+        match session.write(sent, sealed).await {
+            Ok(_) => Ok(Counted::Stale),
+            Err(Error::NodeExists) => self.existing_answer(session, answer_path).await,
             Err(error) => Err(trouble(error)),
         }
+    }
+
+    async fn read_latch(&self, session: &Session, path: &str) -> Result<ReadLatch, StoreError> {
+        let Some((data, stat)) = session.synced_data(path).await? else {
+            return Ok(ReadLatch { state: None, version: 0 });
+        };
+        let state = read_state(&data, stat.czxid).ok_or_else(|| {
+            corrupt(format!("{path} holds no latch of Lockkeeper; remove it or choose another namespace"))
+        })?;
+        Ok(ReadLatch { state: Some(state), version: stat.version })
     }
 
     async fn read_answer(&self, session: &Session, path: &str) -> Result<Option<Counted>, StoreError> {
-        let synced = session.client.sync(path);
-        let read = session.client.get_data(path);
-        session.read(synced).await.map_err(trouble)?;
-        match session.read(read).await {
-            Ok((data, stat)) => Ok(read_answer(&data, stat.czxid)),
-            Err(Error::NoNode) => Ok(None),
-            Err(error) => Err(trouble(error)),
-        }
+        let answer = session.synced_data(path).await?;
+        Ok(answer.and_then(|(data, stat)| read_answer(&data, stat.czxid)))
     }
 
-    /// Removes answers that this keeper has heard; what fails is removed with the next one.
-    fn forget(&self, session: &Session, mut heard: Vec<String>, answer: &str) {
-        // The latest stays until the next operation, which costs nothing more.
-        for path in heard.drain(..) {
-            // Sent now; nobody waits for the answer.
+    /// The answer that another copy of the operation has left.
+    async fn existing_answer(&self, session: &Session, path: &str) -> Result<Counted, StoreError> {
+        self.read_answer(session, path).await?.ok_or_else(|| trouble(Error::NodeExists))
+    }
+
+    /// Removes the answers that this keeper has read before. The one at `path` stays until the next operation, whose request
+    /// it then follows.
+    fn answer_read(&self, session: &Session, path: &str) {
+        let read = std::mem::replace(&mut self.memory().read_answers, vec![path.to_owned()]);
+        for path in read {
+            // The request is sent here, and nobody waits for its answer.
             drop(session.client.delete(&path, None));
         }
-        self.memory().heard.push(answer.to_owned());
     }
 
-    /// Removes all answers that this keeper has heard, before it ends.
-    pub(crate) async fn forget_all(&self, session: &Session) {
-        let heard = std::mem::take(&mut self.memory().heard);
-        for path in heard {
-            // What is left is swept by a later keeper.
+    /// Removes all answers that this keeper has read, before it ends. A later keeper sweeps those that are left.
+    pub(crate) async fn remove_read_answers(&self, session: &Session) {
+        let read = std::mem::take(&mut self.memory().read_answers);
+        for path in read {
             drop(session.read(session.client.delete(&path, None)).await);
         }
     }
 
-    /// Removes answers that nobody came for: their keepers are gone.
-    pub(crate) async fn sweep_answers(&self, session: &Session) -> Result<(), Error> {
-        let folder = self.settings.paths.folder("counted");
-        let mut newest = i64::MIN;
-        let mut stats = Vec::new();
+    /// Removes answers of keepers that crashed before they read them.
+    pub(crate) async fn sweep_answers(&self) {
+        if let Ok(session) = self.session()
+            && let Err(error) = self.try_sweep_answers(&session).await
+        {
+            tracing::debug!(%error, "old answers were not swept");
+        }
+    }
+
+    async fn try_sweep_answers(&self, session: &Session) -> Result<(), Error> {
+        let folder = self.settings.paths.all_counted();
+        let mut answers = Vec::new();
         for child in session.read(session.client.list_children(&folder)).await? {
             let path = format!("{folder}/{child}");
             if let Some(stat) = session.read(session.client.check_stat(&path)).await? {
-                newest = newest.max(stat.ctime);
-                stats.push((path, stat.ctime));
+                answers.push((path, stat.ctime));
             }
         }
-        let age = i64::try_from(FORGOTTEN.as_millis()).unwrap_or(i64::MAX);
-        for (path, _) in stats.into_iter().filter(|(_, made)| newest.saturating_sub(*made) > age) {
+        // The newest answer stands for the servers' clock.
+        let newest = answers.iter().map(|(_, made)| *made).max().unwrap_or(i64::MIN);
+        let age = i64::try_from(ABANDONED.as_millis()).unwrap_or(i64::MAX);
+        for (path, _) in answers.into_iter().filter(|(_, made)| newest.saturating_sub(*made) > age) {
             match session.read(session.client.delete(&path, None)).await {
                 Ok(()) | Err(Error::NoNode) => {}
                 Err(error) => return Err(error),
@@ -239,51 +248,15 @@ impl KeeperState {
         }
         Ok(())
     }
+}
 
-    /// Shows a token to a fence.
-    pub(crate) async fn fence(&self, session: &Session, admit: &Admit) -> Result<Admitted, StoreError> {
-        let path = self.settings.paths.fence(&admit.name);
-        loop {
-            let read = match session.read(session.client.get_data(&path)).await {
-                Ok((data, stat)) => {
-                    let highest = std::str::from_utf8(&data).ok().and_then(|text| text.parse::<Token>().ok());
-                    let highest =
-                        highest.ok_or_else(|| corrupt(format!("{path} holds no fence of Lockkeeper")))?;
-                    Some((highest, stat.version))
-                }
-                Err(Error::NoNode) => None,
-                Err(error) => return Err(trouble(error)),
-            };
-            let sent = session.now();
-            let written = match read {
-                // A fence never falls, so an old answer that says stale is true.
-                Some((highest, _)) if admit.token < highest => return Ok(Admitted::Stale { highest }),
-                Some((highest, version)) if admit.floor <= highest => {
-                    // Nothing to write, but the quorum must know of nothing higher.
-                    let checked = session.client.new_check_writer(&path, Some(version)).map_err(trouble)?;
-                    let checked = session.write(sent, checked.commit()).await;
-                    checked.map(drop).map_err(|error| match error {
-                        zookeeper_client::CheckWriteError::CheckFailed { source } => source,
-                        error => error.into(),
-                    })
-                }
-                Some((_, version)) => {
-                    let floor = admit.floor.to_string();
-                    let set = session.client.set_data(&path, floor.as_bytes(), Some(version));
-                    session.write(sent, set).await.map(drop)
-                }
-                None => {
-                    let floor = admit.floor.to_string();
-                    let made = session.client.create(&path, floor.as_bytes(), &self.persistent());
-                    session.write(sent, made).await.map(drop)
-                }
-            };
-            match written {
-                Ok(()) => return Ok(Admitted::Yes),
-                Err(Error::BadVersion | Error::NodeExists | Error::NoNode) => {}
-                Err(error) => return Err(trouble(error)),
-            }
+/// An answer with the birth of the latch, if the transaction created it.
+fn with_birth(answer: Counted, created: bool, results: &[MultiWriteResult]) -> Result<Counted, StoreError> {
+    match (answer, number_of(results)) {
+        (Counted::State(state), Some(born)) if created => {
+            Ok(Counted::State(CountState { born: grant_number(born)?, ..state }))
         }
+        (answer, _) => Ok(answer),
     }
 }
 

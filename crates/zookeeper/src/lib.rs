@@ -42,27 +42,43 @@
 mod changes;
 mod claims;
 mod codec;
+mod connect;
 mod counts;
+mod deadline;
+mod detached;
+mod dial;
+mod evict;
+mod fences;
 mod groups;
 mod inspect;
 mod keeper;
 mod layout;
 mod limits;
+mod listing;
 mod memory;
+mod min_hold;
+mod namespace;
+mod nodes;
 mod queue;
+mod reaper;
+mod reconnect;
 mod renewals;
 mod session;
 mod settings;
-mod stepwise;
+mod stepwise_claims;
+mod stepwise_leaves;
 mod store;
+mod task;
 mod tls;
+mod transaction;
 mod trouble;
 mod waiter;
 mod wakes;
+mod watch_budget;
 
 use lockkeeper_core::{StoreError, store::Connector};
 
-pub use store::CAPABILITY;
+pub use connect::CAPABILITY;
 
 /// Connects to the servers that `url` names.
 ///
@@ -74,5 +90,5 @@ pub use store::CAPABILITY;
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind::Config) if `url` is not understood.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
-    Ok(store::connector(settings::Settings::parse(url)?))
+    Ok(connect::connector(settings::Settings::parse(url)?))
 }

@@ -1,94 +1,96 @@
-//! What the servers grant. Each of them has limits of its own for sessions, and one that moves to another server lasts
-//! as long as that one allows from then on, which the client keeps to itself. So each server is asked, with two sessions
-//! that are closed at once: one that is too long, and one that is too short where ticks are longer than the URL says.
+//! Learns how long the servers keep sessions, and how long their ticks are. Touches the servers.
+//!
+//! Each server has limits of its own. A session that moves to another server lasts as long as that one allows from then
+//! on, and the client does not tell. So each server is asked with two sessions that are closed at once: one that is too
+//! long for it, and one that is too short if its ticks are longer than the URL says.
 
-use lockkeeper_core::support;
 use std::{
-    sync::{Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
+use lockkeeper_core::support;
 use tokio::{sync::watch, task::JoinSet};
 
-use crate::settings::Settings;
+use crate::{dial::Lifetime, settings::Settings};
 
-/// How long sessions last, and how long ticks are, as far as the servers told.
+/// How long sessions last and how long ticks are, on the servers that answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Limits {
     /// The longest session that all servers grant.
     pub(crate) longest: Duration,
-    /// The longest tick. Unless it is told otherwise, a server keeps no session for less than two.
+    /// The longest tick. By default a server keeps no session for less than two ticks.
     pub(crate) tick: Duration,
 }
 
-/// What is known of the servers of one URL.
+/// The limits of all servers of one URL.
 #[derive(Debug)]
 pub(crate) struct ServerLimits {
+    settings: Arc<Settings>,
     servers: Vec<Server>,
-    /// Changes whenever one of them has told something.
-    told: watch::Sender<()>,
+    /// Changes whenever one of them has answered.
+    answered: watch::Sender<()>,
 }
 
-/// What is known of one server.
 #[derive(Debug)]
 struct Server {
     address: String,
+    /// `None` until it has answered.
     limits: Mutex<Option<Limits>>,
-    /// When it was asked last. One asks at a time.
+    /// When it was asked last. The lock lets one task ask at a time.
     asked: tokio::sync::Mutex<Option<Instant>>,
 }
 
 impl Server {
+    fn new(address: &str) -> Self {
+        Self { address: address.to_owned(), limits: Mutex::default(), asked: tokio::sync::Mutex::default() }
+    }
+
     fn limits(&self) -> MutexGuard<'_, Option<Limits>> {
         support::lock(&self.limits)
-    }
-}
-
-impl ServerLimits {
-    /// Nothing yet of these servers.
-    pub(crate) fn of(servers: &str) -> Self {
-        let server = |address: &str| Server {
-            address: address.to_owned(),
-            limits: Mutex::default(),
-            asked: tokio::sync::Mutex::default(),
-        };
-        Self { servers: servers.split(',').map(server).collect(), told: watch::channel(()).0 }
-    }
-
-    /// Changes whenever there is something new to be known.
-    pub(crate) fn news(&self) -> watch::Receiver<()> {
-        self.told.subscribe()
     }
 }
 
 /// The longest session that the protocol can ask for.
 const ENDLESS: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// The client does not wait long for a session that is to be short.
+/// How often a server is asked for a short session. The client does not wait long for one, so an answer may come too
+/// late.
 const SHORT_TRIES: u32 = 3;
 
-impl Settings {
-    /// What is known so far.
-    pub(crate) fn limits(&self) -> Limits {
-        let all = Limits { longest: ENDLESS, tick: self.tick };
-        self.server_limits.servers.iter().filter_map(|server| *server.limits()).fold(all, |all, one| Limits {
+impl ServerLimits {
+    /// No server has answered yet.
+    pub(crate) fn new(settings: Arc<Settings>) -> Arc<Self> {
+        let servers = settings.servers.split(',').map(Server::new).collect();
+        Arc::new(Self { settings, servers, answered: watch::channel(()).0 })
+    }
+
+    /// Changes whenever a server has answered.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.answered.subscribe()
+    }
+
+    /// The limits that are known so far.
+    pub(crate) fn known(&self) -> Limits {
+        let none = Limits { longest: ENDLESS, tick: self.settings.tick };
+        self.servers.iter().filter_map(|server| *server.limits()).fold(none, |all, one| Limits {
             longest: all.longest.min(one.longest),
             tick: all.tick.max(one.tick),
         })
     }
 
-    /// Asks all servers, each unless it was asked later than `since`, or ever. What one says counts at once, however long
-    /// the others take.
-    pub(crate) async fn learn_limits(&self, since: Option<Instant>) {
+    /// Asks each server that was not asked after `since`; without a `since`, each server that was never asked. Each answer
+    /// counts at once, however long the other servers take.
+    pub(crate) async fn learn(self: &Arc<Self>, since: Option<Instant>) {
         let mut asking = JoinSet::new();
-        for nth in 0..self.server_limits.servers.len() {
-            let settings = self.clone();
-            asking.spawn(async move { settings.learn(&settings.server_limits.servers[nth], since).await });
+        for nth in 0..self.servers.len() {
+            let limits = self.clone();
+            asking.spawn(async move { limits.learn_from(&limits.servers[nth], since).await });
         }
         asking.join_all().await;
     }
 
-    async fn learn(&self, server: &Server, since: Option<Instant>) {
+    async fn learn_from(&self, server: &Server, since: Option<Instant>) {
         let mut asked = server.asked.lock().await;
         if asked.is_none_or(|asked| since.is_some_and(|since| asked <= since)) {
             let now = Instant::now();
@@ -97,75 +99,76 @@ impl Settings {
         }
     }
 
-    /// Asks one server what it grants.
     async fn ask(&self, server: &Server) {
-        let granted = async |timeout| {
-            let opening = self.attempt(&server.address, timeout, false).ok()?;
-            let client = tokio::time::timeout(self.session / 8, opening).await.ok()?.ok()?;
-            Some(client.session_timeout())
-        };
-        // First, so that it is known before a session that has become shorter can end.
-        let Some(longest) = granted(ENDLESS).await else {
+        // The long session goes first, so that its answer is known before a session that has become shorter can end.
+        let Some(longest) = self.granted(server, ENDLESS).await else {
             if server.limits().is_none() {
-                not_told(&server.address);
+                warn_of_silence(&server.address);
             }
             return;
         };
-        let before = server.limits().map_or(self.tick, |limits| limits.tick);
-        self.told(server, Limits { longest, tick: before });
+        let tick = server.limits().map_or(self.settings.tick, |limits| limits.tick);
+        self.learned(server, Limits { longest, tick });
         for _ in 0..SHORT_TRIES {
-            if let Some(shortest) = granted(self.tick * 2).await {
-                self.told(server, Limits { longest, tick: shortest / 2 });
+            if let Some(shortest) = self.granted(server, self.settings.tick * 2).await {
+                self.learned(server, Limits { longest, tick: shortest / 2 });
                 return;
             }
         }
-        not_told(&server.address);
+        warn_of_silence(&server.address);
     }
 
-    fn told(&self, server: &Server, limits: Limits) {
-        let before = self.limits();
+    /// The timeout that `server` grants to a session that asks for `timeout`.
+    async fn granted(&self, server: &Server, timeout: Duration) -> Option<Duration> {
+        let opening = self.settings.attempt(&server.address, timeout, Lifetime::Client).ok()?;
+        let client = tokio::time::timeout(self.settings.session / 8, opening).await.ok()?.ok()?;
+        Some(client.session_timeout())
+    }
+
+    fn learned(&self, server: &Server, limits: Limits) {
+        let before = self.known();
         *server.limits() = Some(limits);
-        self.report(before, self.limits());
-        self.server_limits.told.send_replace(());
+        self.warn_of_change(before, self.known());
+        self.answered.send_replace(());
     }
 
-    /// Why no session of these servers can be kept: signs of life count after a tick, and one may be lost.
+    /// Why no session with these servers can be kept: a sign of life counts after a tick, and one may be lost.
     pub(crate) fn too_short(&self, agreed: Duration) -> Option<String> {
-        let Limits { longest, tick } = self.limits();
+        let Limits { longest, tick } = self.known();
         let lasts = agreed.min(longest);
         (lasts < tick * 2).then(|| {
             format!(
-                "a server keeps sessions for {lasts:?} at most, which is less than two ticks of {tick:?}: they would end \
-                 again and again; raise maxSessionTimeout, or write &tick= as the servers' tickTime is"
+                "a server keeps sessions for {lasts:?} at most, which is less than two ticks of {tick:?}, so they would end \
+                 again and again; raise maxSessionTimeout, or set &tick= to the servers' tickTime"
             )
         })
     }
 
-    fn report(&self, before: Limits, now: Limits) {
+    fn warn_of_change(&self, before: Limits, now: Limits) {
         if now.tick > before.tick {
             tracing::warn!(
                 tick = ?now.tick,
-                "the servers of ZooKeeper keep no session for less than two of these ticks, which are longer than &tick= \
-                 says; deadlines are that much earlier. Write &tick= as their tickTime is"
+                "the ZooKeeper servers keep no session for less than two of these ticks, which are longer than &tick= \
+                 says; deadlines are that much earlier. Set &tick= to their tickTime"
             );
         }
-        if now.longest < before.longest.min(self.session) {
+        if now.longest < before.longest.min(self.settings.session) {
             tracing::warn!(
                 longest = ?now.longest,
-                "a server of ZooKeeper keeps sessions for less than ?session= says; deadlines are that much earlier. Lower \
+                "a ZooKeeper server keeps sessions for less than ?session= says; deadlines are that much earlier. Lower \
                  ?session= or raise maxSessionTimeout on all servers"
             );
         }
-        if let Some(reason) = self.too_short(self.session).filter(|_| now != before) {
+        if let Some(reason) = self.too_short(self.settings.session).filter(|_| now != before) {
             tracing::warn!("no session with ZooKeeper can be kept: {reason}");
         }
     }
 }
 
-fn not_told(server: &str) {
+fn warn_of_silence(server: &str) {
     tracing::warn!(
         server,
-        "a server of ZooKeeper did not say how long it keeps sessions; locks are only safe on it if its \
+        "a ZooKeeper server did not say how long it keeps sessions; locks are only safe on it if its \
          maxSessionTimeout is not below ?session= and its tickTime not above &tick="
     );
 }

@@ -1,5 +1,6 @@
-//! What this keeper has at ZooKeeper: its claims, where their nodes are and how they state. Kept in
-//! memory, so asking again costs no request; the nodes are the truth.
+//! What a keeper remembers of its own claims and latch operations. Pure.
+//!
+//! Repeated requests are answered from here without asking the servers. The nodes are the truth.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,21 +12,10 @@ use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, Name, Units,
     clock::BootTime,
     model::{FIRST_LEASE, Tombstones, WAIT_LEASE},
-    store::{Counted, Grant, Left},
+    store::{Claim, Counted, Grant, Left},
 };
-use tokio::task::AbortHandle;
 
-use crate::{codec::ClaimData, session::Session};
-
-/// A background task that ends with whoever has it.
-#[derive(Debug)]
-pub(crate) struct Task(pub(crate) AbortHandle);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
+use crate::{codec::ClaimData, session::Session, task::Task};
 
 /// One claim of this keeper.
 #[derive(Debug)]
@@ -33,28 +23,27 @@ pub(crate) struct ClaimRecord {
     pub(crate) name: Name,
     pub(crate) units: Units,
     pub(crate) capacity: Capacity,
-    /// What its node lives in.
+    /// The session that its node belongs to.
     pub(crate) session: Arc<Session>,
-    /// Whether that session serves this claim alone and outlives the process.
-    pub(crate) own_session: bool,
     /// The path of its node; empty while it is not known whether there is one.
     pub(crate) node: String,
+    /// The paths of its markers.
     pub(crate) markers: Vec<String>,
     pub(crate) number: GrantNumber,
-    /// What stands in its node, and in which version that was.
-    pub(crate) note: ClaimData,
+    /// The data of its node, and the version in which it was read.
+    pub(crate) data: ClaimData,
     pub(crate) version: i32,
     pub(crate) state: ClaimState,
-    /// Who stood behind it when it was admitted, in order; `None` if that is not known.
+    /// The claims behind it when it was admitted, in order; `None` if they are not known.
     pub(crate) behind: Option<Vec<String>>,
-    /// Waits for its turn, or tells those behind it that it came.
-    pub(crate) waits: Option<Task>,
+    /// Waits until it is admitted, or marks its node after that.
+    pub(crate) task: Option<Task>,
 }
 
-/// How a claim stands.
+/// What a claim is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ClaimState {
-    /// Its node was asked for at this time, and whether it came to be is not known.
+    /// Its node was asked for at this time, and it is not known whether it was made.
     Unknown {
         asked: BootTime,
     },
@@ -63,35 +52,36 @@ pub(crate) enum ClaimState {
         asked: BootTime,
     },
     Holding(HoldRecord),
-    /// Left before its minimum hold, and kept until then.
+    /// Its owner left before the minimum hold. The node is kept until then.
     Retired {
         until: BootTime,
     },
-    /// Its node is to go, and what to answer when it is gone.
+    /// Its node is to be removed. Then this is the answer.
     Leaving(Left),
 }
 
-/// A hold.
+/// A hold of this keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct HoldRecord {
     pub(crate) granted: BootTime,
     pub(crate) expires: BootTime,
+    /// Whether its owner knows of it.
     pub(crate) confirmed: bool,
     pub(crate) floor: GrantNumber,
 }
 
 impl HoldRecord {
-    /// A hold whose owner asks right now.
+    /// A hold whose owner hears of it right now.
     pub(crate) fn confirmed(now: BootTime, lease: Duration, floor: GrantNumber) -> Self {
         Self { granted: now, expires: now.after(lease), confirmed: true, floor }
     }
 
-    /// A hold whose owner is yet to hear of it.
+    /// A hold whose owner is yet to hear of it. Until then it has a short lease.
     pub(crate) fn pushed(now: BootTime, lease: Duration, floor: GrantNumber) -> Self {
         Self { granted: now, expires: now.after(lease.min(FIRST_LEASE)), confirmed: false, floor }
     }
 
-    /// Its owner was heard of: the first short lease becomes the full one, counted from the grant.
+    /// Its owner has heard of it: the first short lease becomes the full one, counted from the grant.
     pub(crate) fn confirm(&mut self, lease: Duration) {
         if !self.confirmed {
             self.confirmed = true;
@@ -101,7 +91,30 @@ impl HoldRecord {
 }
 
 impl ClaimRecord {
-    /// What is left of its lease: never more than its session certainly lives.
+    pub(crate) fn new(
+        claim: &Claim,
+        session: &Arc<Session>,
+        node: String,
+        number: GrantNumber,
+        state: ClaimState,
+    ) -> Self {
+        Self {
+            name: claim.name.clone(),
+            units: claim.units,
+            capacity: claim.capacity,
+            session: session.clone(),
+            node,
+            markers: Vec::new(),
+            number,
+            data: ClaimData::new(claim.lease, claim.details.clone()),
+            version: 0,
+            state,
+            behind: None,
+            task: None,
+        }
+    }
+
+    /// What is left of its lease, and never more than its session certainly lives.
     pub(crate) fn remaining(&self, hold: &HoldRecord, now: BootTime) -> Duration {
         hold.expires.min(self.session.deadline()).since(now)
     }
@@ -110,13 +123,13 @@ impl ClaimRecord {
         Grant { number: self.number, floor: hold.floor, remaining: self.remaining(hold, now) }
     }
 
-    /// It is on its way out: whoever waits for it stops.
+    /// Its node is to be removed. Its task ends.
     pub(crate) fn leave(&mut self, left: Left) {
         self.state = ClaimState::Leaving(left);
-        self.waits = None;
+        self.task = None;
     }
 
-    /// When it ends by itself, or has to be looked at.
+    /// When the reaper has to look at it.
     pub(crate) fn due(&self) -> BootTime {
         let ends = match self.state {
             ClaimState::Leaving(_) => BootTime::NEVER,
@@ -128,18 +141,19 @@ impl ClaimRecord {
     }
 }
 
-/// All claims of this keeper, and what it remembers.
+/// What a keeper remembers.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    pub(crate) records: HashMap<ContenderId, ClaimRecord>,
-    /// Those who left while a copy of their claim may still be under way.
+    /// Its claims.
+    pub(crate) claims: HashMap<ContenderId, ClaimRecord>,
+    /// Contenders that left while a copy of their claim may still be in flight.
     pub(crate) left: Tombstones<()>,
-    /// Latch operations of this keeper whose outcome is known.
+    /// Answers to latch operations.
     pub(crate) counted: Tombstones<Counted>,
-    /// Latch operations that were sent and not answered.
+    /// Latch operations that are in flight, or whose answer was lost.
     pub(crate) unanswered: HashSet<ContenderId>,
-    /// Answers kept at the store that this keeper has heard.
-    pub(crate) heard: Vec<String>,
-    /// Foreign children that were reported.
-    pub(crate) reported: HashSet<String>,
+    /// The paths of latch answers at the store that this keeper has read.
+    pub(crate) read_answers: Vec<String>,
+    /// The paths of foreign nodes that were warned of.
+    pub(crate) warned_of: HashSet<String>,
 }

@@ -1,5 +1,6 @@
-//! TLS: whom to trust, what to show, and why a server could not be talked to. The client keeps that to itself, so
-//! after a failure the handshake is tried once more here. Touches files and, then, the servers.
+//! TLS: reads certificates and keys, and explains failed handshakes. Touches files, and servers after a failure.
+//!
+//! The client does not tell why a handshake failed, so it is tried once more here.
 
 use std::{
     fs, io,
@@ -17,17 +18,17 @@ use rustls::{
 };
 use zookeeper_client::TlsOptions;
 
-use crate::settings::config;
+use crate::trouble::config;
 
-/// How long a server may take to say something.
+/// How long a server may take to connect or to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The files that a URL names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Tls {
-    /// Who signed the certificates of the servers.
+    /// The certificate that signed those of the servers.
     pub(crate) ca: String,
-    /// The own certificate and its key.
+    /// The client's certificate and its key.
     pub(crate) own: Option<(String, String)>,
 }
 
@@ -36,7 +37,7 @@ fn read(path: &str) -> Result<String, StoreError> {
 }
 
 impl Tls {
-    /// What the client is told.
+    /// The options of the client.
     pub(crate) fn options(&self) -> Result<TlsOptions, StoreError> {
         choose_provider();
         let bad = |what: &str, error| config(format!("the {what} could not be used")).with_source(error);
@@ -45,13 +46,12 @@ impl Tls {
         options.with_pem_identity(&read(cert)?, &read(key)?).map_err(|error| bad("cert or key", error))
     }
 
-    /// Why none of `servers` could be talked to, if that is a matter of certificates.
-    pub(crate) async fn explain(self, servers: &[(String, u16)]) -> Option<StoreError> {
-        let servers = servers.to_vec();
+    /// Why no session could be opened with any of `servers`, if certificates are the reason.
+    pub(crate) async fn explain(self, servers: Vec<(String, u16)>) -> Option<StoreError> {
         let explained = tokio::task::spawn_blocking(move || {
-            let settings = Arc::new(self.settings()?);
+            let client_config = Arc::new(self.client_config()?);
             for (host, port) in &servers {
-                if let Err(error) = shake_hands(&settings, host, *port)
+                if let Err(error) = shake_hands(&client_config, host, *port)
                     && error.get_ref().is_some_and(|cause| cause.is::<rustls::Error>())
                 {
                     let message = format!(
@@ -66,7 +66,7 @@ impl Tls {
         explained.await.ok()?.err()
     }
 
-    fn settings(&self) -> Result<ClientConfig, StoreError> {
+    fn client_config(&self) -> Result<ClientConfig, StoreError> {
         choose_provider();
         let bad = |path: &str, error| config(format!("{path} could not be used")).with_source(error);
         let certificates = |path: &str| -> Result<Vec<CertificateDer<'static>>, StoreError> {
@@ -78,39 +78,39 @@ impl Tls {
         for certificate in certificates(&self.ca)? {
             roots.add(certificate).map_err(|error| bad(&self.ca, error))?;
         }
-        let settings = ClientConfig::builder().with_root_certificates(roots);
-        let Some((cert, key)) = &self.own else { return Ok(settings.with_no_client_auth()) };
+        let builder = ClientConfig::builder().with_root_certificates(roots);
+        let Some((cert, key)) = &self.own else { return Ok(builder.with_no_client_auth()) };
         let secret = PrivateKeyDer::from_pem_slice(read(key)?.as_bytes())
             .map_err(|error| config(format!("{key} holds no private key")).with_source(error))?;
-        settings.with_client_auth_cert(certificates(cert)?, secret).map_err(|error| bad(cert, error))
+        builder.with_client_auth_cert(certificates(cert)?, secret).map_err(|error| bad(cert, error))
     }
 }
 
-/// The client takes the provider of the whole program, which rustls cannot choose by itself where crates ask for two.
-/// A program that has chosen keeps its choice.
+/// Chooses the cryptography provider of the whole program, unless the program has chosen one. The client uses that one,
+/// and rustls cannot choose by itself if crates of the program ask for two.
 fn choose_provider() {
     if CryptoProvider::get_default().is_none() {
-        // Whoever was faster has chosen.
+        // If this fails, another thread has chosen.
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     }
 }
 
-/// Whether a certificate can be for `host`.
+/// Whether a certificate can name `host`.
 pub(crate) fn can_be_certified(host: &str) -> bool {
     ServerName::try_from(host).is_ok()
 }
 
-fn shake_hands(settings: &Arc<ClientConfig>, host: &str, port: u16) -> io::Result<()> {
+fn shake_hands(client_config: &Arc<ClientConfig>, host: &str, port: u16) -> io::Result<()> {
     let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
     let address = (host, port).to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound)?;
     let socket = TcpStream::connect_timeout(&address, PATIENCE)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.set_write_timeout(Some(PATIENCE))?;
-    let connection = ClientConnection::new(settings.clone(), name).map_err(io::Error::other)?;
+    let connection = ClientConnection::new(client_config.clone(), name).map_err(io::Error::other)?;
     let mut stream = StreamOwned::new(connection, socket);
     while stream.conn.is_handshaking() {
         stream.conn.complete_io(&mut stream.sock)?;
     }
-    // A server that misses the client's certificate says so after the handshake.
+    // A server that requires a client certificate refuses only after the handshake.
     stream.read(&mut [0]).map(drop)
 }

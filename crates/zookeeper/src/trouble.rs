@@ -1,7 +1,7 @@
-//! ZooKeeper's errors in the words of the engine.
+//! Turns errors of the client into `StoreError`s that say what to do. Pure.
 
 use lockkeeper_core::{StoreError, StoreErrorKind};
-use zookeeper_client::{Error, MultiWriteError};
+use zookeeper_client::{CheckWriteError, Error, MultiWriteError};
 
 /// What `error` means for a request that was sent.
 pub(crate) fn trouble(error: Error) -> StoreError {
@@ -35,7 +35,7 @@ pub(crate) fn trouble(error: Error) -> StoreError {
     StoreError::new(kind, message).with_source(error)
 }
 
-/// There is no session to ask with: nothing was sent.
+/// The keeper has no connected session at the moment, so nothing was sent.
 pub(crate) fn no_session() -> StoreError {
     StoreError::new(
         StoreErrorKind::Unreachable,
@@ -44,12 +44,30 @@ pub(crate) fn no_session() -> StoreError {
     .not_applied()
 }
 
-/// Whether the request was certainly refused, so that it changed nothing.
+/// The URL, or a file that it names, is wrong.
+pub(crate) fn config(message: impl Into<String>) -> StoreError {
+    StoreError::new(StoreErrorKind::Config, message)
+}
+
+/// The store contains something that Lockkeeper does not write.
+pub(crate) fn corrupt(message: impl Into<String>) -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, message)
+}
+
+/// The servers answered a transaction or a group of reads only in part.
+pub(crate) fn too_few_answers() -> StoreError {
+    corrupt("ZooKeeper answered fewer operations than it was asked")
+}
+
+/// Whether the transaction was certainly refused, so that it changed nothing.
 pub(crate) fn refused(error: &MultiWriteError) -> bool {
     matches!(error, MultiWriteError::OperationFailed { .. })
 }
 
-/// Something in the store is not what Lockkeeper writes.
-pub(crate) fn corrupt(message: impl Into<String>) -> StoreError {
-    StoreError::new(StoreErrorKind::Corrupt, message)
+/// The reason why a check failed.
+pub(crate) fn check_failed(error: CheckWriteError) -> Error {
+    match error {
+        CheckWriteError::CheckFailed { source } => source,
+        error => error.into(),
+    }
 }

@@ -1,4 +1,4 @@
-//! Hints about changes of resources and latches, and the end of a keeper's connection.
+//! Wakes the engine when a resource or a latch changes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,54 +7,56 @@ use lockkeeper_core::{
     store::{Topic, Wake},
 };
 use tokio::sync::oneshot;
-use zookeeper_client::{Error, OneshotWatcher, SessionState};
+use zookeeper_client::{Error, OneshotWatcher};
 
 use crate::{
-    keeper::KeeperState,
-    session::{Session, WatchPermit},
-    trouble::trouble,
-    waiter::LOOK_EVERY,
+    keeper::KeeperState, session::Session, trouble::trouble, waiter::POLL, watch_budget::WatchPermit,
 };
 
+/// The pause before a watch that failed is set again.
+const AGAIN: Duration = Duration::from_millis(100);
+
 impl KeeperState {
-    /// Wakes the keeper at every change of `topic`; says through `ready` when the first watch is set.
-    pub(crate) async fn tell(self: Arc<Self>, topic: Topic, ready: oneshot::Sender<Result<(), StoreError>>) {
+    /// Wakes the engine at every change of `topic`, until it is aborted. Says through `ready` when the first watch is set, or
+    /// ends if that fails.
+    pub(crate) async fn watch_topic(
+        self: Arc<Self>,
+        topic: Topic,
+        ready: oneshot::Sender<Result<(), StoreError>>,
+    ) {
         let mut ready = Some(ready);
         loop {
             let watched = match self.session() {
-                Ok(session) => self.watch_topic(&session, &topic).await,
+                Ok(session) => self.set_watch(&session, &topic).await,
                 Err(error) => Err(error),
             };
             match (watched, ready.take()) {
                 (Ok(watch), first) => {
                     if let Some(first) = first {
-                        // Whoever asked may have gone; the task then ends with the watch.
+                        // If the caller has gone, this task is aborted with its subscription.
                         drop(first.send(Ok(())));
                     } else {
-                        // Something may have changed while nothing was watched.
+                        // Something may have changed between two watches.
                         self.wakes.wake(Wake::Changed(topic.clone()));
                     }
                     match watch {
-                        Some((watcher, _may)) => drop(watcher.changed().await),
-                        // It looks instead.
-                        None => self.clock.sleep_until(self.now().after(LOOK_EVERY)).await,
+                        Some((watcher, _permit)) => drop(watcher.changed().await),
+                        None => self.clock.sleep_until(self.now().after(POLL)).await,
                     }
                 }
                 (Err(error), Some(first)) => {
                     drop(first.send(Err(error)));
                     return;
                 }
-                (Err(_), None) => {
-                    self.clock.sleep_until(self.now().after(Duration::from_millis(100))).await;
-                }
+                (Err(_), None) => self.clock.sleep_until(self.now().after(AGAIN)).await,
             }
         }
     }
 
-    /// A watch on what `topic` is about; `None` if very many are watched already.
-    async fn watch_topic(
+    /// Watches the node of `topic`; `None` if the watch budget is used up.
+    async fn set_watch(
         &self,
-        session: &Arc<Session>,
+        session: &Session,
         topic: &Topic,
     ) -> Result<Option<(OneshotWatcher, WatchPermit)>, StoreError> {
         let path = match topic {
@@ -63,11 +65,11 @@ impl KeeperState {
             // A topic of a later engine: its waiters poll.
             _ => return Ok(None),
         };
-        let Some(may) = session.may_watch(&path) else { return Ok(None) };
+        let Some(permit) = session.watch_budget.permit(&path) else { return Ok(None) };
         loop {
             if !matches!(topic, Topic::Latch(_)) {
                 match session.read(session.client.list_and_watch_children(&path)).await {
-                    Ok((_, watcher)) => return Ok(Some((watcher, may))),
+                    Ok((_, watcher)) => return Ok(Some((watcher, permit))),
                     Err(Error::NoNode) => {}
                     Err(error) => return Err(trouble(error)),
                 }
@@ -75,44 +77,8 @@ impl KeeperState {
             let (there, watcher) =
                 session.read(session.client.check_and_watch_stat(&path)).await.map_err(trouble)?;
             if there.is_none() || matches!(topic, Topic::Latch(_)) {
-                return Ok(Some((watcher, may)));
+                return Ok(Some((watcher, permit)));
             }
-        }
-    }
-
-    /// Ends the connection, after everything was left.
-    pub(crate) async fn close(self: &Arc<Self>) {
-        let session = self.session();
-        if let Ok(session) = &session {
-            self.hand_over_the_retired(session).await;
-            self.forget_all(session).await;
-        }
-        drop(session);
-        self.abandon_claims();
-        let Some(session) = self.take_session() else { return };
-        let mut state = session.client.state_watcher();
-        session.end();
-        drop(session);
-        // The last one who has the session closes it; the server then removes what is left of it.
-        while !matches!(
-            state.state(),
-            SessionState::Closed | SessionState::Expired | SessionState::AuthFailed
-        ) {
-            state.changed().await;
-        }
-    }
-
-    /// Forgets all claims: whoever waits for them stops.
-    fn abandon_claims(&self) {
-        let records = std::mem::take(&mut self.memory().records);
-        drop(records);
-    }
-
-    /// The keeper is gone without closing: nothing is waited for or kept alive any more.
-    pub(crate) fn abandon(&self) {
-        self.abandon_claims();
-        if let Some(session) = self.take_session() {
-            session.end();
         }
     }
 }
