@@ -42,7 +42,7 @@ pub(crate) struct FoundLease {
 
 impl KeeperState {
     /// Lets a lease outlive this process: from now on only the lease ends it.
-    pub(crate) async fn detach(self: &Arc<Self>, renew: &Renew) -> Result<Renewed, StoreError> {
+    pub(crate) async fn detach(&self, renew: &Renew) -> Result<Renewed, StoreError> {
         let (session, expires) = match self.memory().claims.get(&renew.contender) {
             Some(ClaimRecord { session, state: ClaimState::Holding(hold), .. }) => {
                 (session.clone(), hold.expires)
@@ -106,11 +106,7 @@ impl KeeperState {
     }
 
     /// Takes over a lease that is in a session of its own, opened by this keeper or another one.
-    pub(crate) async fn take_over(
-        self: &Arc<Self>,
-        session: &Session,
-        renew: &Renew,
-    ) -> Result<Renewed, StoreError> {
+    pub(crate) async fn take_over(&self, session: &Session, renew: &Renew) -> Result<Renewed, StoreError> {
         for _ in 0..TRIES {
             let Some(found) = self.find_lease(session, &renew.name, renew.contender).await? else {
                 return Ok(Renewed::Gone);
@@ -178,7 +174,7 @@ impl KeeperState {
 
     /// Replaces a node by one of the same name in the session `own`.
     pub(crate) async fn move_lease(
-        self: &Arc<Self>,
+        &self,
         own: &Arc<Session>,
         found: FoundLease,
         lease: Duration,

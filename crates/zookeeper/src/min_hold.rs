@@ -1,6 +1,6 @@
 //! Holds that are left before their minimum hold: the node stays without its owner until then.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use lockkeeper_core::{
     ContenderId, Name, StoreError,
@@ -12,7 +12,7 @@ use crate::{changes::Changed, codec::ClaimData, keeper::KeeperState, memory::Cla
 
 impl KeeperState {
     /// Leaves a hold and keeps its node `until` the minimum hold, unless an operator wants it back.
-    pub(crate) async fn retire(self: &Arc<Self>, leave: &Leave, until: BootTime) -> Result<Left, StoreError> {
+    pub(crate) async fn retire(&self, leave: &Leave, until: BootTime) -> Result<Left, StoreError> {
         let before = {
             let mut memory = self.memory();
             let Some(record) = memory.claims.get_mut(&leave.contender) else { return Ok(Left::NotThere) };
@@ -45,7 +45,7 @@ impl KeeperState {
     }
 
     /// Before the keeper ends, moves each retired hold to a session that ends with the minimum hold.
-    pub(crate) async fn hand_over_retired(self: &Arc<Self>, session: &Session) {
+    pub(crate) async fn hand_over_retired(&self, session: &Session) {
         let retired: Vec<_> = {
             let memory = self.memory();
             let retired = memory.claims.iter().filter_map(|(contender, record)| match record.state {
@@ -64,7 +64,7 @@ impl KeeperState {
     }
 
     async fn hand_over(
-        self: &Arc<Self>,
+        &self,
         session: &Session,
         name: &Name,
         contender: ContenderId,

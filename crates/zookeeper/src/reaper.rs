@@ -41,7 +41,7 @@ pub(crate) async fn run(keeper: Arc<KeeperState>) {
 
 impl KeeperState {
     /// Ends everything that is due, and returns when to look again.
-    async fn reap(self: &Arc<Self>) -> BootTime {
+    async fn reap(&self) -> BootTime {
         let now = self.now();
         let Due { lost, leaving, forgotten, mut next } = self.due(now);
         for session in lost {

@@ -164,7 +164,7 @@ impl KeeperState {
     }
 
     /// Renews a lease that is in a session of this keeper.
-    async fn renew_here(self: &Arc<Self>, renew: &Renew) -> Result<Renewed, StoreError> {
+    async fn renew_here(&self, renew: &Renew) -> Result<Renewed, StoreError> {
         let now = self.now();
         let (held, lower_to) = {
             let mut memory = self.memory();

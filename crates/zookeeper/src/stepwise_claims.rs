@@ -152,7 +152,7 @@ impl KeeperState {
 
     /// Answers a copy of a claim whose lease has been detached since; `None` if there is no such lease.
     async fn detached_before(
-        self: &Arc<Self>,
+        &self,
         session: &Arc<Session>,
         claim: &Claim,
     ) -> Result<Option<Verdict>, StoreError> {

@@ -19,7 +19,7 @@ use crate::{
 impl KeeperState {
     /// Answers a leave that needs more than one removal.
     pub(crate) async fn leave_stepwise(
-        self: &Arc<Self>,
+        &self,
         session: &Arc<Session>,
         leave: &Leave,
     ) -> Result<Left, StoreError> {

@@ -87,17 +87,12 @@ impl Store for ZooKeeperStore {
     }
 
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
+        // Each waiter tells its keeper of its own grant.
         if matches!(topic, Topic::Grants(_)) {
             return Box::pin(std::future::ready(Ok(None)));
         }
         let topic = topic.clone();
-        self.ask(async move |keeper| {
-            let (ready, armed) = tokio::sync::oneshot::channel();
-            let task = keeper.background.spawn(keeper.clone().watch_topic(topic, ready));
-            let task = Task(task.abort_handle());
-            armed.await.map_err(|_| trouble(Error::ClientClosed))??;
-            Ok(Some(Watch::new(task)))
-        })
+        self.ask(async move |keeper| keeper.subscribe(topic).await.map(Some))
     }
 
     fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {

@@ -4,26 +4,30 @@ use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     StoreError,
-    store::{Topic, Wake},
+    store::{Topic, Wake, Watch},
 };
 use tokio::sync::oneshot;
 use zookeeper_client::{Error, OneshotWatcher};
 
 use crate::{
-    keeper::KeeperState, session::Session, trouble::trouble, waiter::POLL, watch_budget::WatchPermit,
+    keeper::KeeperState, session::Session, task::Task, trouble::trouble, waiter::POLL,
+    watch_budget::WatchPermit,
 };
 
 /// The pause before a watch that failed is set again.
 const AGAIN: Duration = Duration::from_millis(100);
 
 impl KeeperState {
-    /// Wakes the engine at every change of `topic`, until it is aborted. Says through `ready` when the first watch is set, or
-    /// ends if that fails.
-    pub(crate) async fn watch_topic(
-        self: Arc<Self>,
-        topic: Topic,
-        ready: oneshot::Sender<Result<(), StoreError>>,
-    ) {
+    /// Wakes the engine at every change of `topic`, until the result is dropped.
+    pub(crate) async fn subscribe(self: &Arc<Self>, topic: Topic) -> Result<Watch, StoreError> {
+        let (ready, set) = oneshot::channel();
+        let task = Task(self.background.spawn(self.clone().watch_topic(topic, ready)).abort_handle());
+        set.await.map_err(|_| trouble(Error::ClientClosed))??;
+        Ok(Watch::new(task))
+    }
+
+    /// Watches `topic` until it is aborted. Says through `ready` when the first watch is set, or ends if that fails.
+    async fn watch_topic(self: Arc<Self>, topic: Topic, ready: oneshot::Sender<Result<(), StoreError>>) {
         let mut ready = Some(ready);
         loop {
             let watched = match self.session() {

@@ -6,7 +6,7 @@
 //! nobody comes in before a node that is there; the listing has the node of the one who looks in it; its session
 //! certainly lives at that moment. What a watch says is only a reason to look.
 //!
-//! The waiter follows `crates/zookeeper/src/waiting.rs`, its session `crates/zookeeper/src/session.rs`. The folder of a
+//! The waiter follows `crates/zookeeper/src/waiter.rs`, its session `crates/zookeeper/src/session.rs`. The folder of a
 //! lock is the list of its nodes; what the leader made of it, one transaction after another, is its history, and a
 //! server knows a part of that from the beginning.
 

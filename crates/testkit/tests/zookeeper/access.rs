@@ -1,4 +1,4 @@
-//! Who may connect, and how: TLS, SASL, and messages that say what is wrong without showing a password.
+//! TLS, SASL, and messages that say what is wrong without showing a password.
 
 use std::{
     fmt::Write as _,
@@ -13,10 +13,10 @@ use lockkeeper_testkit::{
 
 use crate::stage::{soon, until_renewed};
 
-/// Nobody waits longer than this for a no.
+/// A refusal comes within this time.
 const QUICK: Duration = Duration::from_secs(3);
 
-/// A lock that is handed over to a waiter.
+/// Passes a lock from one keeper to another.
 async fn use_it(url: &str) {
     let ours = lockkeeper::connect(url).await.expect("connected");
     let theirs = lockkeeper::connect(url).await.expect("connected");
@@ -35,7 +35,7 @@ async fn use_it(url: &str) {
     theirs.close().await;
 }
 
-/// The error that comes instead of a keeper, soon.
+/// The error of a connect that fails soon.
 async fn refused(url: &str) -> StoreError {
     let started = Instant::now();
     let error = lockkeeper::connect(url).await.expect_err("not like this");
@@ -43,7 +43,7 @@ async fn refused(url: &str) -> StoreError {
     error
 }
 
-/// All that a program may print of a failure.
+/// Everything that a program may print of an error.
 fn shown(error: &StoreError) -> String {
     let mut text = format!("{error} {error:?} {error:#?}");
     let mut source = std::error::Error::source(error);
@@ -54,7 +54,7 @@ fn shown(error: &StoreError) -> String {
     text
 }
 
-/// Also beside Redis over TLS, which shares its provider of cryptography.
+/// Works beside Redis over TLS, which shares the cryptography provider of the process.
 #[tokio::test(flavor = "multi_thread")]
 async fn over_tls_beside_redis_over_tls() {
     let servers = ZooKeeperOptions::default().tls().start().expect("started");
@@ -65,15 +65,15 @@ async fn over_tls_beside_redis_over_tls() {
     use_it(&url).await;
 
     // An authority that did not sign the servers' certificate.
-    let stranger = redis.certificates().expect("started with TLS").authority();
+    let foreign = redis.certificates().expect("started with TLS").authority();
     let ours = servers.certificates().authority();
-    let error = refused(&url.replace(&ours.display().to_string(), &stranger.display().to_string())).await;
+    let error = refused(&url.replace(&ours.display().to_string(), &foreign.display().to_string())).await;
     assert_eq!(error.kind(), StoreErrorKind::Denied, "{error}");
     assert!(
         error.to_string().contains("TLS handshake") && shown(&error).contains("InvalidCertificate"),
         "{error:?}"
     );
-    // No certificate of its own, where one is asked for.
+    // No client certificate, although the servers require one.
     let (bare, _) = url.split_once("&cert=").expect("with a certificate");
     let error = refused(bare).await;
     assert_eq!(error.kind(), StoreErrorKind::Denied, "{error}");
@@ -81,12 +81,12 @@ async fn over_tls_beside_redis_over_tls() {
     // A file that is no certificate.
     let error = refused(&url.replace("ca.crt", "zoo.cfg")).await;
     assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
-    // No TLS at all, to the port that wants it.
+    // No TLS at all, to a port that requires it.
     let error = refused(url.split('?').next().expect("the front")).await;
     assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{error}");
 }
 
-/// A lost line costs a keeper with a password no more than others: it shows it again.
+/// After a cut connection the keeper shows its password again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_password_is_shown_again_after_a_cut() {
     let servers = ZooKeeperOptions::default().sasl("app", "pass").start().expect("started");

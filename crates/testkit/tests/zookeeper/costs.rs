@@ -1,4 +1,4 @@
-//! How many requests things cost, as the server counts them.
+//! How many requests locks and waiters cost, as the server counts them.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ fn received(server: &ZooKeeperNode) -> u64 {
     count.and_then(|count| count.trim().parse().ok()).expect("counted")
 }
 
-/// Signs of life and pings of `keepers` in `time`, at most: eight and seven per session timeout, and what they do
-/// when they connect.
+/// How many signs of life and pings `keepers` send in `time`, at most: eight and seven per session timeout, and some when
+/// they connect.
 fn pings(keepers: u64, time: Duration) -> u64 {
     keepers * (10 + 20 * time.as_millis() as u64 / SESSION.as_millis() as u64)
 }
@@ -30,7 +30,7 @@ async fn a_free_lock_costs_three_requests() {
     mutex.lock().await.expect("locked").release().await.expect("released");
     let server = &stage.servers.nodes()[0];
     let (before, started) = (received(server), std::time::Instant::now());
-    // Many, since what ends leases is awake all the while, and must not meddle with what is being released.
+    // Many, since the reaper runs all the while, and must not send requests for claims that are being released.
     for _ in 0..3000 {
         mutex.lock().await.expect("locked").release().await.expect("released");
     }
@@ -39,7 +39,7 @@ async fn a_free_lock_costs_three_requests() {
     keeper.close().await;
 }
 
-/// The release and the next claim are one transaction, whose answer says that nobody else came.
+/// The release and the next claim are one transaction, whose answer says that no other claim arrived.
 #[tokio::test]
 async fn a_lock_that_is_dropped_and_taken_again_costs_one_request() {
     let stage = Stage::single(SESSION);
@@ -59,8 +59,8 @@ async fn a_lock_that_is_dropped_and_taken_again_costs_one_request() {
     keeper.close().await;
 }
 
-/// Who gives it to the next and stands in line again knows the line from its own turn: it has to watch, and when its turn
-/// comes, to look.
+/// A claim that follows a release in the same transaction knows the queue from before. It has to watch one node, and to
+/// list the queue when its turn comes.
 #[tokio::test]
 async fn a_lock_that_goes_round_costs_three_requests() {
     const KEEPERS: usize = 4;
@@ -89,24 +89,24 @@ async fn a_lock_that_goes_round_costs_three_requests() {
     }
 }
 
-/// Waiting costs nothing but the signs of life of the session, however many wait; then they are served in order,
-/// each at the cost of its own turn.
+/// Waiting costs nothing but the signs of life of the session, however many wait. Then they are served in order, each at
+/// the cost of its own turn.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_wait_for_nothing_and_are_served_in_order() {
+async fn a_hundred_waiters_cost_nothing_and_are_served_in_order() {
     let stage = Stage::single(SESSION);
     let (holder, keeper, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
     let guard = holder.mutex("stock").lock().await.expect("locked");
     let (order, mut served) = tokio::sync::mpsc::unbounded_channel();
-    for place in 0..100_usize {
+    for position in 0..100_usize {
         let (mutex, order) = (keeper.mutex("stock").fifo(), order.clone());
         tokio::spawn(async move {
             let guard = mutex.lock().await.expect("locked");
-            order.send(place).expect("heard");
+            order.send(position).expect("heard");
             guard.release().await.expect("released");
         });
-        until_nodes(&client, "stock", place + 2).await;
+        until_nodes(&client, "stock", position + 2).await;
     }
-    // Each watches the one before it by now, or will within a moment, and itself after a second.
+    // Each waiter watches the one before it by now, or will within a moment, and itself after a second.
     let server = &stage.servers.nodes()[0];
     let (settling, mut before) = (Duration::from_millis(1500), received(server));
     loop {
@@ -123,11 +123,11 @@ async fn a_hundred_wait_for_nothing_and_are_served_in_order() {
     assert!(cost <= pings(3, started.elapsed()), "{cost} requests while 100 waited for 4 s");
     let (before, started) = (received(server), std::time::Instant::now());
     guard.release().await.expect("released");
-    for place in 0..100 {
-        assert_eq!(soon(served.recv()).await, Some(place));
+    for position in 0..100 {
+        assert_eq!(soon(served.recv()).await, Some(position));
     }
     let cost = received(server) - before;
-    // Each looks at the line, watches itself no more, and leaves; nobody else is woken.
+    // Each lists the queue, ends the watch of its own node, and leaves; nobody else is woken.
     assert!(cost <= 100 * 3 + pings(3, started.elapsed()), "{cost} requests for 100 turns");
     keeper.close().await;
     holder.close().await;
@@ -148,7 +148,7 @@ async fn hundreds_of_held_locks_cost_a_few_requests() {
     let (cost, most) = (received(server) - before, pings(1, started.elapsed()) + 100);
     assert!(cost <= most, "{cost} requests, at most {most}");
     assert!(guards.iter().all(|guard| guard.is_held()));
-    // Also one that is removed by somebody is noticed so.
+    // The same renewals notice a node that somebody has removed.
     let (client, lost) = (stage.client().await, guards.swap_remove(77));
     let path = format!("/lockkeeper/locks/{}", lost.name().as_str().replace('/', "%2F"));
     let node = client.list_children(&path).await.expect("listed").pop().expect("one");
@@ -158,7 +158,7 @@ async fn hundreds_of_held_locks_cost_a_few_requests() {
     keeper.close().await;
 }
 
-/// An error that stays is met ever more rarely, and its end is noticed all the same.
+/// A request that fails again and again is repeated ever more rarely, and its success is noticed all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_that_stays_costs_few_requests() {
     let stage = Stage::single(SESSION);
@@ -177,7 +177,7 @@ async fn an_error_that_stays_costs_few_requests() {
     let time = Duration::from_secs(3);
     tokio::time::sleep(time).await;
     let cost = received(server) - before;
-    // Every 20 ms it would be 150 times.
+    // Without growing pauses there would be 150.
     assert!(cost <= 20 + pings(3, time), "{cost} requests");
     client.set_acl(folder, &for_all(Permission::ALL), None).await.expect("set");
     soon(waiting).await.expect("no panic").expect("released");

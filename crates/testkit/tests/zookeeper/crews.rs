@@ -1,5 +1,5 @@
-//! Crews of real processes, while they and the servers are killed and stopped. The history of their sections is
-//! judged: no two at once, tokens that grow, everybody served.
+//! Crews of real processes, while they and the servers are killed and stopped. The history of their sections is judged: no
+//! two at once, growing tokens, everybody served.
 
 use std::{
     path::Path,
@@ -77,7 +77,7 @@ fn ordeal(
     report
 }
 
-/// Who has a node, and in which session, as each server sees it; and who is connected where.
+/// All nodes and their sessions as each server sees them, and the connections of each server.
 fn evidence(stage: &Stage) -> String {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut all = String::new();
@@ -104,7 +104,7 @@ async fn owners(server: &str) -> Result<String, zookeeper_client::Error> {
     Ok(all)
 }
 
-/// Nothing is held, waited for or left of anybody.
+/// Asserts that no node of a claim is left.
 fn nothing_is_left(stage: &Stage) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
@@ -176,8 +176,7 @@ fn an_ensemble_that_loses_its_leader_and_its_majority() {
     nothing_is_left(&stage);
 }
 
-/// A holder that is killed with no time for a last word blocks nobody for longer than its session lasts, and two
-/// ticks of the server.
+/// A killed holder blocks nobody for longer than its session lasts, and two ticks of the server.
 #[test]
 fn a_killed_process_is_passed_when_its_session_ends() {
     let stage = Stage::single(SESSION);

@@ -1,4 +1,4 @@
-//! Evictions: an order that is given while its holder changes the same node is not lost.
+//! Evictions: an order is not lost if the holder changes the same node meanwhile.
 
 use lockkeeper_core::store::Eviction;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::stage::{Stage, nodes, soon, until_nodes};
 
 const SESSION: Duration = Duration::from_secs(20);
 
-/// How long each message travels: a change of a node is sent three of these after what it is based on was read.
+/// How long each message travels. A change of a node is sent three times as long after the read that it is based on.
 const FAR: Duration = Duration::from_millis(15);
 
 /// Orders the holder of `stock` to leave.
@@ -23,7 +23,7 @@ async fn evict(operator: &Keeper, token: Token) {
     );
 }
 
-/// Whether the order stands, or the lock was given back since.
+/// Whether the node is still marked as evicted, or the lock was released since.
 async fn is_heeded(client: &Client) -> bool {
     let claim = nodes(client, "stock").await.into_iter().find(|node| node.starts_with("c-"));
     let Some(node) = claim else { return true };
@@ -84,7 +84,7 @@ async fn a_minimum_hold_does_not_undo_an_eviction() {
     let stage = Stage::single(SESSION);
     let (proxy, keeper) = stage.patiently_proxied().await;
     let (operator, client) = (stage.patient().await, stage.client().await);
-    // Longer than is waited for.
+    // Longer than this test waits.
     let mutex = keeper.mutex("stock").lease(Duration::from_secs(50)).min_hold(Duration::from_secs(45));
     for step in 0..12 {
         proxy.delay(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! Servers that grant something else than the URL says: shorter sessions, longer ticks.
+//! Servers with other limits than the URL says: shorter sessions, longer ticks.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::stage::{Stage, soon, until_renewed};
 const SESSION: Duration = Duration::from_secs(30);
 const SHORTER: Duration = Duration::from_secs(20);
 
-/// How long it is watched that nothing becomes longer.
+/// How long a test watches that no deadline becomes later.
 const WATCHED: Duration = Duration::from_secs(8);
 
 /// Restarts a server with other settings.
@@ -23,8 +23,7 @@ fn restart_with(server: &ZooKeeperNode, settings: &[(&str, &str)]) {
     server.until_ready().expect("ready");
 }
 
-/// A server is restarted and keeps sessions for less than before. Whoever holds something there is told before
-/// anybody else has it.
+/// A server is restarted and keeps sessions for less than before. A holder is told before anybody else holds the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn i3_a_session_that_became_shorter_on_reconnecting() {
     let stage = Stage::single(SESSION);
@@ -32,7 +31,7 @@ async fn i3_a_session_that_became_shorter_on_reconnecting() {
     let guard = keeper.mutex("stock").lock().await.expect("locked");
     restart_with(&stage.servers.nodes()[0], &[("maxSessionTimeout", "20000")]);
     until_renewed(&guard).await;
-    // What it says by now is what the server granted, once both have spoken.
+    // The guard shows what the server granted, once it has been asked.
     soon(async {
         while guard.remaining() > SHORTER {
             assert!(guard.is_held(), "lost");
@@ -89,7 +88,7 @@ async fn i3_longer_ticks_are_allowed_for() {
     restart_with(&stage.servers.nodes()[0], &[("tickTime", "2000"), ("minSessionTimeout", "-1")]);
     let keeper = stage.keeper().await;
     let guard = keeper.mutex("stock").lock().await.expect("locked");
-    // At first it rests on the answer that opened the session, which took the leader.
+    // At first the deadline comes from the answer that opened the session, which needs the leader.
     let opened = Instant::now() + session;
     let started = Instant::now();
     while started.elapsed() < WATCHED {
@@ -107,8 +106,8 @@ async fn i3_longer_ticks_are_allowed_for() {
     keeper.close().await;
 }
 
-/// The session moves to a server that nobody knew of, which keeps it for less, and the line is cut right after that.
-/// Whoever was told a later end by then is told the earlier one at once, and not only by the next renewal.
+/// The session moves to an unknown server, which keeps it for less, and the connection is cut right after that. A holder
+/// that was told a later end learns the earlier one at once, and not only by the next renewal.
 #[tokio::test(flavor = "multi_thread")]
 async fn i3_a_session_that_moves_and_is_cut_right_after() {
     let (session, shorter) = (Duration::from_secs(10), Duration::from_secs(5));
@@ -116,7 +115,7 @@ async fn i3_a_session_that_moves_and_is_cut_right_after() {
     let servers = stage.servers.nodes();
     restart_with(&servers[1], &[("maxSessionTimeout", "5000")]);
     let (proxy, keeper) = stage.proxied().await;
-    let (other_line, other) = stage.patiently_proxied().await;
+    let (other_proxy, other) = stage.patiently_proxied().await;
     let guard = keeper.mutex("stock").lock().await.expect("locked");
     assert!(guard.remaining() > shorter, "the first renewal comes after a third of this");
     let next = {
@@ -143,10 +142,10 @@ async fn i3_a_session_that_moves_and_is_cut_right_after() {
     assert!(lost < entered, "the next one entered {:?} before", lost - entered);
     next.release().await.expect("released");
     other.close().await;
-    drop(other_line);
+    drop(other_proxy);
 }
 
-/// Sessions shorter than two ticks would end again and again, however good the line is. That is said at once.
+/// Sessions shorter than two ticks would end again and again, however good the connection is. Connecting says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_that_keep_no_session_long_enough_are_refused() {
     let stage = Stage::single(SESSION);

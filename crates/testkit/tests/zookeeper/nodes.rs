@@ -1,4 +1,4 @@
-//! The nodes themselves: strangers among them, and who may be told apart.
+//! The nodes themselves: foreign ones among them, their folders, their access rights.
 
 use std::time::Duration;
 
@@ -12,20 +12,19 @@ const SESSION: Duration = Duration::from_secs(4);
 
 /// Foreign, malformed and non-ASCII children neither hold nor block nor break anything, and stay.
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_are_left_alone() {
+async fn foreign_nodes_are_left_alone() {
     let stage = Stage::single(SESSION);
     let (a, b, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
     let plain = CreateMode::Persistent.with_acls(Acls::anyone_all());
     a.mutex("stock").lock().await.expect("locked").release().await.expect("released");
-    let strangers =
-        ["0", "_c_1-lock-0000000000", "ü-lock-0000000001", "c-x-all-all-0000000000", "d--", "c-é"];
-    for stranger in strangers {
-        client.create(&format!("/lockkeeper/locks/stock/{stranger}"), b"\xff", &plain).await.expect("made");
+    let foreign = ["0", "_c_1-lock-0000000000", "ü-lock-0000000001", "c-x-all-all-0000000000", "d--", "c-é"];
+    for node in foreign {
+        client.create(&format!("/lockkeeper/locks/stock/{node}"), b"\xff", &plain).await.expect("made");
     }
     client.create("/lockkeeper/locks/%zz", b"", &plain).await.expect("made");
     let guard = soon(a.mutex("stock").lock()).await.expect("locked");
     let waiter = tokio::spawn(async move { b.mutex("stock").lock().await.expect("locked").release().await });
-    crate::stage::until_nodes(&client, "stock", strangers.len() + 2).await;
+    crate::stage::until_nodes(&client, "stock", foreign.len() + 2).await;
     let view = a.inspect("stock").await.expect("asked").expect("held");
     assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
     assert_eq!(a.list("", None, 10).await.expect("listed").resources.len(), 1);
@@ -33,16 +32,15 @@ async fn strangers_are_left_alone() {
     soon(waiter).await.expect("no panic").expect("released");
     let mut left = nodes(&client, "stock").await;
     left.sort();
-    let mut expected = strangers.map(str::to_owned);
+    let mut expected = foreign.map(str::to_owned);
     expected.sort();
     assert_eq!(left, expected);
     a.close().await;
 }
 
-/// Who waits and has its node removed, by an operator say, stands in line again at once, and not only when its turn
-/// would have come.
+/// A waiter whose node is removed, by an operator say, claims again at once, and not only when its turn would have come.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_whose_node_is_removed_stands_in_line_again() {
+async fn a_waiter_whose_node_is_removed_claims_again() {
     let stage = Stage::single(SESSION);
     let (a, b, client) = (stage.keeper().await, stage.keeper().await, stage.client().await);
     let guard = a.mutex("stock").lock().await.expect("locked");
@@ -75,7 +73,7 @@ async fn a_waiter_whose_node_is_removed_stands_in_line_again() {
 
 /// A resource that nobody uses leaves no folder behind: the servers remove it.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_uses_vanishes() {
+async fn an_unused_folder_is_removed() {
     let options = ZooKeeperOptions::default().check_containers(Duration::from_millis(200));
     let stage = Stage::with(&options, SESSION);
     let (keeper, client) = (stage.keeper().await, stage.client().await);
@@ -93,7 +91,7 @@ async fn what_nobody_uses_vanishes() {
         }
     })
     .await;
-    // Gone in the very moment in which somebody comes: it comes again.
+    // The folder may be removed in the very moment of a claim, which then makes it again.
     for _ in 0..40 {
         let guard = soon(keeper.mutex("stock").lock()).await.expect("locked");
         guard.release().await.expect("released");
@@ -121,7 +119,7 @@ async fn other_layouts_are_refused() {
     }
 }
 
-/// With a login, what is made belongs to it alone.
+/// With a login, the nodes belong to its user alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_login_keeps_others_out() {
     let stage = Stage::single(SESSION);
@@ -141,14 +139,14 @@ async fn a_login_keeps_others_out() {
 
 /// A writer that became a reader leaves. Until its node is gone, everybody sees a reader.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_gave_back_the_writing_leaves_as_a_reader() {
+async fn a_downgraded_writer_leaves_as_a_reader() {
     let stage = Stage::single(SESSION);
     let (proxy, keeper) = stage.proxied().await;
     let client = stage.client().await;
     let guard = keeper.rw_lock("stock").write().await.expect("locked");
     let guard = guard.downgrade().await.expect("lowered");
     assert_eq!(nodes(&client, "stock").await.len(), 2);
-    // So that each request takes its time.
+    // Makes each request slow enough to be seen.
     proxy.delay(Duration::from_millis(50));
     let leaving = tokio::spawn(guard.release());
     loop {

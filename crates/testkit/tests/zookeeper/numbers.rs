@@ -1,6 +1,5 @@
-//! A resource whose nodes have used up the numbers that the servers give them: from then on all get the same one.
-//! Nobody makes two billion nodes for a test; a server is made to believe that it has, by a change in what it has
-//! written.
+//! A resource whose sequences are used up: from then on the server gives all nodes the same one. A test cannot make two
+//! billion nodes, so it changes the counter in the server's snapshot.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -30,15 +29,15 @@ impl Adler {
 /// Where the checksums of a snapshot are.
 fn checksums(snapshot: &[u8]) -> Vec<usize> {
     let mut adler = Adler(1, 0);
-    let sealed = |(place, byte): (usize, &u8)| {
-        let here = snapshot[place..].starts_with(&adler.value());
+    let sealed = |(position, byte): (usize, &u8)| {
+        let here = snapshot[position..].starts_with(&adler.value());
         adler.add(&[*byte]);
-        here.then_some(place)
+        here.then_some(position)
     };
     snapshot.iter().enumerate().filter_map(sealed).collect()
 }
 
-/// Makes a server that is not running believe that so many children of `path` were made.
+/// Sets how many children of `path` were made, at a server that is not running.
 fn set_children_made(server: &ZooKeeperNode, path: &str, made: i32) {
     let newest = |file: &Path| {
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -64,18 +63,19 @@ fn set_children_made(server: &ZooKeeperNode, path: &str, made: i32) {
     fs::write(file, snapshot).expect("written");
 }
 
-/// Holders exclude each other and waiters are served in order until the numbers run out; then the resource begins anew.
+/// Holders exclude each other and waiters are served in order until the sequences run out. Then the resource counts from
+/// zero.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_that_has_used_up_its_numbers_begins_anew() {
+async fn a_resource_that_has_used_up_its_sequences_counts_from_zero() {
     let stage = Stage::single(SESSION);
     let server = &stage.servers.nodes()[0];
     let client = stage.client().await;
     let keeper = stage.keeper().await;
     keeper.mutex("stock").lock().await.expect("locked").release().await.expect("released");
     keeper.close().await;
-    // A child, so that the folder stays; what it has read from its log, a server writes into a snapshot.
+    // The child keeps the folder. A server that starts writes its log into a snapshot.
     let plain = CreateMode::Persistent.with_acls(Acls::anyone_all());
-    client.create("/lockkeeper/locks/stock/stranger", b"", &plain).await.expect("made");
+    client.create("/lockkeeper/locks/stock/foreign", b"", &plain).await.expect("made");
     drop(client);
     server.restart().and_then(|()| server.until_ready()).expect("restarted");
     server.process().kill();
@@ -83,33 +83,33 @@ async fn a_resource_that_has_used_up_its_numbers_begins_anew() {
     server.start_again().and_then(|()| server.until_ready()).expect("restarted");
 
     let client = stage.client().await;
-    client.delete("/lockkeeper/locks/stock/stranger", None).await.expect("deleted");
+    client.delete("/lockkeeper/locks/stock/foreign", None).await.expect("deleted");
     let (holder, keeper) = (stage.keeper().await, stage.keeper().await);
     let guard = holder.mutex("stock").lock().await.expect("locked");
     let mut last = guard.token();
     let name = nodes(&client, "stock").await.remove(0);
     assert!(name.ends_with("-2146483627"), "{name}");
     let (order, mut served) = tokio::sync::mpsc::unbounded_channel();
-    let waits = |place: usize| {
+    let waits = |position: usize| {
         let (mutex, order) = (keeper.mutex("stock").fifo(), order.clone());
         tokio::spawn(async move {
             let guard = mutex.lock().await.expect("locked");
-            order.send((place, guard.token())).expect("heard");
+            order.send((position, guard.token())).expect("heard");
             guard.release().await.expect("released");
         })
     };
     let mut all = Vec::new();
-    for place in 0..8 {
-        all.push(waits(place));
-        until_nodes(&client, "stock", place + 2).await;
+    for position in 0..8 {
+        all.push(waits(position));
+        until_nodes(&client, "stock", position + 2).await;
     }
-    // There are too few numbers for these.
+    // There are too few sequences for these.
     all.extend((8..40).map(waits));
     tokio::time::sleep(Duration::from_millis(500)).await;
     guard.release().await.expect("released");
-    for place in 0..8 {
+    for position in 0..8 {
         let (next, token) = soon(served.recv()).await.expect("served");
-        assert!(next == place && token > last, "{next} instead of {place}");
+        assert!(next == position && token > last, "{next} instead of {position}");
         last = token;
     }
     for _ in 8..40 {

@@ -1,4 +1,4 @@
-//! Semaphores: who waits for whom, and that nobody sleeps beside a free permit.
+//! Semaphores: which waiter waits for which claim, and that no waiter sleeps beside a free permit.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::stage::{Stage, nodes, soon, until_nodes};
 
 const SESSION: Duration = Duration::from_secs(20);
 
-/// A rolling deployment changes the size of a semaphore. A claim of the new size whose answer was lost still stands in
-/// line: those of the old size that come behind it wait for it, since it may be the first in line by the time it looks.
+/// A rolling deployment changes the size of a semaphore. A claim of the new size whose answer was lost is still in the
+/// queue. Claims of the old size behind it wait for it, since it may be the first when it lists the queue.
 #[tokio::test(flavor = "multi_thread")]
-async fn i2_who_comes_behind_another_capacity_waits_for_it() {
+async fn i2_a_claim_behind_another_capacity_waits_for_it() {
     let stage = Stage::single(SESSION);
     let (a, b, client) = (stage.patient().await, stage.patient().await, stage.client().await);
     let held = a.semaphore("stock", 4).acquire().await.expect("acquired");
@@ -32,10 +32,10 @@ async fn i2_who_comes_behind_another_capacity_waits_for_it() {
     a.close().await;
 }
 
-/// Two wait for permits, and the first of them learns from its own listing that it is admitted, because the answer to
-/// its claim was lost. The second hears of that.
+/// Two claims wait for permits. The first learns from its own listing that it is admitted, because the answer to its claim
+/// was lost. The second hears of that.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_waits_behind_an_unheard_claim_is_let_in_with_it() {
+async fn a_waiter_behind_an_unheard_claim_is_let_in_with_it() {
     let stage = Stage::single(SESSION);
     let (proxy, first) = stage.proxied().await;
     let (holder, second, client) = (stage.patient().await, stage.patient().await, stage.client().await);
@@ -83,10 +83,10 @@ async fn whoever_waits_behind_an_unheard_claim_is_let_in_with_it() {
     }
 }
 
-/// Two wait for permits, and the process of the first stands still when its turn comes, so it never marks that. The second
-/// fits beside it, and does not wait for the end of its session.
+/// Two claims wait for permits. The process of the first stands still when its turn comes, so it never marks its node. The
+/// second fits beside it, and does not wait for the end of its session.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_waits_behind_one_that_stands_still_is_let_in() {
+async fn a_waiter_behind_a_stopped_process_is_let_in() {
     let stage = Stage::single(SESSION);
     let (proxy, still) = stage.patiently_proxied().await;
     let (holder, second, client) = (stage.patient().await, stage.patient().await, stage.client().await);

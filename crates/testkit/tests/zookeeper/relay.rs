@@ -1,7 +1,5 @@
-//! What stands between client and server and reads along: which sessions are asked for, and requests that an old server
-//! does not know.
+//! A relay between client and server. It counts the sessions that are asked for, and can answer like a server before 3.6.
 
-use lockkeeper_core::support;
 use std::{
     io::{self, Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
@@ -10,21 +8,23 @@ use std::{
     time::Duration,
 };
 
+use lockkeeper_core::support;
+
 /// The request that came with 3.6, and the answer to requests that a server does not know.
 const MULTI_READ: i32 = 22;
 const UNIMPLEMENTED: i32 = -6;
 
-/// A line to a server.
+/// A relay to one server.
 pub(crate) struct Relay {
     address: SocketAddr,
     asked: Asked,
 }
 
-/// How long the new sessions are to last that were asked for, in milliseconds.
+/// The timeouts of all new sessions that were asked for, in milliseconds.
 type Asked = Arc<Mutex<Vec<i32>>>;
 
 impl Relay {
-    /// A line to `server`, which is made to look as one before 3.6 if `old`.
+    /// Starts a relay to `server`. If `old`, the server looks like one before 3.6.
     pub(crate) fn start(server: SocketAddr, old: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
         let (address, asked) = (listener.local_addr().expect("an address"), Asked::default());
@@ -52,7 +52,7 @@ impl Relay {
         self.address
     }
 
-    /// How many new sessions of this length were asked for.
+    /// How many new sessions with this timeout were asked for.
     pub(crate) fn sessions_of(&self, length: Duration) -> usize {
         let asked = support::lock(&self.asked);
         asked.iter().filter(|millis| u128::try_from(**millis) == Ok(length.as_millis())).count()
@@ -69,7 +69,7 @@ fn requests(mut client: TcpStream, mut server: &TcpStream, asked: &Asked, old: b
         client.read_exact(&mut request)?;
         let bytes = |at: usize| request.get(at..at + 4).and_then(|word| <[u8; 4]>::try_from(word).ok());
         let word = |at: usize| bytes(at).map_or(0, i32::from_be_bytes);
-        // The version, what was seen last, the timeout, and the session, which is zero if it is a new one.
+        // Version, last transaction seen, timeout, session id. The id of a new session is zero.
         if !connected && [word(16), word(20)] == [0, 0] {
             support::lock(asked).push(word(12));
         }

@@ -13,7 +13,7 @@ use crate::{
 
 const SESSION: Duration = Duration::from_secs(3);
 
-/// A line that is cut for less than the session lasts costs nothing but time.
+/// A connection that is cut for less than the session lasts costs nothing but time.
 #[tokio::test(flavor = "multi_thread")]
 async fn suspended_is_not_expired() {
     // The client tries again ever more rarely, and a busy machine adds to that.
@@ -39,8 +39,8 @@ async fn suspended_is_not_expired() {
     keeper.close().await;
 }
 
-/// The address in the URL leads to another server of the ensemble from now on, and the one that it led to is gone: the
-/// session moves along with all that is held and waited for.
+/// The address in the URL leads to another server of the ensemble from now on, and the first server is gone. The session
+/// moves along with all its holds and waiters.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_moves_behind_its_address() {
     // Longer than an election takes on a busy machine.
@@ -74,11 +74,11 @@ async fn a_server_moves_behind_its_address() {
     keeper.close().await;
 }
 
-/// One of three servers accepts connections and says nothing. Whoever tries it first turns to another.
+/// One of three servers accepts connections and says nothing. A keeper that tries it first turns to another.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_server_keeps_nobody_out() {
     let stage = Stage::ensemble(Duration::from_secs(10));
-    // Somebody has to make the namespace; an election would be another matter.
+    // This makes the namespace. An election would be another matter.
     stage.keeper().await.close().await;
     let follower = stage.servers.nodes().iter().find(|server| server.mode().as_deref() == Some("follower"));
     let follower = follower.expect("two of them");
@@ -98,8 +98,8 @@ async fn a_silent_server_keeps_nobody_out() {
     follower.process().resume();
 }
 
-/// As above for a lease that has a session of its own: a server that says nothing is turned away from soon, and until
-/// then it holds up neither the claims nor the leaves of its keeper for long.
+/// As above for a lease with a session of its own: the client soon turns away from a silent server, and until then that
+/// server holds up neither the claims nor the leaves of its keeper for long.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_server_does_not_hold_up_the_claims_of_a_keeper() {
     let stage = Stage::single(Duration::from_secs(20));
@@ -139,13 +139,13 @@ async fn a_keeper_that_closes_opens_no_session() {
         let keeper = lockkeeper::connect(&url).await.expect("connected");
         keeper.mutex("stock").lock().await.expect("locked").release().await.expect("released");
         keeper.close().await;
-        // What was asked for before this is counted by then.
+        // Sessions that were asked for before this are counted by then.
         drop(Client::connect(&relay.address().to_string()).await.expect("connected"));
         assert_eq!(relay.sessions_of(session), 1);
     }
 }
 
-/// A session that ended is replaced: old guards stay lost, waiters go on, new locks are to be had.
+/// A session that ended is replaced: old guards stay lost, waiters go on, locks can be taken again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keeper_goes_on_in_a_new_session() {
     let stage = Stage::single(SESSION);
@@ -163,7 +163,7 @@ async fn a_keeper_goes_on_in_a_new_session() {
     assert_eq!(soon(guard.lost()).await, Lost::Expired);
     until_nodes(&client, "mine", 0).await;
     proxy.refuse(false);
-    // The waiter stands in line again, behind the same holder.
+    // The waiter is in the queue again, behind the same holder.
     until_nodes(&client, "theirs", 2).await;
     assert!(!guard.is_held() && !waiter.is_finished());
     let again = soon(keeper.mutex("mine").lock()).await.expect("locked");
@@ -191,8 +191,8 @@ async fn a_detached_lease_longer_than_the_servers_allow_names_the_longest() {
     keeper.close().await;
 }
 
-/// Whoever takes a lease over replaces its node, so whoever watches that hears that it was removed. It looks, finds the
-/// new one, and goes on waiting.
+/// A take-over replaces the node of a lease, so its watcher hears that it was removed. The waiter lists the queue, finds
+/// the new node, and goes on waiting.
 #[tokio::test(flavor = "multi_thread")]
 async fn i2_a_take_over_lets_nobody_in() {
     let stage = Stage::single(Duration::from_secs(20));
@@ -210,7 +210,7 @@ async fn i2_a_take_over_lets_nobody_in() {
     };
     soon(watched()).await;
     for _ in 0..5 {
-        // When it is answered, the servers have told all who watched, and forgotten that they did.
+        // When this is answered, the servers have notified all watchers and removed their watches.
         let guard = adopter.adopt(&lease).await.expect("adopted");
         soon(watched()).await;
         assert!(!waiting.is_finished() && guard.is_held());
@@ -224,7 +224,7 @@ async fn i2_a_take_over_lets_nobody_in() {
     owner.close().await;
 }
 
-/// Its keeper closes before the minimum hold is over: the servers end it by themselves, and in time.
+/// A keeper closes before the minimum hold is over. The servers end the hold by themselves, and in time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_minimum_hold_ends_in_time_without_its_process() {
     let stage = Stage::single(SESSION);
@@ -241,13 +241,13 @@ async fn a_minimum_hold_ends_in_time_without_its_process() {
     assert!(kept >= least && kept < least + Duration::from_secs(5), "kept for {kept:?}");
 }
 
-/// However much a keeper holds and waits for, a line that is cut costs it nothing: all is held as before, and all who
-/// wait are served, also those for whom there are too many watches.
+/// However many locks a keeper holds and waits for, a cut connection costs it nothing: it holds them as before, and all
+/// waiters are served, also those beyond the watch budget.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_holds_and_waits_outlive_a_cut() {
     const MANY: usize = 1200;
     let stage = Stage::single(Duration::from_secs(10));
-    let ((line, holder), (other_line, waiter)) = (stage.proxied().await, stage.proxied().await);
+    let ((proxy, holder), (other_proxy, waiter)) = (stage.proxied().await, stage.proxied().await);
     let client = stage.client().await;
     let name = |nth: usize| format!("a-lock-with-a-name-that-is-long-but-not-as-long-as-it-may-be-{nth}");
     let mut locks = tokio::task::JoinSet::new();
@@ -262,28 +262,28 @@ async fn a_thousand_holds_and_waits_outlive_a_cut() {
     for nth in 0..MANY {
         until_nodes(&client, &name(nth), 2).await;
     }
-    let mut places = Vec::new();
+    let mut numbers = Vec::new();
     for nth in 0..MANY {
         let mut made = Vec::new();
         for node in nodes(&client, &name(nth)).await {
             let stat = client.check_stat(&format!("/lockkeeper/locks/{}/{node}", name(nth))).await;
             made.push(stat.expect("asked").expect("there").czxid);
         }
-        places.extend(made.into_iter().max());
+        numbers.extend(made.into_iter().max());
     }
-    let connected = other_line.accepted();
-    line.cut_all();
-    other_line.cut_all();
+    let connected = other_proxy.accepted();
+    proxy.cut_all();
+    other_proxy.cut_all();
     until_renewed(&held[0]).await;
     assert_eq!(held.iter().filter(|guard| guard.is_held()).count(), MANY);
     holder.close().await;
     let mut served: Vec<i64> =
         soon(waits.join_all()).await.iter().map(|token| token.as_i64() / 1024).collect();
     served.sort_unstable();
-    places.sort_unstable();
-    assert!(served == places, "somebody lost its place");
-    // Each time, two to four connections more ask what the server grants.
-    let again = other_line.accepted() - connected;
+    numbers.sort_unstable();
+    assert!(served == numbers, "somebody lost its position");
+    // After each cut, two to four more connections ask for the server's limits.
+    let again = other_proxy.accepted() - connected;
     assert!(
         (1..6).contains(&again),
         "connected again once, and for good, but there were {again} connections"
@@ -291,8 +291,8 @@ async fn a_thousand_holds_and_waits_outlive_a_cut() {
     waiter.close().await;
 }
 
-/// A server that stands still for longer than a latch's operation may take: its copies, which all arrive at once when it
-/// goes on, and the operation that takes their place, count once.
+/// A server stands still for longer than a latch operation may take. The copies of the operation, which all arrive at once
+/// when it goes on, and the operation that replaces them, count once.
 #[tokio::test(flavor = "multi_thread")]
 async fn i13_a_latch_counts_once_across_a_stall() {
     let stage = Stage::single(Duration::from_secs(60));
@@ -306,11 +306,11 @@ async fn i13_a_latch_counts_once_across_a_stall() {
             let latch = latch.clone();
             tokio::spawn(async move { latch.count_down().await })
         };
-        // Longer than the copies of one operation are sent for.
+        // Longer than the engine sends copies of one operation.
         tokio::time::sleep(Duration::from_secs(8)).await;
         server.process().resume();
         soon(counting).await.expect("no panic").expect("counted");
-        // Whatever else is under way has arrived by then.
+        // All requests in flight have arrived by then.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let state = latch.state().await.expect("read").expect("there");
         assert_eq!(state.remaining, 10 - done);
@@ -319,7 +319,7 @@ async fn i13_a_latch_counts_once_across_a_stall() {
 }
 
 /// One lease has a session of its own, whose server falls silent. The locks of the keeper's session are renewed all the
-/// same, in whatever batch they are.
+/// same, in whatever group they are.
 #[tokio::test(flavor = "multi_thread")]
 async fn i3_a_silent_session_costs_no_other_lock() {
     let stage = Stage::ensemble(Duration::from_secs(10));
@@ -333,10 +333,10 @@ async fn i3_a_silent_session_costs_no_other_lock() {
     let mut guards = Vec::new();
     for nth in 0..60 {
         guards.push(keeper.mutex(&format!("held/{nth}")).lock().await.expect("free"));
-        // So that at any time some of them are due.
+        // Spreads them, so that some of them are due at any time.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // It is renewed for the first time after ten seconds; its client takes twelve to give the line up.
+    // It is renewed for the first time after ten seconds; its client takes twelve to give the connection up.
     tokio::time::sleep(Duration::from_secs(5)).await;
     other.process().pause();
     let (paused, mut least) = (std::time::Instant::now(), Duration::MAX);
@@ -345,20 +345,20 @@ async fn i3_a_silent_session_costs_no_other_lock() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     other.process().resume();
-    // They are renewed when two thirds of what the session vouches for are left; had they failed once, it would be less.
+    // They are renewed when two thirds of the session's time are left. After one failed renewal it would be less.
     assert!(least > Duration::from_secs(3), "{least:?}");
     drop(lonely);
     keeper.close().await;
 }
 
-/// One that waits has a session of its own, for a long lease, and its server falls silent. It turns to another server as
-/// soon as any other would, and hears that it is its turn.
+/// A waiter has a session of its own, for a long lease, and its server falls silent. It turns to another server as soon as
+/// any other session would, and hears of its grant.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_lease_does_not_wait_long_on_a_silent_server() {
     let stage = Stage::ensemble(Duration::from_secs(10));
     let servers = stage.servers.nodes();
     let (proxy, keeper) = stage.patiently_proxied().await;
-    let (line, holder) = stage.patiently_proxied().await;
+    let (holder_proxy, holder) = stage.patiently_proxied().await;
     let client = stage.client().await;
     let held = holder.mutex("stock").lock().await.expect("locked");
     let other = servers[1..].iter().find(|server| server.mode().as_deref() == Some("follower")).expect("one");
@@ -375,5 +375,5 @@ async fn a_long_lease_does_not_wait_long_on_a_silent_server() {
     guard.expect("in time").expect("no panic").release().await.expect("released");
     keeper.close().await;
     holder.close().await;
-    drop(line);
+    drop(holder_proxy);
 }

@@ -1,4 +1,4 @@
-//! What the tests stand on: servers, keepers on good and bad lines, and a look at the nodes themselves.
+//! Servers for the tests, keepers with good and bad connections, and functions that look at the nodes themselves.
 
 use std::{
     net::SocketAddr,
@@ -12,13 +12,13 @@ use lockkeeper_testkit::{
 };
 use zookeeper_client::{Client, Error};
 
-/// Longer than anything takes that is to happen.
+/// Longer than anything takes that a test waits for.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// The servers' ticks.
 pub(crate) const TICK: Duration = Duration::from_millis(200);
 
-/// A server, and what to call it.
+/// The servers of one test.
 pub(crate) struct Stage {
     pub(crate) servers: ZooKeeper,
     session: Duration,
@@ -30,7 +30,7 @@ impl Stage {
         Self { servers: ZooKeeper::start().expect("started"), session }
     }
 
-    /// One server with something special about it.
+    /// One server with special options.
     pub(crate) fn with(options: &ZooKeeperOptions, session: Duration) -> Self {
         Self { servers: options.start().expect("started"), session }
     }
@@ -49,7 +49,7 @@ impl Stage {
         format!("{}{}", self.servers.url(), self.options())
     }
 
-    /// A keeper on a good line.
+    /// A keeper with a good connection.
     pub(crate) async fn keeper(&self) -> Keeper {
         lockkeeper::connect(&self.url()).await.expect("connected")
     }
@@ -65,7 +65,7 @@ impl Stage {
         self.servers.nodes()[0].address()
     }
 
-    /// A line to the first server, and a keeper on it.
+    /// A proxy to the first server, and a keeper that connects through it.
     pub(crate) async fn proxied(&self) -> (Proxy, Keeper) {
         let proxy = Proxy::start(self.address()).expect("started");
         let url = format!("zookeeper://{}{}", proxy.address(), self.options());
@@ -88,7 +88,7 @@ impl Stage {
     }
 }
 
-/// The nodes under the resource `name`, which is written as it is.
+/// The nodes under the resource `name`, which is not encoded.
 pub(crate) async fn nodes(client: &Client, name: &str) -> Vec<String> {
     let path = format!("/lockkeeper/locks/{name}");
     client.sync(&path).await.expect("synced");
@@ -99,7 +99,7 @@ pub(crate) async fn nodes(client: &Client, name: &str) -> Vec<String> {
     }
 }
 
-/// Waits until so many nodes stand under `name`.
+/// Waits until there are so many nodes under `name`.
 pub(crate) async fn until_nodes(client: &Client, name: &str, count: usize) {
     let started = Instant::now();
     loop {
@@ -112,7 +112,7 @@ pub(crate) async fn until_nodes(client: &Client, name: &str, count: usize) {
     }
 }
 
-/// What comes of `work`, which must not take long.
+/// The result of `work`, which must not take long.
 pub(crate) async fn soon<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(LONG, work).await.expect("in time")
 }

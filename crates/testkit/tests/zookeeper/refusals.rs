@@ -1,4 +1,4 @@
-//! Servers and settings that cannot work, and what is said about them.
+//! Servers and settings that cannot work, and the messages about them.
 
 use std::time::Duration;
 
@@ -6,8 +6,7 @@ use lockkeeper::error::StoreErrorKind;
 
 use crate::{relay::Relay, stage::Stage};
 
-/// Before 3.6, servers cannot read many nodes with one request. There is no such server to be had here, so one is made
-/// of a server of today.
+/// Servers before 3.6 cannot read many nodes with one request. A relay makes a server of today look like one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_too_old_is_named_on_connecting() {
     let stage = Stage::single(Duration::from_secs(20));

@@ -1,4 +1,4 @@
-//! Bad lines: cut at every point, replies lost, silent, delayed; and futures dropped in the middle of it.
+//! Bad connections: cut at every point, silent, delayed, with lost answers; and futures that are dropped meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::stage::{LONG, Stage, nodes, soon, until_nodes};
 
 const SESSION: Duration = Duration::from_secs(4);
 
-/// Waits until there is a line that can be cut.
+/// Waits until there is a connection that can be cut.
 async fn connected_again(keeper: &lockkeeper::Keeper) {
     let started = Instant::now();
     while let Err(error) = keeper.inspect("stock").await {
@@ -17,8 +17,8 @@ async fn connected_again(keeper: &lockkeeper::Keeper) {
     }
 }
 
-/// The line is cut after each number of bytes of a lock and a release, in each direction. Each time there is one
-/// entry, it is given back, and nothing is left.
+/// The connection is cut after each number of bytes of a lock and a release, in each direction. Each time there is one
+/// node, it is removed, and nothing is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_at_every_point_leaves_nothing() {
     let stage = Stage::single(SESSION);
@@ -34,7 +34,7 @@ async fn a_cut_at_every_point_leaves_nothing() {
             let guard = soon(keeper.mutex("stock").lock()).await.expect("locked");
             assert!(Some(guard.token()) > last, "tokens grow: {:?} after {last:?}", guard.token());
             last = Some(guard.token());
-            assert_eq!(nodes(&client, "stock").await.len(), 1, "one entry, cut {way:?} after {after}");
+            assert_eq!(nodes(&client, "stock").await.len(), 1, "one node, cut {way:?} after {after}");
             assert!(other.mutex("stock").try_lock().await.expect("asked").is_none());
             // The answer to the release may be lost; the release is not.
             drop(guard.release().await);
@@ -46,7 +46,7 @@ async fn a_cut_at_every_point_leaves_nothing() {
     other.close().await;
 }
 
-/// As above for a reader beside another: the answer to its claim takes one more question, about who holds already.
+/// As above for a reader beside another: the answer to its claim takes one more request, which reads the first holder.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_cut_at_every_point_leaves_nothing() {
     let stage = Stage::single(SESSION);
@@ -59,7 +59,7 @@ async fn a_reader_cut_at_every_point_leaves_nothing() {
             let struck = proxy.struck();
             proxy.now(Fault { way, after, act: Act::Cut });
             let guard = soon(keeper.rw_lock("stock").read()).await.expect("locked");
-            assert_eq!(nodes(&client, "stock").await.len(), 2, "one entry, cut {way:?} after {after}");
+            assert_eq!(nodes(&client, "stock").await.len(), 2, "one node, cut {way:?} after {after}");
             assert_eq!(guard.floor(), first.floor());
             drop(guard.release().await);
             until_nodes(&client, "stock", 1).await;
@@ -70,7 +70,7 @@ async fn a_reader_cut_at_every_point_leaves_nothing() {
     other.close().await;
 }
 
-/// The node was made and nobody told: asked again, the claim finds it instead of making another.
+/// The node was made and the answer was lost: the repeated claim finds it instead of making another.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_reply_to_the_claim_enters_once() {
     let stage = Stage::single(SESSION);
@@ -113,9 +113,9 @@ async fn a_dropped_future_leaves_nothing() {
     other.close().await;
 }
 
-/// Nothing comes through any more, and nobody says so: the holder is told before the next one is let in.
+/// The connection is silent, and nobody says so: the holder is told before the next one is let in.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_holder_on_a_silent_line_is_told_before_the_next_one_enters() {
+async fn a_holder_on_a_silent_connection_is_told_before_the_next_one_enters() {
     let stage = Stage::single(Duration::from_secs(2));
     let (proxy, keeper) = stage.proxied().await;
     let other = stage.keeper().await;

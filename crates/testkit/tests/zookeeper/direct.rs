@@ -1,4 +1,4 @@
-//! A store that is asked directly: claims that come too late, and one entry of a group that fails.
+//! Requests to the store itself, without the engine: claims that come too late, and one request of a group that fails.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use lockkeeper_testkit::proxy::Proxy;
 
 use crate::stage::{Stage, nodes};
 
-/// Somebody who asks a store directly.
+/// Sends requests to a store directly.
 struct Asker {
     store: Arc<dyn Store>,
     keeper: KeeperId,
@@ -58,9 +58,9 @@ impl Asker {
     }
 }
 
-/// A claim that does not wait looks at the line first. When that takes until it is too late, no node is made (I9).
+/// A try-claim lists the queue first. If that takes until the claim is too late, no node is made (I9).
 #[tokio::test(flavor = "multi_thread")]
-async fn i9_a_look_that_takes_too_long_makes_no_node() {
+async fn i9_a_listing_that_takes_too_long_makes_no_node() {
     let stage = Stage::single(Duration::from_secs(10));
     let proxy = Proxy::start(stage.address()).expect("started");
     let asker = Asker::connect(proxy.address(), Duration::from_secs(30)).await;
@@ -75,8 +75,8 @@ async fn i9_a_look_that_takes_too_long_makes_no_node() {
     asker.store.close().await;
 }
 
-/// One lease has a session of its own, whose server falls silent. Whatever is asked about it costs no other entry of its
-/// group the answer, and what the keeper's own session can do for it is done.
+/// One lease has a session of its own, whose server falls silent. That costs no other request of the group its answer. The
+/// keeper's own session does for the lease what it can.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_session_costs_no_other_of_its_group() {
     let stage = Stage::ensemble(Duration::from_secs(10));
