@@ -69,12 +69,11 @@ impl KeeperState {
             Err(Error::NoNode) => return Ok(None),
             Err(error) => return Err(trouble(error)),
         }
-        let (folder, child) = split(node);
-        let queue = self.queue(session, folder, Freshness::AnyServer).await?;
+        let queue = self.queue(session, split(node).0, Freshness::AnyServer).await?;
         let Some(number) = self.memory().claims.get(&claim.contender).map(|record| record.number) else {
             return Ok(None);
         };
-        let floor = self.floor(session, folder, &queue, child, claim.units, number).await?;
+        let floor = self.floor(session, &queue, node, claim.units, number).await?;
         let mut memory = self.memory();
         let Some(record) = memory.claims.get_mut(&claim.contender) else { return Ok(None) };
         // Otherwise its lease has ended meanwhile, and its node is being removed.
@@ -157,8 +156,8 @@ impl KeeperState {
         node: NewNode,
         queue: &Queue,
     ) -> Result<Verdict, StoreError> {
-        let (folder, child) = split(&node.path);
-        let floor = match self.floor(session, folder, queue, child, claim.units, node.number).await {
+        let child = split(&node.path).1;
+        let floor = match self.floor(session, queue, &node.path, claim.units, node.number).await {
             Ok(floor) => floor,
             Err(error) => {
                 self.start_waiting(session, claim, node, None);
@@ -204,19 +203,19 @@ impl KeeperState {
         memory.claims.insert(claim.contender, record);
     }
 
-    /// The smallest number that holds together with a claim that is admitted now (I7).
+    /// The smallest number that holds together with the claim at `node`, which is admitted now (I7).
     pub(crate) async fn floor(
         &self,
         session: &Session,
-        folder: &str,
         queue: &Queue,
-        child: &str,
+        node: &str,
         units: Units,
         own: GrantNumber,
     ) -> Result<GrantNumber, StoreError> {
         if units == Units::All {
             return Ok(own);
         }
+        let (folder, child) = split(node);
         for before in queue.claims.iter().take_while(|claim| claim.name != child) {
             if let Some((data, stat)) = session.data(&format!("{folder}/{}", before.name)).await? {
                 return Ok(ClaimData::from_bytes(&data).number(stat.czxid).min(own));

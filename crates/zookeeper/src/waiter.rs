@@ -234,7 +234,7 @@ impl KeeperState {
             (record.units, record.capacity, record.number)
         };
         let child = split(&waiter.node).1;
-        let floor = self.floor(&waiter.session, &waiter.folder, queue, child, units, number).await?;
+        let floor = self.floor(&waiter.session, queue, &waiter.node, units, number).await?;
         if !waiter.session.lives() {
             return Err(trouble(Error::SessionExpired));
         }
