@@ -1,4 +1,5 @@
-//! The verdict on one claim: what the keeper remembers of it, and what the queue says once its node is there.
+//! The verdict on one claim: by what the keeper remembers of it, or by the queue once its node is there. Touches the
+//! servers.
 
 use std::sync::Arc;
 

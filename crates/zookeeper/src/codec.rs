@@ -169,7 +169,7 @@ impl ClaimData {
         text.into_bytes()
     }
 
-    /// Reads a node's data. What Lockkeeper did not write is left blank: the node's name alone decides who holds.
+    /// Reads a node's data. Rows that Lockkeeper does not write are ignored, since the node's name alone decides who holds.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let mut process = ProcessInfo { host: String::new(), pid: 0, program: String::new() };

@@ -1,4 +1,4 @@
-//! Lists queues: asks a server for the children of a resource's folder. Every listing of a queue is made here.
+//! Lists queues: asks a server for the children of a resource's folder. Every listing of a queue is sent from here.
 
 use std::{future::Future, pin::Pin};
 

@@ -1,4 +1,4 @@
-//! What a keeper remembers of its own claims and latch operations. Pure.
+//! What a keeper remembers of its own claims and latch operations. Touches no server.
 //!
 //! Repeated requests are answered from here without asking the servers. The nodes are the truth.
 

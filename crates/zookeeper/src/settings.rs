@@ -102,7 +102,7 @@ impl Settings {
         addresses(&self.servers)
     }
 
-    /// Who may touch the nodes that this keeper makes: with a login only its user, without one everybody.
+    /// The access rights of the nodes that this keeper makes: with a login only its user, without one everybody.
     pub(crate) fn acls(&self) -> Acls<'static> {
         if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
     }

@@ -15,7 +15,7 @@ const MOST_BYTES: usize = 100 << 10;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WatchBudget(Arc<AtomicUsize>);
 
-/// The permission to watch one path, given back when dropped.
+/// The permission to watch one path, returned to the budget when dropped.
 #[derive(Debug)]
 pub(crate) struct WatchPermit {
     budget: WatchBudget,

@@ -1,9 +1,9 @@
 //! Evictions: an order is not lost if the holder changes the same node meanwhile.
 
-use lockkeeper_core::store::Eviction;
 use std::time::Duration;
 
 use lockkeeper::{Keeper, Token};
+use lockkeeper_core::store::Eviction;
 use zookeeper_client::Client;
 
 use crate::stage::{Stage, nodes, soon, until_nodes};
