@@ -1,4 +1,4 @@
-//! Looks at the servers for settings under which locks are at risk: on connecting, and for whoever wants to know.
+//! Checks the servers for settings that put locks at risk: when a keeper connects, and on demand.
 
 use std::{
     collections::HashMap,
@@ -17,20 +17,20 @@ use crate::{
     trouble,
 };
 
-/// A clock that is off by more than this is told of. Nothing depends on it but grant numbers after a loss of data.
+/// A clock that differs by more than this is reported. Only grant numbers after a loss of data depend on it.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
-/// The oldest version that all is tested to work with.
+/// The oldest version that this store is tested with.
 const OLDEST: (u32, u32) = (7, 0);
 
 /// Something about a server that puts locks at risk, and what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
-    /// Which server.
+    /// The address of the server.
     pub server: String,
-    /// What about it.
+    /// The kind of risk.
     pub risk: Risk,
-    /// In words, with the remedy.
+    /// What the risk is and what to do.
     pub message: String,
 }
 
@@ -48,9 +48,9 @@ pub enum Risk {
     CutOff,
     /// The server is older than what this store is tested with.
     OldVersion,
-    /// The clock is far from that of this machine.
+    /// The clock differs much from that of this machine.
     Clock,
-    /// The server does not let this user look.
+    /// This user may not see the settings.
     Unknown,
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Connects to the servers that `url` names, and tells what puts locks at risk there; nothing is changed.
+/// Connects to the servers that `url` names and reports what puts locks at risk there; changes nothing.
 ///
 /// # Errors
 /// [`StoreError`] if the URL is wrong or no server can be reached.
@@ -72,7 +72,7 @@ pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
     findings
 }
 
-/// Looks at all servers.
+/// Checks all servers.
 pub(crate) async fn look(servers: &Servers) -> Result<Vec<Finding>, StoreError> {
     let mut findings = Vec::new();
     for server in &servers.map().in_use() {
@@ -82,78 +82,104 @@ pub(crate) async fn look(servers: &Servers) -> Result<Vec<Finding>, StoreError> 
 }
 
 async fn look_at(servers: &Servers, server: &Server) -> Result<Vec<Finding>, StoreError> {
+    let clock = clock(servers, server).await?;
+    let facts = facts(servers, server).await.ok();
+    let found = match &facts {
+        Some(facts) => [
+            clock,
+            eviction(facts),
+            no_persistence(servers, server, facts).await,
+            replication(servers, facts),
+            cut_off(servers, server, facts).await,
+            old_version(facts),
+        ],
+        None => {
+            let message = "INFO is not allowed, so its settings are not known; allow +info to this user";
+            [clock, Some((Risk::Unknown, message.into())), None, None, None, None]
+        }
+    };
+    let peer = server.connection(Priority::Normal).peer().map_or_else(String::new, |peer| peer.to_string());
+    let finding = |(risk, message)| Finding { server: peer.clone(), risk, message };
+    Ok(found.into_iter().flatten().map(finding).collect())
+}
+
+/// A risk, and what to do.
+type Found = Option<(Risk, String)>;
+
+async fn clock(servers: &Servers, server: &Server) -> Result<Found, StoreError> {
     let before = SystemTime::now();
     let now = time(servers, server).await?;
     let took = before.elapsed().unwrap_or_default();
-    let place =
-        server.connection(Priority::Normal).place().map_or_else(String::new, |place| place.to_string());
-    let mut findings = Vec::new();
-    let mut find = |risk, message: String| findings.push(Finding { server: place.clone(), risk, message });
-
     let wall = before.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + took / 2;
-    let off = wall.abs_diff(Duration::from_micros(now.0));
-    if off > CLOCK_TOLERANCE + took {
-        find(
-            Risk::Clock,
-            format!(
-                "the server's clock and that of this machine differ by {off:?}; let both follow a time server"
-            ),
-        );
-    }
-    let Ok(facts) = facts(servers, server).await else {
-        find(
-            Risk::Unknown,
-            "INFO is not allowed, so its settings are not known; allow +info to this user".into(),
-        );
-        return Ok(findings);
+    let difference = wall.abs_diff(Duration::from_micros(now.0));
+    let message = || {
+        format!(
+            "the server's clock and that of this machine differ by {difference:?}; let both follow a time server"
+        )
     };
-    let fact = |name: &str| facts.get(name).map_or("", String::as_str);
-    if fact("maxmemory_policy") != "noeviction" && fact("maxmemory") != "0" {
-        let policy = fact("maxmemory_policy");
-        find(
-            Risk::Eviction,
-            format!(
-                "maxmemory-policy is {policy}, so locks are thrown out when memory is short; set it to noeviction"
-            ),
-        );
-    }
-    if fact("aof_enabled") == "0" && setting(servers, server, "save").await == Some(String::new()) {
-        find(
-            Risk::NoPersistence,
-            "nothing is saved, so a restart loses all locks and fences; set appendonly yes".into(),
-        );
-    }
-    let replicas = fact("connected_slaves");
-    if !matches!(replicas, "" | "0") && servers.opener.settings().wait == 0 {
-        find(
-            Risk::Replication,
-            format!(
-                "it has {replicas} replicas, and a failover may lose grants that they do not have yet; add wait=1"
-            ),
-        );
-    }
-    // A node of a cluster that is cut off from most others stops by itself.
-    if !matches!(replicas, "" | "0")
-        && !servers.is_cluster()
-        && setting(servers, server, "min-replicas-to-write").await == Some("0".into())
-    {
-        find(
-            Risk::CutOff,
-            "min-replicas-to-write is 0, so a master that is cut off from its replicas goes on granting beside the new one; \
-             set it to 1 or more"
-                .into(),
-        );
-    }
-    let version = fact("redis_version");
-    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
-    if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < OLDEST {
-        find(Risk::OldVersion, format!("it is version {version}; use {}.{} or newer", OLDEST.0, OLDEST.1));
-    }
-    Ok(findings)
+    Ok((difference > CLOCK_TOLERANCE + took).then(|| (Risk::Clock, message())))
 }
 
-/// What the server says about itself.
-async fn facts(servers: &Servers, server: &Server) -> Result<HashMap<String, String>, StoreError> {
+fn eviction(facts: &Facts) -> Found {
+    let policy = facts.get("maxmemory_policy");
+    let message = || {
+        format!(
+            "maxmemory-policy is {policy}, so locks are thrown out when memory is short; set it to noeviction"
+        )
+    };
+    (policy != "noeviction" && facts.get("maxmemory") != "0").then(|| (Risk::Eviction, message()))
+}
+
+async fn no_persistence(servers: &Servers, server: &Server, facts: &Facts) -> Found {
+    let nothing = facts.get("aof_enabled") == "0"
+        && setting(servers, server, "save").await.is_some_and(|save| save.is_empty());
+    let message = "nothing is saved, so a restart loses all locks and fences; set appendonly yes";
+    nothing.then(|| (Risk::NoPersistence, message.into()))
+}
+
+fn replication(servers: &Servers, facts: &Facts) -> Found {
+    let replicas = facts.get("connected_slaves");
+    let message = || {
+        format!(
+            "it has {replicas} replicas, and a failover may lose grants that they do not have yet; add wait=1"
+        )
+    };
+    (facts.has_replicas() && servers.settings().wait == 0).then(|| (Risk::Replication, message()))
+}
+
+async fn cut_off(servers: &Servers, server: &Server, facts: &Facts) -> Found {
+    // A node of a cluster that is cut off from most others stops by itself.
+    let goes_on = facts.has_replicas()
+        && !servers.is_cluster()
+        && setting(servers, server, "min-replicas-to-write").await.is_some_and(|least| least == "0");
+    let message = "min-replicas-to-write is 0, so a master that is cut off from its replicas goes on granting beside the \
+                   new one; set it to 1 or more";
+    goes_on.then(|| (Risk::CutOff, message.into()))
+}
+
+fn old_version(facts: &Facts) -> Found {
+    let version = facts.get("redis_version");
+    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+    let is_old = (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < OLDEST;
+    let message = || format!("it is version {version}; use {}.{} or newer", OLDEST.0, OLDEST.1);
+    is_old.then(|| (Risk::OldVersion, message()))
+}
+
+/// What a server says about itself.
+struct Facts(HashMap<String, String>);
+
+impl Facts {
+    /// One fact; empty if the server does not tell it.
+    fn get(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+
+    fn has_replicas(&self) -> bool {
+        !matches!(self.get("connected_slaves"), "" | "0")
+    }
+}
+
+async fn facts(servers: &Servers, server: &Server) -> Result<Facts, StoreError> {
     let text = match servers.ask(Priority::Normal, server, redis::cmd("INFO")).await? {
         Value::BulkString(text) => String::from_utf8_lossy(&text).into_owned(),
         Value::VerbatimString { text, .. } => text,
@@ -161,7 +187,7 @@ async fn facts(servers: &Servers, server: &Server) -> Result<HashMap<String, Str
     };
     let fact =
         |line: &str| line.trim().split_once(':').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    Ok(text.lines().filter_map(fact).collect())
+    Ok(Facts(text.lines().filter_map(fact).collect()))
 }
 
 /// A setting of the server, if this user may see it.
@@ -180,14 +206,14 @@ pub(crate) async fn time(servers: &Servers, server: &Server) -> Result<StoreTime
     Ok(StoreTime(seconds * 1_000_000 + micros))
 }
 
-/// Tells of what was found, for those who go on all the same.
+/// Logs what was found.
 pub(crate) fn warn(found: Result<Vec<Finding>, StoreError>) {
     for finding in found.into_iter().flatten() {
         tracing::warn!(server = %finding.server, risk = ?finding.risk, "{}", finding.message);
     }
 }
 
-/// Refuses to go on if anything was found, for those who asked for that with `strict=true`.
+/// Fails if anything was found: for `strict=true`.
 pub(crate) fn refuse(found: &[Finding]) -> Result<(), StoreError> {
     if found.is_empty() {
         return Ok(());

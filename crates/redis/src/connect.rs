@@ -1,4 +1,4 @@
-//! Opens connections: TCP, TLS and unix.
+//! Opens connections over TCP, TLS and unix sockets, logs in, and nothing more: what they carry is not known here.
 
 use std::{io, time::Duration};
 
@@ -14,14 +14,34 @@ use tokio::{
 };
 
 use crate::{
-    settings::{Address, Login, Settings},
+    address::Address,
+    settings::{Login, Settings},
     tls::Tls,
     trouble,
 };
 
 /// A connected socket of any kind.
-pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
+trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
+
+/// An open connection and the task that drives it, which ends with this.
+pub(crate) struct Driven {
+    pub(crate) connection: MultiplexedConnection,
+    driver: JoinHandle<()>,
+}
+
+impl Driven {
+    /// Whether the driver has ended: a runtime that ends takes its drivers along.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.driver.is_finished()
+    }
+}
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
 
 /// Opens connections as the URL says.
 pub(crate) struct Opener {
@@ -39,23 +59,23 @@ impl Opener {
         &self.settings
     }
 
-    /// A connection for requests, and the task that drives it on the runtime of the caller.
-    pub(crate) async fn requests(
+    /// A connection for requests. Its driver runs on the runtime of the caller.
+    pub(crate) async fn for_requests(
         &self,
         address: &Address,
         pushes: Option<Box<dyn AsyncPushSender>>,
-    ) -> Result<(MultiplexedConnection, JoinHandle<()>), StoreError> {
-        // Pushes come with RESP3 only, and who asks for them knows that the server has it.
+    ) -> Result<Driven, StoreError> {
+        // Pushes need RESP3. A caller that wants them knows that the server has it.
         let resp3 = self.settings.resp3 || pushes.is_some();
         self.multiplexed(address, &self.settings.login, self.settings.database, resp3, pushes).await
     }
 
-    /// The same to a sentinel, with RESP3 if it is to push.
-    pub(crate) async fn sentinel(
+    /// A connection to a sentinel, with RESP3 if it is to push.
+    pub(crate) async fn to_sentinel(
         &self,
         address: &Address,
         pushes: Option<Box<dyn AsyncPushSender>>,
-    ) -> Result<(MultiplexedConnection, JoinHandle<()>), StoreError> {
+    ) -> Result<Driven, StoreError> {
         self.multiplexed(address, &self.settings.sentinel_login, 0, pushes.is_some(), pushes).await
     }
 
@@ -66,7 +86,7 @@ impl Opener {
         database: i64,
         resp3: bool,
         pushes: Option<Box<dyn AsyncPushSender>>,
-    ) -> Result<(MultiplexedConnection, JoinHandle<()>), StoreError> {
+    ) -> Result<Driven, StoreError> {
         let info = self.info(login, database, resp3);
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let config = match pushes {
@@ -78,13 +98,13 @@ impl Opener {
             let (connection, driver) = MultiplexedConnection::new_with_config(&info, socket, config)
                 .await
                 .map_err(|error| trouble::not_greeted(address, resp3, error))?;
-            Ok((connection, tokio::spawn(driver)))
+            Ok(Driven { connection, driver: tokio::spawn(driver) })
         })
         .await
     }
 
-    /// A connection for messages.
-    pub(crate) async fn messages(&self, address: &Address) -> Result<PubSub, StoreError> {
+    /// A connection for messages with RESP2.
+    pub(crate) async fn for_messages(&self, address: &Address) -> Result<PubSub, StoreError> {
         let info = self.info(&self.settings.login, self.settings.database, self.settings.resp3);
         self.with_limit(address, async {
             let socket = self.socket(address).await?;
@@ -109,7 +129,7 @@ impl Opener {
         let mut info = RedisConnectionInfo::default()
             .set_db(database)
             .set_protocol(protocol)
-            // Servers before 7.2 count it as an error.
+            // Servers before 7.2 would count it as an error.
             .set_skip_set_lib_name();
         if let Some(user) = &login.user {
             info = info.set_username(user);
@@ -121,10 +141,10 @@ impl Opener {
     }
 
     async fn socket(&self, address: &Address) -> Result<Box<dyn Socket>, StoreError> {
-        self.dial(address).await.map_err(|error| trouble::not_dialled(&address.to_string(), error))
+        self.open_socket(address).await.map_err(|error| trouble::no_socket(&address.to_string(), error))
     }
 
-    async fn dial(&self, address: &Address) -> io::Result<Box<dyn Socket>> {
+    async fn open_socket(&self, address: &Address) -> io::Result<Box<dyn Socket>> {
         let (host, port) = match address {
             #[cfg(unix)]
             Address::Unix(path) => return Ok(Box::new(tokio::net::UnixStream::connect(path).await?)),
@@ -134,16 +154,16 @@ impl Opener {
         };
         let stream = TcpStream::connect((&**host, port)).await?;
         stream.set_nodelay(self.settings.nodelay)?;
-        tune(&stream)?;
+        keep_alive(&stream)?;
         match &self.tls {
-            Some(tls) => tls.over(stream, host).await,
+            Some(tls) => Ok(Box::new(tls.over(stream, host).await?)),
             None => Ok(Box::new(stream)),
         }
     }
 }
 
-/// A dead peer is noticed within half a minute, also by those who only listen.
-fn tune(stream: &TcpStream) -> io::Result<()> {
+/// Ends the connection to a dead server within half a minute, also one that only receives messages.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(15));
     #[cfg(any(target_os = "linux", target_os = "macos"))]
@@ -154,7 +174,7 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// A sender behind a box, which the driver's own trait does not know.
+/// The driver takes no boxed sender, so this passes pushes on to one.
 struct Pushes(Box<dyn AsyncPushSender>);
 
 impl AsyncPushSender for Pushes {
@@ -163,7 +183,7 @@ impl AsyncPushSender for Pushes {
     }
 }
 
-/// Whether a value is an error, which inside of a pipeline is a value like others.
+/// Turns an error value into an error: in a pipeline, the driver gives errors as values.
 pub(crate) fn checked(value: Value) -> Result<Value, redis::ServerError> {
     match value {
         Value::ServerError(error) => Err(error),

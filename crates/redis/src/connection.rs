@@ -1,9 +1,8 @@
-//! One connection to one server, made when it is first needed and made anew after it broke.
+//! One connection to one server: opened when it is first needed, and opened again after it broke.
 //!
-//! Nothing is ever sent twice from here. A connection that left a request unanswered is given up, because its
-//! later replies could be taken for answers to other requests.
+//! Nothing is ever sent twice from here. A connection that left a request unanswered is closed, because its later
+//! replies could be taken for answers to other requests.
 
-use lockkeeper_core::support;
 use std::{
     sync::{
         Arc, Mutex, MutexGuard,
@@ -12,28 +11,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper_core::{StoreError, StoreErrorKind};
+use lockkeeper_core::{
+    StoreError, StoreErrorKind,
+    support::{self, backoff::Backoff},
+};
 use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
-use tokio::task::JoinHandle;
 
 use crate::{
-    connect::{Opener, checked},
+    address::Address,
+    connect::{Driven, Opener, checked},
     runtime::ConnectionRuntime,
     sentinels::Sentinels,
-    settings::Address,
     trouble,
 };
 
-/// After a connection could not be made, the next one waits this long, twice as long each time.
+/// After a connection could not be opened, requests fail at once for a pause between these.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Where a server is.
+/// How the address of a server is found.
 #[derive(Clone)]
 pub(crate) enum Location {
-    /// Always there.
+    /// It is always the same.
     Fixed(Address),
-    /// Where the sentinels say.
+    /// The sentinels say it.
     Sentinels(Arc<Sentinels>),
 }
 
@@ -45,58 +46,58 @@ impl Location {
         }
     }
 
-    /// Whether a connection that goes to `place` may stay.
-    fn is_at(&self, place: &Address) -> bool {
+    /// Whether a connection to `address` may stay.
+    fn is_at(&self, address: &Address) -> bool {
         match self {
             Self::Fixed(_) => true,
-            Self::Sentinels(sentinels) => sentinels.is_at(place),
+            Self::Sentinels(sentinels) => sentinels.is_master(address),
         }
     }
 }
 
+/// Counts how often a connection was opened.
+pub(crate) type Generation = u64;
+
 /// A connection to one server.
 pub(crate) struct Connection {
     opener: Arc<Opener>,
-    /// What it is called in messages while there is no connection.
+    /// The name of the server in errors while there is no connection.
     address: Address,
     location: Location,
     runtime: ConnectionRuntime,
     live: Mutex<Option<Live>>,
-    dialling: tokio::sync::Mutex<Failures>,
-    /// How many times replicas were waited for, and what the last time came to.
+    /// Held by the one request that opens the connection.
+    attempts: tokio::sync::Mutex<Attempts>,
+    /// How many `WAIT`s were begun, and the result of the last one.
     waits: AtomicU64,
-    waited: tokio::sync::Mutex<Option<Waited>>,
+    last_wait: tokio::sync::Mutex<Option<Waited>>,
 }
 
-/// What waiting for replicas came to.
+/// The result of a `WAIT`.
 struct Waited {
     number: u64,
     generation: Generation,
-    have: i64,
+    replicas: i64,
 }
 
-/// Which connection of a connection it was.
-pub(crate) type Generation = u64;
-
+/// The connection while there is one.
 struct Live {
-    connection: MultiplexedConnection,
-    driver: JoinHandle<()>,
+    open: Driven,
     generation: Generation,
-    at: Address,
+    peer: Address,
 }
 
-impl Drop for Live {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
+/// The tries to open the connection so far.
+struct Attempts {
+    generation: Generation,
+    backoff: Backoff,
+    failed: Option<Failed>,
 }
 
-/// How connecting has gone so far.
-#[derive(Default)]
-struct Failures {
-    generation: Generation,
-    pause: Duration,
-    last: Option<(Instant, StoreError)>,
+/// The last try failed; the next one is made after a pause.
+struct Failed {
+    until: Instant,
+    error: StoreError,
 }
 
 impl Connection {
@@ -106,15 +107,16 @@ impl Connection {
         location: Location,
         runtime: ConnectionRuntime,
     ) -> Self {
+        let backoff = Backoff::new(SHORTEST_PAUSE, LONGEST_PAUSE);
         Self {
             opener: opener.clone(),
             address: address.clone(),
             location,
             runtime,
             live: Mutex::default(),
-            dialling: tokio::sync::Mutex::default(),
+            attempts: tokio::sync::Mutex::new(Attempts { generation: 0, backoff, failed: None }),
             waits: AtomicU64::new(0),
-            waited: tokio::sync::Mutex::default(),
+            last_wait: tokio::sync::Mutex::default(),
         }
     }
 
@@ -125,93 +127,93 @@ impl Connection {
     /// The connection, if there is one that is not known to be broken.
     fn current(&self) -> Option<(MultiplexedConnection, Generation)> {
         let live = self.live();
-        // A runtime that ends takes its drivers along.
-        let live = live.as_ref().filter(|live| !live.driver.is_finished())?;
-        Some((live.connection.clone(), live.generation))
+        let live = live.as_ref().filter(|live| !live.open.has_ended())?;
+        Some((live.open.connection.clone(), live.generation))
     }
 
-    /// Where the connection goes to, while there is one.
-    pub(crate) fn place(&self) -> Option<Address> {
-        self.live().as_ref().map(|live| live.at.clone())
+    /// The address that the connection goes to, while there is one.
+    pub(crate) fn peer(&self) -> Option<Address> {
+        self.live().as_ref().map(|live| live.peer.clone())
     }
 
-    async fn connection(&self) -> Result<(MultiplexedConnection, Generation), StoreError> {
+    /// The connection, which is opened if there is none.
+    async fn connected(&self) -> Result<(MultiplexedConnection, Generation), StoreError> {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        let mut failures = self.dialling.lock().await;
+        let mut attempts = self.attempts.lock().await;
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        if let Some((when, error)) = &failures.last
-            && when.elapsed() < failures.pause
-        {
-            return Err(error.clone());
+        if let Some(failed) = attempts.failed.as_ref().filter(|failed| Instant::now() < failed.until) {
+            return Err(failed.error.clone());
         }
-        let dialled = loop {
-            match self.dial().await {
-                Ok((connection, driver, at)) => {
-                    failures.generation += 1;
-                    let made = Live { connection, driver, generation: failures.generation, at };
-                    let mut live = self.live();
-                    // Looked at under the lock: whoever learns later that the master has moved finds it here.
-                    if self.location.is_at(&made.at) {
-                        let current = (made.connection.clone(), made.generation);
-                        *live = Some(made);
-                        break Ok(current);
-                    }
-                }
-                Err(error) => break Err(error),
-            }
-        };
-        match dialled {
+        match self.open(&mut attempts.generation).await {
             Ok(current) => {
-                failures.pause = Duration::ZERO;
-                failures.last = None;
+                attempts.backoff.reset();
+                attempts.failed = None;
                 Ok(current)
             }
             Err(error) => {
-                failures.pause = jittered((failures.pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
-                failures.last = Some((Instant::now(), error.clone()));
+                let until = Instant::now() + attempts.backoff.jittered();
+                attempts.failed = Some(Failed { until, error: error.clone() });
                 Err(error)
             }
         }
     }
 
-    async fn dial(&self) -> Result<(MultiplexedConnection, JoinHandle<()>, Address), StoreError> {
-        let dial = || {
+    /// Opens the connection; again, if the master has moved meanwhile.
+    async fn open(
+        &self,
+        generation: &mut Generation,
+    ) -> Result<(MultiplexedConnection, Generation), StoreError> {
+        loop {
+            let (open, peer) = self.open_on_runtime().await?;
+            *generation += 1;
+            let mut live = self.live();
+            // Checked under the lock: a task that learns of another master later finds this connection in its place.
+            if self.location.is_at(&peer) {
+                let current = (open.connection.clone(), *generation);
+                *live = Some(Live { open, generation: *generation, peer });
+                return Ok(current);
+            }
+        }
+    }
+
+    async fn open_on_runtime(&self) -> Result<(Driven, Address), StoreError> {
+        let open = || {
             let (opener, location) = (self.opener.clone(), self.location.clone());
             async move {
-                let at = location.locate().await?;
-                let (mut connection, driver) = opener.requests(&at, None).await?;
-                if matches!(location, Location::Sentinels(_)) && is_replica(&mut connection, &opener).await {
-                    driver.abort();
-                    return Err(trouble::not_a_master(&at));
+                let address = location.locate().await?;
+                let mut open = opener.for_requests(&address, None).await?;
+                let named = matches!(location, Location::Sentinels(_));
+                if named && is_replica(&mut open.connection, opener.settings().connect_limit).await {
+                    return Err(trouble::not_a_master(&address));
                 }
-                Ok((connection, driver, at))
+                Ok((open, address))
             }
         };
-        // As a task, since the socket and its timers must live in one runtime from the start.
-        self.runtime.spawn(dial).await.unwrap_or_else(|_| {
+        // In a task of its own: the socket and its timers belong to the runtime that they are made in.
+        self.runtime.spawn(open).await.unwrap_or_else(|_| {
             let message = "the runtime that connects has ended; if this happens again, connect anew";
             Err(StoreError::new(StoreErrorKind::Unreachable, message).not_applied())
         })
     }
 
-    /// After a request without an answer, whose reason may be the runtime that the connection lives in.
+    /// A request got no answer: the runtime that owns the connection may be blocked or gone.
     fn check_runtime(&self) {
-        self.runtime.check_runtime(|| ());
+        self.runtime.check(|| ());
     }
 
-    /// Sends commands as one and waits for all answers, at most until `until`.
+    /// Sends commands as one request and waits for all answers, at most until `until`.
     pub(crate) async fn send(
-        self: &Arc<Self>,
+        &self,
         commands: Vec<Cmd>,
         until: Instant,
     ) -> Result<(Vec<Value>, Generation), StoreError> {
         let (connection, generation) = match self.current() {
             Some(current) => current,
-            None => tokio::time::timeout_at(until.into(), self.connection()).await.map_err(|_| {
+            None => tokio::time::timeout_at(until.into(), self.connected()).await.map_err(|_| {
                 self.check_runtime();
                 trouble::too_late(&self.address.to_string()).not_applied()
             })??,
@@ -219,9 +221,9 @@ impl Connection {
         Ok((self.exchange(connection, generation, commands, until).await?, generation))
     }
 
-    /// Sends one command on the very connection that `generation` names; `None` if it is gone.
-    pub(crate) async fn send_on(
-        self: &Arc<Self>,
+    /// Sends one command on the connection of this generation; `None` if it is gone.
+    async fn send_on(
+        &self,
         generation: Generation,
         command: Cmd,
         until: Instant,
@@ -233,31 +235,15 @@ impl Connection {
     }
 
     async fn exchange(
-        self: &Arc<Self>,
-        mut connection: MultiplexedConnection,
+        &self,
+        connection: MultiplexedConnection,
         generation: Generation,
-        mut commands: Vec<Cmd>,
+        commands: Vec<Cmd>,
         until: Instant,
     ) -> Result<Vec<Value>, StoreError> {
         let count = commands.len();
-        let exchange = async {
-            match commands.pop() {
-                Some(one) if count == 1 => {
-                    connection.send_packed_command(&one).await.map(|value| vec![value])
-                }
-                Some(last) => {
-                    let mut pipeline = Pipeline::with_capacity(count);
-                    for command in commands {
-                        pipeline.add_command(command);
-                    }
-                    pipeline.add_command(last);
-                    connection.send_packed_commands(&pipeline, 0, count).await
-                }
-                None => Ok(Vec::new()),
-            }
-        };
-        let address = || self.place().unwrap_or_else(|| self.address.clone()).to_string();
-        let error = match tokio::time::timeout_at(until.into(), exchange).await {
+        let address = || self.peer().unwrap_or_else(|| self.address.clone()).to_string();
+        let error = match tokio::time::timeout_at(until.into(), send_packed(connection, commands)).await {
             Ok(Ok(values)) if values.len() == count => return Ok(values),
             Ok(Ok(_)) => trouble::nonsense("a wrong number of replies"),
             Ok(Err(error)) => trouble::unanswered(&address(), error),
@@ -270,58 +256,76 @@ impl Connection {
         Err(error)
     }
 
-    /// Ends the connection that `generation` names: the next request makes a new one.
+    /// Closes the connection of this generation: the next request opens a new one.
     pub(crate) fn give_up(&self, generation: Generation) {
         let ended = self.live().take_if(|live| live.generation == generation);
         drop(ended);
     }
 
-    /// How many replicas have what was written on the connection that `generation` names; zero if it is gone. Those who come
-    /// while others wait share the next waiting.
+    /// How many replicas have what was written on the connection of this generation; zero if it is gone. Callers that
+    /// come during a `WAIT` share the next one.
     pub(crate) async fn replicas(
-        self: &Arc<Self>,
+        &self,
         generation: Generation,
         wanted: u32,
         patience: Duration,
         until: Instant,
     ) -> Result<i64, StoreError> {
-        let before = self.waits.load(Ordering::Acquire);
-        let mut waited = self.waited.lock().await;
-        // One that began after this one came, so it was for all that had been written by then.
-        if let Some(waited) =
-            waited.as_ref().filter(|waited| waited.number > before && waited.generation == generation)
+        let begun = self.waits.load(Ordering::Acquire);
+        let mut last = self.last_wait.lock().await;
+        // A WAIT that began after this call covers all that this caller has written.
+        if let Some(last) = last.as_ref().filter(|last| last.number > begun && last.generation == generation)
         {
-            return Ok(waited.have);
+            return Ok(last.replicas);
         }
         let number = self.waits.fetch_add(1, Ordering::AcqRel) + 1;
         let mut wait = redis::cmd("WAIT");
         wait.arg(wanted).arg(patience.as_millis().max(1) as u64);
-        let have = match self.send_on(generation, wait, until).await? {
-            Some(Value::Int(have)) => have,
-            // WAIT on another connection would count nothing.
+        let replicas = match self.send_on(generation, wait, until).await? {
+            Some(Value::Int(replicas)) => replicas,
+            // A WAIT on another connection would count nothing.
             _ => 0,
         };
-        *waited = Some(Waited { number, generation, have });
-        Ok(have)
+        *last = Some(Waited { number, generation, replicas });
+        Ok(replicas)
     }
 
-    /// Ends the connection if the master is elsewhere.
-    pub(crate) fn give_up_unless_at(&self, place: &Address) {
-        let ended = self.live().take_if(|live| live.at != *place);
+    /// Closes the connection unless it goes to `master`.
+    pub(crate) fn give_up_unless_at(&self, master: &Address) {
+        let ended = self.live().take_if(|live| live.peer != *master);
         drop(ended);
     }
 
-    /// Ends the connection, whichever it is.
+    /// Closes the connection.
     pub(crate) fn close(&self) {
         let ended = self.live().take();
         drop(ended);
     }
 }
 
-/// Whether the server says that it is a replica. Who may not ask takes it for a master.
-async fn is_replica(connection: &mut MultiplexedConnection, opener: &Opener) -> bool {
+async fn send_packed(
+    mut connection: MultiplexedConnection,
+    mut commands: Vec<Cmd>,
+) -> redis::RedisResult<Vec<Value>> {
+    let count = commands.len();
+    if count == 1
+        && let Some(only) = commands.pop()
+    {
+        return connection.send_packed_command(&only).await.map(|value| vec![value]);
+    }
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let mut pipeline = Pipeline::with_capacity(count);
+    for command in commands {
+        pipeline.add_command(command);
+    }
+    connection.send_packed_commands(&pipeline, 0, count).await
+}
+
+/// Whether the server says that it is a replica. If this user may not ask, it counts as a master.
+async fn is_replica(connection: &mut MultiplexedConnection, limit: Duration) -> bool {
     let role = redis::cmd("ROLE");
-    let limit = opener.settings().connect_limit;
     let answer = tokio::time::timeout(limit, connection.send_packed_command(&role)).await;
     match answer.ok().and_then(Result::ok).map(checked) {
         Some(Ok(Value::Array(role))) => {
@@ -329,10 +333,4 @@ async fn is_replica(connection: &mut MultiplexedConnection, opener: &Opener) -> 
         }
         _ => false,
     }
-}
-
-/// Between half and all of `pause`, so that many clients do not come back at once.
-pub(crate) fn jittered(pause: Duration) -> Duration {
-    let dice = getrandom::u32().unwrap_or(u32::MAX / 2);
-    pause / 2 + (pause / 2).mul_f64(f64::from(dice) / f64::from(u32::MAX))
 }

@@ -1,10 +1,14 @@
-//! Names of keys and channels. All start with the namespace, and all of one resource share one
-//! hash tag, so that a cluster keeps them together.
+//! The names of keys and channels, and the version of the layout. All names start with the namespace, and all of one
+//! resource share a hash tag, so a cluster keeps them together.
 
 use std::{borrow::Cow, sync::LazyLock};
 
-use lockkeeper_core::{ContenderId, KeeperId, Name, store::Topic};
+use lockkeeper_core::{
+    ContenderId, KeeperId, Name, StoreError, StoreErrorKind, store::Topic, support::percent,
+};
 
+/// The version of the layout. All others are refused.
+const VERSION: u32 = 2;
 /// How many slots a cluster has.
 pub(crate) const SLOTS: usize = 16384;
 
@@ -13,15 +17,15 @@ pub(crate) const SLOTS: usize = 16384;
 pub(crate) struct Keys {
     /// The namespace and a colon.
     prefix: String,
-    /// The mark of all resources that share one.
-    mark: String,
-    /// In a cluster everything a script touches must lie in the slot of its resource.
+    /// The key of the high-water mark that all resources share, unless this is a cluster.
+    high_water: String,
+    /// Whether this is a cluster, where all keys of a script must be in the slot of its resource.
     sharded: bool,
 }
 
 impl Keys {
     pub(crate) fn new(namespace: &str, sharded: bool) -> Self {
-        Self { prefix: format!("{namespace}:"), mark: format!("{namespace}:mark"), sharded }
+        Self { prefix: format!("{namespace}:"), high_water: format!("{namespace}:mark"), sharded }
     }
 
     pub(crate) fn is_sharded(&self) -> bool {
@@ -42,10 +46,11 @@ impl Keys {
         self.resource(name) + what
     }
 
-    /// The last grant number: one for all, or in a cluster one for each slot, since a script works in one slot.
-    pub(crate) fn mark(&self, name: &Name) -> Cow<'_, str> {
+    /// The high-water mark of grant numbers: one for all resources, or in a cluster one for each slot, since a script
+    /// works in one slot.
+    pub(crate) fn high_water(&self, name: &Name) -> Cow<'_, str> {
         if !self.sharded {
-            return Cow::Borrowed(&self.mark);
+            return Cow::Borrowed(&self.high_water);
         }
         let tag = TAGS[slot(&self.resource(name))];
         let letters = tag.map(char::from);
@@ -56,7 +61,7 @@ impl Keys {
         self.of(name, ":latch")
     }
 
-    /// The remembered answer to one operation on a latch.
+    /// The answer to one operation on a latch, kept for its late copies.
     pub(crate) fn operation(&self, name: &Name, op: ContenderId) -> String {
         format!("{}:op:{op}", self.resource(name))
     }
@@ -65,17 +70,17 @@ impl Keys {
         self.of(name, ":fence")
     }
 
-    /// The layout's version and the store's own id.
-    pub(crate) fn layout(&self) -> String {
+    /// The version of the layout and the id of the store: see [`new_identity`].
+    pub(crate) fn identity(&self) -> String {
         format!("{}layout", self.prefix)
     }
 
-    /// The one channel on which a keeper is told of its grants, unless it is a cluster.
+    /// The channel of all grants to a keeper, unless this is a cluster.
     pub(crate) fn grants(&self, keeper: KeeperId) -> String {
         format!("{}k:{keeper}", self.prefix)
     }
 
-    /// The channel on which `topic` is told to `keeper`; `None` for topics of a later engine.
+    /// The channel of `topic` for `keeper`; `None` for topics of a later engine.
     pub(crate) fn channel(&self, topic: &Topic, keeper: KeeperId) -> Option<String> {
         Some(match topic {
             Topic::Grants(name) if self.sharded => format!("{}:k:{keeper}", self.resource(name)),
@@ -86,7 +91,7 @@ impl Keys {
         })
     }
 
-    /// What a message without content on `channel` is about.
+    /// The topic of a message without content on `channel`.
     pub(crate) fn topic(&self, channel: &str) -> Option<Topic> {
         let (key, what) = channel.rsplit_once('}')?;
         let name = self.name_in(key)?;
@@ -97,16 +102,16 @@ impl Keys {
         }
     }
 
-    /// The name of a resource whose key is `key`.
+    /// The name of the resource whose key is `key`.
     pub(crate) fn name(&self, key: &str) -> Option<Name> {
         self.name_in(key.strip_suffix('}')?)
     }
 
     fn name_in(&self, key: &str) -> Option<Name> {
-        Name::new(unescape(key.strip_prefix(&self.prefix)?.strip_prefix('{')?)?).ok()
+        Name::new(percent::decode(key.strip_prefix(&self.prefix)?.strip_prefix('{')?)?).ok()
     }
 
-    /// A pattern for `SCAN` that resources whose names start with `prefix` match, and few others.
+    /// A pattern for `SCAN` that matches resources whose names start with `prefix`, and few other keys.
     pub(crate) fn pattern(&self, prefix: &str) -> String {
         let mut start = self.prefix.clone() + "{";
         push_escaped(&mut start, prefix, |byte| matches!(byte, b'{' | b'}' | b'%'));
@@ -121,6 +126,29 @@ impl Keys {
     }
 }
 
+/// A new value for the key of [`Keys::identity`]: the version and a random id.
+pub(crate) fn new_identity() -> String {
+    format!("{VERSION} {}", KeeperId::random())
+}
+
+/// The id of a store, if its layout has this version.
+pub(crate) fn store_id(identity: &str) -> Result<&str, StoreError> {
+    let corrupt = |message: &str| Err(StoreError::new(StoreErrorKind::Corrupt, message));
+    let Some((version, id)) = identity.split_once(' ') else {
+        return corrupt(
+            "the key of the layout is not one of this program; choose another namespace= in the URL",
+        );
+    };
+    match version.parse::<u32>() {
+        Ok(VERSION) => Ok(id),
+        Ok(..VERSION) => corrupt(
+            "this namespace was written by an older version of this program; once nothing of it is held, remove the keys \
+             that begin with it, except those that end with :fence, or choose another namespace= in the URL",
+        ),
+        _ => corrupt("this namespace was written by a newer version of this program; update this one"),
+    }
+}
+
 /// The slot of a key: that of its hash tag.
 pub(crate) fn slot(key: &str) -> usize {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
@@ -128,12 +156,12 @@ pub(crate) fn slot(key: &str) -> usize {
     usize::from(crc16(tag.as_bytes())) % SLOTS
 }
 
-/// CRC-16/XMODEM, by which a cluster places its keys.
+/// CRC-16/XMODEM, from which a cluster computes the slot of a key.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| crc16_with(crc, *byte))
 }
 
-/// The same of one more byte.
+/// The same with one more byte.
 fn crc16_with(crc: u16, byte: u8) -> u16 {
     (0..8).fold(
         crc ^ (u16::from(byte) << 8),
@@ -143,7 +171,7 @@ fn crc16_with(crc: u16, byte: u8) -> u16 {
     )
 }
 
-/// A hash tag for each slot: the first three letters and digits, in order, whose slot it is.
+/// A hash tag for each slot: the first three letters or digits, in order, that are in it.
 static TAGS: LazyLock<Vec<[u8; 3]>> = LazyLock::new(|| {
     let letters = || (b'0'..=b'9').chain(b'A'..=b'Z').chain(b'a'..=b'z');
     let mut tags = vec![[0; 3]; SLOTS];
@@ -161,7 +189,7 @@ static TAGS: LazyLock<Vec<[u8; 3]>> = LazyLock::new(|| {
     tags
 });
 
-/// Appends `text` with the bytes that `special` names (ASCII only) written as `%` and two digits.
+/// Appends `text` with percent codes for the ASCII characters that `special` names. All others stay as they are.
 pub(crate) fn push_escaped(into: &mut String, text: &str, special: impl Fn(u8) -> bool) {
     for letter in text.chars() {
         match u8::try_from(letter) {
@@ -174,23 +202,6 @@ pub(crate) fn push_escaped(into: &mut String, text: &str, special: impl Fn(u8) -
             _ => into.push(letter),
         }
     }
-}
-
-/// What [`push_escaped`] was given.
-pub(crate) fn unescape(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        rest = after;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let (digits, after) = rest.split_at_checked(2)?;
-        bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
-        rest = after;
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
@@ -216,7 +227,7 @@ mod tests {
                     assert!(seen.insert(other.clone()) && other.starts_with("ns:"), "{other}");
                 }
                 if sharded {
-                    let mark = keys.mark(&name);
+                    let mark = keys.high_water(&name);
                     assert_eq!(slot(&mark), slot(&key));
                     assert!(mark.starts_with("ns:{") && mark.ends_with("}:mark"), "{mark}");
                     assert_eq!(keys.name(&mark), None, "no resource has such a key");

@@ -9,38 +9,49 @@
 //!
 //! | option | means | default |
 //! |---|---|---|
-//! | `namespace=app` | what all keys and channels begin with | `lockkeeper` |
+//! | `namespace=app` | the beginning of all keys and channels | `lockkeeper` |
 //! | `db=0` | the database | 0 |
 //! | `protocol=resp2` | for old servers and proxies | `resp3` |
-//! | `wait=1`, `wait_limit=500ms` | a grant or renewal counts when so many replicas have it | 0, 500ms |
-//! | `strict=true` | refuse servers on which locks are at risk | `false`: warn |
-//! | `request_limit=1s`, `connect_limit=1s` | how long one may take | the keeper's, 1s |
+//! | `wait=1`, `wait_limit=500ms` | how many replicas must have a grant or renewal before it counts, and how long they
+//! are waited for | 0, 500ms | | `strict=true` | refuse servers on which locks are at risk | `false`: warn |
+//! | `request_limit=1s`, `connect_limit=1s` | how long a request, or connecting, may take | the keeper's, 1s |
 //! | `nodelay=false` | for a server on the same host | `true` |
 //! | `ca=`, `cert=`, `key=` | PEM files for TLS | the system's certificates |
 //! | `sentinel_user=`, `sentinel_password=` | if the sentinels ask for them | |
 //!
 //! # How it works
 //!
-//! Every transition is a script, so the server does one after another. A resource is one key: a plain string while
-//! one holds it and nobody waits, so that a free lock costs one `SET` and one `DEL`; a list otherwise.
-//! Leases end by the server's own clock. What the tasks of a process ask for at one time is one call. A release grants
-//! to the next in line and publishes the grant on the channel of the waiter's keeper, who enters without asking.
+//! Every transition is a script, so the server does one after another. A resource is one key. It is a plain string
+//! while it has one holder and no waiters, so a free lock costs one `SET` and one `DEL`; otherwise it is a list. Leases
+//! end by the server's own clock. Requests that the tasks of a process make at the same time travel as one group. A
+//! release grants to the first waiter of the queue and publishes the grant on the channel of that waiter's keeper,
+//! which then holds without asking.
 //!
 //! # Limits
 //!
 //! Redis replicates after it has answered, and writes to its disk after that unless it has `appendfsync always`. So a
-//! failover, a restart or eviction can lose a grant; its holder learns of it within one renewal, and tokens still
-//! grow, so a fence keeps the data right. `wait=n` makes the loss less likely, and it is no consensus.
+//! failover, a restart or eviction can lose a grant. Its holder learns of it within one renewal, and tokens still grow,
+//! so a fence keeps the data right. `wait=n` makes the loss less likely, but it is no consensus.
 //!
-//! A master that is cut off from its replicas and sentinels goes on answering those clients that reach it. Behind
-//! sentinels its holders are told as soon as most sentinels name another master. Set `min-replicas-to-write` to 1 or more,
-//! so that such a master stops granting by itself.
+//! A master that is cut off from its replicas and sentinels goes on answering the clients that reach it. Behind
+//! sentinels, its holders are told as soon as most sentinels name another master. Set `min-replicas-to-write` to 1 or
+//! more: such a master then stops granting by itself.
 
+mod address;
+mod background;
+mod calls;
+mod changes;
 mod check;
 mod codec;
 mod connect;
 mod connection;
+mod counts;
+mod groups;
 mod layout;
+mod listing;
+mod messages;
+mod open;
+mod replicas;
 mod runtime;
 mod scripts;
 mod sentinels;
@@ -73,7 +84,7 @@ pub use store::CAPABILITY;
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong; the message never repeats it.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
-    Ok(store::connector(settings::Settings::parse(url)?))
+    Ok(open::connector(settings::Settings::parse(url)?))
 }
 
 #[cfg(all(test, not(feature = "tls")))]

@@ -1,65 +1,68 @@
-//! Where connections live: where what they bring is waited for, so that it changes threads as little as can be; and on the
-//! keeper's thread if that runtime is blocked, gone, or driven by nobody.
+//! Chooses the runtime that owns a connection: the caller's, or the keeper's if the caller's is blocked or gone.
+//!
+//! The caller's runtime comes first because the tasks that wait for answers run there: an answer then wakes them
+//! without a change of threads.
 
-use lockkeeper_core::support;
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use lockkeeper_core::support;
 use tokio::{runtime::Handle, task::JoinHandle};
 
-/// A runtime that starts no task for this long is taken to be blocked.
-const SIGN_OF_LIFE: Duration = Duration::from_millis(100);
+/// A runtime that starts no task for this long counts as blocked.
+const BLOCKED_AFTER: Duration = Duration::from_millis(100);
 
-/// Where some connections live. Copies are the same runtime.
+/// The runtime that owns some connections. Clones share the choice.
 #[derive(Clone)]
 pub(crate) struct ConnectionRuntime {
-    now: Arc<Mutex<Handle>>,
+    chosen: Arc<Mutex<Handle>>,
     keeper: Handle,
 }
 
 impl ConnectionRuntime {
     pub(crate) fn new(first: &Handle, keeper: &Handle) -> Self {
-        Self { now: Arc::new(Mutex::new(first.clone())), keeper: keeper.clone() }
+        Self { chosen: Arc::new(Mutex::new(first.clone())), keeper: keeper.clone() }
     }
 
-    fn now(&self) -> Handle {
-        support::lock(&self.now).clone()
+    fn chosen(&self) -> Handle {
+        support::lock(&self.chosen).clone()
     }
 
-    /// Starts a task there; on the keeper's thread if that runtime has ended.
+    /// Starts a task on the chosen runtime, or on the keeper's if the chosen one has ended.
     pub(crate) fn spawn<T, F>(&self, work: impl Fn() -> F) -> JoinHandle<T>
     where
         T: Send + 'static,
         F: Future<Output = T> + Send + 'static,
     {
-        let task = self.now().spawn(work());
-        if task.is_finished() && self.use_the_keepers() {
+        let task = self.chosen().spawn(work());
+        if task.is_finished() && self.choose_keeper() {
             return self.keeper.spawn(work());
         }
         task
     }
 
-    /// True if it was elsewhere.
-    fn use_the_keepers(&self) -> bool {
-        let mut now = support::lock(&self.now);
-        let elsewhere = now.id() != self.keeper.id();
-        *now = self.keeper.clone();
-        elsewhere
+    /// Chooses the keeper's runtime; true if it was another one before.
+    fn choose_keeper(&self) -> bool {
+        let mut chosen = support::lock(&self.chosen);
+        let changed = chosen.id() != self.keeper.id();
+        *chosen = self.keeper.clone();
+        changed
     }
 
-    /// Has what comes next live on the keeper's thread if the runtime shows no sign of life; `moved` is told so.
-    pub(crate) fn check_runtime(&self, moved: impl FnOnce() + Send + 'static) {
-        let (runtime, now) = (self.clone(), self.now());
-        if now.id() == self.keeper.id() {
+    /// Checks in the background whether the chosen runtime still runs tasks. If it does not, chooses the keeper's
+    /// runtime and calls `changed`.
+    pub(crate) fn check(&self, changed: impl FnOnce() + Send + 'static) {
+        let (this, chosen) = (self.clone(), self.chosen());
+        if chosen.id() == self.keeper.id() {
             return;
         }
-        let sign_of_life = now.spawn(async {});
+        let probe = chosen.spawn(async {});
         self.keeper.spawn(async move {
-            let lives = matches!(tokio::time::timeout(SIGN_OF_LIFE, sign_of_life).await, Ok(Ok(())));
-            if !lives && runtime.use_the_keepers() {
-                moved();
+            let runs = matches!(tokio::time::timeout(BLOCKED_AFTER, probe).await, Ok(Ok(())));
+            if !runs && this.choose_keeper() {
+                changed();
             }
         });
     }

@@ -1,4 +1,4 @@
-//! The scripts, and how they are called: by digest, after they were loaded where a server does not know them yet.
+//! The scripts and calls of them: by digest, so a server that does not know a script yet must load it first.
 
 use std::sync::LazyLock;
 
@@ -18,7 +18,7 @@ impl Script {
         Self { text, digest: redis::Script::new(text).get_hash().to_owned() }
     }
 
-    /// Has the server keep it. One that came with `EVAL` is forgotten by servers from 7.4 on when there are many such.
+    /// Has the server keep the script. Servers from 7.4 on forget scripts that came with `EVAL` when there are many.
     pub(crate) fn load(&self) -> Cmd {
         let mut command = redis::cmd("SCRIPT");
         command.arg("LOAD").arg(self.text);
@@ -32,7 +32,7 @@ macro_rules! script {
     };
 }
 
-/// What transitions of a resource begin with.
+/// A script that changes a resource.
 macro_rules! transition {
     ($part:literal) => {
         script!("prelude.lua", "numbers.lua", "publish_grant.lua", "resource.lua", $part)
@@ -61,16 +61,16 @@ type Fill<'a> = dyn Fn(&mut Cmd, u64) + Send + Sync + 'a;
 /// One call of a script.
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
-    /// Which slot it belongs to, in a cluster.
+    /// The slot that it belongs to, in a cluster.
     pub(crate) slot: usize,
     /// How many of the arguments are keys.
-    pub(crate) keys: usize,
-    /// Appends keys, the nonce it is given, and arguments.
-    pub(crate) fill: Box<Fill<'a>>,
+    keys: usize,
+    /// Appends keys, the nonce, and arguments.
+    fill: Box<Fill<'a>>,
 }
 
 impl<'a> Call<'a> {
-    /// A call that is about `name`, with so many keys.
+    /// A call for the resource `name`, with this number of keys.
     pub(crate) fn new(
         script: &'static Script,
         of: &Keys,
@@ -83,7 +83,7 @@ impl<'a> Call<'a> {
         Self { script, slot, keys, fill: Box::new(fill) }
     }
 
-    /// The command.
+    /// The command that makes this call.
     pub(crate) fn command(&self, nonce: u64) -> Cmd {
         let mut command = Cmd::with_capacity(8 + self.keys * 6, 128 + self.keys * 256);
         command.arg("EVALSHA").arg(&self.script.digest).arg(self.keys);

@@ -1,27 +1,13 @@
-//! What a URL says: where the servers are, who asks, and the options. Its `Debug` shows no secret.
+//! What a URL says: where the servers are, who logs in, and the options. Its `Debug` shows no secret.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
-use lockkeeper_core::StoreError;
+use lockkeeper_core::{
+    StoreError,
+    support::{duration, percent},
+};
 
-use crate::{layout, trouble::config};
-
-/// Where a server listens.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Address {
-    Tcp(Arc<str>, u16),
-    Unix(PathBuf),
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Self::Unix(path) => write!(f, "{}", path.display()),
-        }
-    }
-}
+use crate::{address::Address, trouble::config};
 
 /// How the servers belong together.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,11 +16,11 @@ pub(crate) enum Shape {
     Single(Address),
     /// Sentinels know which server is the master of this name.
     Sentinel(Vec<Address>, String),
-    /// Any of these nodes knows all others.
+    /// Each of these nodes knows all others.
     Cluster(Vec<Address>),
 }
 
-/// Text that must not be seen.
+/// Text that must not be shown.
 #[derive(Clone)]
 pub(crate) struct Secret(pub(crate) String);
 
@@ -44,7 +30,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Who asks.
+/// User and password.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Login {
     pub(crate) user: Option<String>,
@@ -53,7 +39,6 @@ pub(crate) struct Login {
 
 /// Files for TLS, if a URL asks for it.
 #[derive(Clone, Debug, Default)]
-#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "URLs are read alike in every build"))]
 pub(crate) struct TlsFiles {
     pub(crate) ca: Option<PathBuf>,
     pub(crate) cert: Option<PathBuf>,
@@ -75,68 +60,58 @@ pub(crate) struct Settings {
     pub(crate) nodelay: bool,
     pub(crate) connect_limit: Duration,
     pub(crate) request_limit: Option<Duration>,
-    /// So many replicas must have a grant before it counts.
+    /// How many replicas must have a grant before it counts.
     pub(crate) wait: u32,
     pub(crate) wait_limit: Duration,
-    /// Whether what is only risky is refused.
+    /// Whether servers on which locks are at risk are refused.
     pub(crate) strict: bool,
 }
 
 const FORMS: &str = "redis://HOST:PORT/DB, rediss://… for TLS, redis+unix:///PATH, redis+sentinel://HOST,HOST/MASTER \
                      or redis+cluster://HOST,HOST";
 
-impl Settings {
-    /// Reads a URL. Messages never repeat it, because a password may be anywhere in a wrong one.
-    pub(crate) fn parse(url: &str) -> Result<Self, StoreError> {
-        let bad = || config(format!("this is not a URL of the Redis store; write {FORMS}"));
-        let (scheme, rest) = url.split_once("://").ok_or_else(bad)?;
+/// Times in a URL lie between these.
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_secs(1000 * 3600);
+
+/// The parts of a URL, as they were written.
+struct Parts<'a> {
+    scheme: &'a str,
+    login: Option<&'a str>,
+    hosts: &'a str,
+    path: &'a str,
+    query: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(url: &'a str) -> Result<Self, StoreError> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(not_a_url)?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = match rest.find('/') {
-            Some(at) => rest.split_at(at),
+            Some(slash) => rest.split_at(slash),
             None => (rest, ""),
         };
         let (login, hosts) = match authority.rsplit_once('@') {
-            Some((login, hosts)) => (login_of(login)?, hosts),
-            None => (Login::default(), authority),
+            Some((login, hosts)) => (Some(login), hosts),
+            None => (None, authority),
         };
-        let (base, shape) = scheme.split_once('+').unwrap_or((scheme, ""));
+        Ok(Self { scheme, login, hosts, path, query })
+    }
+}
+
+impl Settings {
+    /// Reads a URL. Messages never repeat it, because a password may be anywhere in a wrong one.
+    pub(crate) fn parse(url: &str) -> Result<Self, StoreError> {
+        let parts = Parts::of(url)?;
+        let (base, form) = parts.scheme.split_once('+').unwrap_or((parts.scheme, ""));
         let tls = match base {
             "redis" => None,
             "rediss" => Some(TlsFiles::default()),
-            _ => return Err(bad()),
+            _ => return Err(not_a_url()),
         };
-        let path = decode(path)?;
-        let mut parts = path.trim_start_matches('/').split('/');
-        let mut first = || parts.next().filter(|part| !part.is_empty()).map(str::to_owned);
-        let mut database = None;
-        let shape = match shape {
-            "" => {
-                database = first();
-                let [address] = &addresses(hosts, 6379)?[..] else {
-                    return Err(config(
-                        "redis:// has one host; for several use redis+sentinel:// or redis+cluster://",
-                    ));
-                };
-                Shape::Single(address.clone())
-            }
-            "unix" if !hosts.is_empty() || path.len() < 2 => {
-                return Err(config(
-                    "write redis+unix:///PATH, with three slashes; the database is the option db=",
-                ));
-            }
-            "unix" => Shape::Single(Address::Unix(path.clone().into())),
-            "sentinel" => {
-                let master = first().ok_or_else(|| {
-                    config(
-                        "the URL names no master; write redis+sentinel://HOST,HOST/MASTER, such as /mymaster",
-                    )
-                })?;
-                database = first();
-                Shape::Sentinel(addresses(hosts, 26379)?, master)
-            }
-            "cluster" => Shape::Cluster(addresses(hosts, 6379)?),
-            _ => return Err(bad()),
-        };
+        let login = parts.login.map(login).transpose()?.unwrap_or_default();
+        let path = decode(parts.path)?;
+        let (shape, database) = shape(form, parts.hosts, &path)?;
         let mut settings = Self {
             shown: Arc::from(""),
             tls,
@@ -154,64 +129,53 @@ impl Settings {
             shape,
         };
         if let Some(number) = database {
-            settings.set("db", &number)?;
+            settings.set("db", number)?;
         }
-        let mut options = Vec::new();
-        for option in query.split('&').filter(|option| !option.is_empty()) {
-            let (key, value) = option.split_once('=').unwrap_or((option, ""));
-            settings.set(key, &decode(value)?)?;
-            if !key.ends_with("password") {
-                options.push(option);
-            }
-        }
+        let shown_options = settings.set_all(parts.query)?;
         if matches!(settings.shape, Shape::Cluster(_)) && settings.database != 0 {
             return Err(config("a cluster has database 0 only; use namespace= to keep users apart"));
         }
         let user = settings.login.user.as_ref().map_or_else(String::new, |user| format!("{user}@"));
-        let query = if options.is_empty() { String::new() } else { format!("?{}", options.join("&")) };
-        settings.shown = format!("{scheme}://{user}{hosts}{path}{query}").into();
+        settings.shown = format!("{}://{user}{}{path}{shown_options}", parts.scheme, parts.hosts).into();
         Ok(settings)
     }
 
+    /// Sets all options of a query; returns the query without passwords.
+    fn set_all(&mut self, query: &str) -> Result<String, StoreError> {
+        let mut shown = Vec::new();
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            self.set(key, &decode(value)?)?;
+            if !key.ends_with("password") {
+                shown.push(option);
+            }
+        }
+        Ok(if shown.is_empty() { String::new() } else { format!("?{}", shown.join("&")) })
+    }
+
     fn set(&mut self, key: &str, value: &str) -> Result<(), StoreError> {
-        let wrong = |what: &str| config(format!("the option {key} needs {what}"));
-        let flag = || match value {
-            "true" | "1" => Ok(true),
-            "false" | "0" => Ok(false),
-            _ => Err(wrong("true or false")),
-        };
-        let time = || span(value).ok_or_else(|| wrong("a time such as 500ms or 2s"));
-        let files = |tls: &mut Option<TlsFiles>| {
-            tls.take()
-                .ok_or_else(|| config(format!("the option {key} is for TLS; write rediss:// in the URL")))
-        };
         match key {
             "db" => {
-                self.database = value.parse().ok().filter(|db| *db >= 0).ok_or_else(|| wrong("a number"))?;
+                let database = value.parse().ok().filter(|database| *database >= 0);
+                self.database = database.ok_or_else(|| needs(key, "a number"))?;
             }
-            "namespace" => {
-                let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte);
-                if value.is_empty() || value.len() > 100 || !value.bytes().all(plain) {
-                    return Err(wrong("1 to 100 letters, digits or _ - . : /"));
-                }
-                value.clone_into(&mut self.namespace);
-            }
+            "namespace" => self.namespace = namespace(value)?,
             "protocol" => {
                 self.resp3 = match value {
                     "resp3" => true,
                     "resp2" => false,
-                    _ => return Err(wrong("resp2 or resp3")),
+                    _ => return Err(needs(key, "resp2 or resp3")),
                 }
             }
-            "nodelay" => self.nodelay = flag()?,
-            "strict" => self.strict = flag()?,
-            "connect_limit" => self.connect_limit = time()?,
-            "request_limit" => self.request_limit = Some(time()?),
-            "wait" => self.wait = value.parse().map_err(|_| wrong("a number of replicas"))?,
-            "wait_limit" => self.wait_limit = time()?,
-            "ca" => self.tls = Some(TlsFiles { ca: Some(value.into()), ..files(&mut self.tls)? }),
-            "cert" => self.tls = Some(TlsFiles { cert: Some(value.into()), ..files(&mut self.tls)? }),
-            "key" => self.tls = Some(TlsFiles { key: Some(value.into()), ..files(&mut self.tls)? }),
+            "nodelay" => self.nodelay = flag(key, value)?,
+            "strict" => self.strict = flag(key, value)?,
+            "connect_limit" => self.connect_limit = time(key, value)?,
+            "request_limit" => self.request_limit = Some(time(key, value)?),
+            "wait" => self.wait = value.parse().map_err(|_| needs(key, "a number of replicas"))?,
+            "wait_limit" => self.wait_limit = time(key, value)?,
+            "ca" => self.tls_files(key)?.ca = Some(value.into()),
+            "cert" => self.tls_files(key)?.cert = Some(value.into()),
+            "key" => self.tls_files(key)?.key = Some(value.into()),
             "sentinel_user" => self.sentinel_login.user = Some(value.to_owned()),
             "sentinel_password" => self.sentinel_login.password = Some(Secret(value.to_owned())),
             _ => {
@@ -224,9 +188,50 @@ impl Settings {
         }
         Ok(())
     }
+
+    fn tls_files(&mut self, key: &str) -> Result<&mut TlsFiles, StoreError> {
+        let message = || config(format!("the option {key} is for TLS; write rediss:// in the URL"));
+        self.tls.as_mut().ok_or_else(message)
+    }
 }
 
-fn login_of(text: &str) -> Result<Login, StoreError> {
+fn not_a_url() -> StoreError {
+    config(format!("this is not a URL of the Redis store; write {FORMS}"))
+}
+
+fn needs(key: &str, what: &str) -> StoreError {
+    config(format!("the option {key} needs {what}"))
+}
+
+/// How the servers belong together, and the number of the database if the path has one.
+fn shape<'a>(form: &str, hosts: &str, path: &'a str) -> Result<(Shape, Option<&'a str>), StoreError> {
+    let mut parts =
+        path.trim_start_matches('/').split('/').map(|part| Some(part).filter(|part| !part.is_empty()));
+    let mut next = || parts.next().flatten();
+    match form {
+        "" => {
+            let [address] = &addresses(hosts, 6379)?[..] else {
+                let message = "redis:// has one host; for several use redis+sentinel:// or redis+cluster://";
+                return Err(config(message));
+            };
+            Ok((Shape::Single(address.clone()), next()))
+        }
+        "unix" if !hosts.is_empty() || path.len() < 2 => {
+            Err(config("write redis+unix:///PATH, with three slashes; the database is the option db="))
+        }
+        "unix" => Ok((Shape::Single(Address::Unix(path.into())), None)),
+        "sentinel" => {
+            let message =
+                "the URL names no master; write redis+sentinel://HOST,HOST/MASTER, such as /mymaster";
+            let master = next().ok_or_else(|| config(message))?;
+            Ok((Shape::Sentinel(addresses(hosts, 26379)?, master.to_owned()), next()))
+        }
+        "cluster" => Ok((Shape::Cluster(addresses(hosts, 6379)?), None)),
+        _ => Err(not_a_url()),
+    }
+}
+
+fn login(text: &str) -> Result<Login, StoreError> {
     let (user, password) = match text.split_once(':') {
         Some((user, password)) => (user, Some(Secret(decode(password)?))),
         None => (text, None),
@@ -236,16 +241,16 @@ fn login_of(text: &str) -> Result<Login, StoreError> {
 }
 
 fn decode(text: &str) -> Result<String, StoreError> {
-    layout::unescape(text).ok_or_else(|| {
+    percent::decode(text).ok_or_else(|| {
         config("the URL has a % that two hexadecimal digits do not follow; write %25 for a % sign")
     })
 }
 
-fn addresses(hosts: &str, usual_port: u16) -> Result<Vec<Address>, StoreError> {
-    hosts.split(',').map(|host| address(host, usual_port)).collect()
+fn addresses(hosts: &str, default_port: u16) -> Result<Vec<Address>, StoreError> {
+    hosts.split(',').map(|host| address(host, default_port)).collect()
 }
 
-fn address(host: &str, usual_port: u16) -> Result<Address, StoreError> {
+fn address(host: &str, default_port: u16) -> Result<Address, StoreError> {
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((name, port)) => (name, port.strip_prefix(':')),
         None => match host.split_once(':') {
@@ -255,7 +260,7 @@ fn address(host: &str, usual_port: u16) -> Result<Address, StoreError> {
     };
     let port = match port {
         Some(port) => port.parse().map_err(|_| config("a port of the URL is not a number"))?,
-        None => usual_port,
+        None => default_port,
     };
     if name.is_empty() {
         return Err(config(format!("the URL names no host; write {FORMS}")));
@@ -263,15 +268,25 @@ fn address(host: &str, usual_port: u16) -> Result<Address, StoreError> {
     Ok(Address::Tcp(name.into(), port))
 }
 
-/// A length of time: `500ms` or `2s`.
-fn span(text: &str) -> Option<Duration> {
-    let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit())?);
-    let number: u64 = number.parse().ok().filter(|number| (1..=3_600_000).contains(number))?;
-    match unit {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        _ => None,
+fn namespace(value: &str) -> Result<String, StoreError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte);
+    if value.is_empty() || value.len() > 100 || !value.bytes().all(plain) {
+        return Err(needs("namespace", "1 to 100 letters, digits or _ - . : /"));
     }
+    Ok(value.to_owned())
+}
+
+fn flag(key: &str, value: &str) -> Result<bool, StoreError> {
+    match value {
+        "true" | "1" => Ok(true),
+        "false" | "0" => Ok(false),
+        _ => Err(needs(key, "true or false")),
+    }
+}
+
+fn time(key: &str, value: &str) -> Result<Duration, StoreError> {
+    let length = duration::parse(value).ok().filter(|length| (SHORTEST..=LONGEST).contains(length));
+    length.ok_or_else(|| needs(key, "a time from 1ms to 1000h, such as 500ms or 2s"))
 }
 
 #[cfg(test)]
@@ -322,6 +337,21 @@ mod tests {
         ] {
             let error = Settings::parse(url).expect_err(url);
             assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
+        }
+    }
+
+    #[test]
+    fn times_are_read_within_bounds() {
+        let limit = |time: &str| Settings::parse(&format!("redis://host?request_limit={time}"));
+        for (time, millis) in
+            [("1ms", 1), ("500ms", 500), ("2s", 2000), ("1m30s", 90_000), ("3600000s", 3_600_000_000)]
+        {
+            let settings = limit(time).expect(time);
+            assert_eq!(settings.request_limit, Some(Duration::from_millis(millis)), "{time}");
+        }
+        for time in ["0ms", "0", "1001h", "", "2x"] {
+            let error = limit(time).expect_err(time);
+            assert!(error.to_string().contains("request_limit"), "{error}");
         }
     }
 

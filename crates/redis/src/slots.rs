@@ -1,21 +1,33 @@
-//! What the nodes of a cluster say about who keeps which slot, and which of them to believe.
+//! Asks the nodes of a cluster which of them keeps which slot, and decides which answer to believe.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use lockkeeper_core::{StoreError, StoreErrorKind};
-use redis::Value;
+use redis::{Pipeline, Value};
 
-use crate::{layout::SLOTS, settings::Address, trouble};
+use crate::{
+    address::Address,
+    connect::{Opener, checked},
+    layout::SLOTS,
+    trouble,
+};
+
+/// Slots that one master keeps, with the first and the last.
+#[derive(PartialEq, Eq, Hash, Debug)]
+pub(crate) struct SlotRange {
+    pub(crate) first: usize,
+    pub(crate) last: usize,
+    pub(crate) master: Address,
+}
 
 /// What one node says.
 pub(crate) struct View {
-    /// Slots from, to, and their master.
-    pub(crate) ranges: Vec<(usize, usize, Address)>,
-    /// All nodes that it names, replicas as well.
+    pub(crate) ranges: Vec<SlotRange>,
+    /// All nodes that it names, with replicas.
     pub(crate) nodes: Vec<Address>,
-    /// Whether it sees a cluster that works.
+    /// Whether the cluster works, in its view.
     works: bool,
-    /// The newest epoch it knows of: each change of a master has one.
+    /// The newest epoch that it knows: each change of a master has one.
     epoch: u64,
 }
 
@@ -40,32 +52,51 @@ impl View {
             }
             nodes.push(master.clone());
             nodes.extend(replicas.iter().filter_map(|replica| node(from, replica).ok()));
-            ranges.push((first, last, master));
+            ranges.push(SlotRange { first, last, master });
         }
-        ranges.sort_unstable_by_key(|(first, ..)| *first);
-        let fact = |name: &str| {
-            let line =
-                info?.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))?;
-            Some(line.to_owned())
-        };
-        // Who may not see it takes every node to be as good as the others.
+        ranges.sort_unstable_by_key(|range| range.first);
+        let fact =
+            |name: &str| info?.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'));
+        // For a user that may not see it, all nodes are equal.
         let works = fact("cluster_state").is_none_or(|state| state == "ok");
         let epoch = fact("cluster_current_epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
         Ok(Self { ranges, nodes, works, epoch })
     }
 }
 
-/// The view to believe: of a node that sees a cluster that works, with the newest epoch, and shared by most. A node that
-/// was cut off, or removed, goes on telling what was so before.
+/// Asks one node, on a connection of its own: it may be closed early, and must break no request.
+pub(crate) async fn ask(opener: Arc<Opener>, node: Address, limit: Duration) -> Result<View, StoreError> {
+    let mut open = opener.for_requests(&node, None).await?;
+    let mut questions = Pipeline::with_capacity(2);
+    questions.cmd("CLUSTER").arg("SLOTS");
+    questions.cmd("CLUSTER").arg("INFO");
+    let answers = tokio::time::timeout(limit, open.connection.send_packed_commands(&questions, 0, 2)).await;
+    drop(open);
+    let address = node.to_string();
+    let answers = answers.map_err(|_| trouble::too_late(&address))?;
+    let answers = answers.map_err(|error| trouble::unanswered(&address, error))?;
+    let [slots, info] = <[Value; 2]>::try_from(answers).map_err(|_| nonsense())?;
+    let slots = checked(slots).map_err(|error| trouble::refused(&error))?;
+    let info = match info {
+        Value::BulkString(text) => Some(String::from_utf8_lossy(&text).into_owned()),
+        Value::VerbatimString { text, .. } => Some(text),
+        // This user may not see it.
+        _ => None,
+    };
+    View::read(&node, &slots, info.as_deref())
+}
+
+/// The view to believe: of a cluster that works, with the newest epoch, and shared by most. A node that was cut off or
+/// removed goes on with its old view.
 pub(crate) fn believed(views: Vec<View>) -> Option<View> {
-    let mut shared: HashMap<&[(usize, usize, Address)], usize> = HashMap::new();
+    let mut shared: HashMap<&[SlotRange], usize> = HashMap::new();
     for view in &views {
         *shared.entry(&view.ranges).or_default() += 1;
     }
     let ranks: Vec<_> = views.iter().map(|view| (view.works, view.epoch, shared[&view.ranges[..]])).collect();
     let best = ranks.iter().max()?;
-    let place = ranks.iter().position(|rank| rank == best)?;
-    views.into_iter().nth(place)
+    let index = ranks.iter().position(|rank| rank == best)?;
+    views.into_iter().nth(index)
 }
 
 fn nonsense() -> StoreError {
@@ -87,17 +118,7 @@ fn node(from: &Address, told: &Value) -> Result<Address, StoreError> {
         _ => String::new(),
     };
     let port = u16::try_from(number(port)?).map_err(|_| nonsense())?;
-    at_host(from, &host, port).ok_or_else(nonsense)
-}
-
-/// The place that a node names. One without a host is on the host that was asked.
-pub(crate) fn at_host(asked: &Address, host: &str, port: u16) -> Option<Address> {
-    match (host, asked) {
-        // The first is what Redis says, the second what it says in lists.
-        ("" | "?", Address::Tcp(host, _)) => Some(Address::Tcp(host.clone(), port)),
-        ("" | "?", Address::Unix(_)) => None,
-        (host, _) => Some(Address::Tcp(host.into(), port)),
-    }
+    from.of_node(&host, port).ok_or_else(nonsense)
 }
 
 #[cfg(test)]
@@ -109,11 +130,12 @@ mod tests {
     }
 
     fn view(master: &str, works: bool, epoch: u64) -> View {
-        View { ranges: vec![(0, SLOTS - 1, address(master))], nodes: Vec::new(), works, epoch }
+        let range = SlotRange { first: 0, last: SLOTS - 1, master: address(master) };
+        View { ranges: vec![range], nodes: Vec::new(), works, epoch }
     }
 
     fn master_of(views: Vec<View>) -> Address {
-        believed(views).expect("a view").ranges.remove(0).2
+        believed(views).expect("a view").ranges.remove(0).master
     }
 
     #[test]
@@ -121,17 +143,17 @@ mod tests {
         assert_eq!(
             master_of(vec![view("old", true, 6), view("new", true, 7)]),
             address("new"),
-            "it lags behind"
+            "the other lags behind"
         );
         let alone = vec![view("old", false, 9), view("new", true, 7)];
-        assert_eq!(master_of(alone), address("new"), "who is cut off may call elections in vain");
+        assert_eq!(master_of(alone), address("new"), "a node that is cut off may begin elections in vain");
         let unknown = vec![view("old", true, 0), view("new", true, 0), view("new", true, 0)];
         assert_eq!(master_of(unknown), address("new"), "most say so");
         assert!(believed(Vec::new()).is_none());
     }
 
     #[test]
-    fn a_node_without_a_host_is_where_it_was_asked() {
+    fn a_node_without_a_host_is_on_the_host_that_was_asked() {
         let text = |text: &str| Value::BulkString(text.into());
         for host in [Value::Nil, text(""), text("?")] {
             let range = |first, last, port| {
@@ -140,8 +162,9 @@ mod tests {
             };
             let slots = Value::Array(vec![range(100, 16383, 7001), range(0, 99, 7000)]);
             let view = View::read(&address("here"), &slots, None).expect("a view");
-            let place = |port| Address::Tcp("here".into(), port);
-            assert_eq!(view.ranges, [(0, 99, place(7000)), (100, 16383, place(7001))]);
+            let range =
+                |first, last, port| SlotRange { first, last, master: Address::Tcp("here".into(), port) };
+            assert_eq!(view.ranges, [range(0, 99, 7000), range(100, 16383, 7001)]);
         }
     }
 

@@ -1,4 +1,4 @@
-//! TLS: whom to trust, what to show, and connections over it.
+//! TLS: the certificates to trust, the certificate to show, and streams over it.
 
 use std::{fs, io, path::Path, sync::Arc};
 
@@ -8,11 +8,11 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use crate::{connect::Socket, settings::TlsFiles, trouble};
+use crate::{settings::TlsFiles, trouble};
 
-/// How to speak TLS with the servers of a URL.
+/// TLS with the servers of a URL.
 pub(crate) struct Tls(TlsConnector);
 
 impl Tls {
@@ -20,14 +20,14 @@ impl Tls {
         connector(files).map(Self)
     }
 
-    /// Speaks TLS over `stream` with `host`.
-    pub(crate) async fn over(&self, stream: TcpStream, host: &str) -> io::Result<Box<dyn Socket>> {
+    /// Begins TLS over `stream` with `host`.
+    pub(crate) async fn over(&self, stream: TcpStream, host: &str) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        Ok(Box::new(self.0.connect(name, stream).await?))
+        self.0.connect(name, stream).await
     }
 }
 
-/// The provider is named, so that a program with another one as its default is no trouble.
+/// The provider is named, so a program may have another one as its default.
 fn connector(files: &TlsFiles) -> Result<TlsConnector, StoreError> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
@@ -55,8 +55,7 @@ fn roots(files: &TlsFiles) -> Result<RootCertStore, StoreError> {
     if let Some(ca) = &files.ca {
         for certificate in certificates(ca)? {
             roots.add(certificate).map_err(|error| {
-                trouble::config(format!("{} holds a certificate that is none", ca.display()))
-                    .with_source(error)
+                trouble::config(format!("{} holds a broken certificate", ca.display())).with_source(error)
             })?;
         }
     } else {

@@ -1,45 +1,60 @@
-//! What can go wrong with a server, as typed errors that say what to do. None ever shows a password.
+//! Turns errors of servers and of the driver into `StoreError`s that say what to do. None of them ever shows a
+//! password.
 
 use std::io;
 
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use redis::{RedisError, ServerError};
 
-use crate::settings::Address;
+use crate::address::Address;
 
-/// What the server answered instead of doing what it was asked: nothing was changed.
+/// The server answered with an error.
 pub(crate) fn refused(error: &ServerError) -> StoreError {
     let (code, details) = (error.code(), without_words(error.details().unwrap_or_default()));
     explain(code, details).unwrap_or_else(|| {
-        // A script that failed half-way, or something new: nobody knows what was done.
+        // A script that failed half-way, or a new kind of error: what was done is not known.
         let message = format!("the server refused the request (it said: {code} {details})");
         StoreError::new(StoreErrorKind::Config, message).perhaps_applied()
     })
 }
 
-/// Whether nothing was done because the keys of a call are not all on one node, or one would have to be made on a node that
-/// its slot leaves. A script meets that before its first write: none removes a key and then writes it again.
+/// Whether nothing was done because the slot of a call is on its way to another node: its keys are not all on one node,
+/// or the script would have to make a key on the node that the slot leaves. A script fails there before its first
+/// write, since no script removes a key and then writes it again.
 pub(crate) fn is_half_moved(error: &ServerError) -> bool {
     error.code() == "TRYAGAIN" || error.details().is_some_and(|details| details.contains(NOT_LOCAL))
 }
 
 const NOT_LOCAL: &str = "attempted to access a non local key";
 
-/// What a server said, without the words that it was sent, among which may be a password.
+/// What a server said, without the words that it repeats from the request: a password may be among them.
 fn without_words(details: &str) -> &str {
     details.split(", with args beginning with").next().unwrap_or_default()
 }
 
-/// Whether it was a command of a script that was denied, and not the script: what came before it is done. Redis 7.0 has the
-/// first words, newer ones the others.
+/// Whether a command inside of a script was denied, and not the script itself: the commands before it were done. Redis
+/// 7.0 uses the first text, newer versions the second.
 fn is_denied_in_a_script(details: &str) -> bool {
     details.contains("user executing the script can't") || details.contains("ACL failure in script")
 }
 
-/// The meaning of a server's error, by its code, if that is known: nothing was done, but for a script that was denied a command.
+/// What an error of a server means, if it is known. Nothing was done, unless a script was denied one of its commands.
 fn explain(code: &str, details: &str) -> Option<StoreError> {
-    use StoreErrorKind::{Config, Conflict, Denied, Unreachable};
-    let (kind, remedy) = match code {
+    let (kind, remedy) = server_not_ready(code)
+        .or_else(|| slot_moves(code, details))
+        .or_else(|| no_access(code, details))
+        .or_else(|| wrong_server(code, details))?;
+    let error = StoreError::new(kind, format!("{remedy} (the server said: {code} {details})"));
+    Some(if is_denied_in_a_script(details) { error.perhaps_applied() } else { error.not_applied() })
+}
+
+/// What kind of trouble it is, and what to do.
+type Remedy = (StoreErrorKind, &'static str);
+
+/// The server cannot do it now.
+fn server_not_ready(code: &str) -> Option<Remedy> {
+    use StoreErrorKind::{Conflict, Unreachable};
+    Some(match code {
         "READONLY" => (
             Unreachable,
             "this server is a replica and takes no writes: a failover is under way, or the URL names a replica; \
@@ -51,15 +66,8 @@ fn explain(code: &str, details: &str) -> Option<StoreError> {
             Unreachable,
             "the cluster does not serve this slot; see `redis-cli cluster info` for the nodes that are missing",
         ),
-        "TRYAGAIN" | "MOVED" | "ASK" => {
-            (Conflict, "the slot of this resource is being moved to another node; it passes with the move")
-        }
-        "ERR" if details.contains(NOT_LOCAL) => {
-            (Conflict, "the slot of this resource is being moved to another node; it passes with the move")
-        }
         // Only if there was no time left to send its text.
         "NOSCRIPT" => (Conflict, "the server has forgotten a script; it is sent with the next try"),
-        "CROSSSLOT" => (Config, "this server is part of a cluster; use redis+cluster:// in the URL"),
         "OOM" => (
             Conflict,
             "the server is out of memory; raise maxmemory or remove data. Renewals and releases go on meanwhile",
@@ -71,19 +79,47 @@ fn explain(code: &str, details: &str) -> Option<StoreError> {
         "NOREPLICAS" => {
             (Conflict, "the server takes no writes because it has too few replicas (min-replicas-to-write)")
         }
-        "BUSY" => {
-            (Conflict, "the server is busy with somebody's script; end it with SCRIPT KILL if it is stuck")
-        }
-        "NOAUTH" => {
-            (Denied, "the server asks for a password; put it into the URL: redis://user:password@host")
-        }
-        "WRONGPASS" => (Denied, "the server refused user or password; check both in the URL"),
-        code if code == "NOPERM" || is_denied_in_a_script(details) => (
-            Denied,
-            "the user may not do this; it needs: ~NAMESPACE:* &NAMESPACE:* +@read +@write +@scripting +@pubsub \
-             +@connection +time +wait +info +config|get +cluster|slots +cluster|info +role",
+        "BUSY" => (
+            Conflict,
+            "another client's script keeps the server busy; end it with SCRIPT KILL if it is stuck",
         ),
-        "NOPROTO" => (Config, "the server does not speak RESP3; add protocol=resp2 to the URL"),
+        _ => return None,
+    })
+}
+
+/// The slot is on its way to another node.
+fn slot_moves(code: &str, details: &str) -> Option<Remedy> {
+    let moves = matches!(code, "TRYAGAIN" | "MOVED" | "ASK") || code == "ERR" && details.contains(NOT_LOCAL);
+    let remedy = "the slot of this resource is being moved to another node; try again after the move";
+    moves.then_some((StoreErrorKind::Conflict, remedy))
+}
+
+/// The user may not do it.
+fn no_access(code: &str, details: &str) -> Option<Remedy> {
+    let remedy = match code {
+        "NOAUTH" => "the server asks for a password; put it into the URL: redis://user:password@host",
+        "WRONGPASS" => WRONG_LOGIN,
+        code if code == "NOPERM" || is_denied_in_a_script(details) => {
+            "the user may not do this; it needs: ~NAMESPACE:* &NAMESPACE:* +@read +@write +@scripting +@pubsub \
+             +@connection +time +wait +info +config|get +cluster|slots +cluster|info +role"
+        }
+        "ERR"
+            if details.contains("without any password configured")
+                || details.contains("no password is set") =>
+        {
+            "the server has no password, and the URL has one; set it at the server or leave it out of the URL"
+        }
+        _ => return None,
+    };
+    Some((StoreErrorKind::Denied, remedy))
+}
+
+/// The server is another one than the URL takes it for, or has no room.
+fn wrong_server(code: &str, details: &str) -> Option<Remedy> {
+    use StoreErrorKind::{Config, Unreachable};
+    Some(match code {
+        "CROSSSLOT" => (Config, "this server is part of a cluster; use redis+cluster:// in the URL"),
+        "NOPROTO" => (Config, NO_RESP3),
         _ if details.contains("invalid DB index") || details.contains("DB index is out of range") => {
             (Config, "the server has no such database; change the number at the end of the URL")
         }
@@ -93,25 +129,17 @@ fn explain(code: &str, details: &str) -> Option<StoreError> {
         "ERR" if details.contains("max number of clients") => {
             (Unreachable, "the server has no connection left; raise maxclients, or close some of its clients")
         }
-        "ERR"
-            if details.contains("without any password configured")
-                || details.contains("no password is set") =>
-        {
-            (
-                Denied,
-                "the server has no password, and the URL has one; set it at the server or leave it out of the URL",
-            )
-        }
         "ERR" if is_unknown_command(details) => {
             (Config, "the server does not know a command that locks need; use Redis 7.0 or newer")
         }
         _ => return None,
-    };
-    let error = StoreError::new(kind, format!("{remedy} (it said: {code} {details})"));
-    Some(if is_denied_in_a_script(details) { error.perhaps_applied() } else { error.not_applied() })
+    })
 }
 
-/// The key of a resource holds something else.
+const WRONG_LOGIN: &str = "the server refused user or password; check both in the URL";
+const NO_RESP3: &str = "the server does not speak RESP3; add protocol=resp2 to the URL";
+
+/// The key of a resource holds something that is not a lock.
 pub(crate) fn foreign() -> StoreError {
     StoreError::new(
         StoreErrorKind::Corrupt,
@@ -119,18 +147,19 @@ pub(crate) fn foreign() -> StoreError {
     )
 }
 
-/// Grants have numbers that are no tokens any more.
-pub(crate) fn worn_out_mark() -> StoreError {
+/// The numbers of grants are too high for tokens.
+pub(crate) fn high_water_too_high() -> StoreError {
     StoreError::new(
         StoreErrorKind::Corrupt,
-        "the key of the mark holds a number that no clock gives; remove it once no lock of this namespace is held",
+        "the key of the highest grant number (…:mark) holds a number that no clock gives; remove it once no lock of this \
+         namespace is held",
     )
     .perhaps_applied()
 }
 
-/// The server gave no answer to a request: it may have been done.
+/// The connection broke before the answer came: the request may have been done.
 pub(crate) fn unanswered(address: &str, error: RedisError) -> StoreError {
-    let message = format!("the connection to {address} broke; it is made anew with the next request");
+    let message = format!("the connection to {address} broke; the next request opens a new one");
     StoreError::new(StoreErrorKind::Unreachable, message).with_source(error)
 }
 
@@ -139,23 +168,19 @@ pub(crate) fn too_late(address: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, format!("no answer from {address} in time"))
 }
 
-/// A connection that could not be made, so nothing was sent.
+/// A connection could not be opened, so nothing was sent.
 pub(crate) fn not_connected(address: &str, error: RedisError) -> StoreError {
     if let Some(code) = error.code().filter(|_| !error.is_io_error()) {
         let details = without_words(error.detail().unwrap_or_default());
-        // Not with its source, which may show what was sent.
+        // Without its source, which may show what was sent.
         return explain(code, details).unwrap_or_else(|| {
             let message = format!("could not connect to {address} (it said: {code} {details})");
             StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
         });
     }
     let (kind, remedy) = match error.kind() {
-        redis::ErrorKind::AuthenticationFailed => {
-            (StoreErrorKind::Denied, "the server refused user or password; check both in the URL")
-        }
-        redis::ErrorKind::RESP3NotSupported => {
-            (StoreErrorKind::Config, "the server does not speak RESP3; add protocol=resp2 to the URL")
-        }
+        redis::ErrorKind::AuthenticationFailed => (StoreErrorKind::Denied, WRONG_LOGIN),
+        redis::ErrorKind::RESP3NotSupported => (StoreErrorKind::Config, NO_RESP3),
         _ => (StoreErrorKind::Unreachable, "check that it is up, and the address and port"),
     };
     StoreError::new(kind, format!("could not connect to {address}; {remedy}"))
@@ -163,8 +188,8 @@ pub(crate) fn not_connected(address: &str, error: RedisError) -> StoreError {
         .with_source(error)
 }
 
-/// A socket that could not be opened, so nothing was sent.
-pub(crate) fn not_dialled(address: &str, error: io::Error) -> StoreError {
+/// A socket could not be opened, so nothing was sent.
+pub(crate) fn no_socket(address: &str, error: io::Error) -> StoreError {
     let (kind, remedy) = match error.kind() {
         io::ErrorKind::InvalidData => (
             StoreErrorKind::Denied,
@@ -181,8 +206,8 @@ pub(crate) fn not_dialled(address: &str, error: io::Error) -> StoreError {
         .with_source(error)
 }
 
-/// A server that was reached and did not let this client in, so nothing was done. The greeting of RESP3 is `HELLO`, for
-/// which old servers and proxies that do not know it have words of their own.
+/// The server was reached and did not let this client in, so nothing was done. The greeting of RESP3 is `HELLO`; old
+/// servers and proxies that do not know it answer in various ways.
 pub(crate) fn not_greeted(address: &Address, resp3: bool, error: RedisError) -> StoreError {
     let address = address.to_string();
     let details = without_words(error.detail().unwrap_or_default()).to_owned();
@@ -208,34 +233,34 @@ fn is_unknown_command(details: &str) -> bool {
     details.contains("unknown command")
 }
 
-/// The sentinels that can be asked name a master of an older epoch than one that counted before.
+/// The sentinels that answer name a master of an older epoch than one that they agreed on before.
 pub(crate) fn outdated_sentinels(epoch: u64, seen: u64) -> StoreError {
     let message = format!(
-        "the sentinels that can be asked name the master of epoch {epoch}, and epoch {seen} was seen before; wait until they \
-         know it again, and if they were set up anew, connect anew"
+        "the sentinels that answer name the master of epoch {epoch}, but epoch {seen} was seen before; wait until they know \
+         it again; if they were set up anew, connect again"
     );
     StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
 }
 
-/// A sentinel does not watch the master that the URL names.
+/// A sentinel does not know the master that the URL names.
 pub(crate) fn unknown_master(sentinel: &str, name: &str) -> StoreError {
     config(format!("the sentinel at {sentinel} knows no master {name:?}; check the name in the URL"))
         .not_applied()
 }
 
-/// The server that the sentinels name is a replica, so nothing was sent.
+/// The sentinels name a server that is a replica, so nothing was sent.
 pub(crate) fn not_a_master(address: &Address) -> StoreError {
     let message =
-        format!("{address} is a replica, though sentinels say that it is the master; wait for the failover");
+        format!("{address} is a replica, but the sentinels say that it is the master; wait for the failover");
     StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
 }
 
-/// A connection that ended while nothing was asked.
+/// A connection ended while nothing was asked.
 pub(crate) fn ended(address: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, format!("the connection to {address} ended")).not_applied()
 }
 
-/// A cluster answered to a client that takes it for a single server: nothing was done.
+/// The URL names a single server, and the server is part of a cluster: nothing was done.
 pub(crate) fn part_of_a_cluster(error: &ServerError) -> StoreError {
     let (code, details) = (error.code(), without_words(error.details().unwrap_or_default()));
     let message = format!(
@@ -244,7 +269,7 @@ pub(crate) fn part_of_a_cluster(error: &ServerError) -> StoreError {
     config(message).not_applied()
 }
 
-/// An answer that is not one to the request, or not of this program's scripts.
+/// An answer that does not fit the request, or that no script of this program gives.
 pub(crate) fn nonsense(what: &str) -> StoreError {
     let message =
         format!("the server's answer makes no sense ({what}); is a proxy in between that mixes up replies?");
@@ -260,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_passes_is_told_from_what_does_not() {
+    fn passing_trouble_is_told_from_lasting_trouble() {
         use StoreErrorKind::{Config, Conflict, Denied, Unreachable};
         for (code, kind) in [
             ("READONLY", Unreachable),

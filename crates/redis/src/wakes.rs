@@ -1,78 +1,57 @@
-//! Messages from the servers: one listener per server, for any number of resources.
+//! Hears messages from the servers and wakes the engine: one listener per server, for any number of resources.
 //!
-//! A listener lives where its messages are waited for, so that they change threads as little as can be, and on the
-//! keeper's thread should that runtime be blocked or gone.
-//!
-//! Messages are hints. Whatever is lost while a listener is away is made up for by one resync when it is back.
+//! The listeners run on the caller's runtime, where the tasks wait that they wake, and on the keeper's if that runtime
+//! is blocked or gone. Messages are hints: after a listener was away, one resync makes up for all that it missed.
 
-use lockkeeper_core::support;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    future::poll_fn,
-    pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, Weak},
+    pin::pin,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use futures_core::Stream;
 use lockkeeper_core::{
     StoreError,
     store::{Context, Topic, Wake, WakeSink},
+    support::{self, backoff::Backoff},
 };
-use redis::{
-    Pipeline, PushInfo, PushKind, Value,
-    aio::{AsyncPushSender, MultiplexedConnection, PubSubSink, PubSubStream, SendError},
-};
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinHandle,
-};
+use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
-    codec,
-    connect::checked,
-    connection::jittered,
+    address::Address,
+    codec::notice,
     layout::{self, Keys},
+    messages::{Event, MessageConnection},
     runtime::ConnectionRuntime,
     servers::{Server, Servers},
-    settings::Address,
-    trouble,
 };
 
-/// How long a listener that could not connect waits: twice as long each time.
+/// How long a listener pauses that could not connect.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// So many channels are subscribed to at a time.
-const TOGETHER: usize = 256;
-
-/// All that a keeper listens to.
+/// The listeners of a keeper and its subscriptions.
 pub(crate) struct Listeners {
     servers: Arc<Servers>,
     keys: Keys,
     wakes: WakeSink,
     runtime: ConnectionRuntime,
-    /// With `wait=n` a grant counts only when replicas have it, which its waiter must see to.
+    /// With `wait=n` a grant counts only when replicas have it. Its waiter asks for that, so a message is only a hint.
     only_hints: bool,
-    wanted: Mutex<HashMap<String, Channel>>,
-    /// Counts changes of what is wanted.
-    orders: watch::Sender<u64>,
-    /// Which count of orders each server's listener has carried out, by the server's number.
-    done: watch::Sender<BTreeMap<usize, u64>>,
+    channels: Mutex<HashMap<String, Channel>>,
+    /// Counts changes of `channels`.
+    changes: watch::Sender<u64>,
+    /// Which change each listener has carried out, by the number of its server.
+    carried_out: watch::Sender<BTreeMap<usize, u64>>,
     tasks: Mutex<HashMap<usize, JoinHandle<()>>>,
 }
 
-/// A channel that is listened to.
+/// A channel that somebody has subscribed to.
 struct Channel {
     slot: usize,
-    /// For how many it is there.
-    users: usize,
-    /// Somebody did not wait until it was there, and may have missed something.
-    late: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    support::lock(mutex)
+    subscriptions: usize,
+    /// A subscriber did not wait for the server's confirmation, and may have missed a message.
+    unconfirmed: bool,
 }
 
 impl Listeners {
@@ -82,200 +61,161 @@ impl Listeners {
             keys: keys.clone(),
             wakes: context.wakes.clone(),
             runtime: servers.runtime(),
-            only_hints: servers.opener.settings().wait > 0,
-            wanted: Mutex::default(),
-            orders: watch::channel(0).0,
-            done: watch::channel(BTreeMap::new()).0,
+            only_hints: servers.settings().wait > 0,
+            channels: Mutex::default(),
+            changes: watch::channel(0).0,
+            carried_out: watch::channel(BTreeMap::new()).0,
             tasks: Mutex::default(),
         })
     }
 
-    /// Listens to a channel until the subscription is dropped. Returns when the server has confirmed it, or after
-    /// `patience`: then the listener goes on trying.
-    pub(crate) async fn listen(self: &Arc<Self>, channel: String, patience: Duration) -> Subscription {
+    /// Subscribes to a channel until the subscription is dropped. Returns when the server has confirmed it, or after
+    /// `patience`: the listener then goes on trying.
+    pub(crate) async fn subscribe(self: &Arc<Self>, channel: String, patience: Duration) -> Subscription {
         let slot = layout::slot(&channel);
-        lock(&self.wanted).entry(channel.clone()).or_insert(Channel { slot, users: 0, late: false }).users +=
-            1;
+        let new = Channel { slot, subscriptions: 0, unconfirmed: false };
+        support::lock(&self.channels).entry(channel.clone()).or_insert(new).subscriptions += 1;
         let subscription = Subscription { listeners: self.clone(), channel };
-        self.orders.send_modify(|orders| *orders += 1);
-        let order = *self.orders.borrow();
-        let mut done = self.done.subscribe();
+        self.changes.send_modify(|changes| *changes += 1);
+        let change = *self.changes.borrow();
+        let mut carried_out = self.carried_out.subscribe();
         self.start_listener(slot, false);
         // The slot may move to another server meanwhile.
-        let confirmed = done.wait_for(|done| {
+        let confirmed = carried_out.wait_for(|carried_out| {
             let server = self.servers.map().of(slot).number;
-            done.get(&server).is_some_and(|done| *done >= order)
+            carried_out.get(&server).is_some_and(|done| *done >= change)
         });
         if tokio::time::timeout(patience, confirmed).await.is_err() {
-            // The channel is only late, and a resync will make up for it.
-            if let Some(wanted) = lock(&self.wanted).get_mut(&subscription.channel) {
-                wanted.late = true;
+            if let Some(channel) = support::lock(&self.channels).get_mut(&subscription.channel) {
+                channel.unconfirmed = true;
             }
             self.check_runtime();
         }
         subscription
     }
 
-    /// `missed` says whether there was a listener before, who may have missed something.
+    /// Starts the listener of the server that keeps `slot`, unless it runs. `missed` says whether there was a listener
+    /// before, so messages may have been missed.
     fn start_listener(self: &Arc<Self>, slot: usize, missed: bool) {
         let server = self.servers.map().of(slot).clone();
-        let mut tasks = lock(&self.tasks);
+        let mut tasks = support::lock(&self.tasks);
         if tasks.get(&server.number).is_none_or(JoinHandle::is_finished) {
-            let (listeners, number) = (self.clone(), server.number);
-            let listener = self.runtime.spawn(move || listeners.clone().listener(server.clone(), missed));
+            let (this, number) = (self.clone(), server.number);
+            let listener = self.runtime.spawn(move || this.clone().listen(server.clone(), missed));
             tasks.insert(number, listener);
         }
     }
 
-    /// Somebody asks instead of being told: perhaps the runtime of the tasks is blocked, or nobody drives it any more.
-    /// Then new ones listen on the keeper's thread, and ask about all that the old ones may have missed.
+    /// A waiter asked instead of being told: the runtime of the listeners may be blocked or gone. If so, new listeners
+    /// start on the keeper's runtime, and a resync makes up for what the old ones missed.
     pub(crate) fn check_runtime(self: &Arc<Self>) {
-        let listeners = self.clone();
-        self.runtime.check_runtime(move || {
-            listeners.close();
-            listeners.start_missing();
-            listeners.wakes.wake(Wake::Resync);
+        let this = self.clone();
+        self.runtime.check(move || {
+            this.close();
+            this.start_missing();
+            this.wakes.wake(Wake::Resync);
         });
     }
 
-    /// What the listener of this server must be subscribed to.
-    fn wanted_of(&self, server: &Server) -> HashSet<String> {
+    /// The channels that the listener of this server must be subscribed to.
+    fn channels_of(&self, server: &Server) -> HashSet<String> {
         let map = self.servers.map();
-        let wanted = lock(&self.wanted);
-        let here = |(_, wanted): &(&String, &Channel)| map.of(wanted.slot).number == server.number;
-        wanted.iter().filter(here).map(|(name, _)| name.clone()).collect()
+        let channels = support::lock(&self.channels);
+        let here = |(_, channel): &(&String, &Channel)| map.of(channel.slot).number == server.number;
+        channels.iter().filter(here).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Whether anybody may have missed something on these channels, because it did not wait for them; they are there now.
-    fn were_late(&self, channels: &[String]) -> bool {
-        let mut wanted = lock(&self.wanted);
-        let mut was_late =
-            |channel| wanted.get_mut(channel).is_some_and(|wanted| std::mem::take(&mut wanted.late));
-        channels.iter().filter(|channel| was_late(*channel)).count() > 0
+    /// These channels are confirmed now. Returns whether a subscriber of any may have missed a message.
+    fn confirm(&self, names: &[String]) -> bool {
+        let mut channels = support::lock(&self.channels);
+        let mut was_unconfirmed =
+            |name| channels.get_mut(name).is_some_and(|channel| std::mem::take(&mut channel.unconfirmed));
+        names.iter().filter(|name| was_unconfirmed(*name)).count() > 0
     }
 
-    /// Sees to it that every server that keeps something wanted has a listener.
+    /// Starts a listener for every server that keeps a channel and has none.
     fn start_missing(self: &Arc<Self>) {
-        let slots: HashSet<usize> = lock(&self.wanted).values().map(|wanted| wanted.slot).collect();
+        let slots: HashSet<usize> =
+            support::lock(&self.channels).values().map(|channel| channel.slot).collect();
         for slot in slots {
             self.start_listener(slot, true);
         }
     }
 
-    async fn listener(self: Arc<Self>, server: Arc<Server>, mut missed: bool) {
-        let mut pause = Duration::ZERO;
+    /// The listener of one server: connects, listens, and connects again, until the server is gone.
+    async fn listen(self: Arc<Self>, server: Arc<Server>, mut missed: bool) {
+        let mut backoff = Backoff::new(SHORTEST_PAUSE, LONGEST_PAUSE);
+        // Whether no failure was reported since the last success.
+        let mut first_failure = true;
         loop {
             self.start_missing();
             if !self.servers.map().has(&server) {
                 return self.forget(&server);
             }
             let ended = match self.connect(&server).await {
-                Ok((mut connection, place)) => {
-                    self.serve(&server, &mut connection, &place, &mut missed, &mut pause).await
+                Ok((connection, address)) => {
+                    let mut listener = Listener { of: &self, server: &server, connection, missed };
+                    let subscribed = || {
+                        backoff.reset();
+                        first_failure = true;
+                    };
+                    listener.run(&address, subscribed).await
                 }
                 Err(error) => Err(error),
             };
             match ended {
                 Ok(why) => tracing::debug!(server = %server.address, why, "messages are interrupted"),
-                Err(error) if pause.is_zero() => {
+                Err(error) if first_failure => {
                     tracing::warn!(server = %server.address, %error, "no messages: waiters ask again by themselves");
                 }
                 Err(_) => {}
             }
-            missed = true;
+            (missed, first_failure) = (true, false);
             if self.keys.is_sharded() {
-                // Perhaps the slot has moved.
+                // The slot may have moved.
                 self.servers.look_again();
             }
-            pause = (pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-            let mut maps = self.servers.changes.subscribe();
+            let mut maps = self.servers.map_changes.subscribe();
             tokio::select! {
-                () = tokio::time::sleep(jittered(pause)) => {}
-                // Perhaps the server is gone.
+                () = tokio::time::sleep(backoff.jittered()) => {}
+                // The server may be gone.
                 _ = maps.wait_for(|_| !self.servers.map().has(&server)) => {}
             }
         }
     }
 
-    /// The listener of a server that is gone has ended. Another server with its address has another number.
+    /// The server is gone and its listener ends. Another server with its address has another number.
     fn forget(&self, server: &Server) {
-        self.done.send_modify(|done| _ = done.remove(&server.number));
-        lock(&self.tasks).remove(&server.number);
+        self.carried_out.send_modify(|carried_out| _ = carried_out.remove(&server.number));
+        support::lock(&self.tasks).remove(&server.number);
     }
 
     async fn connect(self: &Arc<Self>, server: &Server) -> Result<(MessageConnection, Address), StoreError> {
-        let opener = &self.servers.opener;
-        let place = server.location.locate().await?;
+        let opener = self.servers.opener();
+        let address = server.location.locate().await?;
         let sharded = self.keys.is_sharded();
         let connection = if sharded || opener.settings().resp3 {
-            let (others, pushes) = mpsc::unbounded_channel();
-            let post = Forward { listeners: Arc::downgrade(self), others };
-            let (connection, driver) = opener.requests(&place, Some(Box::new(post))).await?;
-            MessageConnection::Resp3 { connection, driver, pushes, sharded }
-        } else {
-            let (sink, stream) = opener.messages(&place).await?.split();
-            MessageConnection::Resp2(sink, stream)
-        };
-        Ok((connection, place))
-    }
-
-    /// Keeps one connection subscribed and passes on what it brings, until it ends; says why it did, or why it could not
-    /// subscribe. Who can has no reason to pause.
-    async fn serve(
-        self: &Arc<Self>,
-        server: &Server,
-        connection: &mut MessageConnection,
-        place: &Address,
-        missed: &mut bool,
-        pause: &mut Duration,
-    ) -> Result<&'static str, StoreError> {
-        let (mut orders, mut maps) = (self.orders.subscribe(), self.servers.changes.subscribe());
-        let mut elsewhere = pin!(self.servers.until_elsewhere(place));
-        let mut have = HashSet::new();
-        let mut redrawn = false;
-        loop {
-            let order = *orders.borrow_and_update();
-            maps.borrow_and_update();
-            let wanted = self.wanted_of(server);
-            let new: Vec<String> = wanted.difference(&have).cloned().collect();
-            let old: Vec<String> = have.difference(&wanted).cloned().collect();
-            have = wanted;
-            connection.subscribe(&new, &old, self.servers.limit).await?;
-            *pause = Duration::ZERO;
-            // Those that another server had until now may have missed something in between.
-            let late = self.were_late(&new) || (redrawn && !new.is_empty());
-            if std::mem::take(missed) || late {
-                self.wakes.wake(Wake::Resync);
-            }
-            self.done.send_modify(|done| _ = done.insert(server.number, order));
-            redrawn = loop {
-                tokio::select! {
-                    biased;
-                    message = connection.next(&have) => match message {
-                        Some((channel, payload)) => self.tell(&channel, &payload),
-                        None => return Ok("the connection ended"),
-                    },
-                    () = &mut elsewhere => return Ok("the master is elsewhere"),
-                    _ = orders.changed() => break false,
-                    _ = maps.changed() => {
-                        if !self.servers.map().has(server) {
-                            return Ok("the server is gone");
-                        }
-                        self.start_missing();
-                        break true;
-                    }
+            let this = Arc::downgrade(self);
+            let deliver = move |channel: &str, payload: &[u8]| {
+                if let Some(this) = this.upgrade() {
+                    this.deliver(channel, payload);
                 }
             };
-        }
+            MessageConnection::resp3(opener, &address, sharded, deliver).await?
+        } else {
+            MessageConnection::resp2(opener, &address).await?
+        };
+        Ok((connection, address))
     }
 
-    fn tell(&self, channel: &str, payload: &[u8]) {
+    /// Wakes the engine for a message.
+    fn deliver(&self, channel: &str, payload: &[u8]) {
         let wake = if payload.is_empty() {
             self.keys.topic(channel).map(Wake::Changed)
         } else {
-            let notice = std::str::from_utf8(payload).ok().and_then(|text| codec::notice(&self.keys, text));
+            let notice = std::str::from_utf8(payload).ok().and_then(|text| notice(&self.keys, text));
             notice.map(|(name, notice)| {
-                self.servers.keep_watch(notice.contender, notice.lease);
+                self.servers.follow_master(notice.contender, notice.lease);
                 if self.only_hints { Wake::Changed(Topic::Grants(name)) } else { Wake::Granted(name, notice) }
             })
         };
@@ -285,13 +225,72 @@ impl Listeners {
     }
 
     pub(crate) fn close(&self) {
-        for (_, listener) in lock(&self.tasks).drain() {
+        for (_, listener) in support::lock(&self.tasks).drain() {
             listener.abort();
         }
     }
 }
 
-/// Interest in a channel; ends when dropped.
+/// A listener while it is connected.
+struct Listener<'a> {
+    of: &'a Arc<Listeners>,
+    server: &'a Server,
+    connection: MessageConnection,
+    /// Whether messages may have been missed since the last resync.
+    missed: bool,
+}
+
+impl Listener<'_> {
+    /// Keeps the connection to `address` subscribed and delivers its messages until it ends. Returns why it ended, or
+    /// why it could not subscribe. Calls `subscribed` whenever the server has confirmed all subscriptions.
+    async fn run(
+        &mut self,
+        address: &Address,
+        mut subscribed: impl FnMut(),
+    ) -> Result<&'static str, StoreError> {
+        let Self { of, server, connection, missed } = self;
+        let (mut changes, mut maps) = (of.changes.subscribe(), of.servers.map_changes.subscribe());
+        let mut master_moves = pin!(of.servers.until_master_moves(address));
+        let mut channels = HashSet::new();
+        let mut map_changed = false;
+        loop {
+            let change = *changes.borrow_and_update();
+            maps.borrow_and_update();
+            let wanted = of.channels_of(server);
+            let new: Vec<String> = wanted.difference(&channels).cloned().collect();
+            let old: Vec<String> = channels.difference(&wanted).cloned().collect();
+            channels = wanted;
+            connection.subscribe(&new, &old, of.servers.limit).await?;
+            subscribed();
+            // Channels that came from another server may have missed a message in between.
+            let missed_some = of.confirm(&new) || (map_changed && !new.is_empty());
+            if std::mem::take(missed) || missed_some {
+                of.wakes.wake(Wake::Resync);
+            }
+            of.carried_out.send_modify(|carried_out| _ = carried_out.insert(server.number, change));
+            map_changed = loop {
+                tokio::select! {
+                    biased;
+                    event = connection.next(&channels) => match event {
+                        Event::Message(channel, payload) => of.deliver(&channel, &payload),
+                        Event::Ended => return Ok("the connection ended"),
+                    },
+                    () = &mut master_moves => return Ok("the master is elsewhere"),
+                    _ = changes.changed() => break false,
+                    _ = maps.changed() => {
+                        if !of.servers.map().has(server) {
+                            return Ok("the server is gone");
+                        }
+                        of.start_missing();
+                        break true;
+                    }
+                }
+            };
+        }
+    }
+}
+
+/// A subscription to a channel; ends when dropped.
 pub(crate) struct Subscription {
     listeners: Arc<Listeners>,
     channel: String,
@@ -299,131 +298,14 @@ pub(crate) struct Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut wanted = lock(&self.listeners.wanted);
-        if let Some(of) = wanted.get_mut(&self.channel) {
-            of.users -= 1;
-            if of.users == 0 {
-                wanted.remove(&self.channel);
+        let mut channels = support::lock(&self.listeners.channels);
+        if let Some(channel) = channels.get_mut(&self.channel) {
+            channel.subscriptions -= 1;
+            if channel.subscriptions == 0 {
+                channels.remove(&self.channel);
             }
         }
-        drop(wanted);
-        self.listeners.orders.send_modify(|orders| *orders += 1);
-    }
-}
-
-async fn within(
-    limit: Duration,
-    asked: impl Future<Output = Result<(), StoreError>>,
-) -> Result<(), StoreError> {
-    tokio::time::timeout(limit, asked).await.unwrap_or_else(|_| Err(trouble::too_late("the server")))
-}
-
-/// A connection that messages come from.
-enum MessageConnection {
-    /// With RESP2.
-    Resp2(PubSubSink, PubSubStream),
-    /// With RESP3, messages are pushed beside replies, and passed on where they are read; what else is pushed comes here.
-    /// A server that has sharded messages speaks it.
-    Resp3 {
-        connection: MultiplexedConnection,
-        driver: JoinHandle<()>,
-        pushes: mpsc::UnboundedReceiver<PushInfo>,
-        sharded: bool,
-    },
-}
-
-/// Passes messages on in the task that reads them, so that no other has to be woken for it.
-struct Forward {
-    listeners: Weak<Listeners>,
-    others: mpsc::UnboundedSender<PushInfo>,
-}
-
-impl AsyncPushSender for Forward {
-    fn send(&self, push: PushInfo) -> Result<(), SendError> {
-        if !matches!(push.kind, PushKind::Message | PushKind::SMessage) {
-            return self.others.send(push).map_err(|_| SendError);
-        }
-        if let [Value::BulkString(channel), Value::BulkString(payload)] = &push.data[..]
-            && let (Some(listeners), Ok(channel)) = (self.listeners.upgrade(), std::str::from_utf8(channel))
-        {
-            listeners.tell(channel, payload);
-        }
-        Ok(())
-    }
-}
-
-impl MessageConnection {
-    /// Subscribes to `new` and no longer to `old`, some at a time, for each of which the server has `limit`.
-    async fn subscribe(&mut self, new: &[String], old: &[String], limit: Duration) -> Result<(), StoreError> {
-        for some in new.chunks(TOGETHER) {
-            within(limit, self.change(some, true)).await?;
-        }
-        for some in old.chunks(TOGETHER) {
-            within(limit, self.change(some, false)).await?;
-        }
-        Ok(())
-    }
-
-    async fn change(&mut self, channels: &[String], wanted: bool) -> Result<(), StoreError> {
-        let broken = |error: redis::RedisError| match error.code() {
-            Some(_) if !error.is_io_error() => trouble::not_connected("the server", error),
-            _ => trouble::unanswered("the server", error),
-        };
-        match self {
-            Self::Resp2(sink, _) if wanted => sink.subscribe(channels).await.map_err(broken),
-            Self::Resp2(sink, _) => sink.unsubscribe(channels).await.map_err(broken),
-            Self::Resp3 { connection, sharded, .. } => {
-                // One each, since one command is for one slot.
-                let order = match (*sharded, wanted) {
-                    (true, true) => "SSUBSCRIBE",
-                    (true, false) => "SUNSUBSCRIBE",
-                    (false, true) => "SUBSCRIBE",
-                    (false, false) => "UNSUBSCRIBE",
-                };
-                let mut orders = Pipeline::with_capacity(channels.len());
-                for channel in channels {
-                    orders.cmd(order).arg(channel);
-                }
-                let answers = connection.send_packed_commands(&orders, 0, channels.len()).await;
-                for answer in answers.map_err(broken)? {
-                    checked(answer).map_err(|error| trouble::refused(&error))?;
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// The next message; `None` if the connection is at its end, or no longer gets what it `has` asked for.
-    async fn next(&mut self, has: &HashSet<String>) -> Option<(String, Vec<u8>)> {
-        match self {
-            Self::Resp2(_, stream) => {
-                let message = poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await?;
-                Some((message.get_channel_name().to_owned(), message.get_payload_bytes().to_vec()))
-            }
-            Self::Resp3 { pushes, .. } => loop {
-                let PushInfo { kind, data } = pushes.recv().await?;
-                let is_wanted = |value: &Value| match value {
-                    Value::BulkString(channel) => {
-                        std::str::from_utf8(channel).is_ok_and(|name| has.contains(name))
-                    }
-                    _ => false,
-                };
-                match kind {
-                    PushKind::Disconnection => return None,
-                    // The slot has moved away, and the server says so. That a subscription has ended because this listener
-                    // wanted it is read before it can be wanted anew: the word comes ahead of the reply.
-                    PushKind::SUnsubscribe if data.first().is_some_and(is_wanted) => return None,
-                    _ => {}
-                }
-            },
-        }
-    }
-}
-
-impl Drop for MessageConnection {
-    fn drop(&mut self) {
-        if let Self::Resp3 { driver, .. } = self {
-            driver.abort();
-        }
+        drop(channels);
+        self.listeners.changes.send_modify(|changes| *changes += 1);
     }
 }

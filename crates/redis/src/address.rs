@@ -1,0 +1,33 @@
+//! The address of a server. Plain values: nothing here opens a connection.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+/// Where a server listens.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Address {
+    Tcp(Arc<str>, u16),
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// The address of a node that the node at `self` names. A node without a host is on the host of the node that was
+    /// asked.
+    pub(crate) fn of_node(&self, host: &str, port: u16) -> Option<Self> {
+        match (host, self) {
+            // Redirections have an empty host, lists of nodes a question mark.
+            ("" | "?", Self::Tcp(host, _)) => Some(Self::Tcp(host.clone(), port)),
+            ("" | "?", Self::Unix(_)) => None,
+            (host, _) => Some(Self::Tcp(host.into(), port)),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Writes the arguments of the scripts: see `apply.lua` and `renew.lua` for their order.
+
+use std::{collections::HashSet, fmt::Write, time::Duration};
+
+use lockkeeper_core::{
+    ContenderId, Units,
+    store::{Claim, Leave, Renew, Request},
+};
+use redis::Cmd;
+
+use super::details::push_details;
+
+fn micros(length: Duration) -> u64 {
+    u64::try_from(length.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// The last time with 16 digits: scripts compare times as text.
+const LAST_TIME: u64 = 9_999_999_999_999_999;
+/// The last time until which a tombstone can be kept: its key lasts a minute longer, and scripts compute with doubles.
+const LAST_END: u64 = (1 << 53) - 1 - 60_000_000;
+
+/// The contenders that both leave and claim in one group, whose order then matters. Almost no group has any.
+pub(crate) fn claims_and_leaves<'a>(
+    group: impl Iterator<Item = &'a Request> + Clone,
+) -> HashSet<ContenderId> {
+    let leaver = |request: &Request| match request {
+        Request::Claim(_) => None,
+        Request::Leave(leave) => Some(leave.contender),
+    };
+    let leavers: HashSet<ContenderId> = group.clone().filter_map(leaver).collect();
+    let both = |request: &Request| match request {
+        Request::Claim(claim) => Some(claim.contender).filter(|contender| leavers.contains(contender)),
+        Request::Leave(_) => None,
+    };
+    if leavers.is_empty() { leavers } else { group.filter_map(both).collect() }
+}
+
+/// Whether a request is a leave without a tombstone and without a shortest hold. Such leaves come first in a group.
+pub(crate) fn is_plain_leave(request: &Request, ordered: &HashSet<ContenderId>) -> bool {
+    matches!(request, Request::Leave(leave) if leave.tombstone_until.is_none() && leave.hold_at_least.is_zero()
+        && !ordered.contains(&leave.contender))
+}
+
+/// Whether a request may need memory: it is a claim that is sent for the first time.
+fn is_new(request: &Request) -> bool {
+    matches!(request, Request::Claim(claim) if !claim.again)
+}
+
+/// Appends the arguments of `apply.lua` for a group, whose plain leaves come first.
+///
+/// With `must_write`, a grant that was made before is written again: `WAIT` counts from the last write of a connection.
+pub(crate) fn push_group(command: &mut Cmd, group: &[&Request], must_write: bool) {
+    let mut scratch = String::with_capacity(256);
+    let ordered = claims_and_leaves(group.iter().copied());
+    let plain = group.iter().take_while(|request| is_plain_leave(request, &ordered)).count();
+    let new = group.iter().filter(|request| is_new(request)).count();
+    let leaves = i64::try_from(plain).unwrap_or(i64::MAX);
+    command.arg(if new == 0 || new == group.len() { leaves } else { -1 - leaves });
+    for request in &group[..plain] {
+        let (Request::Leave(Leave { contender, .. }) | Request::Claim(Claim { contender, .. })) = request;
+        push_only_holder(command, *contender, &mut scratch);
+    }
+    let mut before: Option<(&Claim, Mode)> = None;
+    for request in &group[plain..] {
+        match request {
+            Request::Claim(claim) => {
+                // A claim that is sent again mostly belongs to a waiter.
+                let by_one_set = !claim.again && !ordered.contains(&claim.contender);
+                let mode = Mode { by_one_set, must_write };
+                if !before.is_some_and(|(before, same)| same == mode && differ_only_in_id(before, claim)) {
+                    push_common(command, claim, mode, &mut scratch);
+                    before = Some((claim, mode));
+                }
+                scratch.clear();
+                _ = write!(scratch, "{}", claim.contender);
+                command.arg(&*scratch);
+            }
+            Request::Leave(Leave { contender, tombstone_until, hold_at_least, .. }) => {
+                let until =
+                    tombstone_until.map_or_else(String::new, |until| until.0.min(LAST_END).to_string());
+                command.arg("b").arg(contender.to_string()).arg(until).arg(micros(*hold_at_least));
+            }
+        }
+    }
+}
+
+/// How a script may grant a claim.
+#[derive(Clone, Copy, PartialEq)]
+struct Mode {
+    /// Whether it may try one `SET` of the key.
+    by_one_set: bool,
+    /// Whether it must write, also if it was granted before.
+    must_write: bool,
+}
+
+/// Whether the arguments of two claims are the same but for their ids, as in most groups.
+fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
+    let Claim {
+        name: _,
+        contender: _,
+        units,
+        capacity,
+        lease,
+        queue,
+        // The lease ends what a crashed keeper held, detached or not.
+        detachable: _,
+        min_hold: _,
+        not_after,
+        stamp,
+        again,
+        details,
+    } = a;
+    (units, capacity, lease, queue, not_after, stamp, again, details)
+        == (&b.units, &b.capacity, &b.lease, &b.queue, &b.not_after, &b.stamp, &b.again, &b.details)
+}
+
+/// Appends what comes before the first of some claims that differ only in their ids.
+fn push_common(command: &mut Cmd, claim: &Claim, mode: Mode, scratch: &mut String) {
+    let lease = micros(claim.lease);
+    let not_after = claim.not_after.0.min(LAST_TIME);
+    scratch.clear();
+    let way = match (claim.queue, mode.must_write) {
+        (true, false) => 'q',
+        (true, true) => 'Q',
+        (false, false) => 't',
+        (false, true) => 'T',
+    };
+    // Writing to a string cannot fail.
+    _ = write!(scratch, "{not_after:016}{way}{:020}", claim.stamp);
+    command.arg("s").arg(&*scratch).arg(lease);
+    // The lease, a minute, and a second and a bit, as uncontended.lua expects it.
+    match claim.capacity.allows(claim.units) && mode.by_one_set {
+        true => command.arg(lease / 1000 + 61_001),
+        false => command.arg(""),
+    };
+    scratch.clear();
+    // The dash leaves room for words of later versions.
+    _ = write!(scratch, " {} {} {lease} - ", claim.capacity, claim.units);
+    push_details(scratch, &claim.details);
+    command.arg(&*scratch);
+}
+
+/// Appends the flags and id of a row whose holder is confirmed, and neither evicted nor retired nor detached.
+fn push_only_holder(command: &mut Cmd, id: ContenderId, scratch: &mut String) {
+    scratch.clear();
+    _ = write!(scratch, "c--- {id} ");
+    command.arg(&*scratch);
+}
+
+/// Appends the arguments of `renew.lua` for a group.
+pub(crate) fn push_renewals(command: &mut Cmd, leases: &[&Renew]) {
+    let mut scratch = String::with_capacity(64);
+    let mut last = None;
+    let mut before = HashSet::with_capacity(leases.len());
+    for renew in leases {
+        // The script reads all keys before it changes any, so only the first renewal of a contender is plain.
+        let first = before.insert(renew.contender);
+        let lease = micros(renew.lease);
+        if last != Some(lease) {
+            if last.is_some() {
+                command.arg("s");
+            }
+            command.arg(lease);
+            last = Some(lease);
+        }
+        // `All` is never less than what is held.
+        let lower_to = renew.lower_to.and_then(|units| match units {
+            Units::All => None,
+            Units::Count(units) => Some(units.get()),
+        });
+        if lower_to.is_none() && !renew.detach && first {
+            push_only_holder(command, renew.contender, &mut scratch);
+        } else {
+            command.arg("b").arg(renew.contender.to_string());
+            command.arg(lower_to.map_or_else(String::new, |units| units.to_string()));
+            command.arg(u8::from(renew.detach));
+        }
+    }
+}

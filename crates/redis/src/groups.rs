@@ -1,0 +1,226 @@
+//! Sends groups of claims, leaves and renewals, and reads their answers.
+
+use lockkeeper_core::{
+    Name, StoreError,
+    model::WAIT_LEASE,
+    store::{Answer, Answers, Renew, Renewed, Request, StoreTime, Verdict},
+};
+use redis::Cmd;
+
+use crate::{
+    calls::{ScriptReply, Source},
+    check,
+    codec::{self, Reader},
+    replicas::Written,
+    scripts::{APPLY, Call, RENEW, Script},
+    servers::Priority,
+    store::RedisStore,
+};
+
+/// The answers of one call.
+struct Part<T> {
+    now: StoreTime,
+    answers: Vec<T>,
+    source: Source,
+}
+
+impl<T> Part<T> {
+    fn read<R>(
+        requests: &[R],
+        reply: ScriptReply,
+        read: impl Fn(&mut Reader, &R, StoreTime) -> Result<T, StoreError>,
+    ) -> Result<Self, StoreError> {
+        let source = reply.source.clone();
+        let mut reader = Reader::new(reply);
+        let now = reader.time()?;
+        let answers =
+            requests.iter().map(|request| read(&mut reader, request, now)).collect::<Result<_, _>>()?;
+        Ok(Self { now, answers, source })
+    }
+}
+
+fn read_answer(reader: &mut Reader, request: &&Request, now: StoreTime) -> Result<Answer, StoreError> {
+    match request {
+        Request::Claim(claim) => reader.verdict(claim, now).map(Answer::Claim),
+        Request::Leave(_) => reader.left().map(Answer::Leave),
+    }
+}
+
+/// The answers of all calls of a group so far.
+#[derive(Default)]
+struct Applied {
+    now: Option<StoreTime>,
+    answers: Vec<Answer>,
+    /// The entries of calls that granted something.
+    granted: Vec<Written>,
+    failed: Option<StoreError>,
+}
+
+impl Applied {
+    fn add(&mut self, part: Part<Answer>) {
+        self.now = Some(part.now);
+        let first = self.answers.len();
+        let grants = part.answers.iter().any(|answer| matches!(answer, Answer::Claim(Verdict::Granted(_))));
+        self.answers.extend(part.answers);
+        if grants {
+            self.granted.push(Written { entries: first..self.answers.len(), source: part.source });
+        }
+    }
+
+    /// Takes in a call that failed. In a cluster each entry has a call of its own, and a refused claim becomes an
+    /// answer. Trouble that passes is no refusal, since the waiter asks again.
+    fn add_failure(&mut self, requests: &[&Request], error: &StoreError, own_call: bool) {
+        let refused = own_call && !error.maybe_applied() && !error.is_passing();
+        for request in requests {
+            match request {
+                Request::Claim(_) if refused => {
+                    self.answers.push(Answer::Claim(Verdict::Refused(error.clone())));
+                }
+                _ => self.failed = Some(error.clone()),
+            }
+        }
+    }
+}
+
+impl RedisStore {
+    /// How many entries of a group share a call: all, or in a cluster one, since a script works in one slot.
+    fn entries_per_call(&self, group: usize) -> usize {
+        if self.keys.is_sharded() { 1 } else { group.max(1) }
+    }
+
+    fn calls<'a, T: Sync>(
+        &'a self,
+        script: &'static Script,
+        group: &'a [&'a T],
+        name: fn(&T) -> &Name,
+        push: impl Fn(&mut Cmd, &[&T]) + Copy + Send + Sync + 'a,
+    ) -> Vec<Call<'a>> {
+        let call = |entries: &'a [&'a T]| {
+            Call::new(script, &self.keys, name(entries[0]), 1 + entries.len(), move |command, nonce| {
+                command.arg(self.keys.high_water(name(entries[0])));
+                for entry in entries {
+                    command.arg(self.keys.resource(name(entry)));
+                }
+                command.arg(nonce);
+                push(command, entries);
+            })
+        };
+        group.chunks(self.entries_per_call(group.len())).map(call).collect()
+    }
+
+    pub(crate) fn apply_calls<'a>(&'a self, group: &'a [&'a Request]) -> Vec<Call<'a>> {
+        let must_write = self.servers.settings().wait > 0;
+        let push = move |command: &mut Cmd, group: &[&Request]| codec::push_group(command, group, must_write);
+        self.calls(&APPLY, group, Request::name, push)
+    }
+
+    /// Applies a group. The script expects plain leaves first, so they are moved there, and their answers back.
+    pub(crate) async fn apply_group(&self, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
+        if let [only] = group {
+            return self.apply_sorted(&[only]).await;
+        }
+        let order = plain_leaves_first(group);
+        let sorted: Vec<&Request> = order.iter().map(|index| &group[*index]).collect();
+        let Answers { now, each } = self.apply_sorted(&sorted).await?;
+        let mut answers: Vec<(usize, Answer)> = order.into_iter().zip(each).collect();
+        answers.sort_unstable_by_key(|(index, _)| *index);
+        Ok(Answers { now, each: answers.into_iter().map(|(_, answer)| answer).collect() })
+    }
+
+    async fn apply_sorted(&self, group: &[&Request]) -> Result<Answers<Answer>, StoreError> {
+        for request in group {
+            if let Request::Leave(leave) = request {
+                self.servers.end_following(leave.contender);
+            }
+        }
+        let calls = self.apply_calls(group);
+        let replies = self.servers.run(Priority::Normal, &calls).await;
+        if group.iter().any(|request| matches!(request, Request::Claim(claim) if claim.again)) {
+            self.listeners.check_runtime();
+        }
+        let (mut applied, own_call) = (Applied::default(), calls.len() > 1);
+        for (requests, reply) in group.chunks(self.entries_per_call(group.len())).zip(replies) {
+            match reply.and_then(|reply| Part::read(requests, reply, read_answer)) {
+                Ok(part) => applied.add(part),
+                Err(error) => applied.add_failure(requests, &error, own_call),
+            }
+        }
+        let Applied { now, mut answers, granted, failed } = applied;
+        if let Some(error) = failed {
+            return Err(if own_call { error.perhaps_applied() } else { error });
+        }
+        let now = match now {
+            Some(now) => now,
+            None => check::time(&self.servers, self.servers.map().of(0)).await?,
+        };
+        self.refuse_unreplicated(group, &mut answers, granted).await?;
+        for (request, answer) in group.iter().zip(&answers) {
+            if let (Request::Claim(claim), Answer::Claim(verdict)) = (request, answer) {
+                match verdict {
+                    Verdict::Granted(grant) => self.servers.follow_master(claim.contender, grant.remaining),
+                    Verdict::Busy { .. } if claim.queue => {
+                        self.servers.follow_master(claim.contender, WAIT_LEASE);
+                    }
+                    _ => self.servers.end_following(claim.contender),
+                }
+            }
+        }
+        Ok(Answers { now, each: answers })
+    }
+
+    /// Renews a group of leases. A lease whose call failed is [`Renewed::Unknown`]; if all failed, so does the group.
+    pub(crate) async fn renew_group(&self, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
+        let group: Vec<&Renew> = leases.iter().collect();
+        let calls = self.calls(&RENEW, &group, |renew| &renew.name, codec::push_renewals);
+        let (mut now, mut each) = (None, Vec::with_capacity(leases.len()));
+        let (mut failed, mut written) = (None, Vec::new());
+        let replies = self.servers.run(Priority::Urgent, &calls).await;
+        for (leases, reply) in leases.chunks(self.entries_per_call(leases.len())).zip(replies) {
+            let read = |reader: &mut Reader, renew: &Renew, _| reader.renewed(renew);
+            match reply.and_then(|reply| Part::read(leases, reply, read)) {
+                Ok(part) => {
+                    now = Some(part.now);
+                    let first = each.len();
+                    each.extend(part.answers);
+                    written.push(Written { entries: first..each.len(), source: part.source });
+                }
+                Err(error) => {
+                    each.extend(leases.iter().map(|_| Renewed::Unknown));
+                    failed = Some(error);
+                }
+            }
+        }
+        if let (None, Some(error)) = (now, failed) {
+            return Err(error);
+        }
+        self.doubt_unreplicated(&mut each, written).await;
+        for (renew, renewed) in leases.iter().zip(&each) {
+            match renewed {
+                Renewed::Held { remaining } if !renew.detach => {
+                    self.servers.follow_master(renew.contender, *remaining);
+                }
+                // The watchdog asks again.
+                Renewed::Unknown => {}
+                _ => self.servers.end_following(renew.contender),
+            }
+        }
+        Ok(Answers { now: now.unwrap_or(StoreTime(0)), each })
+    }
+}
+
+/// The indexes of a group's requests with plain leaves first. A plain leave stays behind a leave with a tombstone of
+/// the same resource, which may have granted what the plain one gives back.
+fn plain_leaves_first(group: &[Request]) -> Vec<usize> {
+    let mut special: Vec<&Name> = Vec::new();
+    let ordered = codec::claims_and_leaves(group.iter());
+    let (mut order, rest): (Vec<usize>, Vec<usize>) = (0..group.len()).partition(|index| {
+        let request = &group[*index];
+        let plain = codec::is_plain_leave(request, &ordered);
+        if !plain && matches!(request, Request::Leave(_)) {
+            special.push(request.name());
+        }
+        plain && !special.contains(&request.name())
+    });
+    order.extend(rest);
+    order
+}
