@@ -1,18 +1,19 @@
--- Claims and leaves, one after another, as one group.
+-- A group of claims and leaves, applied in order.
 -- KEYS[2..]  the resource of each entry
--- ARGV[2]    how many plain leaves there are, which come first: N, or -1 - N if there is also a claim that may need memory
---            and anything that needs none
--- ARGV[3..]  per plain leave: flags and id as in the line of its only holder
--- then per entry, claim:  id; before it, where they are not those of the claim before, 's' and: not_after, 'q' (queue) or
---                         't' (try), in capitals if what is granted must be written, and stamp as one text; the lease; how
---                         many milliseconds a key with such a lease lasts, or '' if it must not be granted by one SET,
---                         which is refused without memory; the holder's line from behind the id on
---            leave:  'b', id, bury_until or '', hold_at_least
+-- ARGV[2]    how many plain leaves there are, which come first: N, or -1 - N if some of the claims may need memory and
+--            other entries need none
+-- ARGV[3..]  per plain leave: flags and id as in the row of the only holder
+-- then per entry, claim:  the id. Before it, if they are not those of the claim before, 's' and: not_after,
+--                         'q' (queue) or 't' (try) in capitals if a grant must be written also if it was made before,
+--                         and the stamp, as one text; the lease; how many milliseconds a key with such a lease lasts,
+--                         or '' if one SET must not grant it, which a server without memory refuses; the holder's row
+--                         from behind the id on
+--            leave:  'b', id, the end of the tombstone or '', hold_at_least
 -- Reply      nonce, now, then per entry: 9 number (granted now, alone, for the whole lease), 0 (the same, and the
---            number is now), 1 number floor remaining (granted), 2 ahead retry_in (busy), 3 (stale), 4 capacity (mismatch),
---            5 (released), 6 (left the line), 7 (not there), 8 (the key holds something else)
--- Invariant  An entry asked again never enters twice (I9). What is easy has been done by uncontended.lua, and what is frequent by
---            contended.lua; the rest goes through resource.lua.
+--            number is now), 1 number floor remaining (granted), 2 ahead retry_in (busy), 3 (stale), 4 capacity
+--            (mismatch), 5 (released), 6 (left the queue), 7 (not there), 8 (the key holds something else)
+-- Invariant  A claim that is sent again never enters the queue twice (I9). uncontended.lua and contended.lua have done
+--            most entries by now; resource.lua does the rest.
 local lib
 at = leaves + 3
 for entry = 1, #KEYS - 1 do
@@ -36,9 +37,9 @@ for entry = 1, #KEYS - 1 do
       reply = '3'
     elseif not reply then
       local way, stamp = string.sub(limit, 17, 17), string.sub(limit, 18)
-      local in_line = way == 'q' or way == 'Q'
+      local queue = way == 'q' or way == 'Q'
       lib = lib or library()
-      reply = lib.claim(key, in_line, ARGV[at], after, stamp, way == 'Q' or way == 'T')
+      reply = lib.claim(key, queue, ARGV[at], after, stamp, way == 'Q' or way == 'T')
     end
     at = at + 1
   end

@@ -1,6 +1,6 @@
--- Somebody wants to hear of changes: for a while, transitions of the resource publish them.
+-- Has the scripts publish changes of a resource for a while.
 -- KEYS[2]    the resource
--- ARGV[2]    for how many microseconds
+-- ARGV[2]    how many microseconds
 -- Reply      nonce, 1
-library().tell(KEYS[2], ARGV[2])
+library().publish_changes(KEYS[2], ARGV[2])
 return ARGV[1] .. ' 1'

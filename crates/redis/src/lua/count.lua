@@ -1,8 +1,9 @@
--- One operation on a latch's counter; however often it arrives, it counts once (I13).
+-- One operation on the counter of a latch. It counts once, however often it arrives (I13).
 -- KEYS[2]    the counter: '<remaining> <initial> <opened> <born>'
--- KEYS[3]    the answer to this operation, remembered
+-- KEYS[3]    the answer to this operation, kept for its late copies
 -- ARGV[2]    not_after    ARGV[3] create, down, reset, delete or read    ARGV[4] amount
--- ARGV[5]    how long after not_after the answer is remembered    ARGV[6] milliseconds that an unused counter lasts
+-- ARGV[5]    how many microseconds after not_after the answer is kept    ARGV[6] how many milliseconds an unused
+--            counter lasts
 -- Reply      nonce, now, 1 (state), 2 (missing), 3 (exists) or 4 (stale), then remaining, initial, opened, born
 local now, not_after, action, amount = tonumber(now_text), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 

@@ -2,7 +2,7 @@
 -- KEYS[1]    the fence
 -- ARGV[1]    nonce    ARGV[2] token    ARGV[3] floor
 -- Reply      nonce, then 1 (admitted), or 2 and the highest floor seen (stale)
--- Invariant  Tokens do not fit a double: they are compared as text, never computed with.
+-- Invariant  Tokens do not fit a double, so they are compared as text.
 local function below(a, b)
   if #a ~= #b then return #a < #b end
   return a < b

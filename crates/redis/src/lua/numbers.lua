@@ -1,18 +1,18 @@
--- The number of one more grant: the time, or the next one if that is not above the mark. One SET reads the mark and
--- reserves as many as there are entries. uncontended.lua does the same in its own way.
+-- The number of one more grant: the time, or the high-water mark and one if the time is not above it. One SET reads the
+-- high-water mark and reserves as many numbers as there are entries. uncontended.lua does the same in its own way.
 local function next_number()
-  local number = mark and string.format('%016d', mark + 1) or now_text
+  local number = high_water and string.format('%016d', high_water + 1) or now_text
   if not reserved or number > reserved then
     reserved = #KEYS == 2 and number or string.format('%016d', number + #KEYS)
     local before = redis.pcall('SET', KEYS[1], reserved, 'GET')
-    -- What is no text or no number was put there by somebody else: as if the mark had been lost. No error, which would come
-    -- in the midst of writing a resource.
+    -- A value that is no text or no number was put there by another program: treated as if the mark had been lost. An
+    -- error would come while a resource is half written.
     if before and before.err then before = call('SET', KEYS[1], reserved) and nil end
-    if not mark and before and before >= number and tonumber(before) then
-      mark = before
+    if not high_water and before and before >= number and tonumber(before) then
+      high_water = before
       return next_number()
     end
   end
-  mark = number
+  high_water = number
   return number
 end

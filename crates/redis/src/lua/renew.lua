@@ -1,26 +1,26 @@
 -- Extends, lowers and detaches leases. Never shortens one and never revives an ended one (I11).
 -- KEYS[2..]  the resource of each lease
--- ARGV[2]    the lease, which is mostly the same for all
--- ARGV[3..]  per lease: flags and id as in the line of its only holder; before it 's' and the lease, where it is not that of
---            the one before; for more than an extension 'b', then the id, units to lower to or '', '1' to detach
--- Reply      nonce, now, then per lease: 0 (held, for as long as asked), 1 remaining (held), 2 (gone), 3 (evicted)
--- Invariant  A lease held alone is extended by writing when it ends over when it ended; everything else goes through
---            resource.lua.
+-- ARGV[2]    the first lease
+-- ARGV[3..]  per entry: flags and id as in the row of the only holder; before them 's' and the lease, if it is not that
+--            of the entry before; or, to lower or detach, 'b', the id, the units to lower to or '', and '1' to detach
+-- Reply      nonce, now, then per entry: 0 (held for the whole lease), 1 remaining (held), 2 (gone), 3 (evicted)
+-- Invariant  The lease of an only holder is extended by writing the new end over the old one; resource.lua does the
+--            rest.
 local reply, at, lib = {ARGV[1], now_text}, 3, nil
 local lease, expires, lasts, life
-local function ask_for(length)
+local function set_lease(length)
   lease = length
   expires, lasts = string.format('%016d', now_text + length), string.format('%016d', now_text + length + 60000000)
   life = string.format('%d', math.ceil(length / 1000) + 61000) -- a minute and a second
 end
-ask_for(ARGV[2])
+set_lease(ARGV[2])
 without_memory()
--- A list has no value for MGET, where GET would fail.
-local lines = call('MGET', unpack(KEYS, 2))
+-- MGET gives no value for a list, where GET would fail.
+local rows = call('MGET', unpack(KEYS, 2))
 for entry = 2, #KEYS do
   local key, word = KEYS[entry], ARGV[at]
   if word == 's' then
-    ask_for(ARGV[at + 1])
+    set_lease(ARGV[at + 1])
     word, at = ARGV[at + 2], at + 2
   end
   if word == 'b' then
@@ -29,12 +29,12 @@ for entry = 2, #KEYS do
     at = at + 4
   else
     at = at + 1
-    local line = lines[entry - 1]
-    local ends = line and string.sub(line, 78, 93)
-    if line and string.sub(line, 95, 94 + #word) == word and ends > now_text and ends <= expires then
+    local row = rows[entry - 1]
+    local ends = row and string.sub(row, 78, 93)
+    if row and string.sub(row, 95, 94 + #word) == word and ends > now_text and ends <= expires then
       call('SETRANGE', key, '77', expires)
-      -- Its key lasts for a while longer than what it was made for.
-      if string.sub(line, 1, 16) < expires then
+      -- The key lasts a minute longer than its lease, so not every renewal has to extend it.
+      if string.sub(row, 1, 16) < expires then
         call('SETRANGE', key, '0', lasts)
         call('PEXPIRE', key, life)
       end

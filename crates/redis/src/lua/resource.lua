@@ -1,30 +1,32 @@
--- One resource: who holds it, who waits. The twin of core/src/model/resource.rs; made only when it is needed.
+-- One resource: its holders, waiters and tombstones. The twin of core/src/model/resource.rs; made only when it is
+-- needed.
 --
--- A resource is one key. Its lines:
---   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <later> <card>      a holder
---   x <id> <until>                                          left; late copies of its claim do nothing until then
---   g * <until>                                             changes are published until then
--- One line, and nobody waits: a string, which is the head: <lasts> <oldest> <others> and that line. Else a list: the head
--- with the first line, the other lines, then two elements for each who waits, in order of arrival:
+-- A resource is one key. Its rows:
+--   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <later> <details>   a holder
+--   x <id> <until>                                          a tombstone: late copies of its claim do nothing until then
+--   g * <until>                                             scripts publish changes until then
+-- A resource with one row and no waiters is a string, the head: <lasts> <oldest> <others> and that row. All others are
+-- a list: the head with the first row, the other rows, then two elements for each waiter, in order of arrival:
 --   <id>
---   <asked> <arrival> <stamp> <capacity> <units> <lease> <later> <card>
--- The key lasts until <lasts> or longer; nobody who waits asked before <oldest>; <others> is how many lines follow the head's,
--- in six digits. Holders are in order of their numbers. A stamp has 20 digits. Numbers and times (microseconds of the server's clock) have 16
--- digits, so that their order is that of their text and the beginning of a head has fixed places. Flags: c confirmed, e
--- evicted, r retired, d detached, or a dash. <later> is a dash: room for words of later versions.
--- Invariant: what is stored is settled but for the passing of time, and it has a time to live that covers it.
--- Invariant: no key goes that is then written again. A node whose slot begins to move refuses to make a key, also one that
--- it had a moment ago, and undoes nothing. A list keeps its head, and a string that becomes a list is made beside it, which
--- is where it is refused.
+--   <asked> <arrival> <stamp> <capacity> <units> <lease> <later> <details>
+-- The key lasts at least until <lasts>. No waiter last asked before <oldest>. <others> is how many rows follow the
+-- head's, in six digits. Holders are in order of their numbers. A stamp has 20 digits. Numbers and times (microseconds
+-- of the server's clock) have 16 digits: their order is that of their text, and each part of a head begins at a fixed
+-- byte. Flags: c confirmed, e evicted, r retired, d detached, or a dash. <later> is a dash, with room for words of
+-- later versions.
+-- Invariant: a stored resource is settled but for the passing of time, and its key lives as long as anything in it.
+-- Invariant: no script removes a key and then writes it again. A node whose slot begins to move refuses to make a key,
+-- also one that it had a moment ago, and undoes nothing. So a list keeps its head, and a string becomes a list under
+-- another key first, where the node refuses it before anything has changed.
 
--- A message is a hint: that it cannot be sent must not undo what it tells of.
+-- A message is a hint: a failure to send it must not undo the change.
 local function publish(channel)
   redis.pcall(sharded and 'SPUBLISH' or 'PUBLISH', channel, '')
 end
 
--- A server without memory refuses a script's first write if it could need some, and no other. What is held must be
--- renewed and given back all the same, and places in line kept, so this comes first: a write that changes nothing, and
--- that is not replicated.
+-- A server without memory refuses a script at its first write if that command could need memory, and no later one.
+-- Renewals, leaves and waiters that ask again must be served all the same, so this comes first: a write that changes
+-- nothing, and that is not replicated.
 local needs_none
 local function without_memory()
   if not needs_none then call('PERSIST', KEYS[1]) end
@@ -32,30 +34,30 @@ local function without_memory()
 end
 
 local function library()
-  local FIRST_LEASE, WAIT_LEASE, PLACE_KEPT, MINUTE = 3000000, 15000000, 5000000, 60000000
+  local FIRST_LEASE, WAIT_LEASE, POSITION_KEPT, MINUTE = 3000000, 15000000, 5000000, 60000000
   local lib, now, opened = {}, tonumber(now_text), {}
 
-  local function thing_of(line)
-    local number, granted, expires, flags, id, capacity, units, lease, card =
-      string.match(line, '^h (%d+) (%d+) (%d+) (%S+) (%S+) (%S+) (%S+) (%d+) (%S+ .*)$')
+  local function parse_row(text)
+    local number, granted, expires, flags, id, capacity, units, lease, details =
+      string.match(text, '^h (%d+) (%d+) (%d+) (%S+) (%S+) (%S+) (%S+) (%d+) (%S+ .*)$')
     if number then
       return {
-        line = line, number = tonumber(number), granted = tonumber(granted), expires = tonumber(expires),
+        text = text, number = tonumber(number), granted = tonumber(granted), expires = tonumber(expires),
         confirmed = string.sub(flags, 1, 1) == 'c', evicted = string.sub(flags, 2, 2) == 'e',
         retired = string.sub(flags, 3, 3) == 'r', detached = string.sub(flags, 4, 4) == 'd',
-        id = id, units = units, lease = tonumber(lease), card = card,
+        id = id, units = units, lease = tonumber(lease), details = details,
       }, capacity
     end
-    local id, ends = string.match(line, '^[gx] (%S+) (%d+)$')
-    return ends and {line = line, id = id, ends = tonumber(ends)}
+    local id, ends = string.match(text, '^[gx] (%S+) (%d+)$')
+    return ends and {text = text, id = id, ends = tonumber(ends)}
   end
 
-  -- The resource; nil if the key is not one of ours. No error, which would leave the rest of a group half done. A list is
-  -- read once for all of a group, since many may hold it.
+  -- The resource; nil if the key holds something else. Not an error, which would leave the rest of a group undone. A
+  -- list is read once for all entries of a group, since it may be long.
   function lib.open(key)
     local r = opened[key]
     if r then return r end
-    r = {key = key, holders = {}, graves = {}, places = {}, others = 0, waiting = 0, lasts = 0, oldest = now}
+    r = {key = key, holders = {}, tombstones = {}, rows = {}, others = 0, waiting = 0, lasts = 0, oldest = now}
     r.kind = call('TYPE', key).ok
     if r.kind == 'none' then return r end
     if r.kind == 'string' then
@@ -65,70 +67,71 @@ local function library()
     else
       return nil
     end
-    local lasts, oldest, others, line = string.match(r.head, '^(%d+) (%d+) (%d+) (.*)$')
-    if not line or #lasts ~= 16 or #oldest ~= 16 or #others ~= 6 then return nil end
+    local lasts, oldest, others, first = string.match(r.head, '^(%d+) (%d+) (%d+) (.*)$')
+    if not first or #lasts ~= 16 or #oldest ~= 16 or #others ~= 6 then return nil end
     r.lasts, r.oldest, r.others = tonumber(lasts), tonumber(oldest), tonumber(others)
-    local lines = {}
+    local rows = {}
     if r.kind == 'list' then
-      if r.others > 0 then lines = call('LRANGE', key, '1', r.others) end
+      if r.others > 0 then rows = call('LRANGE', key, '1', r.others) end
       r.waiting = (call('LLEN', key) - 1 - r.others) / 2
       if r.waiting < 0 or r.waiting % 1 ~= 0 then return nil end
     end
-    if #lines ~= r.others then return nil end
-    table.insert(lines, 1, line)
-    for place, text in ipairs(lines) do
-      local thing, capacity = thing_of(text)
-      if not thing then return nil end
-      r.places[place] = thing
+    if #rows ~= r.others then return nil end
+    table.insert(rows, 1, first)
+    for index, text in ipairs(rows) do
+      local row, capacity = parse_row(text)
+      if not row then return nil end
+      r.rows[index] = row
       if capacity then
         r.capacity = capacity
-        r.holders[#r.holders + 1] = thing
-      elseif thing.ends >= now then
-        r.graves[#r.graves + 1] = thing
+        r.holders[#r.holders + 1] = row
+      elseif row.ends >= now then
+        r.tombstones[#r.tombstones + 1] = row
       else
-        thing.gone = true
+        row.gone = true
       end
     end
     if r.kind == 'list' then opened[key] = r end
     return r
   end
 
-  local function line_of(r, what)
-    if what.line then return what.line end
-    if what.ends then return string.format('%s %s %016d', what.id == '*' and 'g' or 'x', what.id, what.ends) end
-    local flags = (what.confirmed and 'c' or '-') .. (what.evicted and 'e' or '-')
-      .. (what.retired and 'r' or '-') .. (what.detached and 'd' or '-')
-    return string.format('h %016d %016d %016d %s %s %s %s %d %s', what.number, what.granted, what.expires,
-      flags, what.id, r.capacity, what.units, what.lease, what.card)
+  local function row_text(r, row)
+    if row.text then return row.text end
+    if row.ends then return string.format('%s %s %016d', row.id == '*' and 'g' or 'x', row.id, row.ends) end
+    local flags = (row.confirmed and 'c' or '-') .. (row.evicted and 'e' or '-')
+      .. (row.retired and 'r' or '-') .. (row.detached and 'd' or '-')
+    return string.format('h %016d %016d %016d %s %s %s %s %d %s', row.number, row.granted, row.expires,
+      flags, row.id, r.capacity, row.units, row.lease, row.details)
   end
 
-  -- Something of a holder or grave changes: its line is written anew.
-  local function rewrite(what)
-    what.line = nil
+  -- A holder or tombstone changes: its row must be written again.
+  local function rewrite(row)
+    row.text = nil
   end
 
-  local function add(r, what)
-    r.places[#r.places + 1] = what
+  local function add(r, row)
+    r.rows[#r.rows + 1] = row
   end
 
-  local function buried(r, id)
-    for _, grave in ipairs(r.graves) do
-      if grave.id == id then return grave end
+  local function tombstone_of(r, id)
+    for _, tombstone in ipairs(r.tombstones) do
+      if tombstone.id == id then return tombstone end
     end
   end
 
-  local function bury(r, id, ends)
-    local grave = buried(r, id)
-    if not grave then
-      grave = {id = id, ends = 0}
-      r.graves[#r.graves + 1] = grave
-      add(r, grave)
+  -- Adds a tombstone, or has the one that is there last longer. The id '*' is for the row that has changes published.
+  local function add_tombstone(r, id, ends)
+    local tombstone = tombstone_of(r, id)
+    if not tombstone then
+      tombstone = {id = id, ends = 0}
+      r.tombstones[#r.tombstones + 1] = tombstone
+      add(r, tombstone)
     end
-    rewrite(grave)
-    grave.ends = math.max(grave.ends, ends)
+    rewrite(tombstone)
+    tombstone.ends = math.max(tombstone.ends, ends)
   end
 
-  -- Appends to a list, and says how long it is then. Some thousand values are too many for one call from Lua.
+  -- Appends to a list and returns its new length. A call from Lua cannot have many thousand arguments.
   local function append(key, values)
     local length
     for first = 1, #values, 1000 do
@@ -137,48 +140,47 @@ local function library()
     return length
   end
 
-  -- The lines of a list as they are now, after the head, and who comes to wait. An empty element is one that goes.
+  -- Writes the rows of a list behind its head, and the new waiter. Elements that go are made empty first.
   local function save_list(r, head)
-    local new, holes = {}, false
-    for place, what in ipairs(r.places) do
-      local stands = place <= r.others + 1
-      if place > 1 and stands and (what.gone or what == head) then
-        call('LSET', r.key, place - 1, '')
-        holes = true
-      elseif place > 1 and stands and not what.line then
-        call('LSET', r.key, place - 1, line_of(r, what))
-      elseif not stands and not what.gone and what ~= head then
-        new[#new + 1] = line_of(r, what)
+    local new, emptied = {}, false
+    for index, row in ipairs(r.rows) do
+      local stored = index <= r.others + 1
+      if index > 1 and stored and (row.gone or row == head) then
+        call('LSET', r.key, index - 1, '')
+        emptied = true
+      elseif index > 1 and stored and not row.text then
+        call('LSET', r.key, index - 1, row_text(r, row))
+      elseif not stored and not row.gone and row ~= head then
+        new[#new + 1] = row_text(r, row)
       end
     end
     if new[1] and r.waiting > 0 then
       local next = call('LINDEX', r.key, r.others + 1)
-      for _, line in ipairs(new) do call('LINSERT', r.key, 'BEFORE', next, line) end
+      for _, row in ipairs(new) do call('LINSERT', r.key, 'BEFORE', next, row) end
     else
       append(r.key, new)
     end
-    if holes then call('LREM', r.key, '0', '') end
+    if emptied then call('LREM', r.key, '0', '') end
     if r.enters then call('RPUSH', r.key, unpack(r.enters)) end
   end
 
-  -- The list is what it would be if it were read again.
+  -- Brings a list that was written to the state in which it would be read again.
   local function as_written(r, kept, head)
-    for _, what in ipairs(kept) do what.line = what.line or line_of(r, what) end
+    for _, row in ipairs(kept) do row.text = row.text or row_text(r, row) end
     if r.enters then r.waiting = r.waiting + 1 end
-    r.places, r.others, r.head = kept, #kept - 1, head
+    r.rows, r.others, r.head = kept, #kept - 1, head
     r.enters, r.asked = nil, nil
   end
 
-  -- Writes what has changed, and nothing if nothing has. Only who comes to wait needs memory, and who is granted something
-  -- new: that has taken its number by now.
+  -- Writes row has changed. Only a new waiter and a new grant need memory, and a grant has written its number by now.
   function lib.save(r)
     local ends, kept, changed = (r.waiting > 0 or r.enters) and now + WAIT_LEASE or 0, {}, r.enters or r.asked
-    for place, what in ipairs(r.places) do
-      if not what.gone then
-        ends = math.max(ends, what.expires or what.ends)
-        kept[#kept + 1] = what
+    for index, row in ipairs(r.rows) do
+      if not row.gone then
+        ends = math.max(ends, row.expires or row.ends)
+        kept[#kept + 1] = row
       end
-      if what.gone or not what.line then changed = true end
+      if row.gone or not row.text then changed = true end
     end
     local head = kept[1]
     if changed and not r.enters then without_memory() end
@@ -188,7 +190,7 @@ local function library()
     elseif changed then
       local longer = ends > r.lasts
       if longer then r.lasts = ends + MINUTE end
-      local text = string.format('%016d %016d %06d %s', r.lasts, r.oldest, #kept - 1, line_of(r, head))
+      local text = string.format('%016d %016d %06d %s', r.lasts, r.oldest, #kept - 1, row_text(r, head))
       local life = string.format('%d', math.ceil((r.lasts - now) / 1000) + 1000)
       if r.kind == 'list' then
         save_list(r, head)
@@ -199,9 +201,9 @@ local function library()
         call('SET', r.key, text, 'PX', life)
       else
         local beside, all = r.key .. ':new', {text}
-        for place = 2, #kept do all[place] = line_of(r, kept[place]) end
+        for index = 2, #kept do all[index] = row_text(r, kept[index]) end
         for _, element in ipairs(r.enters or {}) do all[#all + 1] = element end
-        -- More, if somebody failed here who may not rename.
+        -- The key has more elements if a user failed here before that may not rename.
         if append(beside, all) > #all then
           call('DEL', beside)
           append(beside, all)
@@ -210,37 +212,37 @@ local function library()
         call('RENAME', beside, r.key)
       end
     end
-    if r.changed and buried(r, '*') then publish(r.key .. ':changed') end
+    if r.changed and tombstone_of(r, '*') then publish(r.key .. ':changed') end
     r.changed = nil
   end
 
   -- The waiter whose two elements these are.
-  local function waiting(id, text)
-    local asked, arrival, stamp, tail, units, lease, card =
+  local function parse_waiter(id, text)
+    local asked, arrival, stamp, tail, units, lease, details =
       string.match(text, '^(%d+) (%d+) (%d+)( %S+ (%S+) (%d+) (%S+ .*))$')
     return {id = id, text = text, asked = tonumber(asked), arrival = arrival, stamp = stamp, tail = tail, units = units,
-      lease = tonumber(lease), card = card}
+      lease = tonumber(lease), details = details}
   end
 
-  -- One who waits, and how many wait before it.
+  -- The waiter with this id, how many are ahead of it, and the index of its first element.
   local function waiter(r, id)
-    local place = r.waiting > 0 and call('LPOS', r.key, id)
-    if not place then return nil end
-    return waiting(id, call('LINDEX', r.key, place + 1)), (place - r.others - 1) / 2, place
+    local index = r.waiting > 0 and call('LPOS', r.key, id)
+    if not index then return nil end
+    return parse_waiter(id, call('LINDEX', r.key, index + 1)), (index - r.others - 1) / 2, index
   end
 
-  -- Gives up one who waits, whose id has this place in the list: once the holes are gone.
-  local function strike(r, place)
-    call('LSET', r.key, place, '')
-    call('LSET', r.key, place + 1, '')
+  -- Empties the elements of the waiter whose id has this index; remove_empty() removes them.
+  local function empty_waiter(r, index)
+    call('LSET', r.key, index, '')
+    call('LSET', r.key, index + 1, '')
     r.waiting = r.waiting - 1
   end
 
-  local function close_holes(r)
+  local function remove_empty(r)
     call('LREM', r.key, '0', '')
   end
 
-  -- Takes the first out of the line. What another asks for may be the same text, but stands behind it.
+  -- Removes the first waiter. The claim of another waiter may be the same text, but comes later in the list.
   local function take_first(r, w)
     call('LREM', r.key, '1', w.id)
     call('LREM', r.key, '1', w.text)
@@ -251,7 +253,7 @@ local function library()
     return units == 'all' and math.huge or tonumber(units)
   end
 
-  -- Units that fit beside those held (I2), which are added up once.
+  -- Whether units fit beside those held (I2), which are added up once.
   local function fits(r, units)
     if units == 'all' then return r.capacity == 'all' and #r.holders == 0 end
     if not r.used then
@@ -270,62 +272,63 @@ local function library()
     r.changed = true
   end
 
-  -- Grants to the head of the line as far as the capacity allows (I10). Who asks just now hears of it by its answer alone: a
-  -- message could come after it has left again, and would look like a grant that nobody waits for.
+  -- Grants to the head of the queue as far as the capacity allows (I10). The contender that asks just now gets no
+  -- message but its answer: a message could come after it has left again, and would look like a grant that nobody waits
+  -- for.
   local function serve(r, asks)
     while r.waiting > 0 do
       local last = r.holders[#r.holders]
       if last and last.units == 'all' then return end
-      local head = waiting(unpack(call('LRANGE', r.key, r.others + 1, r.others + 2)))
+      local head = parse_waiter(unpack(call('LRANGE', r.key, r.others + 1, r.others + 2)))
       if not fits(r, head.units) then return end
       take_first(r, head)
       local lease = math.min(head.lease, FIRST_LEASE)
-      grant(r, {expires = now + lease, id = head.id, units = head.units, lease = head.lease, card = head.card})
+      grant(r, {expires = now + lease, id = head.id, units = head.units, lease = head.lease, details = head.details})
       if head.id ~= asks then
         local floor = string.format('%d', r.holders[1].number)
-        tell_granted(r.key, head.id, mark, floor, head.stamp, math.max(now - head.asked, 0), lease)
+        publish_grant(r.key, head.id, high_water, floor, head.stamp, math.max(now - head.asked, 0), lease)
       end
     end
   end
 
-  local function remove(r, place)
-    r.holders[place].gone = true
-    table.remove(r.holders, place)
+  local function remove(r, index)
+    r.holders[index].gone = true
+    table.remove(r.holders, index)
     r.changed, r.used = true, nil
   end
 
-  -- Lets end what has ended (I8), and grants if that made room.
+  -- Ends holds and waits whose time is over (I8), and grants if that made room.
   function lib.settle(r, asks)
     local silent, ended
-    for place = #r.holders, 1, -1 do
-      local holder = r.holders[place]
+    for index = #r.holders, 1, -1 do
+      local holder = r.holders[index]
       if holder.expires <= now then
         if not holder.confirmed then
           silent = silent or {}
           silent[string.match(holder.id, '^[^-]+')] = true
         end
-        remove(r, place)
+        remove(r, index)
         ended = true
       end
     end
     if r.waiting > 0 and (silent or r.oldest > now or r.oldest + WAIT_LEASE <= now) then
-      local all, oldest, holes = call('LRANGE', r.key, r.others + 1, '-1'), now, false
+      local all, oldest, emptied = call('LRANGE', r.key, r.others + 1, '-1'), now, false
       for nth = 1, #all, 2 do
-        local w = waiting(all[nth], all[nth + 1])
+        local w = parse_waiter(all[nth], all[nth + 1])
         if w.asked + WAIT_LEASE <= now or silent and silent[string.match(w.id, '^[^-]+')] then
-          if not holes then without_memory() end
-          strike(r, r.others + nth)
-          holes = true
+          if not emptied then without_memory() end
+          empty_waiter(r, r.others + nth)
+          emptied = true
         else
           oldest = math.min(oldest, w.asked)
         end
       end
-      if holes then
-        close_holes(r)
+      if emptied then
+        remove_empty(r)
         ended = true
       end
-      -- Written down also if nothing else is: else all would be looked at again with every question.
-      r.asked = r.asked or holes or oldest ~= r.oldest
+      -- Written also if nothing else is. Otherwise every claim would go through all waiters again.
+      r.asked = r.asked or emptied or oldest ~= r.oldest
       r.oldest = oldest
     elseif r.waiting == 0 then
       r.oldest = now
@@ -334,12 +337,12 @@ local function library()
   end
 
   local function held_by(r, id)
-    for place, holder in ipairs(r.holders) do
-      if holder.id == id then return holder, place end
+    for index, holder in ipairs(r.holders) do
+      if holder.id == id then return holder, index end
     end
   end
 
-  -- Its owner was heard of: the first short lease becomes the full one, counted from the grant.
+  -- The holder was heard of: its short first lease becomes the full one, counted from the grant.
   local function confirm(holder)
     if not holder.confirmed then
       rewrite(holder)
@@ -348,12 +351,12 @@ local function library()
     end
   end
 
-  -- Each of these answers with words of the reply; see apply.lua, renew.lua, evict.lua.
+  -- Each of these returns words of the reply; see apply.lua, renew.lua, evict.lua.
   function lib.claim(key, queue, id, tail, stamp, must_write)
-    local capacity, units, lease, card = string.match(tail, '^ (%S+) (%S+) (%d+) (%S+ .*)$')
+    local capacity, units, lease, details = string.match(tail, '^ (%S+) (%S+) (%d+) (%S+ .*)$')
     local r = lib.open(key)
     if not r then return '8' end
-    if buried(r, id) then return '3' end
+    if tombstone_of(r, id) then return '3' end
     lib.settle(r, id)
 
     local function busy(ahead)
@@ -384,18 +387,19 @@ local function library()
       lib.save(r)
       return '4 ' .. r.capacity
     end
-    local w, ahead, place = waiter(r, id)
+    local w, ahead, index = waiter(r, id)
     if w then
-      -- Not only after a while: also if the clock was set back.
-      if math.abs(now - w.asked) >= PLACE_KEPT then
+      -- Also if the clock was set back.
+      if math.abs(now - w.asked) >= POSITION_KEPT then
         without_memory()
-        call('LSET', key, place + 1, now_text .. ' ' .. w.arrival .. ' ' .. stamp .. w.tail)
+        call('LSET', key, index + 1, now_text .. ' ' .. w.arrival .. ' ' .. stamp .. w.tail)
         r.asked = true
       end
       return busy(ahead)
     end
     if r.waiting == 0 and fits(r, units) then
-      holder = {expires = now + lease, confirmed = true, id = id, units = units, lease = tonumber(lease), card = card}
+      holder = {expires = now + lease, confirmed = true, id = id, units = units, lease = tonumber(lease),
+        details = details}
       grant(r, holder)
       return granted(holder)
     end
@@ -403,32 +407,34 @@ local function library()
     return busy(r.waiting)
   end
 
-  function lib.leave(key, id, bury_until, hold)
+  function lib.leave(key, id, tombstone_until, hold)
     without_memory()
     local r = lib.open(key)
     if not r then return '7' end
-    if bury_until ~= '' and tonumber(bury_until) >= now then bury(r, id, tonumber(bury_until)) end
+    if tombstone_until ~= '' and tonumber(tombstone_until) >= now then
+      add_tombstone(r, id, tonumber(tombstone_until))
+    end
     lib.settle(r)
     local answer = '7'
-    local holder, place = held_by(r, id)
-    local w, at
-    if not holder then w, place, at = waiter(r, id) end
+    local holder, index = held_by(r, id)
+    local w, ahead, at
+    if not holder then w, ahead, at = waiter(r, id) end
     if holder and not holder.retired then
       answer = '5'
-      -- Never longer than that from now: the clock may have gone back since the grant.
+      -- Never longer than that from now: the clock may have been set back since the grant.
       local kept_until = math.min(holder.granted, now) + hold
       if kept_until > now and not holder.evicted then
         rewrite(holder)
         holder.retired, holder.detached, holder.confirmed = true, true, true
         holder.expires = kept_until
       else
-        remove(r, place)
+        remove(r, index)
         serve(r)
       end
     elseif w then
       answer = '6'
-      strike(r, at)
-      close_holes(r)
+      empty_waiter(r, at)
+      remove_empty(r)
       serve(r)
     end
     lib.save(r)
@@ -467,10 +473,10 @@ local function library()
     local r = lib.open(key)
     if not r then return '2' end
     lib.settle(r)
-    local holder, place = held_by(r, id)
+    local holder, index = held_by(r, id)
     local found = holder and holder.number == number
     if found and (at_once or holder.retired) then
-      remove(r, place)
+      remove(r, index)
       serve(r)
     elseif found then
       rewrite(holder)
@@ -481,11 +487,11 @@ local function library()
     return found and '1' or '2'
   end
 
-  function lib.tell(key, length)
+  function lib.publish_changes(key, length)
     local r = lib.open(key)
     if not r then return end
     lib.settle(r)
-    bury(r, '*', now + length)
+    add_tombstone(r, '*', now + length)
     lib.save(r)
   end
 
