@@ -1,4 +1,4 @@
-//! What the Redis store says about servers on which locks are at risk, and what it refuses.
+//! What the Redis store reports of servers on which locks are at risk, and what it refuses.
 
 use lockkeeper::{Keeper, error::StoreErrorKind, url};
 use lockkeeper_redis::{Risk, check};
@@ -41,7 +41,7 @@ async fn a_clock_far_off_and_masters_that_may_lose_grants_are_found() {
     assert_eq!(risks(&format!("{}?wait=1", sentinel.url())).await, []);
 }
 
-/// A grant that too few replicas have is given back, and says so.
+/// A grant that too few replicas have is given back, and the error says so.
 #[tokio::test]
 async fn a_grant_without_its_replicas_is_given_back() {
     let redis = Redis::start().expect("started");
@@ -52,10 +52,10 @@ async fn a_grant_without_its_replicas_is_given_back() {
     keeper.close().await;
 }
 
-/// As a resource with one more line begins.
+/// The beginning of a resource with one more row.
 const HEAD: &str = "1700000000000000 1700000000000000 000001 x somebody 1700000000000000";
 
-/// A key of somebody else in the namespace is left as it is, and costs nobody else anything.
+/// A key of another program in the namespace is left as it is, and costs no other resource anything.
 #[tokio::test]
 async fn a_foreign_key_is_refused_and_left_alone() {
     let redis = Redis::start().expect("started");

@@ -1,4 +1,4 @@
-//! The whole behaviour suite, and refinement, on every shape of Redis: single, by socket, with TLS, as a user of few
+//! The whole behaviour suite, and refinement, on every shape of Redis: single, by socket, with TLS, as a user with few
 //! rights, behind sentinels, on a cluster; over RESP3 and RESP2; and with replicas that must have each grant.
 
 use std::{process::ExitCode, time::Duration};
@@ -13,7 +13,7 @@ use lockkeeper_testkit::{
 
 /// Tests wait most of the time, so many more of them than cores run at once.
 const THREADS: usize = 24;
-/// All that a keeper needs, as the error about missing rights says.
+/// The rights that a keeper needs, as in the error about missing rights.
 const RIGHTS: &str = "~few:* &few:* -@all +@read +@write +@scripting +@pubsub +@connection +time +wait +info \
                       +config|get +cluster|slots +cluster|info +role";
 
@@ -56,7 +56,7 @@ fn refine(url: String, seed: u64) -> Result<(), libtest_mimic::Failed> {
     let cluster = url.starts_with("redis+cluster:");
     let mut subject = Subject::in_real_time(move || url::connector(&url));
     if cluster {
-        // A group for several nodes happens at several times, of which its answer has one.
+        // A group for several nodes is applied at several times, and its answer has one of them.
         subject = subject.tolerance(Duration::from_millis(400));
     }
     runtime

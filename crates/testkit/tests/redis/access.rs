@@ -1,4 +1,4 @@
-//! Who may connect, and how: TLS, users with few rights, sockets; and a password that nobody ever sees.
+//! Ways to connect: TLS, sockets, users with few rights. And passwords, which are never shown.
 
 use lockkeeper_core::support;
 use std::{
@@ -16,7 +16,7 @@ use tracing::{Event, Metadata, Subscriber, field, span};
 
 use crate::{NAME, connect, millis, secs};
 
-/// Everything a program does: a lock, one handed over to a waiter, a latch, a fence, a look around.
+/// Everything that a program does: a lock, a lock that a waiter is granted, a latch, a fence, a listing.
 async fn use_everything(url: &str) {
     let (ours, theirs) = (connect(url).await, connect(url).await);
     let guard = ours.mutex(NAME).lock().await.expect("free");
@@ -44,7 +44,7 @@ async fn over_tls_and_over_a_socket() {
     use_everything(&redis.url()).await;
     use_everything(&redis.socket_url()).await;
     let strangers = [
-        // Nobody said who signed the server's certificate.
+        // The URL does not say who signed the server's certificate.
         redis.url().split('?').next().expect("the front").to_owned(),
         format!("redis://{}/", redis.address()),
     ];
@@ -54,7 +54,7 @@ async fn over_tls_and_over_a_socket() {
     }
 }
 
-/// A user that may touch nothing but the namespace and may not run what administrators run.
+/// A user that may use nothing but the namespace, and no commands of administrators.
 #[tokio::test(flavor = "multi_thread")]
 async fn as_a_user_with_few_rights() {
     let rules = "~app:* &app:* +@all -@admin -@dangerous";
@@ -67,7 +67,7 @@ async fn as_a_user_with_few_rights() {
     assert!(error.contains("NOPERM") && error.contains("~"), "it says which rights are missing: {error}");
 }
 
-/// Without channels, waiters ask; that takes a little longer and works.
+/// Without messages, waiters ask again by themselves, which takes a little longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_right_to_subscribe() {
     let rules = "~* resetchannels +@all -subscribe -psubscribe -ssubscribe -publish -spublish";
@@ -140,7 +140,7 @@ fn log_everything() {
     ONCE.get_or_init(|| tracing::subscriber::set_global_default(Log).expect("the first"));
 }
 
-/// What a program may print of a failure.
+/// All that a program may print of an error.
 fn shown(error: &dyn std::error::Error) -> String {
     let mut text = format!("{error} {error:?} {error:#?}");
     let mut source = error.source();
@@ -175,7 +175,7 @@ async fn a_password_is_never_shown() {
             format!("redis+sentinel://default:{password}@127.0.0.1:{port}/main?sentinel_password={CANARY}");
         text += &shown(&lockkeeper::connect(&url).await.expect_err("it cannot"));
     }
-    // A server that shows what it was sent and does not know.
+    // A server that repeats a command that it does not know.
     let odd = RedisOptions::default().password(CANARY).setting("rename-command HELLO \"\"");
     let odd = odd.start().expect("started");
     let error = lockkeeper::connect(&odd.url()).await.expect_err("it speaks no RESP3");
@@ -216,10 +216,10 @@ async fn without_a_password_where_one_is_asked_for() {
     assert!(error.to_string().contains("check that it is up"), "{error}");
 }
 
-/// A user that lacks a right fails in the midst of a script. What that leaves beside a resource becomes no part of it, and
-/// nobody is told that nothing was done.
+/// A user that lacks a right fails in the middle of a script. The keys that it leaves beside a resource do no harm, and
+/// its error does not say that nothing was done.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_user_without_rights_leaves_half_done_harms_nobody() {
+async fn a_script_that_a_user_may_not_finish_does_no_harm() {
     let rules = "~* &* +@all -rename";
     let redis = RedisOptions::default().user("lacks", "pass", rules).start().expect("started");
     let (ours, lacks) = (connect(&redis.url()).await, connect(&redis.url_as("lacks", "pass")).await);

@@ -1,4 +1,4 @@
-//! The server's wall clock jumps. What it says of leases is wrong then; the fence and the tokens still hold.
+//! The server's wall clock jumps. Leases end too early or too late then; the fence and the tokens still hold.
 
 use std::time::SystemTime;
 
@@ -27,8 +27,8 @@ fn an_hour_forward_and_back_never_takes_a_token_back() {
     load.must_be_fenced();
 }
 
-/// While the clock is an hour behind, the server says that an hour is left of every lease. Nobody relies on it: when
-/// the clock goes forward and somebody else gets the lock, its holder hears of it with its next renewal.
+/// While the clock is an hour behind, the server says that an hour is left of every lease. No client relies on
+/// it: when the clock goes forward and another contender gets the lock, the holder hears of it with its next renewal.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_comes_forward_again_is_noticed_within_a_renewal() {
     let redis = RedisOptions::default().movable_clock().start().expect("started");
@@ -56,26 +56,26 @@ async fn a_clock_that_comes_forward_again_is_noticed_within_a_renewal() {
     }
 }
 
-/// Looks at a resource: what kind of key it is, or the line that would outlast it.
+/// Inspects the key of a resource: returns its type, or a row that would outlast it.
 const OUTLASTED: &str = "
-local kind, lines = redis.call('TYPE', KEYS[1]).ok, {}
-if kind == 'string' then lines = {redis.call('GET', KEYS[1])} end
-if kind == 'list' then lines = redis.call('LRANGE', KEYS[1], 0, -1) end
+local kind, rows = redis.call('TYPE', KEYS[1]).ok, {}
+if kind == 'string' then rows = {redis.call('GET', KEYS[1])} end
+if kind == 'list' then rows = redis.call('LRANGE', KEYS[1], 0, -1) end
 local time, lasts = redis.call('TIME'), redis.call('PTTL', KEYS[1])
-local others = lines[1] and tonumber(string.sub(lines[1], 35, 40))
-for nth, line in ipairs(lines) do
-  -- The head says how long the key lasts. Of a holder's line the third time is its end, of a mark's the only one.
-  local ends = nth == 1 and string.sub(line, 1, 16) or 0
-  local thing = string.match(line, 'h %d+ %d+ (%d+)') or string.match(line, 'x %S+ (%d+)')
-  if nth <= others + 1 then ends = math.max(ends, thing) end
+local others = rows[1] and tonumber(string.sub(rows[1], 35, 40))
+for nth, row in ipairs(rows) do
+  -- The head says how long the key lasts. A holder ends at the third time of its row, a tombstone at the only one.
+  local ends = nth == 1 and string.sub(row, 1, 16) or 0
+  local time_of_row = string.match(row, 'h %d+ %d+ (%d+)') or string.match(row, 'x %S+ (%d+)')
+  if nth <= others + 1 then ends = math.max(ends, time_of_row) end
   -- Then come two elements for each who waits, of which the second begins with when it asked.
-  if nth > others + 1 and (nth - others) % 2 == 1 then ends = string.sub(line, 1, 16) + 15000000 end
-  if (ends - time[1] * 1000000 - time[2]) / 1000 > lasts then return 'lasts ' .. lasts .. ' ms: ' .. line end
+  if nth > others + 1 and (nth - others) % 2 == 1 then ends = string.sub(row, 1, 16) + 15000000 end
+  if (ends - time[1] * 1000000 - time[2]) / 1000 > lasts then return 'lasts ' .. lasts .. ' ms: ' .. row end
 end
 return kind";
 
-/// A key is mostly given its time to live once in a while. It lasts as long as its holder and all who wait, also where the
-/// minute ends: that of a lease, and that of a place in line.
+/// Scripts extend the time to live of a key once in a while. The key lasts as long as its holder and waiters, also when
+/// the minute ends by which it outlasts a lease or a wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn i8_a_key_lasts_as_long_as_what_it_holds() {
     let redis = RedisOptions::default().movable_clock().start().expect("started");
@@ -93,20 +93,20 @@ async fn i8_a_key_lasts_as_long_as_what_it_holds() {
                 }
             });
         }
-        let mut lines = 0;
+        let mut lists = 0;
         while Instant::now() < until {
             let outcome = redis.command(["EVAL", OUTLASTED, "1", &key]).expect("asked");
             assert!(!outcome.contains("lasts"), "{outcome}");
-            lines += usize::from(outcome.contains("list"));
+            lists += usize::from(outcome.contains("list"));
             // The tasks need the server, too.
             sleep(millis(1)).await;
         }
-        assert!(lines > 10, "seen with a line {lines} times");
+        assert!(lists > 10, "seen with waiters {lists} times");
         tasks.join_all().await;
     }
 }
 
-/// Given to the only one who waits, the key still ends by itself: that one may die.
+/// After a grant to the only waiter the key still ends by itself, since that waiter may crash.
 #[tokio::test(flavor = "multi_thread")]
 async fn i12_a_key_that_goes_to_the_only_waiter_still_ends() {
     let redis = RedisOptions::default().start().expect("started");

@@ -1,16 +1,16 @@
-//! A cluster whose slots and masters change while they are used, and whose lines are bad.
+//! A cluster whose slots and masters change while they are used, and whose connections fail.
 
 use lockkeeper_testkit::servers::RedisCluster;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     NAME, connect,
-    line::replies_get_lost,
+    connections::replies_get_lost,
     load::{Load, Rest},
     millis, secs, times,
 };
 
-/// Keys of a resource that workers use are now here, now there, and for a moment on both.
+/// The keys of a resource in use move between nodes, and are on both for a moment.
 #[test]
 fn a_slot_that_moves_loses_nothing() {
     let cluster = RedisCluster::start().expect("started");
@@ -19,9 +19,9 @@ fn a_slot_that_moves_loses_nothing() {
         let slot = cluster.slot_of(&format!("{{load/{}}}", round % 4)).expect("asked");
         let to = (cluster.master_of(slot).expect("served") + 1) % 3;
         cluster.begin_move(slot, to).expect("begun");
-        // Begun for long enough that many requests meet it: what they would make anew is refused.
+        // Long enough for many requests to meet a move that has begun: the node refuses to make new keys.
         load.listen(millis(300));
-        // Half-way, too: they cannot be served until all keys are together.
+        // And long enough half-way: requests cannot be served until all keys are on one node.
         cluster.move_keys(slot, to, 1).expect("moved");
         load.listen(millis(300));
         load.through(|| {
@@ -33,9 +33,9 @@ fn a_slot_that_moves_loses_nothing() {
     load.must_be_safe();
 }
 
-/// The old master hands over in good order, so nothing is lost.
+/// The old master takes part in the failover, so nothing is lost.
 #[test]
-fn a_new_master_in_good_order_loses_nothing() {
+fn a_failover_that_the_old_master_takes_part_in_loses_nothing() {
     let cluster = RedisCluster::start().expect("started");
     let mut load = Load::on(&cluster.url());
     for round in 0..times(2, 20) {
@@ -90,7 +90,7 @@ async fn a_dead_shard_delays_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i9_a_reply_swallowed_on_the_line_to_a_node_is_asked_for_again() {
+async fn i9_a_lost_reply_of_a_node_is_asked_for_again() {
     let cluster = RedisCluster::start().expect("started");
     let proxies = cluster.behind_proxies().expect("started");
     let slot = cluster.slot_of(&format!("{{{NAME}}}")).expect("asked");
@@ -98,9 +98,9 @@ async fn i9_a_reply_swallowed_on_the_line_to_a_node_is_asked_for_again() {
     replies_get_lost(&cluster.url(), &cluster.servers()[master], &proxies[master], times(4, 200)).await;
 }
 
-/// A renewal that a slot on the move refuses costs no lock whose slot stays where it is.
+/// A renewal that is refused because its slot moves costs no lock of another slot.
 #[tokio::test(flavor = "multi_thread")]
-async fn i3_a_slot_on_the_move_costs_no_other_lock_of_its_node() {
+async fn i3_a_moving_slot_costs_no_other_lock_of_its_node() {
     let cluster = RedisCluster::start().expect("started");
     let place = |name: &str| {
         let slot = cluster.slot_of(&format!("{{{name}}}")).expect("asked");
@@ -115,7 +115,7 @@ async fn i3_a_slot_on_the_move_costs_no_other_lock_of_its_node() {
     let (moving, staying) = (moving.expect("free"), staying.expect("free"));
     let to = (node + 1) % 3;
     cluster.begin_move(slot, to).expect("begun");
-    // Of the lock and its mark one goes ahead: until the move is over, no place has both.
+    // One of the two keys of the lock goes ahead: until the move is over, no node has both.
     assert_eq!(cluster.move_keys(slot, to, 1).expect("moved"), 1);
     timeout(secs(20), moving.lost()).await.expect("nobody can renew it");
     assert!(staying.is_held(), "its own slot stays");
@@ -125,10 +125,10 @@ async fn i3_a_slot_on_the_move_costs_no_other_lock_of_its_node() {
     keeper.close().await;
 }
 
-/// Once a move has begun, its node makes no key of that slot any more, not even one that it has just removed. Who comes to
-/// wait then costs the holder nothing.
+/// Once a move has begun, the node makes no key of that slot any more, not even one that it has just removed. A new
+/// waiter costs the holder nothing then.
 #[tokio::test(flavor = "multi_thread")]
-async fn i2_who_comes_while_a_slot_begins_to_move_takes_nothing_away() {
+async fn i2_a_waiter_that_comes_while_a_slot_begins_to_move_takes_nothing_away() {
     let cluster = RedisCluster::start().expect("started");
     let (slot, to) = leaving(&cluster);
     let url = cluster.url();
@@ -155,7 +155,7 @@ async fn i2_who_comes_while_a_slot_begins_to_move_takes_nothing_away() {
     }
 }
 
-/// Nor does a renewal, although what it renews was handed over, and so is written another way.
+/// Nor does a renewal of a grant to a waiter, which is written in another way.
 #[tokio::test(flavor = "multi_thread")]
 async fn i2_a_renewal_while_a_slot_begins_to_move_takes_nothing_away() {
     let cluster = RedisCluster::start().expect("started");
@@ -190,7 +190,7 @@ fn leaving(cluster: &RedisCluster) -> (u16, usize) {
 /// Two names `lock/…` whose slots are the same.
 const SAME_SLOT: (usize, usize) = (87, 320);
 
-/// What is kept of a name that nobody uses any more belongs to its slot, not to the name.
+/// The only key that remains after the last use of a name belongs to its slot, not to the name.
 #[tokio::test(flavor = "multi_thread")]
 async fn i12_many_names_of_a_slot_leave_one_mark() {
     let cluster = RedisCluster::start().expect("started");

@@ -1,4 +1,4 @@
-//! Many clients, and clients that die.
+//! Many clients, and clients that crash.
 
 use std::{
     sync::Arc,
@@ -23,10 +23,10 @@ use crate::{
     millis, percent, secs, times,
 };
 
-/// Killed inside its section, a holder blocks the others for what is left of its lease, and no longer.
+/// A holder that is killed inside of its section blocks the others for the rest of its lease, and no longer.
 ///
-/// What counts is when the server grants, which a grant's number says in microseconds of the clock that server and test
-/// share; how long it then takes to hear of it through pipes is the test's affair.
+/// The number of a grant is the time of the grant, in microseconds of the clock that server and test share. So the time
+/// that the message takes to the test does not count.
 #[test]
 fn i8_a_killed_holder_is_passed_when_its_lease_ends() {
     let redis = Redis::start().expect("started");
@@ -77,13 +77,13 @@ fn i8_a_killed_holder_is_passed_when_its_lease_ends() {
     assert!(slowest <= lease + slack, "{passed_after:?}, after the end of the lease: {late:?}");
 }
 
-/// The time of day, as the server has it.
+/// The time of day, as on the server.
 fn wall() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970")
 }
 
-/// Each process has its waiters on two names, in one place of the line or in as many as there are; then a fifth
-/// of the processes dies.
+/// Each process has waiters on two names, which share one position in the queue or have one each. Then a fifth of the
+/// processes is killed.
 #[test]
 fn a_crowd_outlives_a_fifth_of_it() {
     let (hands, tasks) = if percent().is_some() { (20, 100) } else { (5, 40) };
@@ -157,7 +157,7 @@ async fn thousands_of_readers_enter_together() {
     store.close().await;
 }
 
-/// Who watches an election is told by the server, and its asking for that disturbs no renewal.
+/// The server tells an observer of an election by a message, and the observer's requests for that disturb no renewal.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_observer_is_told_by_a_message() {
     let redis = Redis::start().expect("started");

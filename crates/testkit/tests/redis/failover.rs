@@ -1,11 +1,11 @@
-//! A replica becomes the master: what the old one had not sent yet is lost.
+//! A replica becomes the master: writes that the old master had not sent yet are lost.
 
 use lockkeeper_testkit::servers::{Redis, RedisSentinel};
 use tokio::time::{Instant, timeout};
 
 use crate::{
     NAME, connect,
-    line::replies_get_lost,
+    connections::replies_get_lost,
     load::{Load, Rest},
     millis, secs, times,
 };
@@ -39,7 +39,7 @@ fn dead_masters_under_load_are_replaced() {
     load.must_be_fenced();
 }
 
-/// The grant is on both replicas before it counts, so it is there after the promotion too.
+/// The grant counts only when both replicas have it, so it is there after the promotion too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_replicas_have_survives_a_promotion() {
     let servers = RedisSentinel::start().expect("started");
@@ -57,7 +57,7 @@ async fn a_grant_that_replicas_have_survives_a_promotion() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i9_a_reply_swallowed_on_the_line_to_a_master_is_asked_for_again() {
+async fn i9_a_lost_reply_of_a_master_is_asked_for_again() {
     let mut servers = RedisSentinel::start().expect("started");
     let proxies = servers.behind_proxies().expect("started");
     for _ in 0..2 {
@@ -70,9 +70,9 @@ async fn i9_a_reply_swallowed_on_the_line_to_a_master_is_asked_for_again() {
     }
 }
 
-/// Too few replicas answer in time: the grant is taken back, and the error says so.
+/// Too few replicas answer in time: the store gives the grant back, and the error says so.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_its_replicas_a_grant_is_taken_back() {
+async fn without_its_replicas_a_grant_is_given_back() {
     let (master, replica) = (Redis::start().expect("started"), Redis::start().expect("started"));
     replica.follow(&master).expect("in step");
     let keeper = connect(&format!("{}?wait=1&wait_limit=300ms", master.url())).await;
@@ -95,11 +95,11 @@ async fn without_its_replicas_a_grant_is_taken_back() {
 
 /// A failover is under way, or the URL names the wrong server: either way the error says what to do.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_named_as_master_is_told_so() {
+async fn a_url_that_names_a_replica_gets_an_error_that_says_so() {
     let (master, replica) = (Redis::start().expect("started"), Redis::start().expect("started"));
     replica.follow(&master).expect("in step");
     let keeper = match lockkeeper::connect(&replica.url()).await {
-        // Said at once.
+        // The error comes at once.
         Err(error) => return assert!(error.to_string().contains("replica"), "{error}"),
         Ok(keeper) => keeper,
     };

@@ -1,4 +1,4 @@
-//! Worker processes that lock all the time while a server is in trouble, and the judgement of what they saw.
+//! Worker processes that lock all the time while a server is in trouble, and the judgement of their history.
 
 use std::{io, path::Path, time::Duration};
 
@@ -14,7 +14,7 @@ pub(crate) fn now() -> u64 {
     Clock::boot().now().0
 }
 
-/// What a worker of these tests does, on one mutex, one with exact order, one read-write lock, one semaphore.
+/// The work of one process: on a mutex, a mutex with exact order, a read-write lock and a semaphore.
 pub(crate) fn task(url: &str, folder: &TempDir) -> Task {
     Task {
         url: url.to_owned(),
@@ -34,16 +34,16 @@ pub(crate) fn crew(task: Task, hands: u32) -> Crew {
     Crew::start(Path::new(env!("CARGO_BIN_EXE_worker")), task, hands).expect("started")
 }
 
-/// What a server goes on with after a loss.
+/// What is left on a server after a loss.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rest {
-    /// With nothing, or with all it had at another time of its clock. It knows of nobody who is gone.
+    /// Nothing, or everything at another time of its clock. It knows no holder that has left.
     Own,
-    /// With the copy of a replica, which may know holders who have left and not those who came after them.
+    /// The copy of a replica, which may know holders that have left and not those that came after them.
     OldCopy,
 }
 
-/// More than a replica on the same machine is ever behind its master.
+/// A replica on the same machine is never further behind its master than this.
 const LAG: Duration = Duration::from_millis(500);
 
 /// A crew at work.
@@ -57,7 +57,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Four processes on the store of this URL; they are at work on return.
+    /// Starts four processes on the store of this URL; they are at work on return.
     pub(crate) fn on(url: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let task = task(url, &folder);
@@ -78,7 +78,7 @@ impl Load {
         let enough = self.crew.sections() + sections;
         let served = self.crew.listen(Duration::from_secs(60), |crew| crew.sections() >= enough);
         if !served {
-            // Who stands in the way?
+            // Shows which holders block the others.
             let keeper = lockkeeper::blocking::connect(&self.url).expect("connected");
             let seen = keeper.list("", None, 100);
             panic!("only {} of {enough} sections: {seen:#?}", self.crew.sections());
@@ -90,37 +90,38 @@ impl Load {
         self.crew.listen(time, |_| false);
     }
 
-    /// Does something to the servers while the crew works, and sees that it works on afterwards.
+    /// Troubles the servers while the crew works, and checks that it works on afterwards.
     pub(crate) fn through(&mut self, trouble: impl FnOnce() -> io::Result<()>) {
         trouble().expect("done");
         self.last_fault = now();
         self.go_on(50);
     }
 
-    /// The same with something that makes the servers lose data or time, and is over on return.
+    /// The same with a trouble that makes the servers lose data or time, and that is over on return.
     pub(crate) fn losing(&mut self, rest: Rest, trouble: impl FnOnce() -> io::Result<()>) {
         let old_copy = rest == Rest::OldCopy;
         let from = now() - if old_copy { LAG.as_nanos() as u64 } else { 0 };
         trouble().expect("done");
         let to = now();
-        // By then each holder has been renewed, and heard what the servers know; or its deadline is over.
+        // By then each holder has heard by a renewal what the servers know, or its deadline is over.
         let told = to + self.lease.as_nanos() as u64;
         self.losses.push(Loss { from, to, told, old_copy });
         self.through(|| Ok(()));
     }
 
-    /// Ends the crew and judges what it saw: nothing was lost, so nothing may be wrong.
+    /// Ends the crew and judges its history: nothing was lost, so nothing may be wrong.
     pub(crate) fn must_be_safe(self) {
         assert!(self.losses.is_empty());
         let report = self.judge();
         assert_eq!(report.verdict, Verdict::Safe, "{report}");
     }
 
-    /// Ends the crew and judges what it saw. The store lost data or time, which [`Loss`] excuses as far as nothing can
-    /// be done about it: who asked before it was over may hold what another holds, until told. All else is promised,
-    /// through the loss too. A token is larger than all that had returned when it was asked for, since numbers
-    /// begin at the time of day and no clock is behind here (a clock that goes back finds its mark). Nobody
-    /// who asks afterwards shares with another. All are told in time and served. No fenced write goes back.
+    /// Ends the crew and judges its history. The store lost data or time, and [`Loss`] excuses what cannot be helped: a
+    /// contender that asked before the loss was over may hold what another holds, until it is told. All other promises
+    /// are kept through the loss. A token is larger than all that had been returned when it was asked for, since
+    /// numbers begin at the time of day and no clock is behind here (a clock that is set back finds its high-water
+    /// mark). No contender that asks after the loss shares with another. All are told in time and served. No fenced
+    /// write goes back.
     pub(crate) fn must_be_fenced(self) {
         assert!(!self.losses.is_empty());
         let report = self.judge();

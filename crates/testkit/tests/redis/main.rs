@@ -1,14 +1,14 @@
-//! Redis in trouble: restarts, promotions, wrong clocks, cut lines, dead clients, slots on the move. Each test has
-//! servers of its own. `LOCKKEEPER_FAULTS` sets how often each trouble comes, and the bounds are tight with it:
+//! Redis in trouble: restarts, promotions, wrong clocks, cut connections, crashed clients, moving slots. Each test has
+//! servers of its own. `LOCKKEEPER_FAULTS` sets how often each trouble comes, and makes the bounds tight:
 //! `./soak redis`.
 #![cfg(target_os = "linux")]
 
 mod access;
 mod clock;
 mod cluster;
+mod connections;
 mod crowds;
 mod failover;
-mod line;
 mod load;
 mod memory;
 mod nodes;

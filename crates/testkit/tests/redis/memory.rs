@@ -1,4 +1,4 @@
-//! The server forgets, dies and comes back, stops for a while, or forgets its scripts.
+//! The server loses its data, restarts, stops for a while, runs out of memory, or forgets its scripts.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -38,7 +38,7 @@ fn restarts_with_all_data_lose_nothing() {
     load.must_be_safe();
 }
 
-/// Stopped for longer than a lease lasts: everybody loses, and nobody believes otherwise.
+/// The server is stopped for longer than a lease: all holders lose their locks, and all are told.
 #[test]
 fn a_stopped_server_is_waited_for() {
     let redis = Redis::start().expect("started");
@@ -79,7 +79,7 @@ fn forgotten_scripts_are_sent_again() {
 }
 
 #[test]
-fn dropped_connections_are_made_anew() {
+fn dropped_connections_are_opened_again() {
     let redis = Redis::start().expect("started");
     let mut load = Load::on(&redis.url());
     for round in 0..times(5, 200) {
@@ -89,8 +89,8 @@ fn dropped_connections_are_made_anew() {
     load.must_be_safe();
 }
 
-/// The lock is gone and somebody else has it: the old holder hears of it within one renewal, and neither its
-/// renewal nor its late release touches the new one.
+/// The lock is lost and another contender gets it. The old holder hears of it within one renewal, and neither its
+/// renewal nor its late release touches the new hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn i1_a_forgotten_holder_is_told_and_touches_nothing() {
     let redis = Redis::start().expect("started");
@@ -112,7 +112,7 @@ async fn i1_a_forgotten_holder_is_told_and_touches_nothing() {
     }
 }
 
-/// Releases that travel together with claims are done, although there is no memory for these.
+/// Releases that travel in a group with claims are done, although there is no memory for the claims.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_takes_back_what_others_wait_for() {
     let redis = Redis::start().expect("started");
@@ -130,7 +130,7 @@ async fn a_full_server_takes_back_what_others_wait_for() {
     for (nth, guard) in held.into_iter().enumerate() {
         let mutex = ours.mutex(&format!("free/{nth}"));
         tasks.spawn(async move { guard.release().await.expect("freed without memory") });
-        // It may get it: a server has some memory left for who also gives something back.
+        // The claim may be granted: a release in the same group leaves some memory for it.
         tasks.spawn(async move { drop(mutex.try_lock().await) });
     }
     tasks.join_all().await;
@@ -141,7 +141,7 @@ async fn a_full_server_takes_back_what_others_wait_for() {
     }
 }
 
-/// Without memory no lock is granted, but what is held is renewed and given back.
+/// Without memory no lock is granted, but holds are renewed and released.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_says_so_and_goes_on_with_what_is_held() {
     let redis = Redis::start().expect("started");
@@ -159,8 +159,8 @@ async fn a_full_server_says_so_and_goes_on_with_what_is_held() {
     guard.release().await.expect("held");
 }
 
-/// Who wants to hold it for a while at least claims what it was handed, so that the server knows of it; and who waits for
-/// replicas has that written down again. Neither needs memory.
+/// A waiter with a shortest hold claims again after its grant, so the server knows that it is there; and with `wait=n`
+/// the grant is written again. Neither needs memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_lets_a_grant_be_confirmed() {
     let (redis, replica) = (Redis::start().expect("started"), Redis::start().expect("started"));

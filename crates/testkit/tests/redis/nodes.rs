@@ -1,4 +1,4 @@
-//! What a keeper believes of a cluster's nodes, and what it keeps of those that are gone; and subscriptions that come and
+//! Which nodes of a cluster a keeper believes, what it does with nodes that are gone, and subscriptions that come and
 //! go.
 
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use tokio::{
 
 use crate::{NAME, connect, millis, secs};
 
-/// A node that was removed, or cut off, goes on telling who kept the slots then.
+/// A node that was removed or cut off goes on with its old view of the slots.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_tells_what_was_is_not_believed() {
+async fn a_node_with_an_old_view_is_not_believed() {
     let cluster = RedisCluster::start().expect("started");
     let gone = Redis::start().expect("started").address();
     let removed = StandIn::start(cluster.servers()[0].address(), move |request| {
@@ -45,9 +45,9 @@ async fn a_node_that_tells_what_was_is_not_believed() {
     keeper.close().await;
 }
 
-/// A master that became a replica keeps no slot: connections to it end, also that of its listener.
+/// A master that became a replica keeps no slot: all connections to it end, with that of its listener.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_keeps_nothing_any_more_is_left() {
+async fn connections_to_a_server_without_slots_end() {
     let cluster = RedisCluster::start().expect("started");
     let proxies = cluster.behind_proxies().expect("started");
     let slot = cluster.slot_of(&format!("{{{NAME}}}")).expect("asked");
@@ -72,7 +72,7 @@ async fn a_server_that_keeps_nothing_any_more_is_left() {
         }
     });
     left.await.unwrap_or_else(|_| panic!("{} connections stay", proxies[old].open()));
-    // Nobody tries to come back.
+    // No client connects again.
     let accepted = proxies[old].accepted();
     sleep(secs(1)).await;
     assert_eq!(proxies[old].accepted(), accepted);
@@ -80,7 +80,7 @@ async fn a_server_that_keeps_nothing_any_more_is_left() {
     theirs.close().await;
 }
 
-/// A store as a keeper has it, and what it tells.
+/// A store as a keeper has it, and its wakes.
 async fn store(url: &str) -> (Arc<dyn Store>, mpsc::UnboundedReceiver<Wake>) {
     let (sender, wakes) = mpsc::unbounded_channel();
     let context = Context {
@@ -98,7 +98,7 @@ fn latch() -> Topic {
     Topic::Latch(Name::new(NAME).expect("a good name"))
 }
 
-/// Somebody subscribes while the end of the last subscription to the same is under way, and before it is asked for.
+/// A topic is subscribed to again: before the last subscription ends at the server, and while it does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_made_while_the_last_one_ends_stays() {
     let cluster = RedisCluster::start().expect("started");
@@ -108,18 +108,18 @@ async fn a_subscription_made_while_the_last_one_ends_stays() {
     let proxy = &proxies[master];
     let (store, mut wakes) = store(&cluster.url()).await;
     let first = store.watch(&latch()).await.expect("up");
-    // All connections that it needs.
+    // Opens all connections.
     store.inspect(&Name::new(NAME).expect("a good name")).await.expect("up");
     proxy.delay(millis(50));
     let connections = proxy.accepted();
     drop(first);
-    // The end has been asked for, and the server's word of it is on its way.
+    // The request to unsubscribe was sent, and its answer is in flight.
     sleep(millis(60)).await;
     let second = store.watch(&latch()).await.expect("up");
     proxy.delay(millis(0));
     let third = store.watch(&latch()).await.expect("up");
     drop(second);
-    // Time enough to end what should stay.
+    // Long enough for the subscription to end by mistake.
     sleep(millis(300)).await;
     assert_eq!(proxy.accepted(), connections, "it was taken for lost, and connected anew");
     assert!(wakes.try_recv().is_err(), "nothing was missed");
@@ -130,9 +130,9 @@ async fn a_subscription_made_while_the_last_one_ends_stays() {
     store.close().await;
 }
 
-/// Who did not wait for its subscription is told to ask again when it is there.
+/// After a subscription that came late, a resync makes up for lost messages.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscription_that_comes_late_makes_up_for_it() {
+async fn a_late_subscription_causes_a_resync() {
     let redis = Redis::start().expect("started");
     let proxy = Proxy::start(redis.address()).expect("started");
     let (store, mut wakes) = store(&format!("redis://{}/", proxy.address())).await;

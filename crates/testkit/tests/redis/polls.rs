@@ -1,4 +1,4 @@
-//! What asking costs the server when the answer is the same as before, and the order of what is asked together.
+//! What repeated claims cost the server, and the order of requests in a group.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use lockkeeper_testkit::servers::{Redis, RedisOptions};
 
 use crate::{NAME, secs};
 
-/// Somebody who asks a store directly.
+/// A client that uses a store directly.
 struct Asker {
     store: Arc<dyn Store>,
     keeper: KeeperId,
@@ -83,13 +83,13 @@ fn changes(redis: &Redis) -> u64 {
     changes.parse().expect("a number")
 }
 
-/// Those who wait ask again and again, and each answer is the same: none of that is written, so none is replicated or
-/// appended to a file, and none needs memory.
+/// Waiters ask again and again and get the same answer. None of that is written, so none is replicated or appended to a
+/// file, and none needs memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn asking_again_writes_nothing() {
     let redis = RedisOptions::default().start().expect("started");
     let asker = Asker::connect(&redis.url()).await;
-    // A mutex; a mutex that was handed over; and readers, behind whom a writer and a reader wait.
+    // A mutex; a mutex that a waiter was granted; and readers, behind which a writer and a reader wait.
     for (units, held, waiting) in [
         (Units::All, vec![0], vec![1, 2, 3]),
         (Units::All, vec![1], vec![2, 3]),
@@ -140,7 +140,7 @@ async fn asking_again_writes_nothing() {
     asker.store.close().await;
 }
 
-/// The holder leaves with a mark against late copies, and who waited for it leaves as well: it holds by then.
+/// The holder leaves with a tombstone, and its waiter leaves as well, which holds by then.
 #[tokio::test(flavor = "multi_thread")]
 async fn i15_leaves_of_one_group_are_done_in_their_order() {
     let redis = RedisOptions::default().start().expect("started");
@@ -156,9 +156,9 @@ async fn i15_leaves_of_one_group_are_done_in_their_order() {
     asker.store.close().await;
 }
 
-/// A group of which one entry needs memory that the server does not have: the others need none, and are done.
+/// One entry of a group needs memory that the server does not have. The others need none, and are done.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_newcomer_without_memory_fails_none_of_its_group() {
+async fn a_claim_without_memory_fails_no_other_of_its_group() {
     let redis = RedisOptions::default().start().expect("started");
     let asker = Asker::connect(&redis.url()).await;
     let free = Claim { name: Name::new("free").expect("a name"), ..asker.claim(9, Units::All, true) };
@@ -173,7 +173,7 @@ async fn a_newcomer_without_memory_fails_none_of_its_group() {
         let answers = asker.store.apply(&[first, second]).await.expect("answered");
         <[Answer; 2]>::try_from(answers.each).expect("two")
     };
-    // Who waits asks again; the holder leaves, with a mark against late copies; the next one confirms its grant.
+    // The waiter asks again; the holder leaves with a tombstone; the next holder confirms its grant.
     let [_, polled] = both(free.clone(), again(3)).await;
     assert!(matches!(polled, Answer::Claim(Verdict::Busy { ahead: 1, .. })), "{polled:?}");
     let [left, _] = both(Request::Leave(marked), free.clone()).await;
@@ -187,9 +187,9 @@ async fn a_newcomer_without_memory_fails_none_of_its_group() {
     asker.store.close().await;
 }
 
-/// Who waits is looked through once every few seconds, not with every question: what was found is written down.
+/// Scripts go through all waiters once every few seconds, not with every claim: the time of the oldest is written down.
 #[tokio::test(flavor = "multi_thread")]
-async fn those_who_wait_are_looked_through_once() {
+async fn all_waiters_are_read_once_in_a_while() {
     let redis = RedisOptions::default().start().expect("started");
     let asker = Asker::connect(&redis.url()).await;
     let key = format!("lockkeeper:{{{NAME}}}");
@@ -216,9 +216,9 @@ async fn those_who_wait_are_looked_through_once() {
     asker.store.close().await;
 }
 
-/// A mark that lasts longer than any time that the layout can hold.
+/// A tombstone that lasts longer than any time of the layout.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mark_for_ever_leaves_a_resource_that_others_can_use() {
+async fn a_tombstone_for_ever_leaves_a_resource_that_others_can_use() {
     let redis = RedisOptions::default().start().expect("started");
     let asker = Asker::connect(&redis.url()).await;
     asker.ask(&asker.claim(1, Units::All, true)).await;
@@ -231,9 +231,9 @@ async fn a_mark_for_ever_leaves_a_resource_that_others_can_use() {
     asker.store.close().await;
 }
 
-/// Somebody has put something else in the place of the mark. That is as if it had been lost: numbers begin at the time.
+/// Another program has overwritten the high-water mark. That is as if it had been lost: numbers begin at the time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mark_that_is_no_number_breaks_nothing() {
+async fn a_high_water_mark_that_is_no_number_breaks_nothing() {
     let redis = RedisOptions::default().start().expect("started");
     let asker = Asker::connect(&redis.url()).await;
     let spoil = |command: &str| {
@@ -253,7 +253,7 @@ async fn a_mark_that_is_no_number_breaks_nothing() {
         for seq in [first + 1, first + 2] {
             asker.ask(&asker.claim(seq, Units::All, true)).await;
         }
-        // Handed on in the short way, and in the long one.
+        // Granted by contended.lua, and by resource.lua.
         spoil(command);
         asker.leave(first).await;
         grows(asker.ask(&Claim { again: true, ..asker.claim(first + 1, Units::All, true) }).await);
@@ -266,7 +266,7 @@ async fn a_mark_that_is_no_number_breaks_nothing() {
     asker.store.close().await;
 }
 
-/// Who only tries, or leaves what another holds, asks for nothing that the server counts as an error.
+/// A try, and a leave of a lock that another contender holds, cause no error that the server counts.
 #[tokio::test(flavor = "multi_thread")]
 async fn being_busy_is_no_error_of_the_server() {
     let redis = RedisOptions::default().start().expect("started");
@@ -280,7 +280,7 @@ async fn being_busy_is_no_error_of_the_server() {
     asker.store.close().await;
 }
 
-/// Many who hold are read once for all of a group that asks about them, not once for each.
+/// Many holders are read once for all entries of a group, not once for each.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_holders_are_read_once_for_a_group() {
     let redis = RedisOptions::default().start().expect("started");
@@ -306,7 +306,7 @@ async fn many_holders_are_read_once_for_a_group() {
     asker.store.close().await;
 }
 
-/// What is asked of one contender twice in a group is done in its order.
+/// Two requests of one contender in a group are done in their order.
 #[tokio::test(flavor = "multi_thread")]
 async fn i11_one_contender_twice_in_a_group_is_answered_in_order() {
     let redis = RedisOptions::default().start().expect("started");
@@ -328,10 +328,10 @@ async fn i11_one_contender_twice_in_a_group_is_answered_in_order() {
     asker.store.close().await;
 }
 
-/// Who asks and finds that it is granted hears so once: a message beside its answer could come after it has given the lock
-/// back, and would look like a grant that nobody waits for.
+/// A waiter that asks and is granted gets no message besides its answer. The message could come after it has released
+/// the lock, and would look like a grant that nobody waits for.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grant_that_an_answer_tells_of_is_not_told_again() {
+async fn a_grant_in_an_answer_is_not_published() {
     let redis = RedisOptions::default().start().expect("started");
     let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
     let wakes = WakeSink::new(move |wake| {
@@ -341,7 +341,7 @@ async fn a_grant_that_an_answer_tells_of_is_not_told_again() {
     });
     let asker = Asker::connect_with(&redis.url(), wakes).await;
     asker.ask(&Claim { lease: Duration::from_millis(100), ..asker.claim(1, Units::All, true) }).await;
-    // Until the lease of the first has ended, this one waits.
+    // This one waits until the lease of the first has ended.
     while !matches!(asker.ask(&asker.claim(2, Units::All, true)).await, Verdict::Granted(_)) {}
     assert!(matches!(asker.ask(&asker.claim(3, Units::All, true)).await, Verdict::Busy { .. }));
     asker.leave(2).await;

@@ -1,5 +1,5 @@
-//! What a real server answers instead of doing what it was asked. Each such answer must say what to do; a waiter
-//! outwaits it; and a lock that is held meanwhile is kept if its lease lasts.
+//! Errors of a real server. Each must say what to do; a waiter waits until the trouble is over; and a lock that is held
+//! meanwhile is kept if its lease lasts.
 
 use std::{fs, io, sync::Arc, thread};
 
@@ -26,7 +26,7 @@ impl Client {
         Self { keeper, held }
     }
 
-    /// What one who does not wait is told; the trouble may need a moment to show.
+    /// Checks the error that a try gets; the trouble may need a moment to show.
     async fn is_told(&self, code: &str, remedy: &str) {
         let started = Instant::now();
         loop {
@@ -37,14 +37,14 @@ impl Client {
                 }
                 other => {
                     assert!(started.elapsed() < secs(20), "no {code}, but {other:?}");
-                    // The servers do not tell when it shows.
+                    // The servers do not say when it shows.
                     sleep(millis(10)).await;
                 }
             }
         }
     }
 
-    /// Two who wait while the trouble lasts, and ask as one group.
+    /// Two waiters while the trouble lasts, which ask as one group.
     async fn waits(&self) -> [JoinHandle<Result<(), AcquireError>>; 2] {
         let waiting = [(); 2].map(|()| {
             let mutex = self.keeper.mutex(NAME).fifo();
@@ -58,7 +58,7 @@ impl Client {
         waiting
     }
 
-    /// The trouble is over: who waited is served, and what was held still is.
+    /// The trouble is over: the waiters are served, and the hold is still there.
     async fn goes_on(self, waiting: [JoinHandle<Result<(), AcquireError>>; 2]) {
         let over = Instant::now();
         for one in waiting {
@@ -71,7 +71,7 @@ impl Client {
     }
 }
 
-/// A trouble that is there at once and goes away at once.
+/// A trouble that begins at once and ends at once.
 async fn outwaits(
     url: &str,
     (code, remedy): (&str, &str),
@@ -90,7 +90,7 @@ fn set(redis: &Redis, name: &str, value: &str) -> io::Result<()> {
     redis.command(["CONFIG", "SET", name, value]).map(drop)
 }
 
-/// Makes a replica the master once it knows what is held: what it does not know would be lost.
+/// Makes a replica the master once it has all data of the old one.
 fn promote_in_step(replica: &Redis) -> io::Result<()> {
     while replica.command(["EXISTS", "lockkeeper:{held}"])? != "1" {
         thread::sleep(millis(5));
@@ -98,10 +98,10 @@ fn promote_in_step(replica: &Redis) -> io::Result<()> {
     replica.promote()
 }
 
-/// A server that was restarted with much data answers nobody until it has read all of it.
+/// A server that restarts with much data answers no client until it has read all of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn loading_is_outwaited() {
-    // It reads twenty keys in a second, and looks for clients after each.
+    // It reads twenty keys a second, and looks for clients after each.
     let slow = RedisOptions::default().setting("key-load-delay 50000").setting("rdbcompression no");
     let slow = slow.setting("loading-process-events-interval-bytes 1024");
     let slow = slow.setting("enable-debug-command local");
@@ -124,7 +124,7 @@ async fn loading_is_outwaited() {
     connect(&redis.url()).await.close().await;
 }
 
-/// The master becomes a replica and, after a while, the master again: a failover as a single address sees it.
+/// The master becomes a replica and, after a while, the master again: a failover behind a single address.
 #[tokio::test(flavor = "multi_thread")]
 async fn readonly_is_outwaited() {
     let (redis, other) = (Redis::start().expect("started"), Redis::start().expect("started"));
@@ -175,7 +175,7 @@ async fn misconf_is_outwaited() {
     outwaits(&redis.url(), ("MISCONF", "free disk space"), fail, mend).await;
 }
 
-/// Somebody else's script runs and runs.
+/// The script of another client does not end.
 #[tokio::test(flavor = "multi_thread")]
 async fn busy_is_outwaited() {
     let redis = RedisOptions::default().setting("busy-reply-threshold 20").start().expect("started");
@@ -194,7 +194,7 @@ async fn busy_is_outwaited() {
     });
 }
 
-/// How often the servers of a cluster have given this answer.
+/// How often the servers of a cluster have answered with this error.
 fn answered(cluster: &RedisCluster, code: &str) -> u64 {
     let name = format!("errorstat_{code}");
     let count =
@@ -212,7 +212,7 @@ async fn a_slot_that_nobody_serves_is_outwaited() {
     outwaits(&cluster.url(), ("CLUSTERDOWN", "cluster info"), drop_it, serve_it).await;
 }
 
-/// Every answer that a move of a slot brings, one after the other, each at a moment at which it must come.
+/// Every error that a moving slot causes, one after the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_step_of_a_move_is_followed() {
     let cluster = RedisCluster::start().expect("started");
@@ -222,11 +222,11 @@ async fn every_step_of_a_move_is_followed() {
     let to = (cluster.master_of(slot).expect("served") + 1) % 3;
     let guard = keeper.mutex(NAME).lock().await.expect("free");
     cluster.begin_move(slot, to).expect("begun");
-    // A key that the old place does not have is asked for at the new one.
+    // The old node does not have the key, so the new one is asked for it.
     keeper.fence(NAME).admit(guard.token()).await.expect("followed");
     assert_eq!(answered(&cluster, "ASK"), 1);
 
-    // Of the lock and its mark one goes ahead: until the move is over, no place has both.
+    // One of the two keys of the lock goes ahead: until the move is over, no node has both.
     assert_eq!(cluster.move_keys(slot, to, 1).expect("moved"), 1);
     let mutex = keeper.mutex(NAME);
     let waiting = tokio::spawn(async move { mutex.try_lock().await });
@@ -243,7 +243,7 @@ async fn every_step_of_a_move_is_followed() {
     let taken = waiting.await.expect("no panic").expect("outwaited");
     assert!(taken.is_none(), "it is held");
 
-    // The client has been sent on, but not been told that the slot is another's. Now it is.
+    // The client was redirected so far, but not told that the slot has another node. Now it is.
     let taken = keeper.mutex(NAME).try_lock().await.expect("followed");
     assert!(taken.is_none() && answered(&cluster, "MOVED") > 0, "{taken:?}");
     assert!(guard.is_held());

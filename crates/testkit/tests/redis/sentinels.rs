@@ -1,4 +1,4 @@
-//! What a holder behind sentinels is told when its master is no longer the master, although it answers as before.
+//! A holder behind sentinels hears that its master is no longer the master, although that one answers as before.
 
 use std::sync::{
     Arc,
@@ -26,7 +26,7 @@ impl World {
         let mut servers = RedisSentinel::start().expect("started");
         let proxies = servers.behind_proxies().expect("started");
         let keeper = connect(&servers.url()).await;
-        // All connections that a holder needs, as new ones will be refused: a lock that is renewed has them.
+        // Opens all connections that a holder needs, since new ones will be refused: a renewed lock has them.
         let guard = keeper.mutex("first").lease(secs(6)).lock().await.expect("free");
         let mut left = guard.remaining();
         while guard.remaining() <= left {
@@ -51,13 +51,13 @@ impl World {
     }
 }
 
-/// A grant that no replica has, on a master that does not know that it is none any more.
+/// A grant that no replica has, on a master that does not know that another one has taken over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_on_a_master_that_was_cut_off_is_told() {
     let world = World::new().await;
     let old = world.cut_off();
     let guard = world.keeper.mutex(NAME).lease(secs(60)).lock().await.expect("the old master grants");
-    // One that the watchdog does not renew.
+    // A lock that the watchdog does not renew.
     let fixed =
         world.keeper.mutex("fixed").expires_after(secs(60)).lock().await.expect("the old master grants");
     assert_eq!(
@@ -84,7 +84,7 @@ async fn a_holder_on_a_master_that_was_cut_off_is_told() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_the_new_master_knows_is_renewed_there() {
     let world = World::new().await;
-    // Long enough that the new master still knows it when it becomes the master.
+    // Long enough for the new master to know it still when it becomes the master.
     let lease = secs(20);
     let guard = world.keeper.mutex(NAME).lease(lease).lock().await.expect("free");
     let master = world.servers.master().expect("known");
@@ -104,10 +104,10 @@ async fn a_grant_that_the_new_master_knows_is_renewed_there() {
     world.keeper.close().await;
 }
 
-/// Sentinels that name the master of before: one when a keeper connects, and then most of them, as if they had been
-/// restarted with old files.
+/// Sentinels that name an old master: one when a keeper connects, and then most of them, as if they had been restarted
+/// with old files.
 #[tokio::test(flavor = "multi_thread")]
-async fn sentinels_that_lie_behind_are_not_believed() {
+async fn sentinels_that_lag_behind_are_not_believed() {
     let servers = RedisSentinel::start().expect("started");
     let old = servers.master().expect("known").address();
     servers.promote().expect("promoted");
@@ -142,7 +142,7 @@ async fn sentinels_that_lie_behind_are_not_believed() {
     assert!(master.address() != old && there());
 
     most.store(true, Ordering::Relaxed);
-    // Whoever connects anew asks them.
+    // A new keeper asks them.
     master.command(["CLIENT", "KILL", "TYPE", "normal"]).expect("killed");
     timeout(secs(10), async {
         while keeper.mutex("other").try_lock().await.is_err() {
@@ -151,20 +151,20 @@ async fn sentinels_that_lie_behind_are_not_believed() {
     })
     .await
     .expect("it finds the master");
-    // Longer than between two looks at the sentinels.
+    // Longer than the time between two questions to the sentinels.
     sleep(secs(6)).await;
     assert!(guard.is_held() && there());
     guard.release().await.expect("held");
     keeper.close().await;
 }
 
-/// While nothing is held, sentinels are left alone.
+/// While nothing is held, no sentinel is asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn sentinels_are_left_alone_while_nothing_is_held() {
     let servers = RedisSentinel::start().expect("started");
     let ours = |sentinel: &Redis| {
         let clients = sentinel.command(["CLIENT", "LIST"]).expect("asked");
-        // Those of other sentinels have names, and the asker is the last.
+        // Connections of other sentinels have names, and this question's own connection is the last.
         clients.lines().filter(|line| !line.contains(" name=sentinel-")).count() - 1
     };
     let count = || servers.sentinels().iter().map(ours).sum::<usize>();
@@ -188,7 +188,7 @@ async fn sentinels_are_left_alone_while_nothing_is_held() {
     keeper.close().await;
 }
 
-/// The sentinels do not answer; a grant that is pushed meanwhile is read at once.
+/// The sentinels do not answer; a message of a grant is read at once meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_listener_goes_on_reading_while_sentinels_are_asked() {
     let servers = RedisSentinel::start().expect("started");
@@ -205,7 +205,7 @@ async fn a_listener_goes_on_reading_while_sentinels_are_asked() {
     };
     let before = clients();
     let ours = connect(&servers.url()).await;
-    // Each keeper has a channel. On a busy machine it may come late.
+    // Each keeper has a channel. On a busy machine its subscription may come late.
     while master.command(["PUBSUB", "CHANNELS", "lockkeeper:k:*"]).expect("asked").lines().count() < 2 {
         sleep(millis(5)).await;
     }
@@ -217,7 +217,7 @@ async fn a_listener_goes_on_reading_while_sentinels_are_asked() {
     for sentinel in servers.sentinels() {
         sentinel.process().pause();
     }
-    // Requests of ours fail from now on, as nobody says where the master is; the listener's connection is well.
+    // From now on our requests fail, since no sentinel says where the master is; the listener's connection works.
     for id in clients().into_iter().filter(|id| !before.contains(id)) {
         master.command(["CLIENT", "KILL", "ID", &id]).ok();
     }
@@ -234,7 +234,8 @@ async fn a_listener_goes_on_reading_while_sentinels_are_asked() {
     ours.close().await;
 }
 
-/// With `wait=1`, a renewal that no replica has does not count: the holder is told when the lease that replicas know ends.
+/// With `wait=1`, a renewal that no replica has does not count: the holder is told when the lease that replicas know
+/// ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_that_too_few_replicas_have_does_not_count() {
     let (master, replica) = (Redis::start().expect("started"), Redis::start().expect("started"));
@@ -252,7 +253,7 @@ async fn a_renewal_that_too_few_replicas_have_does_not_count() {
     keeper.close().await;
 }
 
-/// All renewals of a moment wait for the replicas together.
+/// Renewals that come at the same time wait for the replicas together.
 #[tokio::test(flavor = "multi_thread")]
 async fn renewals_wait_for_replicas_together() {
     let (master, replica) = (Redis::start().expect("started"), Redis::start().expect("started"));

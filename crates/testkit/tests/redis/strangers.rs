@@ -1,4 +1,4 @@
-//! Servers that are not what the URL says, that word things in other ways, or that forget scripts.
+//! Servers that are not what the URL says, that use other words for errors, or that forget scripts.
 
 use std::{
     collections::HashSet,
@@ -12,9 +12,9 @@ use lockkeeper_testkit::servers::{Redis, RedisCluster, RedisOptions, StandIn};
 
 use crate::{NAME, connect};
 
-/// Whatever a program asks of it first, it is told which URL to use.
+/// The first request fails with an error that says which URL to use.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_of_a_cluster_named_as_a_single_server_is_told_so() {
+async fn a_url_that_names_a_node_as_a_single_server_gets_an_error_that_says_so() {
     let cluster = RedisCluster::start().expect("started");
     for server in cluster.servers() {
         let error = match lockkeeper::connect(&server.url()).await {
@@ -26,9 +26,9 @@ async fn a_node_of_a_cluster_named_as_a_single_server_is_told_so() {
     }
 }
 
-/// Old servers and proxies each have their own words for a command that they do not know.
+/// Old servers and proxies have various errors for a command that they do not know.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_hello_is_told_from_others_in_any_words() {
+async fn a_server_without_hello_is_recognised_in_any_words() {
     let redis = Redis::start().expect("started");
     for words in [
         "-ERR unknown command `HELLO`, with args beginning with: `3`, ",
@@ -52,14 +52,14 @@ async fn a_server_without_hello_is_told_from_others_in_any_words() {
     }
 }
 
-/// Some proxies end the connection instead of saying anything.
+/// Some proxies close the connection without an answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_hangs_up_at_the_greeting_is_told_from_one_that_is_down() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("a port");
     let hang_up = tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
-            // Not before it has said something, or connecting itself would fail.
+            // Not before it has received something, or connecting itself would fail.
             client.readable().await.expect("open");
             drop(client);
         }
@@ -69,7 +69,7 @@ async fn a_server_that_hangs_up_at_the_greeting_is_told_from_one_that_is_down() 
     hang_up.abort();
 }
 
-/// The servers do not know their own names, so a redirection has no host: it is the one that was asked.
+/// The servers do not know their own names, so a redirection has no host: it means the host that was asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redirection_without_a_host_is_followed() {
     let options = RedisOptions::default().setting("cluster-preferred-endpoint-type unknown-endpoint");
@@ -89,8 +89,7 @@ async fn a_redirection_without_a_host_is_followed() {
 }
 
 /// Redis 7.4 forgets scripts that came with `EVAL` when there are many of them, and never those that were loaded. It
-/// cannot be had here, so a stand-in shows it on a server that does not forget: each script that came with `EVAL` is
-/// forgotten at once.
+/// cannot be had here, so a stand-in in front of an older server forgets each script that came with `EVAL` at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_are_loaded_so_that_a_server_keeps_them() {
     let redis = Redis::start().expect("started");
@@ -99,7 +98,7 @@ async fn scripts_are_loaded_so_that_a_server_keeps_them() {
     let (count, known) = (forgotten.clone(), loaded.clone());
     let server = redis.address();
     let digest = move |text: &str| {
-        // The server itself says it; the script is the same.
+        // The server itself answers it; the script is the same.
         let script = ["SCRIPT", "LOAD", text];
         redis.command(script).expect("loaded")
     };

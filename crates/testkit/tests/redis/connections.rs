@@ -1,4 +1,4 @@
-//! The line between client and server is cut, goes silent, or is slow.
+//! The connection between client and server is cut, goes silent, or is slow.
 
 use lockkeeper::{Keeper, Token};
 use lockkeeper_testkit::{
@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::{NAME, connect, load::Load, millis, percent, secs, times};
 
-/// A keeper behind a line that can be troubled, and one that is not.
+/// A keeper behind a proxy that makes faults, and one that is connected directly.
 struct World {
     redis: Redis,
     proxy: Proxy,
@@ -30,9 +30,9 @@ impl World {
         Self { redis, proxy, ours, theirs }
     }
 
-    /// Takes and gives back the lock, each over a line that is bad in the same way. Nothing is left of it after
-    /// the lease at the latest, and at once if the release said so.
-    async fn take_and_give_back(&self, fault: Fault, last: Token) -> Token {
+    /// Acquires and releases the lock, each with the same fault. Nothing is left of it after the lease at the latest,
+    /// and at once if the release succeeded.
+    async fn acquire_and_release(&self, fault: Fault, last: Token) -> Token {
         self.proxy.now(fault);
         let lease = secs(5);
         let guard = timeout(secs(20), self.ours.mutex(NAME).lease(lease).lock()).await;
@@ -55,7 +55,7 @@ impl World {
     }
 }
 
-/// A keeper that soon gives up waiting for a reply. On a busy machine it may do so while it connects to a good line.
+/// A keeper that soon gives up waiting for a reply. On a busy machine it may do so while it connects without a fault.
 async fn impatient(url: &str) -> Keeper {
     let started = Instant::now();
     loop {
@@ -87,7 +87,7 @@ async fn i5_a_connection_cut_at_any_byte_leaves_nothing() {
             worlds.spawn(async move {
                 let mut last = first_token(&world).await;
                 for after in (0..LONGEST).step_by(step) {
-                    last = world.take_and_give_back(Fault { way, after, act: Act::Cut }, last).await;
+                    last = world.acquire_and_release(Fault { way, after, act: Act::Cut }, last).await;
                 }
                 world.proxy.struck() as usize
             });
@@ -98,7 +98,7 @@ async fn i5_a_connection_cut_at_any_byte_leaves_nothing() {
     assert!(struck > LONGEST as usize / step, "{struck}");
 }
 
-/// Each line goes silent for good; only the client's own limit ends the wait.
+/// Each connection goes silent for good; only the client's own limit ends the wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_a_swallowed_reply_is_asked_for_again() {
     let (count, rounds) = (4, times(8, 1000).div_ceil(4));
@@ -109,42 +109,42 @@ async fn i9_a_swallowed_reply_is_asked_for_again() {
             let mut last = first_token(&world).await;
             let mut dice = Dice::new(seed);
             for _ in 0..rounds {
-                // Somewhere in the reply, or in the request, or just between the two.
+                // Somewhere in the reply, in the request, or just between the two.
                 let way = if dice.chance(700) { Way::ToClient } else { Way::ToServer };
                 let fault = Fault { way, after: dice.below(60), act: Act::Swallow };
-                last = world.take_and_give_back(fault, last).await;
+                last = world.acquire_and_release(fault, last).await;
             }
             world.proxy.struck() as usize
         });
     }
     let struck: usize = worlds.join_all().await.into_iter().sum();
-    println!("{struck} lines went silent");
+    println!("{struck} connections went silent");
     assert!(struck >= count as usize * rounds, "{struck}");
 }
 
-/// A reply of a server behind sentinels or in a cluster, or a part of it, never comes; in the end the server knows what the
-/// client believes: the grant while it is held, nothing afterwards. It is asked past its proxy.
+/// A reply of a server behind sentinels or in a cluster, or a part of it, never comes. In the end the server and the
+/// client agree: there is a grant while the lock is held, and none afterwards. The server is asked past its proxy.
 pub(crate) async fn replies_get_lost(url: &str, node: &Redis, proxy: &Proxy, rounds: usize) {
-    // Who holds or waits; marks against late copies are left out, as they end by themselves.
+    // Holders and waiters. Tombstones are left out, since they end by themselves.
     let kept = || {
         let key = format!("lockkeeper:{{{NAME}}}");
-        let lines = match node.command(["TYPE", &key]).expect("asked").as_str() {
+        let rows = match node.command(["TYPE", &key]).expect("asked").as_str() {
             "string" => node.command(["GET", &key]),
             "list" => node.command(["LRANGE", &key, "0", "-1"]),
             _ => Ok(String::new()),
         };
-        // It may have become another kind in between.
-        let lines = lines.unwrap_or_else(|error| format!("0 0 0 h {error}"));
-        // The first line stands behind three words of its own; nobody waits here.
-        let first = lines.lines().take(1).filter_map(|head| head.splitn(4, ' ').nth(3));
-        let lines = first.chain(lines.lines().skip(1)).filter(|line| !line.starts_with('x'));
-        lines.map(str::to_owned).collect::<Vec<_>>()
+        // The key may have changed its type in between.
+        let rows = rows.unwrap_or_else(|error| format!("0 0 0 h {error}"));
+        // The first row comes after three words of the head; there are no waiters here.
+        let first = rows.lines().take(1).filter_map(|head| head.splitn(4, ' ').nth(3));
+        let rows = first.chain(rows.lines().skip(1)).filter(|row| !row.starts_with('x'));
+        rows.map(str::to_owned).collect::<Vec<_>>()
     };
-    // The lines of sentinels and replicas stay good, or they would take the master for dead.
+    // The connections of sentinels and replicas get no faults, or they would take the master for dead.
     let others = proxy.accepted();
     let keeper = impatient(url).await;
     let mut last = keeper.mutex(NAME).lock().await.expect("free").token();
-    // Long, so that a busy machine does not end it.
+    // Long enough for a busy machine.
     let (lease, mut dice) = (secs(20), Dice::new(1));
     let mut faults = 0;
     for _ in 0..rounds {
@@ -157,14 +157,14 @@ pub(crate) async fn replies_get_lost(url: &str, node: &Redis, proxy: &Proxy, rou
         let guard = guard.expect("in time").expect("granted in the end");
         assert!(guard.token() > last, "{fault:?}: {} after {last}", guard.token());
         last = guard.token();
-        let lines = kept();
+        let rows = kept();
         assert_eq!(
-            lines.len(),
+            rows.len(),
             1,
-            "{fault:?}: {lines:?}, with {guard:?} and a {:?}",
+            "{fault:?}: {rows:?}, with {guard:?} and a {:?}",
             node.info("replication", "role")
         );
-        assert!(lines[0].starts_with(&format!("h {:016} ", last.number())), "{fault:?}: {lines:?}");
+        assert!(rows[0].starts_with(&format!("h {:016} ", last.number())), "{fault:?}: {rows:?}");
         proxy.now_after(others, fault);
         let released = guard.release().await;
         let deadline = Instant::now() + lease + secs(1);
@@ -198,7 +198,7 @@ async fn a_lost_wake_costs_a_bounded_wait() {
             }
         })
         .await
-        .expect("it waits in line");
+        .expect("it waits in the queue");
         world.proxy.now(Fault::SILENCE);
         held.release().await.expect("held");
         let released = Instant::now();
@@ -209,15 +209,15 @@ async fn a_lost_wake_costs_a_bounded_wait() {
     }
 }
 
-/// A line slower than a third of the lease, and one that stands still past the lease.
+/// A connection that is slower than a third of the lease, and one that is silent for longer than the lease.
 #[tokio::test(flavor = "multi_thread")]
-async fn i3_a_line_that_stands_still_is_noticed_before_the_lease_ends() {
+async fn i3_a_silent_connection_is_noticed_before_the_lease_ends() {
     let world = World::new("").await;
     world.proxy.delay(millis(40));
-    // Long enough for a machine on which much else runs.
+    // Long enough for a busy machine.
     let guard = world.ours.mutex(NAME).lease(secs(4)).lock().await.expect("free");
     sleep(secs(6)).await;
-    assert!(guard.is_held(), "renewed over a slow line");
+    assert!(guard.is_held(), "renewed over a slow connection");
     world.proxy.pause(true);
     timeout(secs(8), guard.lost()).await.expect("told in time");
     let view = world.theirs.inspect(NAME).await.expect("reachable");
@@ -231,7 +231,7 @@ async fn i3_a_line_that_stands_still_is_noticed_before_the_lease_ends() {
 }
 
 #[test]
-fn a_crew_on_a_bad_line_is_safe() {
+fn a_crew_on_bad_connections_is_safe() {
     let redis = Redis::start().expect("started");
     let proxy = Proxy::start(redis.address()).expect("started");
     let mut load = Load::on(&format!("redis://{}/?request_limit=300ms", proxy.address()));
@@ -240,7 +240,7 @@ fn a_crew_on_a_bad_line_is_safe() {
     let (struck, started) = (times(20, 1000) as u64, std::time::Instant::now());
     while proxy.struck() < struck {
         load.go_on(20);
-        // Those that were lucky must try their luck again.
+        // Connections that met no fault so far are ended, so they try again.
         proxy.cut_all();
         assert!(
             started.elapsed() < secs(60) + secs(2) * u32::try_from(struck).expect("few"),
