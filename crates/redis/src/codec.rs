@@ -6,7 +6,7 @@ mod replies;
 mod rows;
 
 pub(crate) use self::{
-    arguments::{claims_and_leaves, is_plain_leave, push_group, push_renewals},
+    arguments::{claims_and_leaves, end, is_plain_leave, push_group, push_renewals},
     replies::Reader,
     rows::notice,
 };

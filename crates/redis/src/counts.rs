@@ -9,7 +9,7 @@ use lockkeeper_core::{
 };
 
 use crate::{
-    codec::Reader,
+    codec::{self, Reader},
     scripts::{COUNT, Call},
     servers::Priority,
     store::RedisStore,
@@ -37,7 +37,7 @@ impl RedisStore {
         let call = Call::new(&COUNT, &self.keys, name, 3, move |command, nonce| {
             command.arg(self.keys.high_water(name)).arg(self.keys.latch(name));
             command.arg(self.keys.operation(name, *op));
-            command.arg(nonce).arg(not_after.0).arg(word).arg(amount);
+            command.arg(nonce).arg(codec::end(*not_after)).arg(word).arg(amount);
             command.arg(COUNT_MEMORY.as_micros() as u64).arg(LATCH_LIFE.as_millis() as u64);
         });
         let mut reader = Reader::new(self.servers.run_one(Priority::Normal, call).await?);

@@ -4,7 +4,7 @@ use std::{collections::HashSet, fmt::Write, time::Duration};
 
 use lockkeeper_core::{
     ContenderId, Units,
-    store::{Claim, Leave, Renew, Request},
+    store::{Claim, Leave, Renew, Request, StoreTime},
 };
 use redis::Cmd;
 
@@ -16,8 +16,13 @@ fn micros(length: Duration) -> u64 {
 
 /// The last time with 16 digits: scripts compare times as text.
 const LAST_TIME: u64 = 9_999_999_999_999_999;
-/// The last time until which a tombstone can be kept: its key lasts a minute longer, and scripts compute with doubles.
+/// The last time until which something can be kept: keys last a minute longer, and scripts compute with doubles.
 const LAST_END: u64 = (1 << 53) - 1 - 60_000_000;
+
+/// The end of something that a script keeps, as an argument.
+pub(crate) fn end(time: StoreTime) -> u64 {
+    time.0.min(LAST_END)
+}
 
 /// The contenders that both leave and claim in one group, whose order then matters. Almost no group has any.
 pub(crate) fn claims_and_leaves<'a>(
@@ -76,8 +81,7 @@ pub(crate) fn push_group(command: &mut Cmd, group: &[&Request], must_write: bool
                 command.arg(&*scratch);
             }
             Request::Leave(Leave { contender, tombstone_until, hold_at_least, .. }) => {
-                let until =
-                    tombstone_until.map_or_else(String::new, |until| until.0.min(LAST_END).to_string());
+                let until = tombstone_until.map_or_else(String::new, |until| end(until).to_string());
                 command.arg("b").arg(contender.to_string()).arg(until).arg(micros(*hold_at_least));
             }
         }

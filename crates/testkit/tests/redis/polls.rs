@@ -6,8 +6,8 @@ use lockkeeper_core::{
     Capacity, ContenderId, KeeperId, Name, Units,
     clock::Clock,
     store::{
-        Answer, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Renew, Renewed, Request, Store,
-        StoreTime, Verdict, Wake, WakeSink,
+        Answer, Claim, Context, Count, CountAction, Counted, Details, Kind, Leave, Left, ProcessInfo, Renew,
+        Renewed, Request, Store, StoreTime, Verdict, Wake, WakeSink,
     },
 };
 use lockkeeper_testkit::servers::{Redis, RedisOptions};
@@ -228,6 +228,30 @@ async fn a_tombstone_for_ever_leaves_a_resource_that_others_can_use() {
     assert!(matches!(late, Verdict::Stale), "{late:?}");
     let next = asker.ask(&asker.claim(2, Units::All, true)).await;
     assert!(matches!(next, Verdict::Granted(_)), "{next:?}");
+    asker.store.close().await;
+}
+
+/// An operation on a latch that is valid for longer than any time of the layout counts once, however often it arrives.
+#[tokio::test(flavor = "multi_thread")]
+async fn i13_a_count_without_an_end_counts_once() {
+    let redis = RedisOptions::default().start().expect("started");
+    let asker = Asker::connect(&redis.url()).await;
+    let count = |seq, action| Count {
+        name: Name::new(NAME).expect("a name"),
+        op: ContenderId { keeper: asker.keeper, seq },
+        not_after: StoreTime(u64::MAX),
+        action,
+    };
+    asker.store.count(&count(1, CountAction::Create(5))).await.expect("created");
+    for arrival in 1..=2 {
+        let answers = asker.store.count(&count(2, CountAction::Down(1))).await.expect("counted");
+        let [Counted::State(state)] = &answers.each[..] else { panic!("{answers:?}") };
+        assert_eq!(state.remaining, 4, "arrival {arrival}");
+    }
+    // Scripts compute with doubles, so times in microseconds must stay below 2^53.
+    let key = format!("lockkeeper:{{{NAME}}}:op:{}", count(2, CountAction::Read).op);
+    let ends = redis.command(["PEXPIRETIME", &key]).expect("asked").parse::<i64>().expect("a time");
+    assert!(ends > 0 && ends / 1000 * 1_000_000 < 1 << 53, "the answer is kept until {ends} ms");
     asker.store.close().await;
 }
 
