@@ -1,4 +1,4 @@
-//! Sends script calls and plain commands to the servers that keep their slots, and reads who answered.
+//! Sends script calls and plain commands to the servers that keep their slots, and checks their answers.
 //!
 //! A call that a server refused before it did anything is sent on: to the node that a redirection names, or again with
 //! the script's text, or again after a pause while its slot moves. No other call is ever sent twice.

@@ -1,4 +1,4 @@
-//! Has scripts publish the changes of a resource while somebody watches it.
+//! Has scripts publish the changes of a resource while a client subscribes to them.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     store::RedisStore,
 };
 
-/// How long scripts publish changes after the last request for it, and how often a watcher requests it.
+/// How long scripts publish changes after the last request for it, and how often a subscriber requests it.
 const PUBLISHED_FOR: Duration = Duration::from_secs(60);
 const REQUEST_EVERY: Duration = Duration::from_secs(10);
 

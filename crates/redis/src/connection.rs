@@ -195,7 +195,7 @@ impl Connection {
         };
         // In a task of its own: the socket and its timers belong to the runtime that they are made in.
         self.runtime.spawn(open).await.unwrap_or_else(|_| {
-            let message = "the runtime that connects has ended; if this happens again, connect anew";
+            let message = "the runtime that connects has ended; if this happens again, make a new keeper";
             Err(StoreError::new(StoreErrorKind::Unreachable, message).not_applied())
         })
     }

@@ -19,7 +19,7 @@ use crate::{
 const KEYS_PER_STEP: usize = 1000;
 
 impl RedisStore {
-    /// Those of the resources that somebody holds or waits for.
+    /// The views of these resources, without those that have neither holders nor waiters.
     pub(crate) async fn inspect_all(&self, names: &[Name]) -> Result<Vec<ResourceView>, StoreError> {
         let inspect = |name: &Name| {
             let key = self.keys.resource(name);

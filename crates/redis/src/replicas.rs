@@ -70,7 +70,7 @@ impl RedisStore {
             }
             let patience = self.replica_patience();
             let message = format!(
-                "the grant reached {have} of {wanted} replicas within {patience:?} and was given back; see to the replicas, \
+                "the grant reached {have} of {wanted} replicas within {patience:?} and was given back; check the replicas, \
                  or lower wait="
             );
             for entry in entries {

@@ -206,7 +206,7 @@ impl Sentinels {
                 }
                 if !needed && !state.keeps_connections(now) {
                     state.task = None;
-                    // The reports will be old when somebody asks again.
+                    // The reports will be old at the next question.
                     state.reports.forget();
                     return;
                 }

@@ -1,4 +1,4 @@
-//! What a URL says: where the servers are, who logs in, and the options. Its `Debug` shows no secret.
+//! What a URL says: the addresses of the servers, the login, and the options. Its `Debug` shows no secret.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 

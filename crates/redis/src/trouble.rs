@@ -13,7 +13,7 @@ pub(crate) fn refused(error: &ServerError) -> StoreError {
     let (code, details) = (error.code(), without_words(error.details().unwrap_or_default()));
     explain(code, details).unwrap_or_else(|| {
         // A script that failed half-way, or a new kind of error: what was done is not known.
-        let message = format!("the server refused the request (it said: {code} {details})");
+        let message = format!("the server refused the request (the server said: {code} {details})");
         StoreError::new(StoreErrorKind::Config, message).perhaps_applied()
     })
 }
@@ -174,7 +174,7 @@ pub(crate) fn not_connected(address: &str, error: RedisError) -> StoreError {
         let details = without_words(error.detail().unwrap_or_default());
         // Without its source, which may show what was sent.
         return explain(code, details).unwrap_or_else(|| {
-            let message = format!("could not connect to {address} (it said: {code} {details})");
+            let message = format!("could not connect to {address} (the server said: {code} {details})");
             StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
         });
     }
@@ -224,7 +224,7 @@ pub(crate) fn not_greeted(address: &Address, resp3: bool, error: RedisError) -> 
         return not_connected(&address, error);
     }
     let message = format!(
-        "{address} does not know the greeting of RESP3, or refuses it; add protocol=resp2 to the URL (it said: ERR {details})"
+        "{address} does not know the greeting of RESP3, or refuses it; add protocol=resp2 to the URL (the server said: ERR {details})"
     );
     StoreError::new(StoreErrorKind::Config, message).not_applied()
 }
@@ -237,7 +237,7 @@ fn is_unknown_command(details: &str) -> bool {
 pub(crate) fn outdated_sentinels(epoch: u64, seen: u64) -> StoreError {
     let message = format!(
         "the sentinels that answer name the master of epoch {epoch}, but epoch {seen} was seen before; wait until they know \
-         it again; if they were set up anew, connect again"
+         it again; if they were set up anew, make a new keeper"
     );
     StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
 }
@@ -264,7 +264,7 @@ pub(crate) fn ended(address: &str) -> StoreError {
 pub(crate) fn part_of_a_cluster(error: &ServerError) -> StoreError {
     let (code, details) = (error.code(), without_words(error.details().unwrap_or_default()));
     let message = format!(
-        "this server is part of a cluster; use redis+cluster:// in the URL (it said: {code} {details})"
+        "this server is part of a cluster; use redis+cluster:// in the URL (the server said: {code} {details})"
     );
     config(message).not_applied()
 }

@@ -46,7 +46,7 @@ pub(crate) struct Listeners {
     tasks: Mutex<HashMap<usize, JoinHandle<()>>>,
 }
 
-/// A channel that somebody has subscribed to.
+/// A channel with at least one subscription.
 struct Channel {
     slot: usize,
     subscriptions: usize,
