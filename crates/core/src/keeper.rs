@@ -79,8 +79,18 @@ impl KeeperBuilder {
         self
     }
 
-    /// The keeper's id, for tests that must repeat exactly.
-    pub fn id(mut self, id: KeeperId) -> Self {
+    /// The keeper's id, for tests in [virtual time](Self::virtual_time) that must repeat exactly. Elsewhere connecting
+    /// with it fails: two keepers of one id would both hold what one of them was granted.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use lockkeeper_core::{Keeper, KeeperId, memory};
+    /// let builder = Keeper::builder(memory::connector("memory:")).test_id(KeeperId::random());
+    /// let error = builder.connect().await.expect_err("not in virtual time");
+    /// assert!(error.to_string().contains("virtual time"));
+    /// # }
+    /// ```
+    pub fn test_id(mut self, id: KeeperId) -> Self {
         self.id = Some(id);
         self
     }
@@ -102,6 +112,11 @@ impl KeeperBuilder {
     pub async fn connect(self) -> Result<Keeper, StoreError> {
         if self.request_limit.is_zero() {
             let message = "the request limit is zero, so no request could succeed; give at least 1 ms";
+            return Err(StoreError::new(StoreErrorKind::Config, message));
+        }
+        if self.id.is_some() && self.virtual_time.is_none() {
+            let message = "an id of one's own is for tests in virtual time, because two keepers of one id would both \
+                           hold; leave it out, and ask Keeper::id()";
             return Err(StoreError::new(StoreErrorKind::Config, message));
         }
         let stop = Stop::new();

@@ -113,7 +113,7 @@ impl World {
         let builder = Keeper::builder(store)
             .virtual_time(clock.clock())
             .outage_limit(Duration::from_secs(600))
-            .id(KeeperId::from_u128(u128::from(number)));
+            .test_id(KeeperId::from_u128(u128::from(number)));
         builder.connect().await.expect("the line is good while connecting")
     }
 
