@@ -46,6 +46,16 @@ impl fmt::Debug for KeeperId {
     }
 }
 
+impl FromStr for KeeperId {
+    type Err = InvalidInput;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let plain = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let value = u128::from_str_radix(text, 16).ok().filter(|_| plain);
+        value.map(Self::from_u128).ok_or_else(|| InvalidInput::new(format!("{text:?} is not a keeper id")))
+    }
+}
+
 /// One acquisition: the keeper's id and a number that keeper never uses again (invariant I1).
 ///
 /// Release and renewal match the whole id, so a late release never frees somebody else's lock.
@@ -76,9 +86,7 @@ impl FromStr for ContenderId {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parse = || {
             let (keeper, seq) = text.split_once('-')?;
-            let plain = keeper.len() == 32 && keeper.bytes().all(|b| b.is_ascii_hexdigit());
-            let keeper = u128::from_str_radix(keeper, 16).ok().filter(|_| plain)?;
-            Some(Self { keeper: KeeperId::from_u128(keeper), seq: seq.parse().ok()? })
+            Some(Self { keeper: keeper.parse().ok()?, seq: seq.parse().ok()? })
         };
         parse().ok_or_else(|| InvalidInput::new(format!("{text:?} is not a contender id")))
     }
@@ -108,6 +116,15 @@ impl Ids {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keeper_ids_survive_text() {
+        let id = KeeperId::random();
+        assert_eq!(id.to_string().parse::<KeeperId>().ok(), Some(id));
+        for text in ["", "12", "+0000000000000000000000000000001", "z0000000000000000000000000000001"] {
+            assert!(text.parse::<KeeperId>().is_err(), "{text:?}");
+        }
+    }
 
     #[test]
     fn contender_ids_survive_text() {
