@@ -1,7 +1,7 @@
-//! What all processes of a host have in common: the boot of the machine, and the clock since then.
+//! The boot of the machine and the clock since then, which all processes of a host share.
 //!
-//! A container may see that clock shifted (`time_namespaces(7)`). The times in the file are those of
-//! the host, so that processes of different containers agree on when a lease ends.
+//! A container may see that clock shifted (`time_namespaces(7)`). The database has the host's times, so that processes of
+//! different containers agree on when a lease ends.
 
 use std::{fs, io, path::Path};
 
@@ -17,14 +17,14 @@ use crate::trouble::file_trouble;
 /// A boot of the machine, as this process sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Boot {
-    /// Another id means that nothing from before still runs.
+    /// Differs between two boots, so no process of another boot is alive.
     pub(crate) id: String,
     /// How many nanoseconds this process's boot-time clock is ahead of the host's.
     ahead: i128,
 }
 
 impl Boot {
-    /// Looks where this process runs.
+    /// The boot that this process runs in.
     pub(crate) fn find() -> Result<Self, StoreError> {
         let path = Path::new("/proc/sys/kernel/random/boot_id");
         let boot = fs::read_to_string(path).map_err(|error| file_trouble("read", path, error))?;
@@ -46,29 +46,26 @@ fn clock_ahead() -> Result<i128, StoreError> {
     let path = Path::new("/proc/self/timens_offsets");
     let offsets = match fs::read_to_string(path) {
         Ok(offsets) => offsets,
-        // A kernel that shifts no clocks.
+        // This kernel has no time namespaces.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         Err(error) => return Err(file_trouble("read", path, error)),
     };
-    // What the kernel tells are the clocks of processes that this one starts. They are mostly its own.
+    // The kernel tells the offsets for processes that this one starts. Mostly they are its own.
     let namespace = |name| fs::read_link(Path::new("/proc/self/ns").join(name)).ok();
     if namespace("time") != namespace("time_for_children") {
-        return Err(unknown_clock("this process has left its time namespace to its children; start it anew"));
+        return Err(unknown_clock("its children are in another time namespace than it is; restart it"));
     }
     boot_offset(&offsets)
-        .ok_or_else(|| unknown_clock("the kernel tells the clock's offset in a way that is not known here"))
+        .ok_or_else(|| unknown_clock("the kernel shows the clock's offset in an unknown format"))
 }
 
 fn unknown_clock(why: &str) -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Config,
-        format!("which time it is for other processes is not known: {why}"),
-    )
+    StoreError::new(StoreErrorKind::Config, format!("this process cannot tell the host's time: {why}"))
 }
 
-/// The offset of the boot-time clock: a line of its name, seconds, and nanoseconds on top of them.
+/// The offset of the boot-time clock: a row with its name, seconds, and nanoseconds on top of them.
 fn boot_offset(offsets: &str) -> Option<i128> {
-    let mut words = offsets.lines().find_map(|line| line.strip_prefix("boottime"))?.split_whitespace();
+    let mut words = offsets.lines().find_map(|row| row.strip_prefix("boottime"))?.split_whitespace();
     let seconds: i128 = words.next()?.parse().ok()?;
     let nanos: i128 = words.next()?.parse().ok()?;
     Some(seconds * 1_000_000_000 + nanos)

@@ -1,136 +1,115 @@
-//! A resource as rows: loaded whole, stored as the difference.
+//! Turns rows of the table `entry` into the model's values and back.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    Capacity, ContenderId, Name, Units,
+    Capacity, ContenderId, KeeperId, Name, Units,
     model::{Holder, Resource, Waiter},
     store::{Details, Kind, ProcessInfo, StoreTime},
 };
 use rusqlite::{Row, Statement, Transaction, params, types::Type};
 
-use crate::liveness::keeper_from;
+use crate::{
+    front::Front,
+    loaded::{Loaded, RowChange},
+};
 
-/// A resource as it was stored, and as it is now.
-#[derive(Debug)]
-pub(crate) struct Loaded {
-    pub(crate) resource: Resource,
-    before: Resource,
-    /// The stored place of each waiter in `before`, in the same order.
-    places: Vec<i64>,
-    /// Whether the holders changed.
-    pub(crate) changed: bool,
-}
+type Result<T> = rusqlite::Result<T>;
 
 pub(crate) const LOAD: &str =
-    "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires, confirmed,
-    evicted, retired, detached, stamp, kind, host, pid, program, label, value, min_hold
+    "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires,
+    confirmed, evicted, retired, detached, stamp, min_hold, kind, host, pid, program, label, value
     FROM entry WHERE name = ? ORDER BY queued, turn";
 
-const STORE: &str =
+/// The same columns without the details.
+const LOAD_FRONT: &str = "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires,
+    confirmed, evicted, retired, detached, stamp, min_hold
+    FROM entry WHERE name = ? ORDER BY queued, turn";
+
+const PUT: &str =
     "INSERT OR REPLACE INTO entry (name, queued, turn, keeper, seq, capacity, units, lease, began,
     since, expires, confirmed, evicted, retired, detached, stamp, kind, host, pid, program, label, value,
     min_hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
 const REMOVE: &str = "DELETE FROM entry WHERE name = ? AND queued = ? AND turn = ?";
 
-impl Loaded {
-    /// The resource with this name; `None` if nobody holds it or waits for it.
-    pub(crate) fn load(transaction: &Transaction<'_>, name: &Name) -> rusqlite::Result<Option<Self>> {
-        let mut statement = transaction.prepare_cached(LOAD)?;
-        let mut rows = statement.query([name.as_str()])?;
-        let mut places = Vec::new();
-        let mut found: Option<Resource> = None;
-        while let Some(row) = rows.next()? {
-            let capacity = capacity_from(row.get(4)?)?;
-            let resource = found.get_or_insert_with(|| Resource::free(capacity));
-            if row.get(0)? {
-                places.push(row.get(1)?);
-                resource.queue.push_back(waiter_from(row)?);
-            } else {
-                resource.holders.push(holder_from(row)?);
-            }
+/// Loads a resource; `None` if nobody holds it or waits for it.
+pub(crate) fn load(transaction: &Transaction<'_>, name: &Name) -> Result<Option<Loaded>> {
+    let mut statement = transaction.prepare_cached(LOAD)?;
+    let mut rows = statement.query([name.as_str()])?;
+    let mut positions = Vec::new();
+    let mut found: Option<Resource> = None;
+    while let Some(row) = rows.next()? {
+        let capacity = capacity_from(row)?;
+        let resource = found.get_or_insert_with(|| Resource::free(capacity));
+        if row.get(0)? {
+            positions.push(row.get(1)?);
+            resource.queue.push_back(waiter_from(row, details_from(row)?)?);
+        } else {
+            resource.holders.push(holder_from(row, details_from(row)?)?);
         }
-        Ok(found.map(|resource| Self { before: resource.clone(), resource, places, changed: false }))
     }
-
-    /// A resource that nobody holds or waits for yet.
-    pub(crate) fn free(capacity: Capacity) -> Self {
-        let free = Resource::free(capacity);
-        Self { before: free.clone(), resource: free, places: Vec::new(), changed: false }
-    }
-
-    /// Whether every hold is one that was there before, just as it was.
-    pub(crate) fn gives_nothing(&self) -> bool {
-        self.resource.holders.iter().all(|holder| self.before.holders.contains(holder))
-    }
-
-    /// Stores what became different.
-    pub(crate) fn store(&self, transaction: &Transaction<'_>, name: &Name) -> rusqlite::Result<()> {
-        if self.resource == self.before {
-            return Ok(());
-        }
-        let mut remove = transaction.prepare_cached(REMOVE)?;
-        let mut store = transaction.prepare_cached(STORE)?;
-        let (old, new) = (&self.before, &self.resource);
-        for holder in &old.holders {
-            if !new.holders.iter().any(|kept| kept.number == holder.number) {
-                remove.execute(params![name.as_str(), false, holder.number.cast_signed()])?;
-            }
-        }
-        for holder in &new.holders {
-            if !old.holders.contains(holder) {
-                store_holder(&mut store, name, new.capacity, holder)?;
-            }
-        }
-        if new.queue == old.queue {
-            return Ok(());
-        }
-        // Whoever left and came back in this transaction stands at the end, so a stored place is
-        // kept only as long as the places grow.
-        let mut stored: HashMap<ContenderId, (i64, &Waiter)> = old
-            .queue
-            .iter()
-            .zip(&self.places)
-            .map(|(waiter, place)| (waiter.contender, (*place, waiter)))
-            .collect();
-        let mut next = self.places.last().map_or(1, |last| last + 1);
-        let mut before = 0;
-        let mut to_store = Vec::new();
-        for waiter in &new.queue {
-            let kept = stored.get(&waiter.contender).copied().filter(|(place, _)| *place > before);
-            before = match kept {
-                Some((place, as_stored)) => {
-                    stored.remove(&waiter.contender);
-                    if waiter != as_stored {
-                        to_store.push((waiter, place));
-                    }
-                    place
-                }
-                None => {
-                    to_store.push((waiter, next));
-                    next += 1;
-                    next - 1
-                }
-            };
-        }
-        for (place, _) in stored.values() {
-            remove.execute(params![name.as_str(), true, place])?;
-        }
-        for (waiter, place) in to_store {
-            store_waiter(&mut store, name, new.capacity, waiter, place)?;
-        }
-        Ok(())
-    }
+    Ok(found.map(|resource| Loaded::new(resource, positions)))
 }
 
-fn store_holder(
-    store: &mut Statement<'_>,
+/// Loads the holders of a resource and its waiters up to `contender`; `None` if that does not wait.
+pub(crate) fn load_front(
+    transaction: &Transaction<'_>,
     name: &Name,
-    capacity: Capacity,
-    holder: &Holder,
-) -> rusqlite::Result<()> {
-    store.execute(params![
+    contender: ContenderId,
+) -> Result<Option<Front>> {
+    let mut statement = transaction.prepare_cached(LOAD_FRONT)?;
+    let mut rows = statement.query([name.as_str()])?;
+    let no_details = no_details();
+    let mut found: Option<Resource> = None;
+    while let Some(row) = rows.next()? {
+        let capacity = capacity_from(row)?;
+        let resource = found.get_or_insert_with(|| Resource::free(capacity));
+        if !row.get(0)? {
+            let holder = holder_from(row, no_details.clone())?;
+            if holder.contender == contender {
+                return Ok(None);
+            }
+            resource.holders.push(holder);
+            continue;
+        }
+        let waiter = waiter_from(row, no_details.clone())?;
+        let is_last = waiter.contender == contender;
+        resource.queue.push_back(waiter);
+        if is_last {
+            let position = row.get(1)?;
+            return Ok(found.map(|resource| Front { resource, position }));
+        }
+    }
+    Ok(None)
+}
+
+/// Stores what became different.
+pub(crate) fn store(transaction: &Transaction<'_>, name: &Name, loaded: &Loaded) -> Result<()> {
+    let changes = loaded.changes();
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let mut remove = transaction.prepare_cached(REMOVE)?;
+    let mut put = transaction.prepare_cached(PUT)?;
+    let capacity = loaded.resource.capacity;
+    for change in changes {
+        match change {
+            RowChange::RemoveHolder(number) => {
+                remove.execute(params![name.as_str(), false, number.cast_signed()])?;
+            }
+            RowChange::RemoveWaiter(position) => {
+                remove.execute(params![name.as_str(), true, position])?;
+            }
+            RowChange::PutHolder(holder) => put_holder(&mut put, name, capacity, holder)?,
+            RowChange::PutWaiter(position, waiter) => put_waiter(&mut put, name, capacity, waiter, position)?,
+        }
+    }
+    Ok(())
+}
+
+fn put_holder(put: &mut Statement<'_>, name: &Name, capacity: Capacity, holder: &Holder) -> Result<()> {
+    put.execute(params![
         name.as_str(),
         false,
         holder.number.cast_signed(),
@@ -158,18 +137,18 @@ fn store_holder(
     Ok(())
 }
 
-fn store_waiter(
-    store: &mut Statement<'_>,
+fn put_waiter(
+    put: &mut Statement<'_>,
     name: &Name,
     capacity: Capacity,
     waiter: &Waiter,
-    place: i64,
-) -> rusqlite::Result<()> {
+    position: i64,
+) -> Result<()> {
     let none = None::<i64>;
-    store.execute(params![
+    put.execute(params![
         name.as_str(),
         true,
-        place,
+        position,
         waiter.contender.keeper.to_string(),
         waiter.contender.seq.cast_signed(),
         capacity_number(capacity),
@@ -194,53 +173,62 @@ fn store_waiter(
     Ok(())
 }
 
-fn holder_from(row: &Row<'_>) -> rusqlite::Result<Holder> {
+fn holder_from(row: &Row<'_>, details: Details) -> Result<Holder> {
     Ok(Holder {
         contender: contender_from(row)?,
-        units: units_from(row.get(5)?)?,
+        units: units_from(row)?,
         number: unsigned(row, 1)?,
         granted: StoreTime(unsigned(row, 7)?),
         since: unsigned(row, 8)?,
         expires: StoreTime(unsigned(row, 9)?),
         lease: Duration::from_micros(unsigned(row, 6)?),
-        min_hold: Duration::from_micros(unsigned(row, 21)?),
+        min_hold: Duration::from_micros(unsigned(row, 15)?),
         confirmed: row.get(10)?,
         evicted: row.get(11)?,
         retired: row.get(12)?,
         detached: row.get(13)?,
-        details: details_from(row)?,
+        details,
     })
 }
 
-fn waiter_from(row: &Row<'_>) -> rusqlite::Result<Waiter> {
+fn waiter_from(row: &Row<'_>, details: Details) -> Result<Waiter> {
     Ok(Waiter {
         contender: contender_from(row)?,
-        units: units_from(row.get(5)?)?,
+        units: units_from(row)?,
         lease: Duration::from_micros(unsigned(row, 6)?),
-        min_hold: Duration::from_micros(unsigned(row, 21)?),
+        min_hold: Duration::from_micros(unsigned(row, 15)?),
         stamp: unsigned(row, 14)?,
         asked: StoreTime(unsigned(row, 7)?),
         since: unsigned(row, 8)?,
-        details: details_from(row)?,
+        details,
     })
 }
 
-fn contender_from(row: &Row<'_>) -> rusqlite::Result<ContenderId> {
-    let keeper = keeper_from(row.get_ref(2)?.as_str()?).ok_or_else(|| not_ours(2, Type::Text))?;
-    Ok(ContenderId { keeper, seq: unsigned(row, 3)? })
+fn contender_from(row: &Row<'_>) -> Result<ContenderId> {
+    Ok(ContenderId { keeper: keeper_from(row, 2)?, seq: unsigned(row, 3)? })
 }
 
-fn details_from(row: &Row<'_>) -> rusqlite::Result<Details> {
+/// The keeper in `column`.
+pub(crate) fn keeper_from(row: &Row<'_>, column: usize) -> Result<KeeperId> {
+    row.get_ref(column)?.as_str()?.parse().map_err(|_| not_ours(column, Type::Text))
+}
+
+fn details_from(row: &Row<'_>) -> Result<Details> {
     Ok(Details {
-        kind: Kind::from_word(row.get_ref(15)?.as_str()?).ok_or_else(|| not_ours(15, Type::Text))?,
-        process: Arc::new(ProcessInfo { host: row.get(16)?, pid: row.get(17)?, program: row.get(18)? }),
-        label: row.get(19)?,
-        value: row.get(20)?,
+        kind: Kind::from_word(row.get_ref(16)?.as_str()?).ok_or_else(|| not_ours(16, Type::Text))?,
+        process: Arc::new(ProcessInfo { host: row.get(17)?, pid: row.get(18)?, program: row.get(19)? }),
+        label: row.get(20)?,
+        value: row.get(21)?,
     })
+}
+
+fn no_details() -> Details {
+    let process = Arc::new(ProcessInfo { host: String::new(), pid: 0, program: String::new() });
+    Details { kind: Kind::Mutex, process, label: None, value: None }
 }
 
 /// SQLite's integers are signed; ours are stored with the same bits.
-pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> Result<u64> {
     row.get::<_, i64>(column).map(i64::cast_unsigned)
 }
 
@@ -255,11 +243,11 @@ fn units_number(units: Units) -> u32 {
     }
 }
 
-pub(crate) fn units_from(number: u32) -> rusqlite::Result<Units> {
-    if number == 0 {
-        return Ok(Units::All);
+fn units_from(row: &Row<'_>) -> Result<Units> {
+    match row.get(5)? {
+        0 => Ok(Units::All),
+        number => Units::count(number).map_err(|_| not_ours(5, Type::Integer)),
     }
-    Units::count(number).map_err(|_| not_ours(5, Type::Integer))
 }
 
 fn capacity_number(capacity: Capacity) -> u32 {
@@ -269,11 +257,16 @@ fn capacity_number(capacity: Capacity) -> u32 {
     }
 }
 
-pub(crate) fn capacity_from(number: u32) -> rusqlite::Result<Capacity> {
-    if number == 0 {
-        return Ok(Capacity::All);
+fn capacity_from(row: &Row<'_>) -> Result<Capacity> {
+    match row.get(4)? {
+        0 => Ok(Capacity::All),
+        number => Capacity::count(number).map_err(|_| not_ours(4, Type::Integer)),
     }
-    Capacity::count(number).map_err(|_| not_ours(4, Type::Integer))
+}
+
+/// A name as it was stored.
+pub(crate) fn name_from(name: String) -> Result<Name> {
+    Name::new(name).map_err(|why| rusqlite::Error::FromSqlConversionFailure(0, Type::Text, why.into()))
 }
 
 fn not_ours(column: usize, kind: Type) -> rusqlite::Error {
@@ -282,7 +275,6 @@ fn not_ours(column: usize, kind: Type) -> rusqlite::Error {
 
 #[cfg(test)]
 mod tests {
-    use lockkeeper_core::KeeperId;
     use rusqlite::Connection;
 
     use super::*;
@@ -301,23 +293,23 @@ mod tests {
         }
     }
 
-    /// Whatever happens to a line within one transaction, it is stored in its order.
+    /// Whatever happens to a queue within one transaction, it is stored in its order.
     #[test]
-    fn a_line_keeps_its_order() {
+    fn a_queue_keeps_its_order() {
         let mut connection = Connection::open_in_memory().expect("opened");
         crate::layout::settle(&mut connection, std::path::Path::new("x"), "boot", || Ok(false))
             .expect("made");
         let transaction = connection.transaction().expect("begun");
         let name = Name::new("stock").expect("valid");
-        let lines: [&[u64]; 8] =
+        let queues: [&[u64]; 8] =
             [&[1, 2, 3], &[2, 3, 1], &[3, 1, 2, 4], &[4, 3], &[3, 4], &[5, 6], &[], &[6, 5, 4, 3, 2, 1]];
-        for line in lines {
-            let load = || Loaded::load(&transaction, &name).expect("loaded");
+        for queue in queues {
+            let load = || load(&transaction, &name).expect("loaded");
             let mut loaded = load().unwrap_or_else(|| Loaded::free(Capacity::All));
-            loaded.resource.queue = line.iter().map(|seq| waiter(*seq)).collect();
-            loaded.store(&transaction, &name).expect("stored");
+            loaded.resource.queue = queue.iter().map(|seq| waiter(*seq)).collect();
+            store(&transaction, &name, &loaded).expect("stored");
             let stored = load().map_or(Vec::new(), |loaded| loaded.resource.queue.into());
-            assert_eq!(stored, line.iter().map(|seq| waiter(*seq)).collect::<Vec<_>>());
+            assert_eq!(stored, queue.iter().map(|seq| waiter(*seq)).collect::<Vec<_>>());
         }
     }
 }

@@ -1,42 +1,39 @@
-//! Latches and fences: the two things in the file that are not resources.
+//! Latches: the tables `latch` and `counted`.
 
 use lockkeeper_core::{
-    Token,
     model::{COUNT_MEMORY, Counter},
-    store::{Admit, Admitted, Count, CountAction, CountState, Counted, Topic},
+    store::{Count, CountAction, CountState, Counted, Topic},
 };
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{OptionalExtension, Result, Row, params};
 
-use crate::work::{Work, tell_watchers};
-
-type Result<T> = rusqlite::Result<T>;
+use crate::{codec::unsigned, subscribers, work::Work};
 
 impl Work<'_> {
-    /// The transition of a latch operation: however often it arrives, it counts once.
+    /// Does a latch operation. However often it arrives, it counts once.
     pub(crate) fn count(&mut self, count: &Count) -> Result<Counted> {
         if let Some(done) = self.counted_before(count)? {
             return Ok(done);
         }
-        if count.not_after < self.now.lease {
+        if count.not_after < self.transition.now.lease {
             return Ok(Counted::Stale);
         }
         let before = self.counter(count)?;
         let mut counter = before;
-        let counted = counter.step(self.now, &mut self.high_water, count.action);
+        let counted = counter.step(self.transition.now, &mut self.transition.high_water, count.action);
         if counter != before {
             self.store_counter(count, counter)?;
         }
         if count.action != CountAction::Read {
             self.remember(count, counted)?;
             let topic = Topic::Latch(count.name.clone());
-            tell_watchers(self.transaction(), &topic, &mut self.done.wakes)?;
+            subscribers::wake(self.transaction, &topic, &mut self.after_commit.wakes)?;
         }
         Ok(counted)
     }
 
     fn counter(&self, count: &Count) -> Result<Counter> {
         let mut find = self
-            .transaction()
+            .transaction
             .prepare_cached("SELECT remaining, initial, opened, born FROM latch WHERE name = ?")?;
         Ok(Counter(find.query_row([count.name.as_str()], |row| state_from(row, 0)).optional()?))
     }
@@ -44,10 +41,10 @@ impl Work<'_> {
     fn store_counter(&self, count: &Count, counter: Counter) -> Result<()> {
         let name = count.name.as_str();
         match counter.0 {
-            None => self.transaction().prepare_cached("DELETE FROM latch WHERE name = ?")?.execute([name])?,
+            None => self.transaction.prepare_cached("DELETE FROM latch WHERE name = ?")?.execute([name])?,
             Some(state) => {
                 let [remaining, initial, opened, born] = numbers(state);
-                self.transaction()
+                self.transaction
                     .prepare_cached("INSERT OR REPLACE INTO latch VALUES (?, ?, ?, ?, ?)")?
                     .execute(params![name, remaining, initial, opened, born])?
             }
@@ -56,12 +53,15 @@ impl Work<'_> {
     }
 
     fn counted_before(&self, count: &Count) -> Result<Option<Counted>> {
-        let mut find = self.transaction().prepare_cached(
+        let mut find = self.transaction.prepare_cached(
             "SELECT answer, remaining, initial, opened, born FROM counted
              WHERE keeper = ? AND seq = ? AND until >= ?",
         )?;
-        let key =
-            params![count.op.keeper.to_string(), count.op.seq.cast_signed(), self.now.lease.0.cast_signed()];
+        let key = params![
+            count.op.keeper.to_string(),
+            count.op.seq.cast_signed(),
+            self.transition.now.lease.0.cast_signed()
+        ];
         let answer = |row: &Row<'_>| {
             let state = state_from(row, 1)?;
             Ok(match row.get(0)? {
@@ -82,7 +82,7 @@ impl Work<'_> {
             Counted::Stale => return Ok(()),
         };
         let [remaining, initial, opened, born] = numbers(state);
-        self.transaction()
+        self.transaction
             .prepare_cached("INSERT OR REPLACE INTO counted VALUES (?, ?, ?, ?, ?, ?, ?, ?)")?
             .execute(params![
                 count.op.keeper.to_string(),
@@ -96,23 +96,6 @@ impl Work<'_> {
             ])?;
         Ok(())
     }
-
-    /// The transition of a fence: the highest floor seen never falls (invariant I7).
-    pub(crate) fn fence(&mut self, admit: &Admit) -> Result<Admitted> {
-        let name = admit.name.as_str();
-        let mut find = self.transaction().prepare_cached("SELECT highest FROM fence WHERE name = ?")?;
-        let seen: Option<i64> = find.query_row([name], |row| row.get(0)).optional()?;
-        let highest = seen.and_then(Token::from_i64);
-        if let Some(highest) = highest.filter(|highest| admit.token < *highest) {
-            return Ok(Admitted::Stale { highest });
-        }
-        if highest.is_none_or(|highest| highest < admit.floor) {
-            self.transaction()
-                .prepare_cached("INSERT OR REPLACE INTO fence VALUES (?, ?)")?
-                .execute(params![name, admit.floor.as_i64()])?;
-        }
-        Ok(Admitted::Yes)
-    }
 }
 
 const STATE: i64 = 0;
@@ -120,7 +103,7 @@ const EXISTS: i64 = 1;
 const MISSING: i64 = 2;
 
 fn state_from(row: &Row<'_>, first: usize) -> Result<CountState> {
-    let number = |place: usize| row.get::<_, i64>(first + place).map(i64::cast_unsigned);
+    let number = |column: usize| unsigned(row, first + column);
     Ok(CountState { remaining: number(0)?, initial: number(1)?, opened: number(2)?, born: number(3)? })
 }
 

@@ -1,10 +1,9 @@
-//! Hears of the deaths of processes that somebody here waits behind.
+//! Notices crashed keepers that a waiter of this process waits behind.
 //!
-//! The kernel tells through a process descriptor. That is only a hint to look at the life file,
-//! since a life line may outlive its process. A process of another container has no id here, so
-//! its life file is looked at now and then.
+//! The kernel tells through a process descriptor that a process has ended. That is only a hint to look at the life file,
+//! because a life line may outlive its process. A process of another container has no id here, so its life file is looked
+//! at four times a second.
 
-use lockkeeper_core::support;
 use std::{
     collections::{BTreeSet, HashMap},
     os::fd::OwnedFd,
@@ -13,77 +12,77 @@ use std::{
     time::Duration,
 };
 
-use lockkeeper_core::KeeperId;
+use lockkeeper_core::{KeeperId, support};
 use rustix::process::{Pid, PidfdFlags};
 use tokio::{io::unix::AsyncFd, runtime::Handle, task::AbortHandle, time::Instant};
 
 use crate::liveness::{self, Liveness};
 
-/// How long a process is watched after it was last seen in the way. Who waits asks more often.
+/// How long a process is monitored after it was last seen ahead of a waiter. Waiters poll more often than that.
 const INTEREST: Duration = Duration::from_secs(30);
 
-/// How often a life file is looked at whose process has no descriptor here.
+/// The pause between two looks at a life file whose process has no descriptor here.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// How many processes are watched at most: each takes a descriptor, of which a program may not have
-/// many. Polls find the deaths of others.
+/// The most processes that are monitored. Each takes a descriptor, of which a program may not have many. Polls find the
+/// crashes of the others.
 const MOST: usize = 32;
 
-/// Which keepers' processes are being watched.
+/// Monitors the processes of other keepers.
 pub(crate) struct CrashMonitor {
     keepers: PathBuf,
     background: Handle,
-    watched: Mutex<HashMap<KeeperId, Monitored>>,
+    monitored: Mutex<HashMap<KeeperId, Monitored>>,
     report: OnCrash,
 }
 
-/// A keeper whose process is being watched.
+/// A keeper whose process is being monitored.
 struct Monitored {
-    /// When it was last in the way.
+    /// When it was last ahead of a waiter.
     seen: Instant,
     task: AbortHandle,
 }
 
-/// Called with each keeper that is found dead.
+/// Called with each keeper that is found crashed.
 pub(crate) type OnCrash = Box<dyn Fn(KeeperId) + Send + Sync>;
 
 impl CrashMonitor {
-    /// Watches through `background`.
+    /// A monitor whose tasks run on `background`.
     pub(crate) fn new(keepers: &Path, background: Handle, report: OnCrash) -> Arc<Self> {
-        Arc::new(Self { keepers: keepers.to_owned(), background, watched: Mutex::default(), report })
+        Arc::new(Self { keepers: keepers.to_owned(), background, monitored: Mutex::default(), report })
     }
 
-    fn watched(&self) -> MutexGuard<'_, HashMap<KeeperId, Monitored>> {
-        support::lock(&self.watched)
+    fn monitored(&self) -> MutexGuard<'_, HashMap<KeeperId, Monitored>> {
+        support::lock(&self.monitored)
     }
 
-    /// These keepers' deaths matter from now on.
-    pub(crate) fn watch(self: &Arc<Self>, ahead: BTreeSet<KeeperId>) {
-        if ahead.is_empty() {
+    /// Monitors these keepers from now on.
+    pub(crate) fn monitor(self: &Arc<Self>, blockers: BTreeSet<KeeperId>) {
+        if blockers.is_empty() {
             return;
         }
-        let (seen, mut watched) = (Instant::now(), self.watched());
-        // Keepers of this process do not die before it does.
-        for keeper in ahead.into_iter().filter(|keeper| !liveness::is_of_this_process(*keeper)) {
-            if let Some(known) = watched.get_mut(&keeper) {
+        let (seen, mut monitored) = (Instant::now(), self.monitored());
+        // Keepers of this process do not crash before it does.
+        for keeper in blockers.into_iter().filter(|keeper| !liveness::is_of_this_process(*keeper)) {
+            if let Some(known) = monitored.get_mut(&keeper) {
                 known.seen = seen;
                 continue;
             }
-            if watched.len() >= MOST {
-                let oldest = watched.iter().min_by_key(|(_, known)| known.seen).map(|(keeper, _)| *keeper);
-                if let Some(old) = oldest.and_then(|keeper| watched.remove(&keeper)) {
+            if monitored.len() >= MOST {
+                let oldest = monitored.iter().min_by_key(|(_, known)| known.seen).map(|(keeper, _)| *keeper);
+                if let Some(old) = oldest.and_then(|keeper| monitored.remove(&keeper)) {
                     old.task.abort();
                 }
             }
-            // It cannot end before it is entered here: that takes the lock.
+            // The task cannot end before it is entered here, because that takes the lock.
             let task = self.background.spawn(until_crash(Arc::downgrade(self), keeper)).abort_handle();
-            watched.insert(keeper, Monitored { seen, task });
+            monitored.insert(keeper, Monitored { seen, task });
         }
     }
 
-    /// Whether somebody still cares, as of less than a while ago.
+    /// Whether the keeper was ahead of a waiter lately.
     fn is_of_interest(&self, keeper: KeeperId) -> bool {
-        self.watched().get(&keeper).is_some_and(|known| known.seen.elapsed() < INTEREST)
+        self.monitored().get(&keeper).is_some_and(|known| known.seen.elapsed() < INTEREST)
     }
 }
 
@@ -91,22 +90,23 @@ async fn until_crash(monitor: Weak<CrashMonitor>, keeper: KeeperId) {
     let process = |monitor: Arc<CrashMonitor>| liveness::process_of(&monitor.keepers, keeper).and_then(open);
     let Some(mut process) = monitor.upgrade().map(process) else { return };
     loop {
-        let Some(all) = monitor.upgrade() else { return };
-        // After its process was opened, too: before that it may have ended, and its id be another's.
-        let pulse = liveness::of(&all.keepers, keeper);
-        if pulse != Liveness::Alive || !all.is_of_interest(keeper) {
-            all.watched().remove(&keeper);
-            if pulse == Liveness::Crashed {
-                (all.report)(keeper);
+        let Some(strong) = monitor.upgrade() else { return };
+        // The first look comes after the descriptor was opened. Before that, the process may have ended and its id may have
+        // gone to another.
+        let state = liveness::of(&strong.keepers, keeper);
+        if state != Liveness::Alive || !strong.is_of_interest(keeper) {
+            strong.monitored().remove(&keeper);
+            if state == Liveness::Crashed {
+                (strong.report)(keeper);
             }
             return;
         }
-        drop(all);
+        drop(strong);
         match &process {
             None => tokio::time::sleep(LOOK).await,
             Some(running) => {
                 let ended = tokio::time::timeout(INTEREST, running.readable()).await.is_ok();
-                // Should its life line outlive it, that is looked at from now on.
+                // Its life line may outlive it, so from now on the life file is looked at.
                 process = process.filter(|_| !ended);
             }
         }
@@ -137,7 +137,7 @@ mod tests {
         link.to_string_lossy().contains("pidfd")
     }
 
-    /// A thousand processes wait ahead. The program that waits here has other uses for its descriptors.
+    /// The program that waits here needs its descriptors for other things.
     #[tokio::test]
     async fn a_thousand_processes_ahead_take_few_descriptors() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -145,26 +145,26 @@ mod tests {
         let mut lives = Vec::new();
         for keeper in (1..=1000).map(KeeperId::from_u128) {
             lives.push(begin_as_another(folder.path(), keeper, &beside_this()));
-            monitor.watch(BTreeSet::from([keeper]));
+            monitor.monitor(BTreeSet::from([keeper]));
             tokio::task::yield_now().await;
         }
         assert!((1..=MOST).contains(&open_processes()), "{}", open_processes());
     }
 
-    /// Two that are the first process of their container are not one.
+    /// Two processes with the id 1, in two containers, are not one.
     #[tokio::test]
-    async fn the_death_of_a_process_elsewhere_is_heard_of() {
+    async fn the_crash_of_a_process_in_another_container_is_noticed() {
         let folder = tempfile::tempdir().expect("a folder");
         let keeper = KeeperId::random();
         let life = begin_as_another(folder.path(), keeper, &elsewhere());
-        let (tell, mut dead) = tokio::sync::mpsc::unbounded_channel();
+        let (tell, mut crashed) = tokio::sync::mpsc::unbounded_channel();
         let report = Box::new(move |keeper| tell.send(keeper).expect("heard"));
         let monitor = CrashMonitor::new(folder.path(), Handle::current(), report);
-        monitor.watch(BTreeSet::from([keeper]));
+        monitor.monitor(BTreeSet::from([keeper]));
         tokio::task::yield_now().await;
-        assert!(dead.is_empty(), "it lives");
+        assert!(crashed.is_empty(), "it is alive");
         drop(life);
-        let heard = tokio::time::timeout(Duration::from_secs(20), dead.recv()).await;
+        let heard = tokio::time::timeout(Duration::from_secs(20), crashed.recv()).await;
         assert_eq!(heard, Ok(Some(keeper)));
     }
 }

@@ -1,23 +1,25 @@
 //! The tables, their version, and the boot that their times belong to.
+//!
+//! The SQL of the layout steps must never change what it makes: databases on disk have it.
 
-use std::{fmt::Write as _, os::unix::ffi::OsStrExt, path::Path};
+use std::path::Path;
 
 use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior::Immediate, params};
 
-use crate::trouble::{explain, is_damage};
+use crate::{
+    owner::{self, APPLICATION, Owner},
+    trouble::explain,
+};
 
-/// Marks the file as ours ("LKKR"), so that no other program's database is ever touched.
-const APPLICATION: i32 = 0x4c4b_4b52;
-
-/// Step by step from nothing to the layout of this version: the number of steps done is the
-/// version of a file. Steps are only ever added; each works on what the one before left.
+/// The steps from an empty database to the layout of this version. The number of steps done is the version of a database.
+/// Steps are only ever added, and each works on what the one before left.
 const STEPS: &[&str] = &[LAYOUT_1, LAYOUT_2];
 
-/// Times are in microseconds: `since` since 1970, the others on the boot-time clock. Numbers of
-/// units are 0 for "all". A keeper is 32 hexadecimal digits, `seq` its number for the contender.
+/// Times are in microseconds: `since` since 1970, the others on the boot-time clock. Numbers of units are 0 for "all". A
+/// keeper is 32 hexadecimal digits, `seq` its number for the contender.
 const LAYOUT_1: &str = "
--- One row. `mark` is the last grant number given: it never falls, whatever is removed.
+-- One row. `mark` is the high-water mark, the highest grant number so far: it never falls, whatever is removed.
 CREATE TABLE store (
     only_one INTEGER PRIMARY KEY CHECK (only_one = 1),
     id TEXT NOT NULL,
@@ -26,8 +28,8 @@ CREATE TABLE store (
     mark INTEGER NOT NULL
 ) STRICT;
 
--- Holders (queued = 0, turn = grant number) and waiters (queued = 1, turn = place in line). One
--- table, so that a hand-over touches one page. `began`: granted, or last asked.
+-- Holders (queued = 0, turn = grant number) and waiters (queued = 1, turn = position in the queue).
+-- One table, so that a hand-over touches one page. `began`: when it was granted, or when it last asked.
 CREATE TABLE entry (
     name TEXT NOT NULL,
     queued INTEGER NOT NULL,
@@ -54,7 +56,7 @@ CREATE TABLE entry (
     PRIMARY KEY (name, queued, turn)
 ) STRICT, WITHOUT ROWID;
 
--- Contenders that left while a copy of their claim may still come.
+-- Tombstones: contenders that left while a copy of their claim may still arrive.
 CREATE TABLE grave (
     keeper TEXT NOT NULL, seq INTEGER NOT NULL, until INTEGER NOT NULL, PRIMARY KEY (keeper, seq)
 ) STRICT, WITHOUT ROWID;
@@ -64,7 +66,7 @@ CREATE TABLE latch (
     remaining INTEGER NOT NULL, initial INTEGER NOT NULL, opened INTEGER NOT NULL, born INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Latch operations that were done, with their answers, while they may be asked for again.
+-- Latch operations that were done, with their answers, as long as a copy of them may still arrive.
 CREATE TABLE counted (
     keeper TEXT NOT NULL, seq INTEGER NOT NULL, until INTEGER NOT NULL,
     answer INTEGER NOT NULL,
@@ -74,102 +76,36 @@ CREATE TABLE counted (
 
 CREATE TABLE fence (name TEXT PRIMARY KEY, highest INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 
--- Keepers that want to hear of changes.
+-- Keepers that have subscribed to a topic.
 CREATE TABLE watcher (
     topic TEXT NOT NULL, name TEXT NOT NULL, keeper TEXT NOT NULL, PRIMARY KEY (topic, name, keeper)
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// How long a hold is kept from its grant on, even if its process dies. What was granted before this step has no such
-/// time, and is kept only if its process lives to release it.
+/// How long a hold is kept from its grant on, even if its process crashes. Holds from before this step have no such time.
 const LAYOUT_2: &str = "ALTER TABLE entry ADD COLUMN min_hold INTEGER NOT NULL DEFAULT 0";
 
-/// What a boot leaves of the boot before: marks, latches and fences, but nothing that has a time.
+/// A new boot keeps the high-water mark, latches and fences, and removes everything with a time of the boot before.
 const FREE_EVERYTHING: &str =
     "DELETE FROM entry; DELETE FROM grave; DELETE FROM counted; DELETE FROM watcher;";
 
-/// Refuses what is not ours without leaving a trace: no lock is taken, nothing is made beside the
-/// file, and what another program has left half done stays so. Tables that are in a log only are
-/// seen when the file is opened.
-///
-/// With a log, what lies in the file may be in the middle of a change: SQLite moves pages from the log into the file one
-/// by one, and whoever dies meanwhile leaves it so. Then it may look damaged, which only tells that it is to be opened.
-pub(crate) fn refuse_untouched(file: &Path, has_log: impl Fn() -> bool) -> Result<(), StoreError> {
-    let before = has_log();
-    match look_untouched(file) {
-        Err(error) if is_damage(&error) && (before || has_log()) => Ok(()),
-        looked => looked,
-    }
-}
-
-fn look_untouched(file: &Path) -> Result<(), StoreError> {
-    let flags =
-        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
-    // By SQLite itself: to close a file in any other way would end the locks that this process has on it.
-    let opened = Connection::open_with_flags(as_it_lies(file), flags);
-    opened
-        .map_err(|error| explain(file, error).not_applied())
-        .and_then(|as_it_lies| refuse(&as_it_lies, file))
-}
-
-/// The file as a URI for who neither locks it nor looks at what lies beside it.
-fn as_it_lies(file: &Path) -> String {
-    let mut uri = "file:".to_owned();
-    for byte in file.as_os_str().as_bytes() {
-        if byte.is_ascii_alphanumeric() || b"/-_.".contains(byte) {
-            uri.push(char::from(*byte));
-        } else {
-            write!(uri, "%{byte:02X}").expect("writing to a string cannot fail");
-        }
-    }
-    uri + "?immutable=1"
-}
-
-/// Refuses the database of another program.
-pub(crate) fn refuse(connection: &Connection, file: &Path) -> Result<(), StoreError> {
-    // As it is at one moment: another process may be about to make our own tables.
-    let look = || is_foreign(&*connection.unchecked_transaction()?);
-    match look() {
-        Ok(false) => Ok(()),
-        Ok(true) => Err(theirs(file)),
-        Err(error) => Err(explain(file, error).not_applied()),
-    }
-}
-
-fn theirs(file: &Path) -> StoreError {
-    let message = format!("{} is the database of another program; name a file of its own", file.display());
-    StoreError::new(StoreErrorKind::Config, message).not_applied()
-}
-
-fn application(connection: &Connection) -> rusqlite::Result<i32> {
-    connection.pragma_query_value(None, "application_id", |row| row.get(0))
-}
-
-fn is_foreign(connection: &Connection) -> rusqlite::Result<bool> {
-    Ok(match application(connection)? {
-        APPLICATION => false,
-        0 => connection.prepare("SELECT 1 FROM sqlite_schema")?.exists([])?,
-        _ => true,
-    })
-}
-
-/// Brings the file to this program's layout and to this boot; gives the store's own id. What
-/// another boot left is ended only if nobody of it lives.
+/// Brings the database to this program's layout and to this boot; returns the store's own id. Leases of another boot are
+/// ended only if no keeper is alive.
 pub(crate) fn settle(
     connection: &mut Connection,
-    file: &Path,
+    path: &Path,
     boot: &str,
     any_alive: impl Fn() -> Result<bool, StoreError>,
 ) -> Result<String, StoreError> {
-    match settled(connection, boot).map_err(|error| explain(file, error).not_applied())? {
+    match settled(connection, boot).map_err(|error| explain(path, error).not_applied())? {
         Some(id) => Ok(id),
-        None => settle_with(connection, file, boot, any_alive, STEPS),
+        None => settle_with(connection, path, boot, any_alive, STEPS),
     }
 }
 
-/// The store's own id, if there is nothing to do. Mostly so, and then nobody need wait to write.
+/// The store's own id, if there is nothing to do. That is the usual case, which needs no write lock.
 fn settled(connection: &Connection, boot: &str) -> rusqlite::Result<Option<String>> {
-    if application(connection)? != APPLICATION {
+    if owner::of(connection)? != Owner::Lockkeeper {
         return Ok(None);
     }
     let mut find = connection.prepare("SELECT id FROM store WHERE layout = ? AND boot = ?")?;
@@ -178,17 +114,16 @@ fn settled(connection: &Connection, boot: &str) -> rusqlite::Result<Option<Strin
 
 fn settle_with(
     connection: &mut Connection,
-    file: &Path,
+    path: &Path,
     boot: &str,
     any_alive: impl Fn() -> Result<bool, StoreError>,
     steps: &[&str],
 ) -> Result<String, StoreError> {
-    let explain = |error| explain(file, error);
-    let transaction =
-        connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(explain)?;
-    let done = version(&transaction, file)?;
+    let explain = |error| explain(path, error);
+    let transaction = connection.transaction_with_behavior(Immediate).map_err(explain)?;
+    let done = version(&transaction, path)?;
     if done > steps.len() {
-        return Err(newer(file, done));
+        return Err(newer(path, done));
     }
     let newest = number(steps);
     for step in &steps[done..] {
@@ -207,9 +142,9 @@ fn settle_with(
         .query_row("SELECT id, boot FROM store", [], |row| Ok((row.get(0)?, row.get(1)?)))
         .map_err(explain)?;
     if boot_of_file != boot {
-        // Whoever is of this boot has told so, here, before it showed that it lives.
+        // A keeper of this boot stores the boot here before it makes its life file, so live keepers are of the other boot.
         if any_alive()? {
-            return Err(another_boot(file));
+            return Err(another_boot(path));
         }
         transaction.execute_batch(FREE_EVERYTHING).map_err(explain)?;
         transaction.execute("UPDATE store SET boot = ?", [boot]).map_err(explain)?;
@@ -218,29 +153,29 @@ fn settle_with(
     Ok(id)
 }
 
-/// The layout of the file: 0 if it is empty.
-fn version(transaction: &Transaction<'_>, file: &Path) -> Result<usize, StoreError> {
-    let explain = |error| explain(file, error);
-    if is_foreign(transaction).map_err(explain)? {
-        return Err(theirs(file));
+/// The layout of the database: 0 if it is empty.
+fn version(transaction: &Transaction<'_>, path: &Path) -> Result<usize, StoreError> {
+    let explain = |error| explain(path, error);
+    match owner::of(transaction).map_err(explain)? {
+        Owner::Nobody => Ok(0),
+        Owner::Lockkeeper => {
+            transaction.query_row("SELECT layout FROM store", [], layout_in).map_err(explain)
+        }
+        Owner::AnotherProgram => Err(owner::foreign(path)),
     }
-    if application(transaction).map_err(explain)? == APPLICATION {
-        return transaction.query_row("SELECT layout FROM store", [], layout_in).map_err(explain);
-    }
-    Ok(0)
 }
 
-/// Processes that have different ids for one boot, as containers may, would end each other's leases.
-fn another_boot(file: &Path) -> StoreError {
+/// Processes that have different ids for one boot, as containers may have, would end each other's leases.
+fn another_boot(path: &Path) -> StoreError {
     let message = format!(
         "{} is used by running processes for which this is another boot of the machine (see \
          /proc/sys/kernel/random/boot_id there and here); give them one boot id, or end them",
-        file.display()
+        path.display()
     );
     StoreError::new(StoreErrorKind::Config, message).not_applied()
 }
 
-/// The layout that so many steps lead to.
+/// The version of the layout after these steps.
 fn number(steps: &[&str]) -> i64 {
     i64::try_from(steps.len()).unwrap_or(i64::MAX)
 }
@@ -250,46 +185,46 @@ fn layout_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<usize> {
     row.get::<_, u32>(0).map(|layout| layout as usize)
 }
 
-/// The file was made or migrated by a newer version of this program.
-fn newer(file: &Path, layout: usize) -> StoreError {
+/// The database was made or migrated by a newer version of this program.
+fn newer(path: &Path, layout: usize) -> StoreError {
     StoreError::new(
         StoreErrorKind::Corrupt,
         format!(
             "{} has layout {layout}, and this version of Lockkeeper knows layouts up to {}; update it here",
-            file.display(),
+            path.display(),
             STEPS.len()
         ),
     )
 }
 
-/// The last grant number, if the file still has this program's layout and this boot.
+/// The high-water mark, if the database still has this program's layout and this boot.
 pub(crate) fn read_high_water(
     transaction: &Transaction<'_>,
-    file: &Path,
+    path: &Path,
     boot: &str,
 ) -> Result<u64, StoreError> {
-    let explain = |error| explain(file, error);
+    let explain = |error| explain(path, error);
     let mut read = transaction.prepare_cached("SELECT layout, boot = ?, mark FROM store").map_err(explain)?;
     let (layout, same_boot, mark): (usize, bool, i64) =
         read.query_row([boot], |row| Ok((layout_in(row)?, row.get(1)?, row.get(2)?))).map_err(explain)?;
     if layout != STEPS.len() {
-        return Err(newer(file, layout));
+        return Err(newer(path, layout));
     }
     if !same_boot {
         return Err(StoreError::new(
             StoreErrorKind::Corrupt,
             format!(
                 "{} was taken over by another boot of this machine; restart this process",
-                file.display()
+                path.display()
             ),
         ));
     }
     Ok(mark.unsigned_abs())
 }
 
-/// Stores the last grant number.
-pub(crate) fn write_high_water(transaction: &Transaction<'_>, mark: u64) -> rusqlite::Result<()> {
-    transaction.prepare_cached("UPDATE store SET mark = ?")?.execute([mark.cast_signed()])?;
+/// Stores the high-water mark.
+pub(crate) fn write_high_water(transaction: &Transaction<'_>, high_water: u64) -> rusqlite::Result<()> {
+    transaction.prepare_cached("UPDATE store SET mark = ?")?.execute([high_water.cast_signed()])?;
     Ok(())
 }
 
@@ -352,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_frees_all_and_keeps_marks_latches_and_fences() {
+    fn a_restart_frees_all_and_keeps_the_high_water_mark_latches_and_fences() {
         let mut connection = memory();
         settle(&mut connection, Path::new(FILE), "first", nobody).expect("made");
         connection
@@ -367,13 +302,13 @@ mod tests {
             )
             .expect("filled");
         settle(&mut connection, Path::new(FILE), "first", nobody).expect("the same boot");
-        assert_eq!(count(&connection, "entry"), 1, "another process is nothing to be freed by");
+        assert_eq!(count(&connection, "entry"), 1, "another process of this boot frees nothing");
         let not_known = || Err(StoreError::new(StoreErrorKind::Denied, "not to be read"));
         let lives: [(fn() -> Lives, _); 2] =
             [(|| Ok(true), StoreErrorKind::Config), (not_known, StoreErrorKind::Denied)];
         for (any_alive, kind) in lives {
             let settled = settle(&mut connection, Path::new(FILE), "second", any_alive);
-            let error = settled.expect_err("somebody may live");
+            let error = settled.expect_err("a keeper may be alive");
             assert_eq!(error.kind(), kind, "{error}");
         }
         assert_eq!(count(&connection, "entry"), 1, "nothing of theirs was touched");

@@ -1,52 +1,55 @@
-//! The SQLite store: the processes of one host share locks through one file, with no server.
+//! The SQLite store: the processes of one host share locks through one file, without a server.
 //!
-//! `sqlite:PATH` is all it takes. The file is made when it is not there (readable by its owner
-//! only), and beside it the folder `PATH-keepers`, which holds two small files per keeper: one
-//! that shows whether it lives, and a socket that it is woken through.
+//! `sqlite:PATH` is all it takes. The file is made if it is not there, readable by its owner only. Beside it is the folder
+//! `PATH-keepers` with two small files per keeper: one that shows whether the keeper is alive, and a socket that it is
+//! woken through.
 //!
 //! # How it works
 //!
-//! Every group of claims and leaves is one `BEGIN IMMEDIATE` transaction: the resources named in
-//! it are loaded, [the model's own step](lockkeeper_core::model) is done, and the difference is
-//! stored. So the file behaves as the model does, whoever writes.
+//! Every group of claims and leaves is one `BEGIN IMMEDIATE` transaction. It loads the resources that the group names,
+//! does [the model's own step](lockkeeper_core::model), and stores the difference. So the file behaves as the model does,
+//! whichever process writes.
 //!
-//! * **Leases** run on the host's boot-time clock, which all its processes share and nobody can
-//!   set, also where a container sees it shifted. The file remembers the boot it belongs to: a
-//!   restart of the machine ends every lease, detached ones and what is kept for its `min_hold` too: nobody
-//!   who held one is left, and only the wall clock could tell how much of it was.
-//! * **The dead** are passed at once. Each keeper has an OS lock on a file of its own, which ends
-//!   with the process however it ends. Whoever finds somebody in the way looks at that file: free
-//!   means dead. A missing file proves nothing, and then the lease decides. What is younger than its
-//!   `min_hold` is kept until it is that old.
-//! * **Wakes** go from process to process by datagram socket. They are hints: lost ones cost time
-//!   until the next poll, the database is the truth.
-//! * **Durability.** `synchronous=FULL`: a grant, a renewal, a count or a fence that was answered
-//!   is on disk. With less, a disk that is pulled or a power cut could take back a grant that
-//!   somebody acts on, and its number might be given again. Groups make it bearable: all that the
-//!   tasks of a process ask for at one time costs a single sync. What gives nobody anything is not
-//!   synced: places in line, and releases that nobody waits for. If such a one is lost, a lock
-//!   looks held for longer than it was, which is safe, and a restart frees it anyway.
+//! * **Leases** run on the host's boot-time clock. All processes of the host share it and nobody can set it, and where a
+//!   container sees it shifted, the offset is taken off. The file remembers the boot that it belongs to. A restart of the
+//!   machine ends every lease, also detached ones and those kept for their `min_hold`: no process that held one is left,
+//!   and only the wall clock could tell how much of the time is over.
+//! * **Crashed keepers** are passed at once. Each keeper has an OS lock on a file of its own, which ends with the process
+//!   however that ends. A claim that finds a keeper in its way looks at that file: if it is not locked, the keeper has
+//!   crashed. A missing file proves nothing, and then the lease decides. A hold that is younger than its `min_hold` is
+//!   kept until it is that old.
+//! * **Wakes** go from process to process through datagram sockets. They are hints: a lost wake costs time until the next
+//!   poll, and the database decides.
+//! * **Durability.** An answered grant, renewal, count or fence is on disk (`synchronous=FULL`). With less, a power cut
+//!   could take back a grant that its holder acts on, and its number might be given again. Groups make it cheap: all
+//!   requests that the tasks of a process make at one time cost a single sync. Transactions that give nobody anything are
+//!   not synced: positions in queues, and releases that nobody waits for. If one is lost, a lock looks held for longer
+//!   than it was, which is safe, and a restart frees it anyway.
 //!
 //! # Limits
 //!
-//! * One host: network file systems are refused, since neither SQLite's locks nor the boot-time
-//!   clock reach across hosts.
-//! * Containers of one host may share a file if its folder is mounted in each of them, so that they
-//!   share SQLite's log and the folder of the keepers, too. A container with a boot id of its own is
-//!   refused while others live.
-//! * Linux only. Elsewhere connecting fails with [`StoreErrorKind::Unsupported`](lockkeeper_core::StoreErrorKind::Unsupported).
-//! * One writer at a time is SQLite's rule. A process stopped in the middle of its transaction
-//!   stops the others until it goes on or is ended; they report
-//!   [`StoreErrorKind::Conflict`](lockkeeper_core::StoreErrorKind::Conflict) and go on asking. Listings wait behind them.
-//! * A child that was forked without `exec` shares its parent's life file, so the parent counts
-//!   as alive until that child has ended too. `exec` closes it.
+//! * One host: network file systems are refused, because neither SQLite's locks nor the boot-time clock reach across
+//!   hosts.
+//! * Containers of one host may share a file if its folder is mounted in each of them, so that they also share SQLite's
+//!   log and the folder of the keepers. A container with a boot id of its own is refused while other keepers are alive.
+//! * Linux only. Elsewhere connecting fails with
+//!   [`StoreErrorKind::Unsupported`](lockkeeper_core::StoreErrorKind::Unsupported).
+//! * SQLite allows one writer at a time. A process that is stopped in the middle of its transaction stops the others until
+//!   it continues or is ended. They report [`StoreErrorKind::Conflict`](lockkeeper_core::StoreErrorKind::Conflict) and go
+//!   on asking. Listings wait behind them.
+//! * A child that was forked without `exec` shares its parent's life file, so the parent counts as alive until that child
+//!   has ended too. `exec` closes it.
 
 use lockkeeper_core::{StoreError, store::Connector};
 
 #[cfg(target_os = "linux")]
+mod blockers;
+#[cfg(target_os = "linux")]
 mod boot;
 #[cfg(target_os = "linux")]
 mod codec;
+#[cfg(target_os = "linux")]
+mod connect;
 #[cfg(target_os = "linux")]
 mod counts;
 #[cfg(target_os = "linux")]
@@ -54,20 +57,58 @@ mod crashes;
 #[cfg(target_os = "linux")]
 mod database;
 #[cfg(target_os = "linux")]
+mod durability;
+#[cfg(target_os = "linux")]
+mod expiry;
+#[cfg(target_os = "linux")]
+mod fences;
+#[cfg(target_os = "linux")]
 mod file;
+#[cfg(target_os = "linux")]
+mod front;
 #[cfg(target_os = "linux")]
 mod layout;
 #[cfg(target_os = "linux")]
 mod liveness;
 #[cfg(target_os = "linux")]
+mod loaded;
+#[cfg(target_os = "linux")]
+mod new_file;
+#[cfg(target_os = "linux")]
+mod open;
+#[cfg(target_os = "linux")]
+mod owner;
+#[cfg(target_os = "linux")]
+mod paths;
+#[cfg(target_os = "linux")]
+mod patience;
+#[cfg(target_os = "linux")]
 mod poll;
+#[cfg(target_os = "linux")]
+mod refusals;
+#[cfg(target_os = "linux")]
+mod requests;
 mod settings;
 #[cfg(target_os = "linux")]
 mod store;
 #[cfg(target_os = "linux")]
+mod subscribers;
+#[cfg(target_os = "linux")]
+mod subscription;
+#[cfg(target_os = "linux")]
+mod sweep;
+#[cfg(target_os = "linux")]
 mod ticket;
 #[cfg(target_os = "linux")]
+mod tombstones;
+#[cfg(target_os = "linux")]
+mod transition;
+#[cfg(target_os = "linux")]
 mod trouble;
+#[cfg(target_os = "linux")]
+mod views;
+#[cfg(target_os = "linux")]
+mod wake_text;
 #[cfg(target_os = "linux")]
 mod wakes;
 #[cfg(target_os = "linux")]
@@ -80,8 +121,8 @@ mod writer;
 #[cfg(target_os = "linux")]
 pub use store::CAPABILITY;
 
-/// Connects to the file that `url` names, which is made if it is not there: `sqlite:PATH`, where a
-/// relative path starts at the current folder.
+/// Connects to the file that `url` names, and makes it if it is not there: `sqlite:PATH`, where a relative path starts at
+/// the current folder.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -102,7 +143,7 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
 
 #[cfg(target_os = "linux")]
 fn connect_with(settings: settings::Settings) -> Result<Connector, StoreError> {
-    Ok(store::connector(settings))
+    Ok(connect::connector(settings))
 }
 
 #[cfg(not(target_os = "linux"))]

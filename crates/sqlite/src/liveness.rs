@@ -1,38 +1,36 @@
-//! Life files: how one process sees that another is dead.
+//! Life files: which keepers are alive, and which have crashed.
 //!
-//! Each keeper locks a file named by its random id before it writes its first row, and keeps it
-//! open. The operating system ends the lock with the process, however it ends. It is a `flock`,
-//! not a record lock, which any close of the same file in the process would end.
+//! Each keeper locks a file named by its random id before it writes its first row, and keeps it open. The operating
+//! system ends the lock with the process, however that ends. It is a `flock`, because a record lock would end with any
+//! close of the same file in the process.
 
-use lockkeeper_core::support;
 use std::{
     collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::{fd::OwnedFd, unix::fs::OpenOptionsExt},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Mutex, MutexGuard},
-    time::Duration,
 };
 
-use lockkeeper_core::{KeeperId, StoreError};
+use lockkeeper_core::{KeeperId, StoreError, support};
 use rustix::fs::FlockOperation;
 
-use crate::{file::DatabaseFile, trouble::file_trouble};
-
-const LIFE: &str = "life";
-const WAKE: &str = "wake";
-/// A life file that is being made: not yet locked, so not to be judged.
-const NEW: &str = "new";
+use crate::{
+    file::DatabaseFile,
+    new_file::is_old,
+    paths::{LIFE, NEW, WAKE, file_of, life_of},
+    trouble::file_trouble,
+};
 
 /// What is known of a keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Liveness {
-    /// Its process lives.
+    /// Its process runs.
     Alive,
-    /// Its process has ended.
+    /// Its process has ended without closing the keeper.
     Crashed,
-    /// There is no file: never made, or cleared away. Only its leases can tell.
+    /// It has no life file, or one that cannot be looked at. Its leases decide.
     Unknown,
 }
 
@@ -43,7 +41,7 @@ pub(crate) struct LifeFile {
     keeper: KeeperId,
 }
 
-/// The keepers of this process. Not told by process id, which two containers may both have.
+/// The keepers of this process. Process ids do not tell, because two containers may have the same.
 static OURS: Mutex<BTreeSet<KeeperId>> = Mutex::new(BTreeSet::new());
 
 fn ours() -> MutexGuard<'static, BTreeSet<KeeperId>> {
@@ -56,16 +54,16 @@ pub(crate) fn is_of_this_process(keeper: KeeperId) -> bool {
 }
 
 impl LifeFile {
-    /// Shows that `keeper` lives.
+    /// Shows that `keeper` is alive.
     pub(crate) fn begin(database: &DatabaseFile, keeper: KeeperId) -> Result<Self, StoreError> {
-        // Others may judge any file with its final name at any time, so it gets that name locked.
+        // Other processes may look at a file with the final name at any time, so it is locked before it gets that name.
         let new = file_of(&database.keepers, keeper, NEW);
         let begin = || {
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
             database.share(&new)?;
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-            // A full disk is no reason not to begin: who finds nothing here looks at the lock more often.
-            drop(file.write_all(about(std::process::id()).unwrap_or_default().as_bytes()));
+            // A full disk is no reason to fail: without this text, others look at the lock more often.
+            drop(file.write_all(text_of(std::process::id()).unwrap_or_default().as_bytes()));
             fs::rename(&new, life_of(&database.keepers, keeper))?;
             ours().insert(keeper);
             Ok(Self { file, keeper })
@@ -85,42 +83,25 @@ impl Drop for LifeFile {
     }
 }
 
-/// What a life file says: the process and the namespace in which that is its id.
-fn about(pid: u32) -> Option<String> {
+/// The text of a life file: the process id, and the namespace in which it is valid.
+fn text_of(pid: u32) -> Option<String> {
     let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
     Some(format!("{pid} {}\n", namespace.display()))
 }
 
-/// The id of a keeper's process, if it has one that means the same here.
+/// The id of a keeper's process, if it is valid in the namespace of this process.
 pub(crate) fn process_of(keepers: &Path, keeper: KeeperId) -> Option<u32> {
-    let said = fs::read_to_string(life_of(keepers, keeper)).ok()?;
-    let pid = said.split_once(' ')?.0.parse().ok()?;
-    (about(pid)? == said).then_some(pid)
+    let text = fs::read_to_string(life_of(keepers, keeper)).ok()?;
+    let pid = text.split_once(' ')?.0.parse().ok()?;
+    (text_of(pid)? == text).then_some(pid)
 }
 
-fn file_of(keepers: &Path, keeper: KeeperId, kind: &str) -> PathBuf {
-    keepers.join(format!("{keeper}.{kind}"))
-}
-
-fn life_of(keepers: &Path, keeper: KeeperId) -> PathBuf {
-    file_of(keepers, keeper, LIFE)
-}
-
-/// The name of a keeper's socket in the folder of the keepers.
-pub(crate) fn wake_name(keeper: KeeperId) -> String {
-    format!("{keeper}.{WAKE}")
-}
-
-/// Looks whether a keeper lives. Never makes a file: that could make a live one look dead.
+/// Whether a keeper is alive. It never makes a file, because an unlocked file would show a live keeper as crashed.
 pub(crate) fn of(keepers: &Path, keeper: KeeperId) -> Liveness {
-    judge(&life_of(keepers, keeper))
+    look_at(&life_of(keepers, keeper)).unwrap_or(Liveness::Unknown)
 }
 
-fn judge(path: &Path) -> Liveness {
-    look_at(path).unwrap_or(Liveness::Unknown)
-}
-
-/// What a life file shows. An error says that it is there, and no more.
+/// What a life file shows. After an error its keeper may be alive or not.
 fn look_at(path: &Path) -> io::Result<Liveness> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Liveness::Unknown),
@@ -133,16 +114,16 @@ fn look_at(path: &Path) -> io::Result<Liveness> {
     }
 }
 
-/// Clears away what a keeper left in the folder, once its rows are gone.
+/// Removes a keeper's files from the folder, once its rows are gone.
 pub(crate) fn remove_files(keepers: &Path, keeper: KeeperId) {
-    // The life file is what the others are found by, so it goes last.
+    // Other processes find a crashed keeper by its life file, so that goes last.
     for kind in [WAKE, LIFE] {
-        // Somebody else may have been faster.
+        // Another process may have removed it first.
         drop(fs::remove_file(file_of(keepers, keeper, kind)));
     }
 }
 
-/// Whether any keeper in the folder lives; an error where one may live that cannot be looked at.
+/// Whether any keeper in the folder is alive; an error if a keeper cannot be looked at that may be.
 pub(crate) fn any_alive(keepers: &Path) -> Result<bool, StoreError> {
     let unreadable = |error| file_trouble("look into", keepers, error);
     for entry in fs::read_dir(keepers).map_err(unreadable)? {
@@ -156,36 +137,25 @@ pub(crate) fn any_alive(keepers: &Path) -> Result<bool, StoreError> {
     Ok(false)
 }
 
-/// The keepers in the folder that are dead. Clears away what is nobody's.
+/// The crashed keepers in the folder. Also removes life files that no keeper came to use.
 pub(crate) fn crashed(keepers: &Path) -> Vec<KeeperId> {
-    let mut dead = Vec::new();
+    let mut crashed = Vec::new();
+    let is_free = |path: &Path| matches!(look_at(path), Ok(Liveness::Crashed));
     for entry in fs::read_dir(keepers).into_iter().flatten().flatten() {
         let path = entry.path();
         let kind = path.extension().and_then(|kind| kind.to_str());
-        let keeper = path.file_stem().and_then(|stem| keeper_from(stem.to_str()?));
+        let keeper = path.file_stem().and_then(|stem| stem.to_str()?.parse::<KeeperId>().ok());
         match (kind, keeper) {
-            (Some(LIFE), Some(keeper)) if judge(&path) == Liveness::Crashed => dead.push(keeper),
-            // Its maker died between making and naming it. A young one is not even looked at, which takes its lock
-            // for a moment, just when its maker wants that.
-            (Some(NEW), Some(_)) if is_old(&path) && judge(&path) == Liveness::Crashed => {
+            (Some(LIFE), Some(keeper)) if is_free(&path) => crashed.push(keeper),
+            // A process crashed between making and naming it. Young files are not looked at: that takes their lock for a
+            // moment, just when the process that makes them needs it.
+            (Some(NEW), Some(_)) if is_old(&path) && is_free(&path) => {
                 drop(fs::remove_file(&path));
             }
             _ => {}
         }
     }
-    dead
-}
-
-/// A keeper's id from the text that it is shown as.
-pub(crate) fn keeper_from(text: &str) -> Option<KeeperId> {
-    let plain = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
-    u128::from_str_radix(text, 16).ok().filter(|_| plain).map(KeeperId::from_u128)
-}
-
-/// Whether a file is older than anybody takes to make and name one.
-pub(crate) fn is_old(path: &Path) -> bool {
-    let age = fs::metadata(path).and_then(|facts| facts.modified()).map(|at| at.elapsed());
-    matches!(age, Ok(Ok(age)) if age > Duration::from_secs(60))
+    crashed
 }
 
 #[cfg(test)]
@@ -197,20 +167,20 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// What the life file of another process of this container says.
+    /// The text of a life file of another process of this container.
     pub(crate) fn beside_this() -> String {
-        about(std::os::unix::process::parent_id()).expect("it is Linux")
+        text_of(std::os::unix::process::parent_id()).expect("it is Linux")
     }
 
-    /// What a life file of another container says, where a process has the id that this one has here.
+    /// The text of a life file of another container, in which a process has the id that this one has here.
     pub(crate) fn elsewhere() -> String {
         format!("{} pid:[1]\n", std::process::id())
     }
 
-    /// A life file as another process has it; it lives until the file is closed.
-    pub(crate) fn begin_as_another(keepers: &Path, keeper: KeeperId, said: &str) -> File {
+    /// Makes a life file as another process does, which is alive until the file is closed.
+    pub(crate) fn begin_as_another(keepers: &Path, keeper: KeeperId, text: &str) -> File {
         let path = life_of(keepers, keeper);
-        fs::write(&path, said).expect("written");
+        fs::write(&path, text).expect("written");
         let file = File::open(&path).expect("opened");
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).expect("locked");
         file
@@ -223,9 +193,9 @@ pub(crate) mod tests {
         let _life = LifeFile::begin(&file, keeper).expect("begun");
         assert!(is_of_this_process(keeper));
         assert_eq!(process_of(&file.keepers, keeper), Some(std::process::id()));
-        for said in ["", "1", "1 pid:[1]\n", "1 pid"] {
-            fs::write(life_of(&file.keepers, keeper), said).expect("written");
-            assert_eq!(process_of(&file.keepers, keeper), None, "{said:?}");
+        for text in ["", "1", "1 pid:[1]\n", "1 pid"] {
+            fs::write(life_of(&file.keepers, keeper), text).expect("written");
+            assert_eq!(process_of(&file.keepers, keeper), None, "{text:?}");
         }
     }
 
@@ -236,7 +206,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn alive_while_open_and_dead_afterwards() {
+    fn alive_while_open_and_crashed_afterwards() {
         let (_folder, file) = file();
         let keeper = KeeperId::random();
         assert_eq!(of(&file.keepers, keeper), Liveness::Unknown);
@@ -244,19 +214,19 @@ pub(crate) mod tests {
         let life = LifeFile::begin(&file, keeper).expect("begun");
         assert_eq!(of(&file.keepers, keeper), Liveness::Alive);
         assert_eq!(of(&file.keepers, keeper), Liveness::Alive, "looking changes nothing");
-        let line = life.life_line().expect("another handle");
+        let life_line = life.life_line().expect("another handle");
         drop(life);
-        assert_eq!(of(&file.keepers, keeper), Liveness::Alive, "its line is still open");
-        drop(line);
+        assert_eq!(of(&file.keepers, keeper), Liveness::Alive, "its life line is still open");
+        drop(life_line);
         assert_eq!(of(&file.keepers, keeper), Liveness::Crashed);
         assert_eq!(crashed(&file.keepers), [keeper]);
         remove_files(&file.keepers, keeper);
         assert_eq!(of(&file.keepers, keeper), Liveness::Unknown);
     }
 
-    /// Many that start at once look for the dead while others have made their files and not locked them yet.
+    /// Of many that start at once, some look for crashed keepers while others have made their files and not locked them.
     #[test]
-    fn who_looks_for_the_dead_keeps_nobody_from_beginning() {
+    fn looking_for_crashed_keepers_keeps_no_keeper_from_starting() {
         let (_folder, file) = file();
         let begun = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -276,7 +246,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_file_that_was_cleared_away_proves_nothing() {
+    fn a_removed_life_file_proves_nothing() {
         let (_folder, file) = file();
         let keeper = KeeperId::random();
         let _life = LifeFile::begin(&file, keeper).expect("begun");
@@ -285,9 +255,9 @@ pub(crate) mod tests {
         assert!(crashed(&file.keepers).is_empty());
     }
 
-    /// Who takes the living for dead frees what they hold.
+    /// If a live keeper were taken for crashed, its locks would be freed.
     #[test]
-    fn what_cannot_be_looked_at_may_be_alive() {
+    fn a_keeper_that_cannot_be_looked_at_may_be_alive() {
         let (_folder, file) = file();
         let lives = || any_alive(&file.keepers).ok();
         assert_eq!(lives(), Some(false));
@@ -301,12 +271,5 @@ pub(crate) mod tests {
         std::os::unix::fs::symlink(&endless, &endless).expect("linked");
         assert_eq!(lives(), None, "a file that cannot be opened");
         assert!(any_alive(&file.path).is_err(), "a folder that cannot be read");
-    }
-
-    #[test]
-    fn keepers_survive_text() {
-        let keeper = KeeperId::random();
-        assert_eq!(keeper_from(&keeper.to_string()), Some(keeper));
-        assert_eq!(keeper_from("+0000000000000000000000000000001"), None);
     }
 }

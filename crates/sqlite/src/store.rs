@@ -1,37 +1,29 @@
-//! The store: every request becomes work for the keeper's writer.
+//! The `impl Store`: every request becomes an action of the keeper's writer.
 
-use lockkeeper_core::support;
 use std::{
     os::fd::OwnedFd,
-    sync::{Arc, LazyLock, Mutex, OnceLock, Weak},
+    sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
 
 use lockkeeper_core::{
-    Capability, KeeperId, Name, StoreError, Survives,
+    Capability, KeeperId, Name, Survives,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
-        Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Count, CountAction, Counted, Evict, Evicted, ListQuery,
+        Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
+    support,
 };
-use rusqlite::params;
 
-use crate::{
-    database::{Database, OpenOptions},
-    settings::Settings,
-    ticket::{Ticket, Urgency},
-    wakes,
-    work::topic_words,
-    writer::Writer,
-};
+use crate::{subscription::Subscription, ticket::Urgency, wake_text::topic_words, writer::Writer};
 
 /// What the SQLite store can do.
 pub static CAPABILITY: Capability = {
     let mut can = Capability::new("sqlite");
     can.between_processes = true;
     can.pushes = true;
-    // Longer than the first lease of a grant: a wake here is handed over by the kernel or not at all. What may keep one
-    // from its reader is noticed there: a full inbox, and the death of the writer that would have sent it.
+    // Longer than the first lease of a grant: the kernel hands a wake over, or the sender is told. What keeps a wake from
+    // its reader is noticed by the reader: a full inbox, and the crash of the process that would have sent it.
     can.asks_again = Duration::from_millis(4500);
     can.min_lease = Duration::from_millis(100);
     can.max_lease = Duration::from_secs(366 * 24 * 3600);
@@ -45,72 +37,23 @@ pub static CAPABILITY: Capability = {
     can
 };
 
-/// The same for a keeper that hears no wakes.
+/// The same for a keeper that gets no wakes.
 static DEAF: LazyLock<Capability> = LazyLock::new(|| {
     let mut can = CAPABILITY.clone();
     can.asks_again = Capability::ASKS_AGAIN;
     can
 });
 
-/// Connects a keeper to the file that `settings` name.
-pub(crate) fn connector(settings: Settings) -> Connector {
-    Connector::new(move |context| async move {
-        Ok(Arc::new(SqliteStore::connect(settings, context).await?) as Arc<dyn Store>)
-    })
-}
-
 /// One keeper's connection to a file.
 #[derive(Debug)]
-struct SqliteStore {
-    url: Arc<str>,
-    id: String,
-    keeper: KeeperId,
-    writer: Arc<Writer>,
-    life_line: Mutex<Option<OwnedFd>>,
-    listener: Option<tokio::task::AbortHandle>,
-}
-
-impl SqliteStore {
-    async fn connect(settings: Settings, context: Context) -> Result<Self, StoreError> {
-        let writer_slot = Arc::new(OnceLock::<Weak<Writer>>::new());
-        let (slot, wakes) = (writer_slot.clone(), context.wakes.clone());
-        let bury = move |dead: KeeperId| {
-            if let Some(writer) = slot.get().and_then(Weak::upgrade) {
-                let wakes = wakes.clone();
-                writer.send(Urgency::Usual, move |database| {
-                    if let Err(error) = database.expire_if_crashed(dead) {
-                        tracing::warn!(keeper = %dead, %error, "a dead process was not cleared away yet");
-                    }
-                    // It may have died between a grant and telling of it.
-                    wakes.wake(Wake::Resync);
-                });
-            }
-        };
-        let file = settings.path.display().to_string();
-        let opening = OpenOptions {
-            path: settings.path,
-            keeper: context.keeper,
-            clock: context.clock,
-            sink: context.wakes.clone(),
-            limit: context.request_limit,
-            background: context.background.clone(),
-            on_crash: Box::new(bury),
-        };
-        let limit = context.request_limit;
-        let (writer, opened) = Writer::start(file, limit, move || Database::open(opening)).await?;
-        let writer = Arc::new(writer);
-        // Set once, here.
-        drop(writer_slot.set(Arc::downgrade(&writer)));
-        let listen = |inbox| context.background.spawn(wakes::listen(inbox, context.wakes)).abort_handle();
-        Ok(Self {
-            url: settings.url,
-            id: opened.id,
-            keeper: context.keeper,
-            writer,
-            life_line: Mutex::new(Some(opened.life_line)),
-            listener: opened.inbox.map(listen),
-        })
-    }
+pub(crate) struct SqliteStore {
+    pub(crate) url: Arc<str>,
+    pub(crate) id: String,
+    pub(crate) keeper: KeeperId,
+    pub(crate) writer: Arc<Writer>,
+    pub(crate) life_line: Mutex<Option<OwnedFd>>,
+    /// The task that reads the wakes of other keepers.
+    pub(crate) listener: Option<tokio::task::AbortHandle>,
 }
 
 impl Store for SqliteStore {
@@ -134,11 +77,10 @@ impl Store for SqliteStore {
         let group = group.to_vec();
         Box::pin(self.writer.ask(Urgency::Usual, move |database, ticket| {
             if group.is_empty() {
-                let now = database.look(ticket)?.lease;
+                let now = database.check(ticket)?.lease;
                 return Ok(Answers { now, each: Vec::new() });
             }
-            let (each, now) = database.apply(ticket, &group)?;
-            Ok(Answers { now, each })
+            database.apply(ticket, &group)
         }))
     }
 
@@ -153,28 +95,11 @@ impl Store for SqliteStore {
     }
 
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
-        let topic = topic.clone();
-        if topic_words(&topic).is_none() {
-            return Box::pin(std::future::ready(Ok(None)));
-        }
         Box::pin(async move {
-            let subscription = Subscription {
-                writer: Arc::downgrade(&self.writer),
-                keeper: self.keeper,
-                topic: topic.clone(),
-            };
-            let keeper = self.keeper;
-            self.writer
-                .ask(Urgency::Usual, move |database, ticket| {
-                    subscribe(
-                        database,
-                        ticket,
-                        "INSERT OR IGNORE INTO watcher VALUES (?, ?, ?)",
-                        keeper,
-                        &topic,
-                    )
-                })
-                .await?;
+            if topic_words(topic).is_none() {
+                return Ok(None);
+            }
+            let subscription = Subscription::start(&self.writer, self.keeper, topic.clone()).await?;
             Ok(Some(Watch::new(subscription)))
         })
     }
@@ -219,7 +144,7 @@ impl Store for SqliteStore {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        // Else the keeper would count as alive for as long as somebody has the store.
+        // Else the keeper would count as alive for as long as the store is referenced.
         drop(support::lock(&self.life_line).take());
         if let Some(listener) = &self.listener {
             listener.abort();
@@ -234,39 +159,4 @@ impl Drop for SqliteStore {
             listener.abort();
         }
     }
-}
-
-/// A keeper's interest in a topic.
-struct Subscription {
-    writer: Weak<Writer>,
-    keeper: KeeperId,
-    topic: Topic,
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        let Some(writer) = self.writer.upgrade() else { return };
-        let (keeper, topic) = (self.keeper, self.topic.clone());
-        writer.send(Urgency::Usual, move |database| {
-            let end = "DELETE FROM watcher WHERE topic = ? AND name = ? AND keeper = ?";
-            // One that stays costs its keeper a wake now and then, until it closes.
-            drop(subscribe(database, &Ticket::new(), end, keeper, &topic));
-        });
-    }
-}
-
-fn subscribe(
-    database: &mut Database,
-    ticket: &Ticket,
-    statement: &str,
-    keeper: KeeperId,
-    topic: &Topic,
-) -> Result<(), StoreError> {
-    let Some((word, name)) = topic_words(topic) else { return Ok(()) };
-    // Whoever lost it would ask again after a while.
-    database.write_unsynced(ticket, |work| {
-        let mut statement = work.transaction().prepare_cached(statement)?;
-        statement.execute(params![word, name.as_str(), keeper.to_string()])
-    })?;
-    Ok(())
 }

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU8, Ordering},
 };
 
-/// Which work goes first.
+/// Which requests go first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Urgency {
     /// In order of arrival.
@@ -14,7 +14,7 @@ pub(crate) enum Urgency {
     First,
 }
 
-/// A request's way through the line: begun at most once, and not after its asker gave up.
+/// Lets a request begin or be given up, whichever comes first, and never both.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket(Arc<AtomicU8>);
 
@@ -23,16 +23,17 @@ const BEGUN: u8 = 1;
 const GIVEN_UP: u8 = 2;
 
 impl Ticket {
+    /// A request that has neither begun nor been given up.
     pub(crate) fn new() -> Self {
         Self(Arc::new(AtomicU8::new(WAITING)))
     }
 
-    /// The writer has the file to itself and begins. False: nobody waits for it any more.
+    /// The writer begins with the request. False: the caller has given up.
     pub(crate) fn begin(&self) -> bool {
         self.0.compare_exchange(WAITING, BEGUN, Ordering::AcqRel, Ordering::Acquire) != Err(GIVEN_UP)
     }
 
-    /// The asker gives up. True: it was not begun and never will be.
+    /// The caller gives up. True: the request has not begun and never will.
     pub(crate) fn give_up(&self) -> bool {
         self.0.compare_exchange(WAITING, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire) != Err(BEGUN)
     }

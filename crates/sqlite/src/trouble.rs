@@ -1,11 +1,11 @@
-//! What can go wrong with a file, as typed errors that say what to do.
+//! Turns errors of SQLite and of the file system into `StoreError`s that say what to do.
 
 use std::{error::Error as _, io, path::Path};
 
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use rusqlite::ErrorCode;
 
-/// What SQLite reported, for people. Not applied, except where a commit's end is not known.
+/// An error of SQLite. The caller adds `not_applied`, unless it was a commit whose outcome is unknown.
 pub(crate) fn explain(file: &Path, error: rusqlite::Error) -> StoreError {
     let file = file.display();
     let (kind, message) = match error.sqlite_error_code() {
@@ -33,19 +33,19 @@ pub(crate) fn explain(file: &Path, error: rusqlite::Error) -> StoreError {
             StoreErrorKind::Unreachable,
             format!("{file} cannot be read or written; check that its disk is there and healthy"),
         ),
-        // The file is well-formed, but a row is not what this program writes.
+        // SQLite has no error, but a row is not what this program writes.
         None => (StoreErrorKind::Corrupt, damaged(&file)),
         Some(_) => (StoreErrorKind::Unreachable, format!("SQLite failed on {file}; the source says how")),
     };
     StoreError::new(kind, message).with_source(error)
 }
 
-/// Whether another process had the file.
+/// Whether another process had the database locked.
 pub(crate) fn is_busy(error: &StoreError) -> bool {
     code_of(error).is_some_and(is_busy_code)
 }
 
-/// Whether it is a database, and one that does not add up.
+/// Whether SQLite says that the file is a damaged database.
 pub(crate) fn is_damage(error: &StoreError) -> bool {
     code_of(error) == Some(ErrorCode::DatabaseCorrupt)
 }
@@ -55,7 +55,7 @@ fn code_of(error: &StoreError) -> Option<ErrorCode> {
     source.and_then(rusqlite::Error::sqlite_error_code)
 }
 
-/// The last one says that very many asked for the file at the same moment.
+/// The last of these codes means that very many processes asked for the file at the same moment.
 fn is_busy_code(code: ErrorCode) -> bool {
     matches!(code, ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed)
 }
@@ -67,7 +67,7 @@ fn damaged(file: &dyn std::fmt::Display) -> String {
     )
 }
 
-/// Somebody else has had the write lock for too long.
+/// The message for a write lock that another process has had for too long.
 pub(crate) fn busy(file: &dyn std::fmt::Display) -> String {
     format!(
         "another process has kept {file} locked for too long; look for one that is stopped or stuck, or for \
@@ -75,7 +75,12 @@ pub(crate) fn busy(file: &dyn std::fmt::Display) -> String {
     )
 }
 
-/// An operation on a file or folder of ours that failed.
+/// A file or folder that cannot be used as it is; `what` says why and what to do.
+pub(crate) fn bad_file(path: &Path, what: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Config, format!("{} {what}", path.display()))
+}
+
+/// A failed operation on a file or folder of ours.
 pub(crate) fn file_trouble(doing: &str, path: &Path, error: io::Error) -> StoreError {
     let path = path.display();
     let (kind, remedy) = match error.kind() {
@@ -86,7 +91,7 @@ pub(crate) fn file_trouble(doing: &str, path: &Path, error: io::Error) -> StoreE
             (StoreErrorKind::Conflict, "the disk is full; free some space")
         }
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
-            (StoreErrorKind::Config, "check the path: it leads through something that is no folder")
+            (StoreErrorKind::Config, "check the path: a part of it is not a folder")
         }
         _ => (StoreErrorKind::Unreachable, "check that the disk is there and healthy"),
     };

@@ -1,11 +1,8 @@
-//! The line before a file within this process: its keepers write one after another, first come
-//! first served.
+//! The order in which the keepers of this process write to one file: first come, first served.
 //!
-//! SQLite lets whoever asks at the right moment write next, so that with many keepers one may ask
-//! in vain for long. Between processes that is what is left; within one, nobody overtakes but
-//! renewals, whose leases run out meanwhile.
+//! SQLite lets the next writer be whoever asks at the right moment, so with many keepers one may wait for long. Between
+//! processes nothing can be done about that. Within a process only renewals overtake, because their leases run out.
 
-use lockkeeper_core::support;
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, Weak},
@@ -13,18 +10,20 @@ use std::{
     time::Instant,
 };
 
+use lockkeeper_core::support;
+
 use crate::{file::FileId, ticket::Urgency};
 
-/// The lines of all files that keepers of this process have open.
+/// The orders of all files that keepers of this process have open.
 static ORDERS: Mutex<Option<HashMap<FileId, Weak<WriteOrder>>>> = Mutex::new(None);
 
-/// The line before one file.
+/// The order of writes to one file.
 #[derive(Debug, Default)]
 pub(crate) struct WriteOrder(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whose turn it is; a turn is passed on from one to the next without being free in between.
+    /// The thread that may write. The permit passes from one thread to the next without being free in between.
     writing: Option<u64>,
     waiting: VecDeque<WaitingThread>,
     last: u64,
@@ -37,29 +36,29 @@ struct WaitingThread {
     thread: Thread,
 }
 
-/// Its owner may write; ends when dropped.
+/// Permits its owner to write, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct WritePermit<'a>(&'a WriteOrder);
 
 impl WriteOrder {
-    /// The line before `file`.
+    /// The order of writes to `file`.
     pub(crate) fn of(file: FileId) -> Arc<Self> {
         let mut orders = support::lock(&ORDERS);
         let orders = orders.get_or_insert_default();
-        if let Some(state) = orders.get(&file).and_then(Weak::upgrade) {
-            return state;
+        if let Some(order) = orders.get(&file).and_then(Weak::upgrade) {
+            return order;
         }
-        orders.retain(|_, state| state.strong_count() > 0);
-        let state = Arc::new(Self::default());
-        orders.insert(file, Arc::downgrade(&state));
-        state
+        orders.retain(|_, order| order.strong_count() > 0);
+        let order = Arc::new(Self::default());
+        orders.insert(file, Arc::downgrade(&order));
+        order
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         support::lock(&self.0)
     }
 
-    /// Waits for this thread's turn; `None` when it has not come by `until`.
+    /// Waits until this thread may write; `None` if that takes longer than `until`.
     pub(crate) fn take(&self, urgency: Urgency, until: Instant) -> Option<WritePermit<'_>> {
         let mut state = self.lock();
         state.last += 1;
@@ -68,11 +67,11 @@ impl WriteOrder {
             state.writing = Some(own);
             return Some(WritePermit(self));
         }
-        let place = match urgency {
+        let position = match urgency {
             Urgency::Usual => state.waiting.len(),
             Urgency::First => state.waiting.partition_point(|other| other.urgency == Urgency::First),
         };
-        state.waiting.insert(place, WaitingThread { number: own, urgency, thread: thread::current() });
+        state.waiting.insert(position, WaitingThread { number: own, urgency, thread: thread::current() });
         loop {
             drop(state);
             let now = Instant::now();
@@ -111,48 +110,48 @@ mod tests {
         order.take(urgency, Instant::now() + Duration::from_secs(60)).expect("it comes")
     }
 
-    fn await_line(order: &WriteOrder, length: usize) {
+    fn await_waiting(order: &WriteOrder, length: usize) {
         while order.lock().waiting.len() < length {
             thread::yield_now();
         }
     }
 
     #[test]
-    fn turns_come_in_the_order_of_arrival_but_renewals_first() {
-        let file = (u64::MAX, 1);
+    fn permits_come_in_the_order_of_arrival_but_renewals_first() {
+        let file = FileId { device: u64::MAX, inode: 1 };
         let order = WriteOrder::of(file);
         let (served, in_order) = mpsc::channel();
         thread::scope(|scope| {
             let first = take(&order, Urgency::Usual);
-            for place in 0..8 {
+            for position in 0..8 {
                 let served = served.clone();
                 scope.spawn(move || {
-                    let urgency = if place % 3 == 2 { Urgency::First } else { Urgency::Usual };
+                    let urgency = if position % 3 == 2 { Urgency::First } else { Urgency::Usual };
                     let order = WriteOrder::of(file);
                     let _permit = take(&order, urgency);
-                    served.send(place).expect("heard");
+                    served.send(position).expect("heard");
                 });
-                await_line(&order, place + 1);
+                await_waiting(&order, position + 1);
             }
             drop(first);
         });
         drop(served);
         assert_eq!(in_order.iter().collect::<Vec<_>>(), [2, 5, 0, 1, 3, 4, 6, 7]);
-        assert!(order.take(Urgency::Usual, Instant::now()).is_some(), "in the end it is nobody's");
+        assert!(order.take(Urgency::Usual, Instant::now()).is_some(), "in the end no thread has the permit");
     }
 
     #[test]
-    fn who_waited_too_long_is_passed() {
-        let order = WriteOrder::of((u64::MAX, 2));
+    fn a_thread_that_waited_too_long_is_passed() {
+        let order = WriteOrder::of(FileId { device: u64::MAX, inode: 2 });
         let first = take(&order, Urgency::Usual);
         assert!(order.take(Urgency::Usual, Instant::now() + Duration::from_millis(1)).is_none());
         thread::scope(|scope| {
             let second = scope.spawn(|| drop(take(&order, Urgency::Usual)));
-            await_line(&order, 1);
+            await_waiting(&order, 1);
             drop(first);
             second.join().expect("the next one gets it");
         });
-        let other = WriteOrder::of((u64::MAX, 3));
-        assert!(other.take(Urgency::Usual, Instant::now()).is_some(), "another file is not concerned");
+        let other = WriteOrder::of(FileId { device: u64::MAX, inode: 3 });
+        assert!(other.take(Urgency::Usual, Instant::now()).is_some(), "another file has its own order");
     }
 }

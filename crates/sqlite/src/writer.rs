@@ -1,6 +1,7 @@
-//! The writer: the one thread of a keeper that talks to SQLite, and the line of work before it.
+//! The writer: the one thread of a keeper that uses SQLite, and the backlog of actions before it.
+//!
+//! SQLite blocks, so no task of a runtime ever calls it.
 
-use lockkeeper_core::support;
 use std::{
     collections::VecDeque,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -8,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use lockkeeper_core::{StoreError, StoreErrorKind};
+use lockkeeper_core::{StoreError, StoreErrorKind, support};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -17,18 +18,21 @@ use crate::{
     trouble::busy,
 };
 
-/// A piece of work for the writer.
+/// What the writer is to do with the database.
 type Action = Box<dyn FnOnce(&mut Database) + Send>;
 
-/// The way to a keeper's writer. When it is dropped, the thread does what is in line and ends.
+/// A keeper's handle of its writer. When it is dropped, the thread empties the backlog and ends.
 #[derive(Debug)]
 pub(crate) struct Writer {
     backlog: Arc<Backlog>,
     limit: Duration,
+    /// The path of the file, as errors show it.
     file: String,
+    /// Closed when the thread has closed the file.
     over: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
+/// Actions that the thread has not begun.
 #[derive(Default)]
 struct Backlog {
     actions: Mutex<Actions>,
@@ -38,6 +42,7 @@ struct Backlog {
 #[derive(Default)]
 struct Actions {
     waiting: VecDeque<Action>,
+    /// Whether no more actions are taken.
     ended: bool,
 }
 
@@ -52,6 +57,7 @@ impl Backlog {
         support::lock(&self.actions)
     }
 
+    /// Waits for the next action; `None` once the backlog has ended and is empty.
     fn next(&self) -> Option<Action> {
         let mut actions = self.lock();
         loop {
@@ -66,10 +72,10 @@ impl Backlog {
     }
 }
 
-/// The thread's end of the line: when it ends, even by a panic, nobody waits for an answer.
+/// Ends the backlog when the thread ends, even by a panic, so that nobody waits for an answer in vain.
 struct CloseOnExit {
     backlog: Arc<Backlog>,
-    /// Dropped last of all, when the file is closed.
+    /// Dropped after everything else, when the file is closed.
     _over: oneshot::Sender<()>,
 }
 
@@ -83,7 +89,7 @@ impl Drop for CloseOnExit {
     }
 }
 
-/// Gives up when the asker stops waiting, however that comes.
+/// Gives up when the request's future is done or dropped.
 struct GiveUpOnDrop(Ticket);
 
 impl Drop for GiveUpOnDrop {
@@ -93,7 +99,7 @@ impl Drop for GiveUpOnDrop {
 }
 
 impl Writer {
-    /// Starts the thread, which opens the file; the answer is what `open` gave beside it.
+    /// Starts the thread, which opens the database; returns what `open` returned beside it.
     pub(crate) async fn start<T: Send + 'static>(
         file: String,
         limit: Duration,
@@ -102,14 +108,14 @@ impl Writer {
         let backlog = Arc::new(Backlog::default());
         let (opened, is_opened) = oneshot::channel();
         let (is_over, over) = oneshot::channel();
-        let work = {
-            let ending = CloseOnExit { backlog: backlog.clone(), _over: is_over };
+        let run = {
+            let exit = CloseOnExit { backlog: backlog.clone(), _over: is_over };
             move || {
-                // Declared before the file, so dropped after it.
-                let ending = ending;
+                // Declared before the database, so dropped after it.
+                let exit = exit;
                 let mut database = match open() {
                     Err(error) => {
-                        // Whoever connects may have given up.
+                        // The caller may have given up.
                         drop(opened.send(Err(error)));
                         return;
                     }
@@ -120,14 +126,14 @@ impl Writer {
                         database
                     }
                 };
-                while let Some(action) = ending.backlog.next() {
+                while let Some(action) = exit.backlog.next() {
                     action(&mut database);
                 }
             }
         };
-        // Made before the thread, so that a connect that is given up ends it too.
+        // Made before the thread starts, so that dropping this future ends the thread too.
         let writer = Self { backlog, limit, file, over: Mutex::new(Some(over)) };
-        thread::Builder::new().name("lockkeeper-sqlite".into()).spawn(work).map_err(|error| {
+        thread::Builder::new().name("lockkeeper-sqlite".into()).spawn(run).map_err(|error| {
             StoreError::new(StoreErrorKind::Config, "the store's thread could not be started")
                 .with_source(error)
         })?;
@@ -135,37 +141,37 @@ impl Writer {
         Ok((writer, beside))
     }
 
-    /// Has `work` done; nobody waits for it.
-    pub(crate) fn send(&self, urgency: Urgency, work: impl FnOnce(&mut Database) + Send + 'static) {
+    /// Adds an action to the backlog, and does not wait for it.
+    pub(crate) fn send(&self, urgency: Urgency, action: impl FnOnce(&mut Database) + Send + 'static) {
         let mut actions = self.backlog.lock();
         if actions.ended {
             return;
         }
         match urgency {
-            Urgency::Usual => actions.waiting.push_back(Box::new(work)),
-            Urgency::First => actions.waiting.push_front(Box::new(work)),
+            Urgency::Usual => actions.waiting.push_back(Box::new(action)),
+            Urgency::First => actions.waiting.push_front(Box::new(action)),
         }
         drop(actions);
         self.backlog.arrived.notify_one();
     }
 
-    /// Has `work` done and waits for its answer, a little less long than a request may take: here
-    /// it is known whether the work was begun.
+    /// Adds an action to the backlog and waits for its answer, a little shorter than the request limit: only here it is
+    /// known whether the action has begun.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         urgency: Urgency,
-        work: impl FnOnce(&mut Database, &Ticket) -> Result<T, StoreError> + Send + 'static,
+        action: impl FnOnce(&mut Database, &Ticket) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let asker = GiveUpOnDrop(Ticket::new());
-        let ticket = asker.0.clone();
+        let request = GiveUpOnDrop(Ticket::new());
+        let ticket = request.0.clone();
         let (reply, answer) = oneshot::channel();
         self.send(urgency, move |database| {
-            // The asker may have given up meanwhile.
-            drop(reply.send(work(database, &ticket)));
+            // The caller may have given up meanwhile.
+            drop(reply.send(action(database, &ticket)));
         });
         match tokio::time::timeout(self.limit - self.limit / 10, answer).await {
             Ok(answer) => answer.unwrap_or_else(|_| Err(ended())),
-            Err(_) if asker.0.give_up() => {
+            Err(_) if request.0.give_up() => {
                 Err(StoreError::new(StoreErrorKind::Conflict, busy(&self.file)).not_applied())
             }
             Err(_) => Err(StoreError::new(
@@ -177,20 +183,18 @@ impl Writer {
             )),
         }
     }
-}
 
-impl Writer {
-    fn no_more(&self) {
+    fn end_backlog(&self) {
         self.backlog.lock().ended = true;
         self.backlog.arrived.notify_one();
     }
 
-    /// Lets the thread do what is in line, then end; waits until the file is closed.
+    /// Lets the thread empty the backlog and end; waits until the file is closed.
     pub(crate) async fn end(&self) {
-        self.no_more();
+        self.end_backlog();
         let over = support::lock(&self.over).take();
         if let Some(over) = over {
-            // Past the limit the thread ends by itself, later.
+            // After the limit the thread ends later, by itself.
             drop(tokio::time::timeout(self.limit, over).await);
         }
     }
@@ -198,7 +202,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.no_more();
+        self.end_backlog();
     }
 }
 

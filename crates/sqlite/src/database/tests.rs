@@ -1,16 +1,16 @@
-//! The open file, by itself: without a writer's thread or a keeper.
+//! The open database by itself: without a writer's thread or a keeper.
 
-use std::{fs, sync::mpsc};
+use std::{fs, path::Path, sync::mpsc};
 
 use lockkeeper_core::{
-    Capacity, ContenderId, Units,
+    Capacity, ContenderId, Name, Units,
     store::{Claim, Details, Kind, Leave, ProcessInfo, Verdict, Wake},
     testing::VirtualClock,
 };
-use rusqlite::{StatementStatus, params};
+use rusqlite::params;
 
 use super::*;
-use crate::{codec::LOAD, liveness::wake_name};
+use crate::paths::wake_name;
 
 fn opening(folder: &Path, keeper: KeeperId, clock: &VirtualClock, sink: WakeSink) -> OpenOptions {
     OpenOptions {
@@ -61,8 +61,8 @@ const LEASE: Duration = Duration::from_secs(1);
 
 impl Database {
     fn asked(&mut self, request: Request) -> Answer {
-        let (mut answers, _) = self.apply(&Ticket::new(), &[request]).expect("applied");
-        answers.remove(0)
+        let mut answers = self.apply(&Ticket::new(), &[request]).expect("applied");
+        answers.each.remove(0)
     }
 
     /// Whether a claim is granted at once.
@@ -71,42 +71,16 @@ impl Database {
     }
 }
 
-/// Makes a keeper whose process has ended.
-fn dead_keeper(database: &Database, id: u128) -> KeeperId {
+/// Makes a crashed keeper.
+fn crashed_keeper(database: &Database, id: u128) -> KeeperId {
     let keeper = KeeperId::from_u128(id);
     fs::write(database.file.keepers.join(format!("{keeper}.life")), "").expect("written");
     keeper
 }
 
-/// With less, a power cut could take back a grant that was answered.
-#[test]
-fn what_is_answered_is_synced() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = DatabaseFile::prepare(&folder.path().join("locks.db")).expect("prepared");
-    let connection = connect(&file.path, Duration::from_secs(1)).expect("connected");
-    let setting = |name| connection.pragma_query_value(None, name, |row| row.get::<_, String>(0));
-    assert_eq!(setting("journal_mode").expect("read"), "wal");
-    let synchronous = connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0));
-    assert_eq!(synchronous.expect("read"), 2, "FULL");
-}
-
-/// That was most of the cost of a claim.
-#[test]
-fn statements_are_not_compiled_anew_for_each_name() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = DatabaseFile::prepare(&folder.path().join("locks.db")).expect("prepared");
-    let mut connection = connect(&file.path, Duration::from_secs(1)).expect("connected");
-    layout::settle(&mut connection, &file.path, "boot", || Ok(false)).expect("made");
-    for name in ["a", "b", "c"] {
-        let mut load = connection.prepare_cached(LOAD).expect("compiled");
-        assert!(!load.exists([name]).expect("read"));
-        assert_eq!(load.get_status(StatementStatus::RePrepare), 0, "{name}");
-    }
-}
-
-/// Places in line and releases may be lost in a power cut; whatever gives somebody a lock may not.
+/// A power cut may undo positions in queues and releases, but nothing that gives a lock.
 #[tokio::test(start_paused = true)]
-async fn what_gives_somebody_a_lock_is_synced_and_nothing_else_is() {
+async fn transactions_that_give_a_lock_are_synced_and_no_others() {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = VirtualClock::new();
     let own = KeeperId::from_u128(1);
@@ -126,16 +100,16 @@ async fn what_gives_somebody_a_lock_is_synced_and_nothing_else_is() {
         let told = done(request.clone());
         assert!(told.0.contains(answer) && told.1 == durability, "{request:?}: {told:?}");
     }
-    // It looks as if somebody held it, so a place in line is all that is expected.
+    // The rows show a holder, so the first guess is that the claim only keeps its position.
     clock.suspend(Duration::from_secs(2));
     let told = done(claim(4, true));
     assert!(told.0.contains("Granted") && told.1 == Durability::Synced, "{told:?}");
 }
 
-/// Code of others runs on the writer's thread, such as a subscriber to events. If it panics, the process lives on, and
-/// so do its guards.
+/// Code of users runs on the writer's thread, such as a subscriber to events. If it panics, the process goes on, and so do
+/// its guards.
 #[tokio::test(start_paused = true)]
-async fn a_panic_frees_nothing_that_a_living_process_holds() {
+async fn a_panic_frees_nothing_that_a_live_process_holds() {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = VirtualClock::new();
     let (ours, theirs) = (KeeperId::from_u128(1), KeeperId::from_u128(2));
@@ -144,22 +118,22 @@ async fn a_panic_frees_nothing_that_a_living_process_holds() {
         Database::open(opening(folder.path(), ours, &clock, panics)).expect("opened");
     let runtime = Handle::current();
     let writer = thread::spawn(move || {
-        // Where no time passes.
+        // In this runtime no time passes.
         let _paused = runtime.enter();
         assert!(database.grants(claim(ours, 1, Units::All, LEASE)));
         assert!(!database.grants(claim(ours, 2, Units::All, LEASE)));
         database.asked(leave(ours, 1));
     });
-    writer.join().expect_err("it tells of the second grant");
+    writer.join().expect_err("it panics with the wake for the second grant");
     let (mut database, _) = Database::open(opening(folder.path(), theirs, &clock, quiet())).expect("opened");
     assert!(!database.grants(claim(theirs, 1, Units::All, LEASE)), "the second is held");
     drop(opened.life_line);
     assert!(database.grants(claim(theirs, 1, Units::All, LEASE)), "and free once the process has ended");
 }
 
-/// A keeper that hears nobody polls. That is no reason not to tell others, nor the tasks of its own process.
+/// A keeper without an inbox polls. It still sends wakes to others and to the tasks of its own process.
 #[tokio::test(start_paused = true)]
-async fn who_cannot_hear_tells_all_the_same() {
+async fn a_keeper_without_an_inbox_sends_wakes_all_the_same() {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = VirtualClock::new();
     let (deaf, other) = (KeeperId::from_u128(1), KeeperId::from_u128(2));
@@ -180,10 +154,11 @@ async fn who_cannot_hear_tells_all_the_same() {
     assert!(heard.is_ok(), "the other keeper hears of its grant: {heard:?}");
 }
 
-/// Puts waiters of dead keepers in line behind nobody, with places that last.
-fn line_up_the_dead(database: &mut Database, count: u64) {
+/// Puts waiters of crashed keepers in the queue, with positions that have not expired.
+fn enqueue_crashed(database: &mut Database, count: u64) {
     let began = database.now().lease.0.cast_signed();
-    let dead: Vec<KeeperId> = (0..count).map(|id| dead_keeper(database, 1000 + u128::from(id))).collect();
+    let crashed: Vec<KeeperId> =
+        (0..count).map(|id| crashed_keeper(database, 1000 + u128::from(id))).collect();
     let transaction = database.connection.transaction().expect("begun");
     let mut insert = transaction
         .prepare(
@@ -191,7 +166,7 @@ fn line_up_the_dead(database: &mut Database, count: u64) {
              host, pid, program) VALUES ('stock', 1, ?, ?, 1, 0, 0, 1000000, ?, 1, 1, 'mutex', 'h', 1, 'p')",
         )
         .expect("prepared");
-    for (turn, keeper) in dead.iter().enumerate() {
+    for (turn, keeper) in crashed.iter().enumerate() {
         insert.execute(params![turn as i64 + 1, keeper.to_string(), began]).expect("written");
     }
     drop(insert);
@@ -200,41 +175,41 @@ fn line_up_the_dead(database: &mut Database, count: u64) {
 
 /// As when a container with thousands of waiting processes is killed.
 #[tokio::test(start_paused = true)]
-async fn however_many_died_in_line_all_are_passed_at_once() {
+async fn any_number_of_crashed_waiters_is_passed_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = VirtualClock::new();
     let own = KeeperId::from_u128(1);
     let (mut database, _) = Database::open(opening(folder.path(), own, &clock, quiet())).expect("opened");
     assert!(database.grants(claim(own, 1, Units::All, LEASE)));
-    line_up_the_dead(&mut database, 20_000);
+    enqueue_crashed(&mut database, 20_000);
     database.asked(leave(own, 1));
     assert!(database.grants(claim(own, 2, Units::All, LEASE)));
     let left = fs::read_dir(&database.file.keepers).expect("listed").count();
-    assert_eq!(left, 2, "only what the living keeper has");
+    assert_eq!(left, 2, "only what the live keeper has");
 }
 
-/// Who only tries does not wait for the place of somebody who died to end.
+/// A try does not wait until the position of a crashed waiter expires.
 #[tokio::test(start_paused = true)]
-async fn a_dead_waiter_keeps_nobody_away() {
+async fn a_crashed_waiter_keeps_no_try_away() {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = VirtualClock::new();
     let own = KeeperId::from_u128(1);
     let (mut database, _) = Database::open(opening(folder.path(), own, &clock, quiet())).expect("opened");
     let read = |seq| Claim { queue: false, ..claim(own, seq, Units::ONE, LEASE) };
     assert!(database.grants(read(1)));
-    line_up_the_dead(&mut database, 2);
-    assert!(database.grants(read(2)), "nobody alive waits to write");
+    enqueue_crashed(&mut database, 2);
+    assert!(database.grants(read(2)), "no live keeper waits to write");
 }
 
-/// The lease of a holder has ended, and who comes next has died.
+/// The lease of a holder has ended, and the next waiter has crashed.
 #[tokio::test(start_paused = true)]
-async fn what_only_the_dead_wait_for_is_free_when_its_lease_ends() {
+async fn a_lock_that_only_crashed_keepers_wait_for_is_free_when_its_lease_ends() {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = VirtualClock::new();
     let own = KeeperId::from_u128(1);
     let (mut database, _) = Database::open(opening(folder.path(), own, &clock, quiet())).expect("opened");
     assert!(database.grants(claim(own, 1, Units::All, LEASE)));
-    line_up_the_dead(&mut database, 1);
+    enqueue_crashed(&mut database, 1);
     clock.suspend(LEASE * 2);
     assert!(database.grants(Claim { queue: false, ..claim(own, 2, Units::All, LEASE) }));
 }

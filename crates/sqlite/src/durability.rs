@@ -1,0 +1,72 @@
+//! Which transactions are synced to disk before they are answered.
+//!
+//! An answered grant, renewal, count or fence is on disk. A power cut may only undo what gives nobody anything: positions
+//! in queues, and releases that nobody waits for.
+
+use lockkeeper_core::{
+    Units,
+    store::{Claim, Leave, Request},
+};
+use rusqlite::{Result, Transaction};
+
+use crate::poll;
+
+/// Whether a transaction is synced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Durability {
+    /// Synced before it is answered. It may do anything.
+    Synced,
+    /// Not synced. It may only do what a power cut may undo.
+    Unsynced,
+}
+
+impl Durability {
+    /// The value of SQLite's setting `synchronous`.
+    pub(crate) fn synchronous(self) -> &'static str {
+        match self {
+            Self::Synced => "FULL",
+            Self::Unsynced => "NORMAL",
+        }
+    }
+
+    /// What a group will probably need; `None` if only the rows can tell. A wrong guess costs a little time, since
+    /// [`may_be_lost`](crate::work::Work::may_be_lost) finds out.
+    pub(crate) fn guess(group: &[Request]) -> Option<Self> {
+        if group.iter().all(poll::is_poll) {
+            return Some(Self::Unsynced);
+        }
+        if group.len() <= poll::FEW {
+            return None;
+        }
+        // Large groups mostly contain a grant, and share its sync.
+        let only_leaves = group.iter().all(|request| matches!(request, Request::Leave(_)));
+        Some(if only_leaves { Self::Unsynced } else { Self::Synced })
+    }
+
+    /// The same for a few requests, from the last row of each resource.
+    pub(crate) fn guess_by_rows(transaction: &Transaction<'_>, group: &[Request]) -> Result<Self> {
+        Ok(if give_nothing(transaction, group)? { Self::Unsynced } else { Self::Synced })
+    }
+}
+
+/// Whether these requests will probably give nobody anything.
+fn give_nothing(transaction: &Transaction<'_>, group: &[Request]) -> Result<bool> {
+    let mut find = transaction
+        .prepare_cached("SELECT queued FROM entry WHERE name = ? ORDER BY queued DESC, turn DESC LIMIT 1")?;
+    for request in group {
+        let (Request::Claim(Claim { name, .. }) | Request::Leave(Leave { name, .. })) = request;
+        let mut rows = find.query([name.as_str()])?;
+        let last_waits: Option<bool> = rows.next()?.map(|row| row.get(0)).transpose()?;
+        let nothing = match request {
+            Request::Claim(claim) => match last_waits {
+                Some(last_waits) => last_waits || claim.units == Units::All,
+                None => false,
+            },
+            Request::Leave(leave) => leave.tombstone_until.is_none() && last_waits != Some(true),
+        };
+        if !nothing {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
