@@ -1,4 +1,4 @@
-//! The store from outside: keepers as the processes of a host have them.
+//! The store as a user sees it: two keepers on one file.
 #![cfg(target_os = "linux")]
 
 use std::{fs, path::Path, time::Duration};
@@ -39,5 +39,5 @@ async fn two_keepers_share_a_mutex_and_leave_nothing_behind() {
     ours.close().await;
     theirs.close().await;
     assert_eq!(fs::read_dir(folder.path().join("locks.db-keepers")).expect("listed").count(), 0);
-    assert!(!folder.path().join("locks.db-wal").exists(), "the last one out writes the log back");
+    assert!(!folder.path().join("locks.db-wal").exists(), "the last keeper that closes writes the log back");
 }

@@ -65,7 +65,7 @@ impl Container {
     }
 }
 
-/// The clock of a container may be days ahead or behind; a lease lasts for as long as it lasts.
+/// The clock of a container may be days ahead or behind. A lease lasts equally long for all.
 #[tokio::test]
 async fn a_shifted_clock_ends_no_lease() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -85,12 +85,12 @@ async fn a_shifted_clock_ends_no_lease() {
         let got = keeper.mutex("stock").try_lock().await.expect("asked");
         assert!(got.is_none(), "its holder has a clock that is {offset} s ahead");
         other.kill();
-        let freed = keeper.mutex("stock").lock().await.expect("its holder is dead");
+        let freed = keeper.mutex("stock").lock().await.expect("its holder has crashed");
         freed.release().await.expect("held");
     }
 }
 
-/// Each is process 1 of its own container; the death of one is heard of in the other.
+/// Each is process 1 of its own container, and the crash of one is noticed in the other.
 #[tokio::test]
 async fn the_first_processes_of_two_containers_are_not_taken_for_one() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,4 @@
-//! Who counts as dead, and what that frees. Keepers of one process stand for processes here; real
-//! ones are in the test kit.
+//! Crashed keepers: how they are noticed, and what is freed.
 #![cfg(target_os = "linux")]
 
 use std::{
@@ -38,7 +37,7 @@ async fn a_process_to_be_killed() {
     let _pushed = pushed.lock().await.expect("it comes free");
     let line = keeper.life_line().expect("SQLite has one");
     let guardian = std::env::var("LOCKKEEPER_GUARDIAN").is_ok().then(|| {
-        // Its standard input is the life line: it keeps what this process holds.
+        // Its standard input is the life line, which keeps the locks of this process.
         Command::new("sleep").arg("2").stdin(line).spawn().expect("started")
     });
     println!("\nready {}", guardian.map_or(0, |guardian| guardian.id()));
@@ -65,12 +64,12 @@ fn kill(mut victim: Child) {
 }
 
 #[tokio::test]
-async fn a_killed_process_frees_all_but_what_it_detached() {
+async fn a_killed_process_frees_all_but_its_detached_locks() {
     let folder = folder();
     let file = folder.path().join("locks.db");
     let keeper = connect(&file).await.expect("connected");
     let victim = victim(&file, false);
-    assert!(keeper.mutex("plain").try_lock().await.expect("asked").is_none(), "its holder lives");
+    assert!(keeper.mutex("plain").try_lock().await.expect("asked").is_none(), "its holder is alive");
     kill(victim);
     assert!(keeper.mutex("plain").try_lock().await.expect("asked").is_some(), "freed at once");
     for name in ["detached", "kept"] {
@@ -81,8 +80,8 @@ async fn a_killed_process_frees_all_but_what_it_detached() {
     }
 }
 
-/// Who is killed may have done its work. It is not done again before its minimum is over, nor does anybody wait for the
-/// lease then.
+/// A killed process may have done its work. The work is not done again before the minimum is over, and then nobody waits
+/// for the lease.
 #[tokio::test]
 async fn a_killed_process_keeps_its_minimum() {
     let folder = folder();
@@ -105,7 +104,7 @@ async fn a_killed_process_keeps_its_minimum() {
 }
 
 #[tokio::test]
-async fn a_life_line_keeps_what_a_killed_process_held() {
+async fn a_life_line_keeps_the_locks_of_a_killed_process() {
     let folder = folder();
     let file = folder.path().join("locks.db");
     let keeper = connect(&file).await.expect("connected");
@@ -127,7 +126,7 @@ async fn a_life_line_keeps_what_a_killed_process_held() {
 }
 
 #[tokio::test]
-async fn without_its_life_file_a_process_is_judged_by_its_lease() {
+async fn without_its_life_file_only_its_lease_ends_a_hold() {
     let folder = folder();
     let file = folder.path().join("locks.db");
     let (ours, theirs) = (connect(&file).await.expect("one"), connect(&file).await.expect("two"));
@@ -144,7 +143,7 @@ async fn without_its_life_file_a_process_is_judged_by_its_lease() {
 }
 
 #[tokio::test]
-async fn stale_files_of_the_dead_are_cleared_away() {
+async fn files_of_crashed_keepers_are_removed() {
     let folder = folder();
     let file = folder.path().join("locks.db");
     kill(victim(&file, false));
@@ -157,7 +156,7 @@ async fn stale_files_of_the_dead_are_cleared_away() {
 }
 
 #[tokio::test]
-async fn names_that_nobody_uses_any_more_leave_nothing_behind() {
+async fn unused_names_leave_nothing_behind() {
     let folder = folder();
     let file = folder.path().join("locks.db");
     let connector = lockkeeper_sqlite::connector(&format!("sqlite:{}", file.display())).expect("a good URL");

@@ -14,7 +14,7 @@ use lockkeeper_core::Keeper;
 async fn a_process_that_starts() {
     let Ok(file) = std::env::var("LOCKKEEPER_START") else { return };
     println!("\nready");
-    std::io::stdin().read_line(&mut String::new()).expect("the word to begin");
+    std::io::stdin().read_line(&mut String::new()).expect("told to begin");
     let connector = lockkeeper_sqlite::connector(&format!("sqlite:{file}")).expect("a good URL");
     let keeper = Keeper::builder(connector).connect().await.expect("connected");
     let own = keeper.mutex(&format!("process/{}", std::process::id()));
@@ -35,7 +35,7 @@ fn start(file: &Path) -> (Child, BufReader<std::process::ChildStdout>) {
     (child, output)
 }
 
-/// As many workers as a large host has come up together, on a file that is not there yet and on one that is.
+/// As many workers as a large host has start together, first on a new file and then on an existing one.
 #[test]
 fn all_of_many_processes_that_start_at_once_are_served() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -48,7 +48,7 @@ fn all_of_many_processes_that_start_at_once_are_served() {
                 "{round}: ended early"
             );
         }
-        // Their ends of the pipes are closed, which is a word to all of them.
+        // Closing the pipes tells all of them to begin.
         children.iter_mut().for_each(|(child, _)| drop(child.stdin.take()));
         for (child, mut said) in children {
             said.read_to_string(&mut String::new()).expect("text");

@@ -1,5 +1,4 @@
-//! What can happen to a file: every trouble is a typed error that says what to do, and no lock is
-//! granted twice.
+//! Trouble with the file: each is a typed error that says what to do, and no lock is granted twice.
 #![cfg(target_os = "linux")]
 
 use std::{
@@ -79,10 +78,10 @@ fn page_in_log(log: &[u8], number: u32, size: usize) -> Option<&[u8]> {
     frames.rfind(|frame| frame[..4] == number.to_be_bytes()).map(|frame| &frame[24..])
 }
 
-/// SQLite moves its log into the file page by page. The first page says how many there are, and is moved before those
+/// SQLite moves its log into the file page by page. The first page tells the number of pages, and is moved before the pages
 /// that make the file so long.
 #[tokio::test]
-async fn a_file_whose_maker_died_while_it_moved_its_log_is_well() {
+async fn a_file_left_by_a_crash_while_its_log_was_moved_is_sound() {
     const PAGE: usize = 4096;
     let folder = folder();
     let file = folder.path().join("locks.db");
@@ -107,7 +106,7 @@ async fn a_file_whose_maker_died_while_it_moved_its_log_is_well() {
     assert_eq!(count, 999, "all of it is there");
 }
 
-/// What lies in the file's folder.
+/// The names in the file's folder.
 fn beside(file: &Path) -> Vec<String> {
     let names = fs::read_dir(file.parent().expect("a folder")).expect("listed");
     let mut names: Vec<_> = names.map(|entry| entry.expect("listed").file_name()).collect();
@@ -115,7 +114,7 @@ fn beside(file: &Path) -> Vec<String> {
     names.into_iter().map(|name| name.to_string_lossy().into_owned()).collect()
 }
 
-/// Whatever state it is in: at rest, in use, or left half done by a crash.
+/// It may be at rest, in use, or in the middle of a change that a crash left.
 #[tokio::test]
 async fn another_program_s_database_is_left_as_it_is() {
     for (case, setup) in [
@@ -147,9 +146,10 @@ async fn another_program_s_database_is_left_as_it_is() {
     }
 }
 
-/// The kernel ends a process's locks on a file when any descriptor of it is closed. To look whose file it is must not.
+/// The kernel ends a process's locks on a file when any descriptor of it is closed. Opening a file a second time must not
+/// do that.
 #[tokio::test]
-async fn to_open_a_file_once_more_ends_no_lock_on_it() {
+async fn opening_a_file_once_more_ends_no_lock_on_it() {
     let folder = folder();
     let file = folder.path().join("locks.db");
     let _first = connect(&file).await.expect("connected");
@@ -197,9 +197,9 @@ async fn another_writer_that_does_not_end_is_reported_and_then_forgotten() {
     drop(waiting.await.expect("no panic").expect("served once the other is gone"));
 }
 
-/// After a restart of the machine, say, there is something to write before the file can be used.
+/// After a restart of the machine, for example, opening has to write.
 #[tokio::test]
-async fn who_opens_a_file_that_another_writer_has_waits_as_long_as_it_was_told_to() {
+async fn opening_a_locked_file_waits_as_long_as_the_request_limit() {
     let folder = folder();
     let file = folder.path().join("locks.db");
     connect(&file).await.expect("connected").close().await;
@@ -211,9 +211,9 @@ async fn who_opens_a_file_that_another_writer_has_waits_as_long_as_it_was_told_t
     let limit = Duration::from_millis(200);
     let error = Keeper::builder(connector).request_limit(limit).connect().await.expect_err("it is busy");
     assert_eq!(error.kind(), StoreErrorKind::Conflict, "{error}");
-    assert!(started.elapsed() < limit * 20, "told after {:?}", started.elapsed());
+    assert!(started.elapsed() < limit * 20, "failed after {:?}", started.elapsed());
     drop(stuck);
-    connect(&file).await.expect("nobody has it any more");
+    connect(&file).await.expect("it is no longer locked");
 }
 
 #[tokio::test]
@@ -316,8 +316,8 @@ fn start_on_bad_disk(file: &Path, calls: &str, error: &str, from: u32) -> Child 
         .expect("strace is there")
 }
 
-/// Errors as the kernel reports them: what each is called and says, and that whoever holds a lock
-/// hears in time that it cannot be renewed. Others find the file as it was.
+/// Each error of the kernel has its kind and its advice, and a holder learns in time that its lease cannot be renewed.
+/// Others find the file as it was.
 #[tokio::test]
 async fn a_disk_that_fails_is_reported_and_nobody_holds_beyond_the_lease() {
     let full = ("pwrite64,ftruncate,fallocate", "ENOSPC", "Conflict", "free some space");
@@ -337,8 +337,9 @@ async fn a_disk_that_fails_is_reported_and_nobody_holds_beyond_the_lease() {
         assert!(said.contains(kind) && said.contains(remedy), "{case}: {said}");
         let number = |text: &str| text.parse::<u64>().ok();
         let token = said.lines().find_map(|line| number(line.split_once("token ")?.1)).expect("it held");
-        let keeper = connect(&folder.path().join("locks.db")).await.expect("the file is well");
-        let next = keeper.mutex("held").try_lock().await.expect("asked").expect("the dead do not hold");
+        let keeper = connect(&folder.path().join("locks.db")).await.expect("the file is sound");
+        let next =
+            keeper.mutex("held").try_lock().await.expect("asked").expect("a crashed keeper holds nothing");
         assert!(number(&next.token().to_string()).is_some_and(|next| next > token), "{case}: {said}");
     }
 }

@@ -1,4 +1,4 @@
-//! Wakes that do not arrive: they cost time, and nothing else.
+//! Lost wakes cost time, and nothing else.
 #![cfg(target_os = "linux")]
 
 use std::{fs, path::Path, time::Duration};
@@ -10,18 +10,23 @@ async fn connect(file: &Path) -> Keeper {
     Keeper::builder(connector).connect().await.expect("connected")
 }
 
-/// Two wait in line while the sockets of all are removed: both are served, by asking again.
+/// The sockets of all keepers are removed while two wait. Both are served, because they poll.
 #[tokio::test]
-async fn who_cannot_be_woken_is_served_all_the_same() {
+async fn waiters_that_cannot_be_woken_are_served_all_the_same() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("locks.db");
     let holder = connect(&file).await;
     let guard = holder.mutex("stock").lock().await.expect("free");
     let mut waiters = Vec::new();
-    for place in 1..=2 {
+    for position in 1..=2 {
         let keeper = connect(&file).await;
         waiters.push(tokio::spawn(async move { keeper.mutex("stock").lock().await }));
-        while holder.inspect("stock").await.expect("readable").is_none_or(|view| view.waiters.len() < place) {
+        while holder
+            .inspect("stock")
+            .await
+            .expect("readable")
+            .is_none_or(|view| view.waiters.len() < position)
+        {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
