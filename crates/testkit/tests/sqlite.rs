@@ -1,6 +1,6 @@
-//! Layer 7 on SQLite: real processes on one file, killed, stopped and starved of disk; and planted
-//! bugs that the same crews must reveal. `LOCKKEEPER_SECTIONS` sets how many sections are run and
-//! `LOCKKEEPER_KILLS` how many holders are killed.
+//! Layer 7 on SQLite: real processes share one file while they are killed, stopped and starved of disk, and the same crews
+//! must reveal planted bugs. `LOCKKEEPER_SECTIONS` sets the number of sections, and `LOCKKEEPER_KILLS` the number of killed
+//! holders.
 #![cfg(target_os = "linux")]
 
 use std::{
@@ -49,10 +49,10 @@ fn task(folder: &TempDir, seed: u64) -> Task {
     }
 }
 
-/// Longer than any trouble lasts: if no section ends in this time, none ever will.
+/// Longer than any trouble lasts. If no section ends in this time, none ever will.
 const STUCK: Duration = Duration::from_secs(12);
 
-/// Runs a crew through `sections` sections with trouble all along, and judges it.
+/// Runs a crew through `sections` sections in trouble, and judges its history.
 fn ordeal(task: Task, hands: u32, sections: usize, kinds: &[Trouble]) -> (Report, bool) {
     let mut dice = Dice::new(task.seed ^ 1);
     let mut crew = Crew::start(worker(), task, hands).expect("started");
@@ -94,7 +94,7 @@ fn many_processes_in_every_kind_of_trouble() {
     assert_eq!(left_behind(folder.path()), Vec::<String>::new());
 }
 
-/// Answers that never come are asked for again, and late copies do nothing, between processes too.
+/// Lost answers are asked for again, and late copies do nothing, between processes too.
 #[test]
 fn many_processes_on_bad_lines() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -106,7 +106,7 @@ fn many_processes_on_bad_lines() {
     assert_eq!(left_behind(folder.path()), Vec::<String>::new());
 }
 
-/// What is left in the folder of the keepers once a new keeper has come and gone.
+/// The rows and files that are left once a new keeper has connected and closed.
 fn left_behind(folder: &Path) -> Vec<String> {
     let keeper = lockkeeper::blocking::connect(&url(folder)).expect("connected");
     let page = keeper.list("", None, 100).expect("listed");
@@ -116,7 +116,7 @@ fn left_behind(folder: &Path) -> Vec<String> {
     rows.chain(files.map(|file| file.expect("listed").path().display().to_string())).collect()
 }
 
-/// Time and again the holder is killed: the next in line must not wait for the lease.
+/// The holder is killed again and again. The next waiter must not wait for the lease.
 #[test]
 fn a_killed_holder_is_passed_within_a_second() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -152,11 +152,11 @@ fn a_killed_holder_is_passed_within_a_second() {
     println!("the slowest was passed after {slowest:?}");
 }
 
-/// A crew that proves nothing finds no bug: each of these must be caught between processes too.
+/// A crew that finds no planted bug proves nothing. Each of these must be caught between processes too.
 #[test]
 fn planted_bugs_are_caught_between_processes() {
     for bug in [Bug::ReleaseByName, Bug::TokenReset, Bug::GrantedTwice, Bug::LostWakeWithoutPoll] {
-        // Some need two to meet at the wrong moment, which on a busy machine is one run in three.
+        // Some need two processes to meet at the wrong moment, which on a busy machine happens in one run of three.
         let caught = (0..20).find(|seed| {
             let folder = tempfile::tempdir().expect("a folder");
             let task = Task { bug, resources: 4, ..task(&folder, *seed) };
@@ -168,7 +168,7 @@ fn planted_bugs_are_caught_between_processes() {
     }
 }
 
-/// A copy of the file as a power cut leaves it: what was synced, and of the rest any part.
+/// Copies the file as a power cut leaves it: all synced bytes, and any part of the rest.
 fn power_cut(from: &Path, to: &Path, dice: &mut Dice) {
     fs::create_dir(to).expect("made");
     fs::copy(from.join("locks.db"), to.join("locks.db")).expect("copied");
@@ -177,7 +177,7 @@ fn power_cut(from: &Path, to: &Path, dice: &mut Dice) {
     let synced = synced_length(&log, &index);
     let kept = synced + dice.below((log.len() - synced) as u64 + 1) as usize;
     let mut log = log[..kept].to_vec();
-    // Of what was not synced, some blocks may have reached the disk and others not.
+    // Some of the unsynced blocks may have reached the disk.
     for block in log[synced..].chunks_mut(512) {
         if dice.chance(300) {
             block.fill(0);
@@ -186,13 +186,13 @@ fn power_cut(from: &Path, to: &Path, dice: &mut Dice) {
     fs::write(to.join("locks.db-wal"), log).expect("written");
 }
 
-/// How much of SQLite's log is synced. With `synchronous=FULL`, the index (`-shm`) counts a
-/// transaction's frames only after they are on disk: the count is in bytes 16 to 20, and bytes 32
-/// to 40 are the salt of the log's present round, which the log's own header has in bytes 16 to
-/// 24. The log is that header of 32 bytes, and frames of 24 bytes and a page.
+/// The number of synced bytes in SQLite's log. With `synchronous=FULL`, the index (`-shm`) counts a transaction's frames
+/// only after they are on disk. The count is in bytes 16 to 20 of the index. Its bytes 32 to 40 are the salt of the log's
+/// present round, which the log's own header has in bytes 16 to 24. The log is that header of 32 bytes, and then frames of
+/// 24 bytes and a page.
 fn synced_length(log: &[u8], index: &[u8]) -> usize {
     let Some(header) = log.get(..32).filter(|header| header[16..24] == index[32..40]) else {
-        // A new round is about to begin: all of the old one was synced long before.
+        // A new round is about to begin, and all of the old one was synced long before.
         return log.len();
     };
     let page = u32::from_be_bytes(header[8..12].try_into().expect("four bytes")) as usize;
@@ -200,8 +200,8 @@ fn synced_length(log: &[u8], index: &[u8]) -> usize {
     32 + frames * (24 + page)
 }
 
-/// All writers are stopped at some point, and what a power cut leaves is opened by a machine whose
-/// clock is wrong by decades: tokens must not fall even then.
+/// All writers are stopped at some moment, and the file that a power cut leaves is opened on a machine whose clock is wrong
+/// by decades. Even then tokens must not fall.
 #[tokio::test]
 async fn tokens_never_fall_after_a_power_cut() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -211,7 +211,7 @@ async fn tokens_never_fall_after_a_power_cut() {
         let more = crew.sections() + 1 + dice.below(20) as usize;
         assert!(crew.listen(STUCK, |crew| crew.sections() >= more), "cut {cut}: no sections");
         crew.signal_all(Signal::STOP);
-        // What was told before is on its way through a pipe.
+        // Earlier reports are still on their way through a pipe.
         crew.listen(Duration::from_millis(20), |_| false);
         let told = crew.largest_token();
         let copy = folder.path().join(format!("cut-{cut}"));
@@ -227,8 +227,8 @@ async fn tokens_never_fall_after_a_power_cut() {
     }
 }
 
-/// The test above takes SQLite's word for what is synced. This one sees it: before a worker tells of each grant, the
-/// kernel was asked to write to the disk, and did.
+/// The test above trusts SQLite's count of synced frames. This one watches the kernel: before a worker reports a grant, a
+/// call to sync has succeeded.
 #[test]
 fn each_grant_is_synced_before_it_is_told() {
     const SECTIONS: usize = 50;
@@ -245,15 +245,15 @@ fn each_grant_is_synced_before_it_is_told() {
         .spawn()
         .expect("strace is there");
     let told = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
-    // What the worker says after this finds no reader, which ends it.
+    // Later reports find no reader, which ends the worker.
     assert_eq!(told.filter(|line| line.starts_with("held")).take(SECTIONS).count(), SECTIONS);
     drop(child.stdin.take());
     child.wait().expect("it ends");
     let (mut grants, mut synced) = (0, false);
     for call in fs::read_to_string(&calls).expect("written").lines() {
-        // With several threads a call is two lines: this one ends it.
+        // With several threads a call has two rows, and this is the second.
         synced |= call.contains("sync") && call.ends_with("= 0");
-        // Later ones found no reader, and were written twice.
+        // Later reports found no reader, and were written twice.
         if call.contains("write(1, \"held") && grants < SECTIONS {
             assert!(synced, "grant {grants} was told before it was synced");
             (grants, synced) = (grants + 1, false);
@@ -262,8 +262,8 @@ fn each_grant_is_synced_before_it_is_told() {
     assert_eq!(grants, SECTIONS);
 }
 
-/// Layer 3: SQLite and the model go through the same random steps. The store's clock is set
-/// forward instead of waiting, so a lease of hours passes at once.
+/// Layer 3: SQLite and the model go through the same random steps. The test sets the store's clock forward instead of
+/// waiting, so a lease of hours passes at once.
 #[tokio::test]
 async fn it_is_the_model() {
     let seeds = number("LOCKKEEPER_REFINEMENTS", 30) as u64;
