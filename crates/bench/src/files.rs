@@ -16,9 +16,9 @@ use tokio::task::spawn_blocking;
 
 use crate::{
     Failure,
-    bench::Workload,
     judge::Limit,
     peer::{Lock, Peer},
+    workload::Workload,
 };
 
 /// `flock` on a file per name: no lease, no token, no queue, nothing on disk. The limit.

@@ -7,10 +7,11 @@ use tokio::time::sleep;
 
 use crate::{
     Failure,
-    bench::{Bench, Pace, Workload},
+    bench::Bench,
     judge::{Limit, Verdict},
     measure,
     table::Row,
+    workload::{Pace, Workload},
 };
 
 /// CPU time of all of them together, beyond what as many tasks cost that only sleep for as long.
@@ -55,8 +56,8 @@ async fn cost<F: Future<Output = ()> + Send + 'static>(
     let (shortest, longest) = WAITS;
     let before = measure::cpu();
     let waiting: Vec<_> = (0..tasks)
-        .map(|place| {
-            let limit = shortest + (longest - shortest) * place as u32 / tasks as u32;
+        .map(|index| {
+            let limit = shortest + (longest - shortest) * index as u32 / tasks as u32;
             tokio::spawn(wait(mutex.clone(), limit))
         })
         .collect();

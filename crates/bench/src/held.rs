@@ -6,10 +6,11 @@ use lockkeeper::Guard;
 
 use crate::{
     Failure,
-    bench::{Bench, Pace, Workload},
+    bench::Bench,
     judge::{Limit, Verdict},
     measure, redis,
     table::Row,
+    workload::{Pace, Workload},
 };
 
 /// This part of the locks is taken before memory is first looked at, so that what is set up once,
@@ -32,7 +33,7 @@ pub(crate) async fn held(bench: &Bench) -> Result<Vec<Row>, Failure> {
     take(bench, &mut guards, first + locks).await?;
     let bytes = measure::resident()?.saturating_sub(before) as f64 / locks as f64;
 
-    // Exactly as many as promised; what giving back costs is over before the window begins.
+    // Exactly as many as promised; the releases are over before the window begins.
     for guard in guards.drain(..first) {
         guard.release().await?;
     }

@@ -5,26 +5,33 @@
 //! one is missed, with 2 if one stayed inconclusive or the harness could not run.
 
 mod bench;
-mod crowd;
+mod child;
+mod drain;
 mod files;
 mod given_up;
 mod held;
 mod judge;
 mod measure;
 mod peer;
+mod peers;
 mod processes;
 mod rates;
 mod redis;
 mod rounds;
 mod table;
+mod tokens;
 mod waiting;
+mod waiting_processes;
+mod workload;
+mod workloads;
 mod zookeeper;
 
 use std::{error::Error, process::ExitCode, time::Duration};
 
-use bench::{Bench, Pace, Workload};
+use bench::Bench;
 use measure::Meter;
 use table::Row;
+use workload::{Pace, Workload};
 
 /// Why something could not be measured.
 type Failure = Box<dyn Error + Send + Sync>;
@@ -49,40 +56,41 @@ const CLOSING: Duration = Duration::from_secs(10);
 
 /// What was asked for.
 #[derive(PartialEq, Eq, Debug)]
-struct Order {
+struct Options {
     url: String,
     workloads: Vec<Workload>,
     pace: Pace,
     judged: bool,
 }
 
-impl Order {
+impl Options {
     fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
-        let mut order = Self { url: "memory:".into(), workloads: Vec::new(), pace: Pace::FULL, judged: true };
+        let mut options =
+            Self { url: "memory:".into(), workloads: Vec::new(), pace: Pace::FULL, judged: true };
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             let mut number = || words.next().and_then(|text| text.parse::<f64>().ok()).filter(|n| *n > 0.0);
             match word.as_str() {
                 "--rounds" => {
                     let rounds = number().filter(|n| n.fract() == 0.0);
-                    order.pace.rounds = rounds.ok_or("--rounds needs a whole number above zero")? as usize;
+                    options.pace.rounds = rounds.ok_or("--rounds needs a whole number above zero")? as usize;
                 }
                 "--seconds" => {
                     let seconds = number().and_then(|n| Duration::try_from_secs_f64(n).ok());
-                    order.pace.length = seconds.ok_or("--seconds needs a number above zero")?;
+                    options.pace.length = seconds.ok_or("--seconds needs a number above zero")?;
                 }
-                "--quick" => (order.pace, order.judged) = (Pace::QUICK, false),
-                url if url.contains(':') => order.url = url.to_owned(),
+                "--quick" => (options.pace, options.judged) = (Pace::QUICK, false),
+                url if url.contains(':') => options.url = url.to_owned(),
                 word => {
                     let known = Workload::ALL.into_iter().find(|workload| workload.word() == word);
-                    order.workloads.push(known.ok_or_else(|| format!("there is no workload {word:?}"))?);
+                    options.workloads.push(known.ok_or_else(|| format!("there is no workload {word:?}"))?);
                 }
             }
         }
-        if order.workloads.is_empty() {
-            order.workloads = Workload::ALL.to_vec();
+        if options.workloads.is_empty() {
+            options.workloads = Workload::ALL.to_vec();
         }
-        Ok(order)
+        Ok(options)
     }
 
     /// How many threads the tasks have. Two, but a server on this machine needs a core of its own: else what is measured
@@ -96,17 +104,17 @@ impl Order {
 /// What a run brought.
 struct Measured {
     rows: Vec<Row>,
-    /// Where they were taken.
-    place: String,
+    /// The store they were measured on.
+    store: String,
     /// Why there are not more of them.
     failure: Option<String>,
 }
 
-async fn measure(order: &Order) -> Result<Measured, Failure> {
-    let bench = Bench::connect(&order.url, order.pace).await?;
+async fn measure(options: &Options) -> Result<Measured, Failure> {
+    let bench = Bench::connect(&options.url, options.pace).await?;
     let (mut rows, mut failure) = (Vec::new(), None);
-    for workload in &order.workloads {
-        if let Err(why) = bench.run(*workload, &mut rows).await {
+    for workload in &options.workloads {
+        if let Err(why) = workloads::run(&bench, *workload, &mut rows).await {
             failure = Some(format!("{}: {why}", workload.word()));
             break;
         }
@@ -116,23 +124,23 @@ async fn measure(order: &Order) -> Result<Measured, Failure> {
     if closed.is_err() && failure.is_none() {
         failure = Some("the keeper could not be closed".into());
     }
-    if !order.judged {
+    if !options.judged {
         rows = rows.into_iter().map(Row::unjudged).collect();
     }
-    Ok(Measured { rows, place: bench.place(), failure })
+    Ok(Measured { rows, store: bench.description(), failure })
 }
 
 /// Measures and prints, also what there was before a failure.
-fn run(order: &Order) -> Result<u8, Failure> {
-    let workers = order.workers(std::thread::available_parallelism()?.get());
+fn run(options: &Options) -> Result<u8, Failure> {
+    let workers = options.workers(std::thread::available_parallelism()?.get());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;
     let meter = Meter::start()?;
-    let Measured { rows, place, failure } = runtime.block_on(measure(order))?;
+    let Measured { rows, store, failure } = runtime.block_on(measure(options))?;
     println!("{}", table::markdown(&rows));
     println!(
-        "Store {place}, {} rounds of {:?}, {workers} worker threads; {}.",
-        order.pace.rounds,
-        order.pace.length,
+        "Store {store}, {} rounds of {:?}, {workers} worker threads; {}.",
+        options.pace.rounds,
+        options.pace.length,
         meter.surroundings()?
     );
     println!("\n{}", table::verdicts(&rows));
@@ -145,7 +153,7 @@ fn run(order: &Order) -> Result<u8, Failure> {
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if let Some(("child", words)) = words.split_first().map(|(first, rest)| (first.as_str(), rest)) {
-        return match processes::child(words) {
+        return match child::main(words) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("a child failed: {error}");
@@ -153,14 +161,14 @@ fn main() -> ExitCode {
             }
         };
     }
-    let order = match Order::parse(words) {
-        Ok(order) => order,
+    let options = match Options::parse(words) {
+        Ok(options) => options,
         Err(why) => {
             eprintln!("{why}\n{USAGE}");
             return ExitCode::from(2);
         }
     };
-    match run(&order) {
+    match run(&options) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("could not measure: {error}");
@@ -173,24 +181,24 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Order, String> {
-        Order::parse(line.split_whitespace().map(str::to_owned))
+    fn parse(line: &str) -> Result<Options, String> {
+        Options::parse(line.split_whitespace().map(str::to_owned))
     }
 
     #[test]
     fn nothing_means_everything_on_memory() {
-        let order = parse("").expect("a good line");
-        assert_eq!((order.url.as_str(), order.workloads.len()), ("memory:", Workload::ALL.len()));
-        assert_eq!((order.pace, order.judged), (Pace::FULL, true));
+        let options = parse("").expect("a good line");
+        assert_eq!((options.url.as_str(), options.workloads.len()), ("memory:", Workload::ALL.len()));
+        assert_eq!((options.pace, options.judged), (Pace::FULL, true));
     }
 
     #[test]
     fn words_come_in_any_order() {
-        let order = parse("w3 --seconds 0.5 memory:bench held --rounds 3").expect("a good line");
-        assert_eq!(order.url, "memory:bench");
-        assert_eq!(order.workloads, [Workload::W3, Workload::Held]);
-        assert_eq!((order.pace.rounds, order.pace.length), (3, Duration::from_millis(500)));
-        assert!(order.judged);
+        let options = parse("w3 --seconds 0.5 memory:bench held --rounds 3").expect("a good line");
+        assert_eq!(options.url, "memory:bench");
+        assert_eq!(options.workloads, [Workload::W3, Workload::Held]);
+        assert_eq!((options.pace.rounds, options.pace.length), (3, Duration::from_millis(500)));
+        assert!(options.judged);
     }
 
     #[test]

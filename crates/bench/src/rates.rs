@@ -2,11 +2,12 @@
 
 use crate::{
     Failure,
-    bench::{Bench, Pace, Workload},
+    bench::Bench,
     judge::{Limit, Median, Verdict},
     redis,
-    rounds::{Contestant, Load, Round, fairness, interleaved},
+    rounds::{Contestant, Load, Raced, Round, fairness, interleaved},
     table::Row,
+    workload::{Pace, Workload},
 };
 
 /// One task, one name: nothing but an acquisition and its release.
@@ -37,35 +38,32 @@ async fn uncontended(
 /// 16 tasks, one name.
 ///
 /// The critical section is a counter and the number of the last task, read and written; no await.
-/// That is enough for the tasks to contend: two of them run at once, whoever finds the lock taken
-/// stands in line, and from then on the lock always has a line. The share of acquisitions that
-/// came right after another task's is part of the result; it shows whether that was so.
+/// That is enough for the tasks to contend: two of them run at once, a task that finds the lock taken
+/// queues up, and from then on the lock always has a queue. The share of acquisitions that came right
+/// after another task's is part of the result; it shows whether that was so.
 pub(crate) async fn w3(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let load = Load::new(Workload::W3, 16, 1, bench.pace.length);
     let results = race(bench, vec![bench.usual(), bench.fifo()], &load).await?;
     let fairness_goals = [Limit::AtLeast(0.95), Limit::AtLeast(0.99)];
     let mut rows = Vec::new();
-    for (place, result) in results.iter().enumerate() {
+    for (index, result) in results.iter().enumerate() {
         let (contestant, rounds) = result;
         rows.extend(speed(Workload::W3, result));
         let passed = median(rounds, |round| 100.0 * round.passed as f64 / round.acquired());
         rows.push(Row::median(Workload::W3, contestant.name(), "passed to another task, %", passed));
         // Shares are counts; the most unfair round is the one that is judged.
-        let index = rounds.iter().map(fairness).fold(1.0, f64::min);
-        let row = Row::new(Workload::W3, contestant.name(), "Jain's index, lowest of all rounds", index);
-        rows.push(match fairness_goals.get(place).copied() {
+        let lowest = rounds.iter().map(fairness).fold(1.0, f64::min);
+        let row = Row::new(Workload::W3, contestant.name(), "Jain's index, lowest of all rounds", lowest);
+        rows.push(match fairness_goals.get(index).copied() {
             // In a short round one stalled worker thread is most of the difference.
             Some(limit) if !bench.pace.is_enough() => row.goal(limit, Verdict::TooShort),
-            Some(limit) => row.goal(limit, limit.judge(index)),
+            Some(limit) => row.goal(limit, limit.judge(lowest)),
             None => row,
         });
     }
     rows.extend(ratios(Workload::W3, &results, 2, &bench.pace));
     Ok(rows)
 }
-
-/// A contestant and its rounds.
-pub(crate) type Raced<'a> = (&'a dyn Contestant, Vec<Round>);
 
 /// Rounds of `ours` and of all peers of the store, in turn.
 async fn race<'a>(
@@ -102,11 +100,11 @@ fn ratios(workload: Workload, results: &[Raced<'_>], ours: usize, pace: &Pace) -
     let (ours, peers) = results.split_at(ours);
     let mut rows = Vec::new();
     for (peer, theirs) in peers {
-        for (place, (contestant, rounds)) in ours.iter().enumerate() {
+        for (index, (contestant, rounds)) in ours.iter().enumerate() {
             let ratio = ratio(rounds, theirs);
             let what = format!("rate / {}", peer.name());
             let row = Row::median(workload, contestant.name(), what, ratio);
-            let limit = match place {
+            let limit = match index {
                 0 => peer.goal(workload),
                 _ if workload == Workload::W3 => peer.fifo_goal(workload),
                 _ => None,
@@ -137,7 +135,7 @@ mod tests {
     use hdrhistogram::Histogram;
 
     use super::*;
-    use crate::peer::TokioPeer;
+    use crate::peers::TokioPeer;
 
     fn round(acquired: u64) -> Round {
         Round {

@@ -15,11 +15,11 @@ use tokio::{sync::Barrier, task::JoinSet};
 
 use crate::{
     Failure,
-    bench::Workload,
+    drain::{self, Drain},
     judge::{self, Limit},
     measure,
     peer::{Lock, Peer},
-    waiting::{self, Drain},
+    workload::Workload,
 };
 
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -165,9 +165,12 @@ impl<P: Peer> Contestant for P {
     }
 
     fn drain(&self, waiters: usize, wait: Duration) -> BoxFuture<'_, Result<Drain, Failure>> {
-        Box::pin(waiting::drain(self, waiters, wait))
+        Box::pin(drain::drain(self, waiters, wait))
     }
 }
+
+/// A contestant and its rounds.
+pub(crate) type Raced<'a> = (&'a dyn Contestant, Vec<Round>);
 
 /// So many rounds of each contestant, one after the other in turn, so that what else happens on
 /// the machine meets all of them. A short round of each comes first and is thrown away.
@@ -211,45 +214,45 @@ impl Protected {
 }
 
 /// What one task did.
-struct Turns {
+struct TaskResult {
     acquired: u64,
     passed: u64,
     times: Histogram<u64>,
 }
 
 /// Acquires and releases until told to stop.
-async fn take_turns<L: Lock>(
+async fn acquire_and_release<L: Lock>(
     lock: L,
     task: u64,
     protected: Arc<Protected>,
     start: Arc<Barrier>,
     stop: Arc<AtomicBool>,
-) -> Result<Turns, Failure> {
-    let mut turns = Turns { acquired: 0, passed: 0, times: no_times()? };
+) -> Result<TaskResult, Failure> {
+    let mut result = TaskResult { acquired: 0, passed: 0, times: no_times()? };
     start.wait().await;
     while !stop.load(Ordering::Relaxed) {
-        let asked = turns.acquired.is_multiple_of(TIMED).then(Instant::now);
+        let asked = result.acquired.is_multiple_of(TIMED).then(Instant::now);
         let held = lock.acquire().await?;
         let passed = protected.enter(task);
         L::release(held).await?;
         if let Some(asked) = asked {
-            turns.times.saturating_record(u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            result.times.saturating_record(u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX));
         }
-        turns.acquired += 1;
-        turns.passed += u64::from(passed);
+        result.acquired += 1;
+        result.passed += u64::from(passed);
     }
-    Ok(turns)
+    Ok(result)
 }
 
 async fn round<P: Peer>(peer: &P, load: &Load) -> Result<Round, Failure> {
     let start = Arc::new(Barrier::new(load.tasks + 1));
     let stop = Arc::new(AtomicBool::new(false));
-    let places: Vec<(P::Lock, Arc<Protected>)> =
+    let locks: Vec<(P::Lock, Arc<Protected>)> =
         load.names.iter().map(|name| (peer.lock(name), Arc::default())).collect();
     let mut tasks = JoinSet::new();
     for task in 0..load.tasks {
-        let (lock, protected) = places[task % places.len()].clone();
-        tasks.spawn(take_turns(lock, task as u64 + 1, protected, start.clone(), stop.clone()));
+        let (lock, protected) = locks[task % locks.len()].clone();
+        tasks.spawn(acquire_and_release(lock, task as u64 + 1, protected, start.clone(), stop.clone()));
     }
     // Before anybody starts, so that all they do is in it.
     let (started, cpu, requests) = (Instant::now(), measure::cpu(), peer.requests());
@@ -271,17 +274,17 @@ async fn round<P: Peer>(peer: &P, load: &Load) -> Result<Round, Failure> {
         served: None,
         times: no_times()?,
     };
-    while let Some(turns) = tasks.join_next().await {
-        let turns = turns??;
-        round.shares.push(turns.acquired);
-        round.passed += turns.passed;
-        round.times.add(&turns.times)?;
+    while let Some(result) = tasks.join_next().await {
+        let result = result??;
+        round.shares.push(result.acquired);
+        round.passed += result.passed;
+        round.times.add(&result.times)?;
     }
     round.elapsed = started.elapsed();
     round.cpu = measure::cpu().saturating_sub(cpu);
     round.requests = peer.requests().zip(requests).map(|(after, before)| after - before);
     timer.join().map_err(|_| "the timer's thread panicked")?;
-    let counted: u64 = places.iter().map(|(_, protected)| protected.counter.load(Ordering::Relaxed)).sum();
+    let counted: u64 = locks.iter().map(|(_, protected)| protected.counter.load(Ordering::Relaxed)).sum();
     let acquired: u64 = round.shares.iter().sum();
     if counted != acquired {
         let name = Peer::name(peer);
@@ -298,7 +301,7 @@ pub(crate) fn fairness(round: &Round) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::{TokioPeer, broken::Broken};
+    use crate::peers::{TokioPeer, broken::Broken};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_round_counts_what_was_done() {

@@ -1,8 +1,8 @@
 //! What comes out: one table, and a line for each goal.
 
 use crate::{
-    bench::Workload,
     judge::{Limit, Median, Verdict},
+    workload::Workload,
 };
 
 /// One figure.
@@ -115,8 +115,8 @@ fn figure(value: f64) -> String {
 fn thousands(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place) % 3 == 0 {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
             text.push(',');
         }
         text.push(digit);

@@ -20,12 +20,11 @@ use self::{
 };
 use crate::{
     Failure,
-    bench::{Pace, Workload},
+    drain::Drain,
     judge::{Limit, Median, Verdict},
-    rates::Raced,
-    rounds::{BoxFuture, Contestant, Load, Round, Served},
+    rounds::{BoxFuture, Contestant, Load, Raced, Round, Served},
     table::Row,
-    waiting::Drain,
+    workload::{Pace, Workload},
 };
 
 /// What waiting and draining may cost.

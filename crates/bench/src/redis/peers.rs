@@ -13,9 +13,9 @@ use rslock::{LockGuard, LockManager};
 
 use crate::{
     Failure,
-    bench::Workload,
     judge::Limit,
     peer::{Lock, Peer},
+    workload::Workload,
 };
 
 /// What the table calls the bare scripts.

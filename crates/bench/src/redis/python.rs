@@ -11,10 +11,10 @@ use tokio::task::spawn_blocking;
 
 use crate::{
     Failure,
-    bench::Workload,
+    drain::Drain,
     judge::Limit,
     rounds::{self, BoxFuture, Contestant, Load, Round},
-    waiting::Drain,
+    workload::Workload,
 };
 
 const PROGRAM: &str = include_str!("redis_lock.py");
@@ -35,8 +35,8 @@ impl PythonPeer {
             return Ok(Self { url: url.to_owned(), python, _folder: None });
         }
         let folder = tempfile::Builder::new().prefix("lockkeeper-bench-python-").tempdir()?;
-        let place = folder.path().display().to_string();
-        run(&python, &["-m", "venv", &place])?;
+        let path = folder.path().display().to_string();
+        run(&python, &["-m", "venv", &path])?;
         let python = folder.path().join("bin/python");
         run(&python, &["-m", "pip", "install", "--quiet", "redis>=5,<9"])?;
         Ok(Self { url: url.to_owned(), python, _folder: Some(folder) })

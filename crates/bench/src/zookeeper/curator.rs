@@ -4,9 +4,8 @@
 use lockkeeper::support;
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Write as _},
     path::Path,
-    process::{ChildStdin, ChildStdout, Command},
+    process::Command,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -18,12 +17,12 @@ use tokio::task::spawn_blocking;
 use super::{CURATOR, peers};
 use crate::{
     Failure,
-    bench::Workload,
+    drain::Drain,
     judge::Limit,
     measure,
-    processes::{Hand, parse_times},
+    processes::{ChildProcess, Dialogue},
     rounds::{BoxFuture, Contestant, Load, Round},
-    waiting::Drain,
+    workload::Workload,
 };
 
 const SOURCE: &str = include_str!("../../java/CuratorPeer.java");
@@ -34,7 +33,7 @@ const JARS: [&str; 6] =
 const HOW: &str =
     "on Debian: apt-get install -y --no-install-recommends default-jdk-headless libcurator-recipes-java";
 
-/// This part of the waiting time the threads are given to stand in line before it begins.
+/// The threads get this part of the waiting time to queue up before it begins.
 const SETTLE_PART: u32 = 10;
 
 /// The compiled program.
@@ -66,7 +65,7 @@ impl Program {
 
     /// Runs it. Many at once have little of a processor each, so that a compiler that is done soon serves
     /// them better than one that takes its time.
-    pub(super) fn run(&self, servers: &str, one_of_many: bool) -> Result<Talk, Failure> {
+    pub(super) fn run(&self, servers: &str, one_of_many: bool) -> Result<Dialogue, Failure> {
         let mut command = Command::new("java");
         command.args(["-Xmx128m", "-XX:+UseSerialGC"]);
         if one_of_many {
@@ -74,66 +73,7 @@ impl Program {
         }
         let classes = format!("{}:{}", self.folder.path().display(), self.jars);
         command.args(["-cp", &classes, "CuratorPeer", servers]);
-        Talk::begin(Hand::spawn(command)?)
-    }
-}
-
-/// A program that is told what to do line by line.
-pub(super) struct Talk {
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-    hand: Hand,
-}
-
-impl Talk {
-    pub(super) fn begin(mut hand: Hand) -> Result<Self, Failure> {
-        let input = hand.0.stdin.take().ok_or("no input")?;
-        let output = BufReader::new(hand.0.stdout.take().ok_or("no output")?);
-        Ok(Self { input, output, hand })
-    }
-
-    pub(super) fn tell(&mut self, order: &str) -> Result<(), Failure> {
-        Ok(writeln!(self.input, "{order}")?)
-    }
-
-    pub(super) fn hear(&mut self) -> Result<String, Failure> {
-        let mut line = String::new();
-        match self.output.read_line(&mut line)? {
-            0 => Err("a program of a peer has ended".into()),
-            _ => Ok(line.trim_end().to_owned()),
-        }
-    }
-
-    fn ask(&mut self, order: &str) -> Result<String, Failure> {
-        self.tell(order)?;
-        self.hear()
-    }
-
-    /// All acquisitions of a round between processes.
-    pub(super) fn hear_times(&mut self) -> Result<Vec<(u64, u64)>, Failure> {
-        let mut times = Vec::new();
-        loop {
-            match self.hear()?.as_str() {
-                "end" => return Ok(times),
-                line => times.push(parse_times(line)?),
-            }
-        }
-    }
-
-    fn cpu(&self) -> Result<Duration, Failure> {
-        cpu_of(self.hand.0.id())
-    }
-}
-
-/// CPU time of a process so far, to a hundredth of a second.
-fn cpu_of(process: u32) -> Result<Duration, Failure> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // After the name, which may have blanks in it: user time and system time are the 12th and 13th.
-    let (_, fields) = stat.rsplit_once(')').ok_or("a process without a name")?;
-    let mut ticks = fields.split_whitespace().skip(11).map(str::parse::<u64>);
-    match (ticks.next(), ticks.next()) {
-        (Some(user), Some(system)) => Ok(Duration::from_millis((user? + system?) * 10)),
-        _ => Err("a process without times".into()),
+        Dialogue::new(ChildProcess::spawn(command)?)
     }
 }
 
@@ -142,15 +82,15 @@ fn cpu_of(process: u32) -> Result<Duration, Failure> {
 pub(super) struct Curator {
     program: Program,
     session: i64,
-    talk: Arc<Mutex<Talk>>,
+    dialogue: Arc<Mutex<Dialogue>>,
 }
 
 impl Curator {
     pub(super) fn start(program: Program, servers: &str) -> Result<Self, Failure> {
-        let mut talk = program.run(servers, false)?;
-        let ready = talk.hear()?;
+        let mut dialogue = program.run(servers, false)?;
+        let ready = dialogue.receive()?;
         let session = ready.strip_prefix("ready ").ok_or("Curator is not ready")?.parse()?;
-        Ok(Self { program, session, talk: Arc::new(Mutex::new(talk)) })
+        Ok(Self { program, session, dialogue: Arc::new(Mutex::new(dialogue)) })
     }
 
     pub(super) fn session(&self) -> i64 {
@@ -161,17 +101,17 @@ impl Curator {
         &self.program
     }
 
-    /// Lets `work` talk with it, beside the tasks of this process.
+    /// Lets `work` use its dialogue, beside the tasks of this process.
     async fn with<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Talk) -> Result<T, Failure> + Send + 'static,
+        work: impl FnOnce(&mut Dialogue) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let talk = self.talk.clone();
-        spawn_blocking(move || work(&mut support::lock(&talk))).await?
+        let dialogue = self.dialogue.clone();
+        spawn_blocking(move || work(&mut support::lock(&dialogue))).await?
     }
 
     pub(super) async fn ask(&self, order: String) -> Result<String, Failure> {
-        self.with(move |talk| talk.ask(&order)).await
+        self.with(move |dialogue| dialogue.ask(&order)).await
     }
 }
 
@@ -191,25 +131,25 @@ impl Contestant for Curator {
     fn round<'a>(&'a self, load: &'a Load) -> BoxFuture<'a, Result<Round, Failure>> {
         let (tasks, names, millis) = (load.tasks, load.names.len(), load.length.as_millis());
         let order = format!("round {tasks} {names} {millis} /bench/curator/{}", load.workload.word());
-        Box::pin(self.with(move |talk| {
-            let before = talk.cpu()?;
-            let answer = talk.ask(&order)?;
-            round_of(&answer, talk.cpu()?.saturating_sub(before))
+        Box::pin(self.with(move |dialogue| {
+            let before = dialogue.cpu()?;
+            let answer = dialogue.ask(&order)?;
+            round_of(&answer, dialogue.cpu()?.saturating_sub(before))
         }))
     }
 
     fn drain(&self, waiters: usize, wait: Duration) -> BoxFuture<'_, Result<Drain, Failure>> {
-        Box::pin(self.with(move |talk| {
+        Box::pin(self.with(move |dialogue| {
             let path = "/bench/curator/w4";
-            talk.ask(&format!("hold {path}"))?;
-            talk.ask(&format!("wait {waiters} {path}"))?;
+            dialogue.ask(&format!("hold {path}"))?;
+            dialogue.ask(&format!("wait {waiters} {path}"))?;
             std::thread::sleep(wait / SETTLE_PART);
-            let (before, asleep) = (talk.cpu()?, Instant::now());
+            let (before, asleep) = (dialogue.cpu()?, Instant::now());
             std::thread::sleep(wait);
-            let waited = talk.cpu()?;
+            let waited = dialogue.cpu()?;
             let cpu_percent = measure::percent(waited.saturating_sub(before), asleep.elapsed());
-            let drained = Duration::from_nanos(talk.ask("release")?.parse()?);
-            Ok(Drain { cpu_percent, requests: None, drained, cpu: talk.cpu()?.saturating_sub(waited) })
+            let drained = Duration::from_nanos(dialogue.ask("release")?.parse()?);
+            Ok(Drain { cpu_percent, requests: None, drained, cpu: dialogue.cpu()?.saturating_sub(waited) })
         }))
     }
 }

@@ -5,24 +5,18 @@
 
 mod curator;
 mod peers;
-mod processes;
+pub(crate) mod processes;
 mod requests;
 mod ring;
 mod waiting;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, io};
 
 use lockkeeper_testkit::servers;
 
-use crate::{
-    Failure,
-    bench::{Bench, Workload},
-    rounds::Contestant,
-    table::Row,
-};
+use crate::{Failure, rounds::Contestant};
 use curator::{Curator, Program};
 use peers::{BarePeer, RecipePeer};
-pub(crate) use processes::{child, ring_child};
 
 const LOCKKEEPER: &str = "lockkeeper";
 const RECIPE: &str = "recipe";
@@ -98,16 +92,52 @@ impl ZooKeeper {
         };
         format!(", one server with forceSync=no for all alike{peer}")
     }
+    /// What the server has received so far, by session.
+    pub(super) fn received(&self) -> io::Result<HashMap<i64, u64>> {
+        Ok(received_in(&self.server.nodes()[0].ask("cons")?))
+    }
 
-    /// What is measured here beside the usual.
-    pub(crate) async fn measure(&self, bench: &Bench, workload: Workload) -> Result<Vec<Row>, Failure> {
-        match workload {
-            Workload::W1 => self.requests(bench).await,
-            Workload::W3p => self.w3p(bench).await,
-            Workload::W4 => self.waiting(bench).await,
-            Workload::W2 | Workload::W3 | Workload::W4p | Workload::Held | Workload::GivenUp => {
-                Ok(Vec::new())
-            }
-        }
+    /// What the server has received so far of `who`.
+    pub(super) fn received_of(&self, who: &str) -> io::Result<u64> {
+        let received = self.received()?;
+        let sessions = self.sessions.get(who).into_iter().flatten();
+        Ok(sessions.filter_map(|session| received.get(session)).sum())
+    }
+
+    /// All whose requests are counted.
+    pub(super) fn counted(&self) -> impl Iterator<Item = &'static str> {
+        [LOCKKEEPER, RECIPE, CURATOR, BARE].into_iter().filter(|who| self.sessions.contains_key(who))
+    }
+}
+
+/// Reads the answer to `cons`: a line for each connection, with its session unless it has none.
+fn received_in(answer: &str) -> HashMap<i64, u64> {
+    let field = |line: &str, name: &str| {
+        let (_, rest) = line.split_once(name)?;
+        rest.split([',', ')']).next().map(str::to_owned)
+    };
+    let connection = |line: &str| {
+        let session = field(line, "sid=0x")?;
+        let session = u64::from_str_radix(&session, 16).ok()?.cast_signed();
+        Some((session, field(line, "recved=")?.parse().ok()?))
+    };
+    answer.lines().filter_map(connection).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_of_sessions_are_counted() {
+        let answer = "\
+ /127.0.0.1:41734[1](queued=0,recved=12,sent=13,sid=0x10000f7e0a80000,lop=PING,est=1,to=10000,lcxid=0x0)
+ /127.0.0.1:41740[1](queued=0,recved=7,sent=7,sid=0xffff000000000001,lop=GETC)
+ /127.0.0.1:41736[0](queued=0,recved=1,sent=0)
+";
+        let received = received_in(answer);
+        assert_eq!(received.len(), 2);
+        assert_eq!(received.get(&0x10000f7e0a80000), Some(&12));
+        assert_eq!(received.get(&0xffff000000000001_u64.cast_signed()), Some(&7));
     }
 }

@@ -6,9 +6,9 @@ use zookeeper_client::{Acls, Client, CreateMode, Error, LockClient, LockOptions,
 use super::{BARE, RECIPE};
 use crate::{
     Failure,
-    bench::Workload,
     judge::Limit,
     peer::{Lock, Peer},
+    workload::Workload,
 };
 
 /// The lock recipe of `zookeeper-client`, with names that Curator would understand.

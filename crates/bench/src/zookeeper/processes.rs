@@ -9,19 +9,16 @@ use std::{
 use lockkeeper_testkit::counting::Requests;
 use tokio::task::{block_in_place, spawn_blocking};
 
-use super::{
-    BARE, CURATOR, LOCKKEEPER, RECIPE, ZooKeeper,
-    curator::{Program, Talk},
-    peers::RecipePeer,
-    ring::Ring,
-};
+use super::{BARE, CURATOR, LOCKKEEPER, RECIPE, ZooKeeper, curator::Program, peers::RecipePeer, ring::Ring};
 use crate::{
     Failure,
-    bench::{Bench, Workload},
+    bench::Bench,
     judge::{self, Limit, Median, Verdict},
-    peer::{DroppedPeer, Lock, Peer},
-    processes::{Hand, PROCESSES, Passed, now, runtime},
+    peer::{Lock, Peer},
+    peers::DroppedPeer,
+    processes::{ChildProcess, Dialogue, PROCESSES, ProcessRound, now, runtime},
     table::Row,
+    workload::Workload,
 };
 
 /// How often Lockkeeper's lock passes on, as a multiple of another one. The recipe is as fast as its client can be: it
@@ -37,33 +34,33 @@ fn faster_than(who: &str) -> Option<Limit> {
 /// The processes of one contestant.
 struct Team {
     who: &'static str,
-    members: Vec<Talk>,
+    members: Vec<Dialogue>,
     rounds: Vec<Race>,
 }
 
 /// What a round brought.
 struct Race {
-    passed: Passed,
+    passed: ProcessRound,
     hand_offs: f64,
     /// Per acquisition, as the server counts them; with the signs of life of everybody.
     requests: f64,
 }
 
 impl Team {
-    fn start(who: &'static str, start: impl Fn(usize) -> Result<Talk, Failure>) -> Result<Self, Failure> {
+    fn start(who: &'static str, start: impl Fn(usize) -> Result<Dialogue, Failure>) -> Result<Self, Failure> {
         let mut members = (0..PROCESSES).map(start).collect::<Result<Vec<_>, _>>()?;
         for member in &mut members {
-            member.hear()?;
+            member.receive()?;
         }
         Ok(Self { who, members, rounds: Vec::new() })
     }
 
-    fn race(&mut self, length: Duration) -> Result<Passed, Failure> {
+    fn race(&mut self, length: Duration) -> Result<ProcessRound, Failure> {
         for member in &mut self.members {
-            member.tell(&format!("pass {}", length.as_millis()))?;
+            member.send(&format!("pass {}", length.as_millis()))?;
         }
-        let times = self.members.iter_mut().map(Talk::hear_times).collect::<Result<Vec<_>, _>>()?;
-        Passed::of(&times, length)
+        let times = self.members.iter_mut().map(Dialogue::receive_times).collect::<Result<Vec<_>, _>>()?;
+        ProcessRound::of(&times, length)
     }
 
     fn rows(&self) -> Vec<Row> {
@@ -83,7 +80,7 @@ impl Team {
 }
 
 impl ZooKeeper {
-    pub(super) async fn w3p(&self, bench: &Bench) -> Result<Vec<Row>, Failure> {
+    pub(crate) async fn w3p(&self, bench: &Bench) -> Result<Vec<Row>, Failure> {
         let pace = bench.pace;
         let (url, servers) = (self.url.clone(), self.address());
         let program = self.curator.as_ref().map(|curator| curator.program().clone());
@@ -126,46 +123,47 @@ impl ZooKeeper {
 
 /// Lockkeeper first, and the bare ring last.
 fn teams(url: &str, servers: &str, program: Option<&Program>) -> Result<Vec<Team>, Failure> {
-    let own = |who, place| move |_| Talk::begin(Hand::start(&["zookeeper", who, place])?);
+    let own = |who, url| move |_| Dialogue::new(ChildProcess::start(&["zookeeper", who, url])?);
     let mut teams =
         vec![Team::start(LOCKKEEPER, own(LOCKKEEPER, url))?, Team::start(RECIPE, own(RECIPE, servers))?];
     if let Some(program) = program {
         teams.push(Team::start(CURATOR, |_| program.run(servers, true))?);
     }
     let folder = Ring::new_folder();
-    let ring = |own: usize| Talk::begin(Hand::start(&["ring", servers, &folder, &own.to_string()])?);
+    let ring =
+        |own: usize| Dialogue::new(ChildProcess::start(&["ring", servers, &folder, &own.to_string()])?);
     teams.push(Team::start(BARE, ring)?);
     Ok(teams)
 }
 
 /// A process of this program that takes part as `who`.
-pub(crate) fn child(who: &str, place: &str) -> Result<(), Failure> {
+pub(crate) fn child(who: &str, url: &str) -> Result<(), Failure> {
     runtime()?.block_on(async {
         if who == LOCKKEEPER {
-            let keeper = lockkeeper::connect(place).await?;
+            let keeper = lockkeeper::connect(url).await?;
             take_part(DroppedPeer::new(&keeper, &Requests::default())).await?;
             keeper.close().await;
         } else {
-            take_part(RecipePeer::connect(place).await?).await?;
+            take_part(RecipePeer::connect(url).await?).await?;
         }
         Ok(())
     })
 }
 
-/// A process of this program that has the place `own` in a ring.
+/// A process of this program that is number `own` of a ring.
 pub(crate) fn ring_child(servers: &str, folder: &str, own: usize) -> Result<(), Failure> {
     runtime()?.block_on(async {
         let mut ring = Ring::join(servers, folder, own).await?;
         println!("ready");
-        while let Some(length) = order().await? {
-            tell(&ring.pass(length).await?)?;
+        while let Some(length) = next_length().await? {
+            print_times(&ring.pass(length).await?)?;
         }
         Ok(())
     })
 }
 
 /// How long the next round is; `None` if there is none.
-async fn order() -> Result<Option<Duration>, Failure> {
+async fn next_length() -> Result<Option<Duration>, Failure> {
     // Not on this thread, which keeps the session alive.
     let line = spawn_blocking(|| {
         let mut line = String::new();
@@ -176,7 +174,7 @@ async fn order() -> Result<Option<Duration>, Failure> {
     Ok(millis.map(Duration::from_millis))
 }
 
-fn tell(times: &[(u64, u64)]) -> Result<(), Failure> {
+fn print_times(times: &[(u64, u64)]) -> Result<(), Failure> {
     let lines: String = times.iter().map(|(granted, released)| format!("{granted} {released}\n")).collect();
     stdout().write_all(lines.as_bytes())?;
     println!("end");
@@ -186,7 +184,7 @@ fn tell(times: &[(u64, u64)]) -> Result<(), Failure> {
 async fn take_part<P: Peer>(peer: P) -> Result<(), Failure> {
     let lock = peer.lock("w3p");
     println!("ready");
-    while let Some(length) = order().await? {
+    while let Some(length) = next_length().await? {
         let (started, mut times) = (Instant::now(), Vec::new());
         loop {
             let held = lock.acquire().await?;
@@ -198,7 +196,7 @@ async fn take_part<P: Peer>(peer: P) -> Result<(), Failure> {
             }
             times.push((granted, released));
         }
-        tell(&times)?;
+        print_times(&times)?;
     }
     Ok(())
 }

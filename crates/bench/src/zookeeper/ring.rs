@@ -15,7 +15,7 @@ pub(super) struct Ring {
     client: Client,
     folder: String,
     own: usize,
-    /// Its node in what would be the line.
+    /// Its node in what would be the queue.
     node: String,
     /// Rounds so far.
     round: u64,
@@ -112,20 +112,20 @@ mod tests {
             for own in 0..PROCESSES {
                 members.push(Ring::join(&address, &folder, own).await.expect("it joins"));
             }
-            let rounds = members.into_iter().enumerate().map(|(place, mut ring)| {
+            let rounds = members.into_iter().enumerate().map(|(index, mut ring)| {
                 tokio::spawn(
-                    async move { (place, ring.pass(Duration::from_secs(1)).await.expect("it passes")) },
+                    async move { (index, ring.pass(Duration::from_secs(1)).await.expect("it passes")) },
                 )
             });
             let mut turns = Vec::new();
             for round in rounds.collect::<Vec<_>>() {
-                let (place, times) = round.await.expect("no panic");
-                turns.extend(times.into_iter().map(|(granted, _)| (granted, place)));
+                let (index, times) = round.await.expect("no panic");
+                turns.extend(times.into_iter().map(|(granted, _)| (granted, index)));
             }
             turns.sort_unstable();
             assert!(!turns.is_empty());
-            for (turn, (_, place)) in turns.iter().enumerate() {
-                assert_eq!(turn % PROCESSES, *place, "{turns:?}");
+            for (turn, (_, index)) in turns.iter().enumerate() {
+                assert_eq!(turn % PROCESSES, *index, "{turns:?}");
             }
         }
     }

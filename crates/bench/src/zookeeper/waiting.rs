@@ -1,4 +1,4 @@
-//! What waiting costs the server, and in which order those who wait are served.
+//! What waiting costs the server, and in which order waiters are served.
 
 use lockkeeper::support;
 use std::{
@@ -12,18 +12,19 @@ use tokio::task::JoinSet;
 use super::{LOCKKEEPER, ZooKeeper};
 use crate::{
     Failure,
-    bench::{Bench, Workload},
+    bench::Bench,
     judge::Limit,
     peer::{Lock, Peer as _},
     table::Row,
+    workload::Workload,
 };
 
 const WAITERS: usize = 64;
 
-/// So many stand in line to be served in order.
+/// How many queue up to be served in order.
 const IN_ORDER: usize = 100;
 
-/// This part of the waiting time is for settling, before it is counted.
+/// Requests are counted after this part of the waiting time, when all have queued up.
 const SETTLE_PART: u32 = 10;
 
 /// A sign of life or a renewal may fall on one side or the other of the moment at which the counting ends;
@@ -31,7 +32,7 @@ const SETTLE_PART: u32 = 10;
 const ADDED: Limit = Limit::AtMost(2.0);
 
 impl ZooKeeper {
-    pub(super) async fn waiting(&self, bench: &Bench) -> Result<Vec<Row>, Failure> {
+    pub(crate) async fn waiting(&self, bench: &Bench) -> Result<Vec<Row>, Failure> {
         let mut rows = self.requests_while_waiting(bench).await?;
         rows.extend(order(bench).await?);
         Ok(rows)
@@ -42,7 +43,7 @@ impl ZooKeeper {
     /// of its own.
     async fn requests_while_waiting(&self, bench: &Bench) -> Result<Vec<Row>, Failure> {
         let recipe = self.recipe.as_ref().ok_or("there are no peers yet")?;
-        // Each stands in the store's own line.
+        // Each waits in the store's own queue.
         let ours = bench.keeper.mutex("bench/waiting").fifo();
         let theirs = recipe.lock("waiting");
         let (held, theirs_held) = (ours.lock().await?, theirs.acquire().await?);
@@ -94,7 +95,7 @@ impl ZooKeeper {
     }
 }
 
-/// Lets tasks wait for a lock, take it once and give it back.
+/// Starts tasks that wait for a lock, acquire it once and release it.
 fn let_wait<L: Lock>(tasks: &mut JoinSet<Result<(), Failure>>, lock: &L) {
     for _ in 0..WAITERS {
         let lock = lock.clone();
@@ -102,23 +103,23 @@ fn let_wait<L: Lock>(tasks: &mut JoinSet<Result<(), Failure>>, lock: &L) {
     }
 }
 
-/// A hundred who came one after the other, and in which order they were served.
+/// A hundred waiters that came one after the other, and the order in which they were served.
 async fn order(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let name = "bench/order";
     let mutex = bench.keeper.mutex(name).fifo();
     let held = mutex.lock().await?;
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();
-    for place in 0..IN_ORDER {
+    for index in 0..IN_ORDER {
         let (mutex, served) = (mutex.clone(), served.clone());
         tasks.spawn(async move {
             let guard = mutex.lock().await?;
-            support::lock(&served).push(place);
+            support::lock(&served).push(index);
             guard.release().await?;
             Ok::<_, Failure>(())
         });
-        // The next one comes when this one stands in line.
-        while bench.keeper.inspect(name).await?.is_none_or(|view| view.waiters.len() <= place) {
+        // The next one comes when this one is in the queue.
+        while bench.keeper.inspect(name).await?.is_none_or(|view| view.waiters.len() <= index) {
             tokio::task::yield_now().await;
         }
     }
@@ -129,11 +130,11 @@ async fn order(bench: &Bench) -> Result<Vec<Row>, Failure> {
     }
     let millis = released.elapsed().as_secs_f64() * 1e3;
     let served = support::lock(&served).clone();
-    let in_place = served.iter().enumerate().filter(|(place, served)| place == *served).count();
+    let in_order = served.iter().enumerate().filter(|(index, served)| index == *served).count();
     let all = Limit::AtLeast(IN_ORDER as f64);
     let row = |what, value| Row::new(Workload::W4, "lockkeeper fifo", what, value);
     Ok(vec![
-        row("of 100 waiters served in their order", in_place as f64).goal(all, all.judge(in_place as f64)),
+        row("of 100 waiters served in their order", in_order as f64).goal(all, all.judge(in_order as f64)),
         row("drain of 100 waiters, ms", millis),
     ])
 }

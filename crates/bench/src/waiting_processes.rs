@@ -1,19 +1,16 @@
 //! W4p: 64 processes wait for one lock, one waiter each. What that costs all of them together while
 //! nothing happens, and how fast they get through once it is free.
 
-use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    process::ChildStdout,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use crate::{
     Failure,
-    bench::{Bench, Workload},
+    bench::Bench,
     judge::{Limit, Median},
     measure,
-    processes::Hand,
+    processes::{ChildProcess, Dialogue},
     table::Row,
+    workload::Workload,
 };
 
 const PROCESSES: usize = 64;
@@ -25,59 +22,34 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const SQLITE_GOALS: [(&str, Limit); 1] =
     [("client CPU while 64 processes wait, % of a core", Limit::Below(1.0))];
 
-/// A process that waits.
-struct Waiter {
-    hand: Hand,
-    output: BufReader<ChildStdout>,
+/// Asks a waiting process for its CPU time so far, exact to the nanosecond.
+fn cpu_of(waiter: &mut Dialogue) -> Result<Duration, Failure> {
+    let answer = waiter.ask("cpu")?;
+    let nanos = answer.parse().map_err(|_| format!("a waiter said {answer:?} instead of waiting"))?;
+    Ok(Duration::from_nanos(nanos))
 }
 
-impl Waiter {
-    fn start(url: &str) -> Result<Self, Failure> {
-        let mut hand = Hand::start(&["waiter", url])?;
-        let output = BufReader::new(hand.0.stdout.take().ok_or("no output")?);
-        Ok(Self { hand, output })
-    }
-
-    fn say(&mut self, word: &str) -> Result<(), Failure> {
-        Ok(writeln!(self.hand.0.stdin.as_mut().ok_or("no input")?, "{word}")?)
-    }
-
-    fn hear(&mut self) -> Result<String, Failure> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        Ok(line.trim().to_owned())
-    }
-
-    /// Its CPU time so far.
-    fn cpu(&mut self) -> Result<Duration, Failure> {
-        self.say("cpu")?;
-        let answer = self.hear()?;
-        let nanos = answer.parse().map_err(|_| format!("a waiter said {answer:?} instead of waiting"))?;
-        Ok(Duration::from_nanos(nanos))
-    }
-}
-
-fn cpu_of_all(waiters: &mut [Waiter]) -> Result<Duration, Failure> {
-    waiters.iter_mut().map(Waiter::cpu).sum()
+fn cpu_of_all(waiters: &mut [Dialogue]) -> Result<Duration, Failure> {
+    waiters.iter_mut().map(cpu_of).sum()
 }
 
 /// What a round brought.
-struct Drain {
+struct ProcessDrain {
     cpu_percent: f64,
     drained: Duration,
 }
 
-async fn drain(bench: &Bench) -> Result<Drain, Failure> {
+async fn drain(bench: &Bench) -> Result<ProcessDrain, Failure> {
     let held = bench.keeper.mutex(NAME).lock_within(PATIENCE).await?;
     let url = bench.keeper.url().to_owned();
     let mut waiters = Vec::new();
     for _ in 0..PROCESSES {
-        let mut waiter = Waiter::start(&url)?;
-        waiter.hear()?;
+        let mut waiter = Dialogue::new(ChildProcess::start(&["waiter", &url])?)?;
+        waiter.receive()?;
         waiters.push(waiter);
     }
     for waiter in &mut waiters {
-        waiter.say("go")?;
+        waiter.send("go")?;
     }
     while bench.keeper.inspect(NAME).await?.is_none_or(|view| view.waiters.len() < PROCESSES) {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -91,14 +63,14 @@ async fn drain(bench: &Bench) -> Result<Drain, Failure> {
     held.release().await?;
     let drained = tokio::task::spawn_blocking(move || {
         for waiter in &mut waiters {
-            let told = waiter.hear()?;
+            let told = waiter.receive()?;
             if told != "done" {
                 return Err(format!("a waiter said {told:?}").into());
             }
         }
         Ok::<_, Failure>(released.elapsed())
     });
-    Ok(Drain { cpu_percent, drained: drained.await?? })
+    Ok(ProcessDrain { cpu_percent, drained: drained.await?? })
 }
 
 /// 64 processes, one name that is held.
@@ -110,7 +82,7 @@ pub(crate) async fn w4p(bench: &Bench) -> Result<Vec<Row>, Failure> {
     for _ in 0..bench.pace.waits {
         drains.push(drain(bench).await?);
     }
-    let row = |what, figure: fn(&Drain) -> f64| {
+    let row = |what, figure: fn(&ProcessDrain) -> f64| {
         Row::median(Workload::W4p, "lockkeeper", what, Median::of(drains.iter().map(figure)))
     };
     let rows = [
