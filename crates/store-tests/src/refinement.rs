@@ -1,19 +1,19 @@
 //! Refinement: the same random steps go to a real store, through the trait `Store`, and to the pure
-//! model; all answers and then all views must mean the same. It is how scripts and SQL are held to the
-//! one state machine that they rewrite.
+//! model. All answers, and after each step all views, must mean the same. Scripts and SQL that rewrite the
+//! model are proven to do the same as the model in this way.
 //!
-//! Every answer with a time in it is judged exactly: the model makes its step at the store's own time
-//! of the answer. Where an answer has no time (evictions, views), the store's clock is asked before and
-//! after. Moments at which something ends are kept away from by the tolerance, so nothing depends on
-//! how fast a store is.
+//! Every answer that has a time is compared exactly: the model makes its step at the store's own time
+//! of the answer. Where an answer has no time (evictions, views), the store's clock is read before and
+//! after. No step happens near a moment at which something ends, so nothing depends on how fast a store
+//! is.
 //!
-//! A store that *settles by itself* does not wait for a request to let the next one in: ZooKeeper's nodes go
-//! when their lease ends, and whoever waits finds out. Then the model is settled at each moment at which
-//! something ends, answers may be one grant behind, and after each step the two must come to the same state
-//! within a while.
+//! A store that *settles by itself* grants to the next waiter without a request: a node of ZooKeeper goes when
+//! its lease ends, and the next waiter finds out. Then the model is settled at each moment at which something
+//! ends, answers may be one grant behind, and after each step the two must come to the same state within a few
+//! seconds.
 
-mod both;
 mod compare;
+mod pair;
 mod plan;
 
 use std::{
@@ -33,11 +33,11 @@ use lockkeeper_core::{
 use tokio::runtime::Builder;
 
 use crate::dice::Dice;
-use both::Both;
-pub use plan::Pace;
+use pair::Pair;
 use plan::Step;
+pub use plan::TimeMode;
 
-/// Every store of one run connects to the same place.
+/// Every connector of one run leads to the same server.
 type Connect = Box<dyn Fn() -> Result<Connector, StoreError> + Send + Sync>;
 type Pass = Box<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>;
 
@@ -46,7 +46,7 @@ pub struct Subject {
     connect: Connect,
     clock: Clock,
     pass: Pass,
-    pace: Pace,
+    time_mode: TimeMode,
     tolerance: Duration,
     by_itself: bool,
 }
@@ -62,7 +62,7 @@ impl Subject {
             connect: Box::new(connect),
             clock: clock.clock(),
             pass: Box::new(|length| Box::pin(tokio::time::sleep(length))),
-            pace: Pace::Virtual,
+            time_mode: TimeMode::Virtual,
             tolerance: Duration::ZERO,
             by_itself: false,
         }
@@ -74,7 +74,7 @@ impl Subject {
             connect: Box::new(connect),
             clock: Clock::boot(),
             pass: Box::new(|length| Box::pin(tokio::time::sleep(length))),
-            pace: Pace::Real,
+            time_mode: TimeMode::Real,
             tolerance: Duration::from_millis(20),
             by_itself: false,
         }
@@ -94,13 +94,13 @@ impl Subject {
         self
     }
 
-    /// How the store's time passes, for stores whose clock can be set, and how often it is to.
+    /// How to let the store's time pass, for stores whose clock can be set.
     pub fn passes(
         mut self,
-        pace: Pace,
+        time_mode: TimeMode,
         pass: impl Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync + 'static,
     ) -> Self {
-        self.pace = pace;
+        self.time_mode = time_mode;
         self.pass = Box::new(pass);
         self
     }
@@ -108,11 +108,14 @@ impl Subject {
 
 impl fmt::Debug for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subject").field("pace", &self.pace).field("tolerance", &self.tolerance).finish()
+        f.debug_struct("Subject")
+            .field("time_mode", &self.time_mode)
+            .field("tolerance", &self.tolerance)
+            .finish()
     }
 }
 
-/// How often each kind of answer was compared: a run without some kinds of them proves little.
+/// How often each kind of answer was compared. A run that lacks some kinds proves little.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[expect(missing_docs, reason = "each field is named after the answer that it counts")]
 pub struct Tally {
@@ -147,7 +150,7 @@ impl AddAssign for Tally {
     }
 }
 
-/// Where a store and the model went apart.
+/// How a store and the model differ, and the steps that lead there.
 #[derive(Clone, Debug)]
 pub struct Failure {
     seed: u64,
@@ -157,12 +160,7 @@ pub struct Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "seed {}: the store and the model go apart after {} steps:",
-            self.seed,
-            self.steps.len()
-        )?;
+        writeln!(f, "seed {}: the store and the model differ after {} steps:", self.seed, self.steps.len())?;
         for step in &self.steps {
             writeln!(f, "  {step:?}")?;
         }
@@ -176,12 +174,12 @@ const SHORTENINGS: usize = 300;
 /// Compares the store with the model over `count` random steps.
 ///
 /// # Errors
-/// The seed and as few steps as were found to tell the two apart.
+/// The seed, and as few steps as were found after which the two differ.
 pub async fn check(subject: &Subject, seed: u64, count: usize) -> Result<Tally, Box<Failure>> {
-    let steps = plan::draw(&mut Dice::new(seed), count, subject.pace);
+    let steps = plan::draw(&mut Dice::new(seed), count, subject.time_mode);
     match run(subject, seed, &steps).await {
         Ok(tally) => Ok(tally),
-        Err(Apart { at, what }) => {
+        Err(Difference { at, what }) => {
             let (what, steps) = shorten(subject, seed, what, steps[..=at].to_vec()).await;
             Err(Box::new(Failure { seed, what, steps }))
         }
@@ -215,9 +213,9 @@ async fn shorten(subject: &Subject, seed: u64, what: String, steps: Vec<Step>) -
             fewer.drain(from..(from + chunk).min(steps.len()));
             tries += 1;
             match run(subject, seed, &fewer).await {
-                Err(apart) if !fewer.is_empty() => {
-                    what = apart.what;
-                    fewer.truncate(apart.at + 1);
+                Err(difference) if !fewer.is_empty() => {
+                    what = difference.what;
+                    fewer.truncate(difference.at + 1);
                     steps = fewer;
                 }
                 _ => from += chunk,
@@ -228,21 +226,21 @@ async fn shorten(subject: &Subject, seed: u64, what: String, steps: Vec<Step>) -
     (what, steps)
 }
 
-/// The step at which the two went apart, and how.
-struct Apart {
+/// The step after which the two differ, and how.
+struct Difference {
     at: usize,
     what: String,
 }
 
-async fn run(subject: &Subject, seed: u64, steps: &[Step]) -> Result<Tally, Apart> {
-    let mut both = Both::connect(subject, seed).await.map_err(|what| Apart { at: 0, what })?;
-    let mut apart = None;
+async fn run(subject: &Subject, seed: u64, steps: &[Step]) -> Result<Tally, Difference> {
+    let mut pair = Pair::connect(subject, seed).await.map_err(|what| Difference { at: 0, what })?;
+    let mut difference = None;
     for (at, step) in steps.iter().enumerate() {
-        if let Err(what) = both.step(step).await {
-            apart = Some(Apart { at, what });
+        if let Err(what) = pair.step(step).await {
+            difference = Some(Difference { at, what });
             break;
         }
     }
-    both.clean_up().await;
-    apart.map_or(Ok(both.tally()), Err)
+    pair.clean_up().await;
+    difference.map_or(Ok(pair.tally()), Err)
 }

@@ -17,7 +17,7 @@ use lockkeeper_testkit::{
     dice::Dice,
     history::{self, Report, Verdict},
     processes::{Crew, DiskFault, FencedCounter, Task, Trouble},
-    refinement::{self, Pace, Subject, Tally},
+    refinement::{self, Subject, Tally, TimeMode},
 };
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -275,7 +275,7 @@ async fn it_is_the_model() {
         let forward = clock.clone();
         let subject = Subject::in_virtual_time(&clock, move || lockkeeper::url::connector(&url))
             .tolerance(Duration::from_millis(100))
-            .passes(Pace::Virtual, move |length| {
+            .passes(TimeMode::Virtual, move |length| {
                 forward.suspend(length);
                 Box::pin(std::future::ready(()))
             });

@@ -14,8 +14,8 @@ use lockkeeper_core::{AcquireError, LatchState, Lost, blocking::Keeper};
 use tokio::{runtime::Builder, task::spawn_blocking};
 
 use super::{
-    Failure, Outcome, Stage,
-    stage::{BRIEFLY, soon},
+    Failure, Fixture, Outcome,
+    fixture::{BRIEFLY, soon},
     tests,
 };
 
@@ -32,8 +32,8 @@ tests! {
 }
 
 /// A keeper for threads; connecting waits, so it is done on one.
-async fn keeper(stage: &Stage) -> Result<Keeper, Failure> {
-    let builder = stage.builder();
+async fn keeper(fixture: &Fixture) -> Result<Keeper, Failure> {
+    let builder = fixture.builder();
     Ok(spawn_blocking(move || Keeper::build(builder)).await??)
 }
 
@@ -44,13 +44,13 @@ async fn on_a_thread(work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome
     soon(done).await?.expect("the thread panicked; its message is above")
 }
 
-async fn threads_exclude_each_other(stage: &Stage) -> Outcome {
-    let name = stage.name("counter");
-    let (threads, rounds) = (stage.times(4, 2), stage.times(10, 3));
+async fn threads_exclude_each_other(fixture: &Fixture) -> Outcome {
+    let name = fixture.name("counter");
+    let (threads, rounds) = (fixture.repeats(4, 2), fixture.repeats(10, 3));
     let counter = Arc::new(AtomicU64::new(0));
     let mut work = Vec::new();
     for _ in 0..2 {
-        let keeper = keeper(stage).await?;
+        let keeper = keeper(fixture).await?;
         for _ in 0..threads {
             let (mutex, counter) = (keeper.mutex(&name), counter.clone());
             work.push(spawn_blocking(move || {
@@ -72,23 +72,24 @@ async fn threads_exclude_each_other(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn a_thread_waits_in_line(stage: &Stage) -> Outcome {
-    let (ours, theirs, name) = (stage.keeper().await?, keeper(stage).await?, stage.name("stock"));
+async fn a_thread_waits_in_line(fixture: &Fixture) -> Outcome {
+    let (ours, theirs, name) = (fixture.keeper().await?, keeper(fixture).await?, fixture.name("stock"));
     let guard = ours.mutex(&name).lock().await?;
     let mutex = theirs.mutex(&name);
     let waiter = spawn_blocking(move || mutex.lock());
-    stage.until(&name, 1, 1).await?;
+    fixture.wait_until(&name, 1, 1).await?;
     guard.release().await?;
     let guard = soon(waiter).await???;
     assert!(guard.is_held() && guard.name().as_str() == name);
     // Dropped in a runtime, without waiting.
     drop(guard);
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
-async fn every_lock_works_from_a_thread(stage: &Stage) -> Outcome {
-    let (ours, theirs) = (keeper(stage).await?, keeper(stage).await?);
-    let [stock, catalog, gpu, sharded] = ["stock", "catalog", "gpu", "sharded"].map(|what| stage.name(what));
+async fn every_lock_works_from_a_thread(fixture: &Fixture) -> Outcome {
+    let (ours, theirs) = (keeper(fixture).await?, keeper(fixture).await?);
+    let [stock, catalog, gpu, sharded] =
+        ["stock", "catalog", "gpu", "sharded"].map(|what| fixture.name(what));
     on_a_thread(move || {
         let mutex = ours.mutex(&stock).with(|mutex| mutex.lease(Duration::from_secs(20)).fifo());
         let owner = ours.owner();
@@ -126,9 +127,9 @@ async fn every_lock_works_from_a_thread(stage: &Stage) -> Outcome {
     .await
 }
 
-async fn latches_elections_and_fences_work_from_a_thread(stage: &Stage) -> Outcome {
-    let (ours, theirs) = (keeper(stage).await?, keeper(stage).await?);
-    let [import, scheduler] = ["import", "scheduler"].map(|what| stage.name(what));
+async fn latches_elections_and_fences_work_from_a_thread(fixture: &Fixture) -> Outcome {
+    let (ours, theirs) = (keeper(fixture).await?, keeper(fixture).await?);
+    let [import, scheduler] = ["import", "scheduler"].map(|what| fixture.name(what));
     on_a_thread(move || {
         let latch = ours.latch(&import);
         latch.create(2)?;
@@ -158,8 +159,8 @@ async fn latches_elections_and_fences_work_from_a_thread(stage: &Stage) -> Outco
     .await
 }
 
-async fn operators_work_from_a_thread(stage: &Stage) -> Outcome {
-    let (ours, theirs, name) = (keeper(stage).await?, keeper(stage).await?, stage.name("report"));
+async fn operators_work_from_a_thread(fixture: &Fixture) -> Outcome {
+    let (ours, theirs, name) = (keeper(fixture).await?, keeper(fixture).await?, fixture.name("report"));
     on_a_thread(move || {
         let guard = ours.mutex(&name).lock()?;
         let view = theirs.inspect(&name)?.expect("it is held");
@@ -179,8 +180,8 @@ async fn operators_work_from_a_thread(stage: &Stage) -> Outcome {
     .await
 }
 
-async fn a_lease_passes_between_threads(stage: &Stage) -> Outcome {
-    let (ours, theirs, name) = (keeper(stage).await?, keeper(stage).await?, stage.name("deploy"));
+async fn a_lease_passes_between_threads(fixture: &Fixture) -> Outcome {
+    let (ours, theirs, name) = (keeper(fixture).await?, keeper(fixture).await?, fixture.name("deploy"));
     on_a_thread(move || {
         let guard = ours.mutex(&name).with(|mutex| mutex.detachable()).lock()?;
         let lease = guard.into_lease()?;
@@ -193,20 +194,20 @@ async fn a_lease_passes_between_threads(stage: &Stage) -> Outcome {
 }
 
 /// It blocks the worker while it waits, but it does not panic as a nested runtime would.
-async fn it_works_inside_of_a_runtime(stage: &Stage) -> Outcome {
-    let name = stage.name("stock");
-    let keeper = Keeper::build(stage.builder())?;
+async fn it_works_inside_of_a_runtime(fixture: &Fixture) -> Outcome {
+    let name = fixture.name("stock");
+    let keeper = Keeper::build(fixture.builder())?;
     let guard = keeper.mutex(&name).lock()?;
     assert!(keeper.mutex(&name).try_lock()?.is_none());
     guard.release()?;
     drop(keeper.mutex(&name).lock()?);
     keeper.close();
     drop(keeper);
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
-async fn it_works_inside_of_a_runtime_of_one_thread(stage: &Stage) -> Outcome {
-    let (builder, name) = (stage.builder(), stage.name("stock"));
+async fn it_works_inside_of_a_runtime_of_one_thread(fixture: &Fixture) -> Outcome {
+    let (builder, name) = (fixture.builder(), fixture.name("stock"));
     on_a_thread(move || {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async move {
@@ -221,8 +222,8 @@ async fn it_works_inside_of_a_runtime_of_one_thread(stage: &Stage) -> Outcome {
     .await
 }
 
-async fn a_loss_is_told_to_a_thread(stage: &Stage) -> Outcome {
-    let (keeper, name, lease) = (keeper(stage).await?, stage.name("stock"), stage.short());
+async fn a_loss_is_told_to_a_thread(fixture: &Fixture) -> Outcome {
+    let (keeper, name, lease) = (keeper(fixture).await?, fixture.name("stock"), fixture.short_lease());
     on_a_thread(move || {
         let guard = keeper.mutex(&name).with(|mutex| mutex.expires_after(lease)).lock()?;
         assert_eq!(guard.lost_within(Duration::ZERO), None);

@@ -5,8 +5,8 @@ use std::time::Instant;
 use lockkeeper_core::{AcquireError, LatchError, Lost, ReleaseError};
 
 use super::{
-    Outcome, Stage,
-    stage::{ROUNDING, soon, still_waits},
+    Fixture, Outcome,
+    fixture::{ROUNDING, soon, still_waits},
     tests,
 };
 
@@ -21,10 +21,10 @@ tests! {
     dropping_a_keeper_gives_everything_back,
 }
 
-async fn closing_gives_everything_back(stage: &Stage) -> Outcome {
-    let ((a, b), held) = (stage.two().await?, stage.name("held"));
+async fn closing_gives_everything_back(fixture: &Fixture) -> Outcome {
+    let ((a, b), held) = (fixture.two_keepers().await?, fixture.name("held"));
     let (mutex, read, gpu, waited) =
-        (stage.name("mutex"), stage.name("read"), stage.name("gpu"), stage.name("waited"));
+        (fixture.name("mutex"), fixture.name("read"), fixture.name("gpu"), fixture.name("waited"));
     let guards = (
         a.mutex(&mutex).lock().await?,
         a.rw_lock(&read).read().await?,
@@ -33,20 +33,20 @@ async fn closing_gives_everything_back(stage: &Stage) -> Outcome {
     );
     let theirs = b.mutex(&waited).lock().await?;
     let ours = a.mutex(&waited);
-    let waiter = stage.line_up(&waited, 1, async move { ours.lock().await }).await?;
+    let waiter = fixture.start_waiter(&waited, 1, async move { ours.lock().await }).await?;
     a.close().await;
     // At once, not "soon": close returns when it is done.
     for name in [&mutex, &read, &gpu, &held] {
-        assert_eq!(stage.view(name).await?, None);
+        assert_eq!(fixture.view(name).await?, None);
     }
-    assert_eq!(stage.view(&waited).await?.expect("b holds it").waiters, []);
+    assert_eq!(fixture.view(&waited).await?.expect("b holds it").waiters, []);
     assert!(soon(waiter).await??.is_err());
     drop(guards);
     Ok(theirs.release().await?)
 }
 
-async fn closing_is_told_to_guards(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+async fn closing_is_told_to_guards(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let guard = a.mutex(&name).lock().await?;
     let (deeper, lost) = (guard.reenter()?, tokio::spawn(guard.lost()));
     a.close().await;
@@ -54,19 +54,19 @@ async fn closing_is_told_to_guards(stage: &Stage) -> Outcome {
     assert!(!guard.is_held() && !deeper.is_held() && guard.remaining().is_zero());
     assert_eq!(guard.run(async {}).await, Err(Lost::Closed));
     let next = b.mutex(&name).try_lock().await?.expect("it is free");
-    let error = guard.release().await.expect_err("it was given back before");
+    let error = guard.release().await.expect_err("it was released before");
     assert!(matches!(error, ReleaseError::NotHeld { why: Lost::Closed, .. }), "{error}");
     drop(deeper);
-    assert_eq!(stage.view(&name).await?.expect("b holds it").holders[0].token, next.token());
+    assert_eq!(fixture.view(&name).await?.expect("b holds it").holders[0].token, next.token());
     Ok(next.release().await?)
 }
 
-async fn closing_is_told_to_who_waits(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+async fn closing_is_told_to_who_waits(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let guard = b.mutex(&name).lock().await?;
-    // The second stands behind the first inside its process.
+    // The second waits behind the first inside its process.
     let (one, two) = (a.mutex(&name), a.mutex(&name));
-    let first = stage.line_up(&name, 1, async move { one.lock().await }).await?;
+    let first = fixture.start_waiter(&name, 1, async move { one.lock().await }).await?;
     let mut second = tokio::spawn(async move { two.lock().await });
     still_waits(&mut second).await?;
     a.close().await;
@@ -74,12 +74,12 @@ async fn closing_is_told_to_who_waits(stage: &Stage) -> Outcome {
         let error = soon(waiter).await??.expect_err("the keeper is closed");
         assert!(matches!(error, AcquireError::Closed { .. }), "{error}");
     }
-    stage.until(&name, 1, 0).await?;
+    fixture.wait_until(&name, 1, 0).await?;
     Ok(guard.release().await?)
 }
 
-async fn closing_ends_waits_for_a_latch(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("import"));
+async fn closing_ends_waits_for_a_latch(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("import"));
     b.latch(&name).create(1).await?;
     let latch = a.latch(&name);
     let mut waiter = tokio::spawn(async move { latch.wait().await });
@@ -90,8 +90,8 @@ async fn closing_ends_waits_for_a_latch(stage: &Stage) -> Outcome {
     Ok(b.latch(&name).delete().await?)
 }
 
-async fn a_closed_keeper_starts_nothing(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+async fn a_closed_keeper_starts_nothing(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("stock"));
     let mutex = keeper.mutex(&name);
     keeper.close().await;
     let errors = [
@@ -108,22 +108,23 @@ async fn a_closed_keeper_starts_nothing(stage: &Stage) -> Outcome {
     }
     let error = soon(keeper.latch(&name).create(1)).await?.expect_err("the keeper is closed");
     assert!(matches!(error, LatchError::Closed { .. }), "{error}");
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
-async fn closing_twice_is_harmless(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+async fn closing_twice_is_harmless(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("stock"));
     let guard = keeper.mutex(&name).lock().await?;
     let clone = keeper.clone();
     soon(async { tokio::join!(keeper.close(), clone.close()) }).await?;
     soon(keeper.close()).await?;
     assert!(!guard.is_held());
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
 /// The least time is promised to others, so the end of the process does not cut it short.
-async fn closing_keeps_min_hold(stage: &Stage) -> Outcome {
-    let ((a, b), name, least) = (stage.two().await?, stage.name("report"), stage.renewed());
+async fn closing_keeps_min_hold(fixture: &Fixture) -> Outcome {
+    let ((a, b), name, least) =
+        (fixture.two_keepers().await?, fixture.name("report"), fixture.renewed_lease());
     let asked = Instant::now();
     let guard = a.mutex(&name).min_hold(least).lock().await?;
     a.close().await;
@@ -133,12 +134,12 @@ async fn closing_keeps_min_hold(stage: &Stage) -> Outcome {
     Ok(next.release().await?)
 }
 
-async fn dropping_a_keeper_gives_everything_back(stage: &Stage) -> Outcome {
-    let name = stage.name("stock");
-    let keeper = stage.keeper().await?;
+async fn dropping_a_keeper_gives_everything_back(fixture: &Fixture) -> Outcome {
+    let name = fixture.name("stock");
+    let keeper = fixture.keeper().await?;
     let guard = keeper.mutex(&name).lock().await?;
     drop(keeper);
-    assert!(guard.is_held() && stage.view(&name).await?.is_some(), "a guard keeps its keeper");
+    assert!(guard.is_held() && fixture.view(&name).await?.is_some(), "a guard keeps its keeper");
     drop(guard);
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }

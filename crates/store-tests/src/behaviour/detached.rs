@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{Error, Lease, LeaseError, Lost};
 use tokio::time::timeout;
 
-use super::{Outcome, Stage, stage::soon, tests};
+use super::{Fixture, Outcome, fixture::soon, tests};
 
 tests! {
     a_lease_passes_to_another_process if |can| can.detachable,
@@ -21,8 +21,8 @@ tests! {
     nonsense_is_not_adopted,
 }
 
-async fn a_lease_passes_to_another_process(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("deploy"));
+async fn a_lease_passes_to_another_process(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("deploy"));
     let guard = a.mutex(&name).detachable().lock().await?;
     let token = guard.token();
     let lease = guard.into_lease().await?;
@@ -30,7 +30,7 @@ async fn a_lease_passes_to_another_process(stage: &Stage) -> Outcome {
     let text = lease.to_string();
     assert!(!text.contains(char::is_whitespace), "{text:?} is one word");
     assert_eq!(text.parse::<Lease>()?, lease);
-    assert!(stage.view(&name).await?.expect("it is held").holders[0].detached);
+    assert!(fixture.view(&name).await?.expect("it is held").holders[0].detached);
     let guard = b.adopt(&text.parse()?).await?;
     assert!(guard.token() == token && guard.is_held() && guard.name().as_str() == name);
     assert!(a.mutex(&name).try_lock().await?.is_none());
@@ -38,17 +38,17 @@ async fn a_lease_passes_to_another_process(stage: &Stage) -> Outcome {
     Ok(a.mutex(&name).try_lock().await?.expect("it is free").release().await?)
 }
 
-async fn a_lease_outlives_its_keeper(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("deploy"));
+async fn a_lease_outlives_its_keeper(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("deploy"));
     let lease = a.mutex(&name).detachable().lock().await?.into_lease().await?;
     a.close().await;
     assert!(b.mutex(&name).try_lock().await?.is_none(), "it went with its keeper");
     Ok(b.adopt(&lease).await?.release().await?)
 }
 
-async fn a_lease_outlives_its_process(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("deploy"));
-    let process = stage.process().await?;
+async fn a_lease_outlives_its_process(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("deploy"));
+    let process = fixture.killable_keeper().await?;
     let mutex = process.keeper.mutex(&name).detachable();
     let lease = soon(process.run(async move { Ok::<_, Error>(mutex.lock().await?.into_lease().await?) }));
     let lease = lease.await???;
@@ -58,8 +58,9 @@ async fn a_lease_outlives_its_process(stage: &Stage) -> Outcome {
     Ok(guard.release().await?)
 }
 
-async fn an_adopted_lease_is_renewed(stage: &Stage) -> Outcome {
-    let ((a, b), name, length) = (stage.two().await?, stage.name("deploy"), stage.renewed());
+async fn an_adopted_lease_is_renewed(fixture: &Fixture) -> Outcome {
+    let ((a, b), name, length) =
+        (fixture.two_keepers().await?, fixture.name("deploy"), fixture.renewed_lease());
     let lease = a.mutex(&name).lease(length).detachable().lock().await?.into_lease().await?;
     let guard = b.adopt(&lease).await?;
     let lost = timeout(2 * length, guard.lost()).await;
@@ -68,8 +69,9 @@ async fn an_adopted_lease_is_renewed(stage: &Stage) -> Outcome {
     Ok(guard.release().await?)
 }
 
-async fn a_fixed_lease_stays_fixed(stage: &Stage) -> Outcome {
-    let ((a, b), name, length) = (stage.two().await?, stage.name("deploy"), stage.renewed());
+async fn a_fixed_lease_stays_fixed(fixture: &Fixture) -> Outcome {
+    let ((a, b), name, length) =
+        (fixture.two_keepers().await?, fixture.name("deploy"), fixture.renewed_lease());
     let asked = Instant::now();
     let lease = a.mutex(&name).expires_after(length).detachable().lock().await?.into_lease().await?;
     let guard = b.adopt(&lease).await?;
@@ -79,9 +81,9 @@ async fn a_fixed_lease_stays_fixed(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn a_lease_that_nobody_adopts_ends(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("deploy"));
-    let mutex = a.mutex(&name).lease(stage.renewed()).detachable();
+async fn a_lease_that_nobody_adopts_ends(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("deploy"));
+    let mutex = a.mutex(&name).lease(fixture.renewed_lease()).detachable();
     let lease = mutex.lock().await?.into_lease().await?;
     let next = soon(b.mutex(&name).lock()).await??;
     let error = b.adopt(&lease).await.expect_err("it is over");
@@ -91,8 +93,8 @@ async fn a_lease_that_nobody_adopts_ends(stage: &Stage) -> Outcome {
     Ok(next.release().await?)
 }
 
-async fn permits_can_be_handed_over(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("gpu"));
+async fn permits_can_be_handed_over(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("gpu"));
     let lease = a.semaphore(&name, 3).detachable().acquire_many(2).await?.into_lease().await?;
     let guard = b.adopt(&lease).await?;
     assert!(a.semaphore(&name, 3).try_acquire_many(2).await?.is_none(), "one is left");
@@ -100,20 +102,20 @@ async fn permits_can_be_handed_over(stage: &Stage) -> Outcome {
     Ok(a.semaphore(&name, 3).try_acquire_many(3).await?.expect("all came back").release().await?)
 }
 
-async fn only_what_is_detachable_is_detached(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("deploy"));
+async fn only_what_is_detachable_is_detached(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("deploy"));
     let guard = keeper.mutex(&name).lock().await?;
     let error = guard.into_lease().await.expect_err("it was not made for that");
     assert!(matches!(error.error(), LeaseError::Invalid { .. }), "{error}");
     assert!(error.to_string().contains(".detachable()") && error.to_string().contains(&name), "{error}");
     let guard = error.into_guard();
-    assert!(guard.is_held() && stage.keeper().await?.mutex(&name).try_lock().await?.is_none());
+    assert!(guard.is_held() && fixture.keeper().await?.mutex(&name).try_lock().await?.is_none());
     guard.release().await?;
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
-async fn a_reentered_guard_is_not_detached(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("deploy"));
+async fn a_reentered_guard_is_not_detached(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("deploy"));
     let guard = keeper.mutex(&name).detachable().lock().await?;
     let deeper = guard.reenter()?;
     let error = guard.into_lease().await.expect_err("somebody else is inside");
@@ -121,18 +123,18 @@ async fn a_reentered_guard_is_not_detached(stage: &Stage) -> Outcome {
     assert!(deeper.is_held(), "nothing was changed");
     deeper.release().await?;
     let lease = error.into_guard().into_lease().await?;
-    Ok(stage.keeper().await?.adopt(&lease).await?.release().await?)
+    Ok(fixture.keeper().await?.adopt(&lease).await?.release().await?)
 }
 
-async fn a_store_that_cannot_says_so(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("deploy"));
+async fn a_store_that_cannot_says_so(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("deploy"));
     let error = keeper.mutex(&name).detachable().lock().await.expect_err("it cannot");
     assert!(error.to_string().contains("outlive") && error.to_string().contains(&name), "{error}");
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
-async fn nonsense_is_not_adopted(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("deploy"));
+async fn nonsense_is_not_adopted(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("deploy"));
     let wrong = format!("lk1:{}:", "0".repeat(32));
     for text in ["", " ", "nonsense", "lk1:", "lk2:1:2:3", &wrong, &name] {
         let error = text.parse::<Lease>().expect_err("that is no lease");

@@ -3,8 +3,8 @@
 use lockkeeper_core::{AcquireError, Leader, Lost, Observer};
 
 use super::{
-    Failure, Outcome, Stage,
-    stage::{BRIEFLY, soon},
+    Failure, Fixture, Outcome,
+    fixture::{BRIEFLY, soon},
     tests,
 };
 
@@ -29,72 +29,72 @@ async fn sees(observer: &mut Observer, value: Option<&str>) -> Result<Option<Lea
     }
 }
 
-async fn one_leads_and_everybody_sees_who(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("scheduler"));
+async fn one_leads_and_everybody_sees_who(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("scheduler"));
     assert_eq!(b.election(&name).leader().await?, None, "nobody leads yet");
     let leads = a.election(&name).campaign("10.0.0.7:80").await?;
     assert_eq!(leads.value(), "10.0.0.7:80");
     assert!(b.election(&name).try_campaign("10.0.0.8:80").await?.is_none());
-    let leader = stage.leader(&name).await?.expect("somebody leads");
+    let leader = fixture.leader(&name).await?.expect("somebody leads");
     assert_eq!((leader.value.as_str(), leader.token), ("10.0.0.7:80", leads.token()));
     assert_eq!(leader.process.pid, std::process::id());
     leads.resign().await?;
-    assert_eq!(stage.leader(&name).await?, None);
+    assert_eq!(fixture.leader(&name).await?, None);
     Ok(())
 }
 
-async fn the_next_in_line_leads_after_a_resignation(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("scheduler"));
+async fn the_next_in_line_leads_after_a_resignation(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("scheduler"));
     let first = a.election(&name).campaign("first").await?;
     let (theirs, ours) = (b.election(&name), a.election(&name));
-    let second = stage.line_up(&name, 1, async move { theirs.campaign("second").await }).await?;
-    let third = stage.line_up(&name, 2, async move { ours.campaign("third").await }).await?;
+    let second = fixture.start_waiter(&name, 1, async move { theirs.campaign("second").await }).await?;
+    let third = fixture.start_waiter(&name, 2, async move { ours.campaign("third").await }).await?;
     let token = first.token();
     first.resign().await?;
     let second = soon(second).await???;
-    let leader = stage.leader(&name).await?.expect("somebody leads");
+    let leader = fixture.leader(&name).await?.expect("somebody leads");
     assert_eq!((leader.value.as_str(), leader.token), ("second", second.token()));
     assert!(second.token() > token);
     second.resign().await?;
     Ok(soon(third).await???.resign().await?)
 }
 
-async fn a_campaign_can_be_limited(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("scheduler"));
+async fn a_campaign_can_be_limited(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("scheduler"));
     let leads = a.election(&name).campaign("a").await?;
     let error = b.election(&name).campaign_within("b", BRIEFLY).await.expect_err("a leads");
     assert!(matches!(&error, AcquireError::TimedOut { .. }), "{error}");
     assert!(error.to_string().contains("campaign"), "{error}");
-    stage.until(&name, 1, 0).await?;
+    fixture.wait_until(&name, 1, 0).await?;
     Ok(leads.resign().await?)
 }
 
-async fn a_dead_leader_is_replaced(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("scheduler"));
-    let process = stage.process().await?;
-    let dead = process.keeper.election(&name).lease(stage.renewed()).campaign("dead").await?;
+async fn a_dead_leader_is_replaced(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("scheduler"));
+    let process = fixture.killable_keeper().await?;
+    let dead = process.keeper.election(&name).lease(fixture.renewed_lease()).campaign("dead").await?;
     let election = keeper.election(&name);
-    let next = stage.line_up(&name, 1, async move { election.campaign("alive").await }).await?;
+    let next = fixture.start_waiter(&name, 1, async move { election.campaign("alive").await }).await?;
     process.kill().await?;
     let next = soon(next).await???;
     assert!(!dead.is_held(), "two leaders");
-    assert_eq!(stage.leader(&name).await?.expect("somebody leads").value, "alive");
+    assert_eq!(fixture.leader(&name).await?.expect("somebody leads").value, "alive");
     Ok(next.resign().await?)
 }
 
-async fn a_leader_that_lost_is_told(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("scheduler"));
-    let first = a.election(&name).expires_after(stage.short()).campaign("a").await?;
+async fn a_leader_that_lost_is_told(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("scheduler"));
+    let first = a.election(&name).expires_after(fixture.short_lease()).campaign("a").await?;
     let second = soon(b.election(&name).campaign("b")).await??;
     assert!(!first.is_held(), "two leaders");
     assert_eq!(soon(first.lost()).await?, Lost::Expired);
     assert!(first.resign().await.is_err(), "it did not lead any more");
-    assert_eq!(stage.leader(&name).await?.expect("somebody leads").value, "b");
+    assert_eq!(fixture.leader(&name).await?.expect("somebody leads").value, "b");
     Ok(second.resign().await?)
 }
 
-async fn an_observer_sees_every_leader_come_and_go(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("scheduler"));
+async fn an_observer_sees_every_leader_come_and_go(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("scheduler"));
     let mut observer = b.election(&name).observe();
     let first = soon(observer.next()).await?.expect("the state when asked")?;
     assert_eq!(first, None, "nobody leads yet");
@@ -108,8 +108,8 @@ async fn an_observer_sees_every_leader_come_and_go(stage: &Stage) -> Outcome {
     Ok(leads.resign().await?)
 }
 
-async fn an_observer_ends_with_its_keeper(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("scheduler"));
+async fn an_observer_ends_with_its_keeper(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("scheduler"));
     let mut observer = keeper.election(&name).observe();
     assert!(matches!(soon(observer.next()).await?, Some(Ok(None))));
     keeper.close().await;
@@ -117,8 +117,8 @@ async fn an_observer_ends_with_its_keeper(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn a_leader_keeps_a_mutex_of_that_name_out(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("scheduler"));
+async fn a_leader_keeps_a_mutex_of_that_name_out(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("scheduler"));
     let leads = a.election(&name).campaign("a").await?;
     assert!(b.mutex(&name).try_lock().await?.is_none(), "one name space for all but latches and fences");
     Ok(leads.resign().await?)

@@ -5,8 +5,8 @@ use std::{fmt::Display, time::Duration};
 use lockkeeper_core::{AcquireError, FenceError, Latch, LatchError, Name, StoreErrorKind};
 
 use super::{
-    Outcome, Stage,
-    stage::{BRIEFLY, soon},
+    Fixture, Outcome,
+    fixture::{BRIEFLY, soon},
     tests,
 };
 
@@ -33,10 +33,10 @@ fn says(error: &impl Display, places: &[&str], remedy: &str) {
     assert!(!text.contains(char::is_control), "what came from outside is escaped: {text:?}");
 }
 
-async fn bad_names_are_refused_by_every_primitive(stage: &Stage) -> Outcome {
-    let keeper = stage.keeper().await?;
+async fn bad_names_are_refused_by_every_primitive(fixture: &Fixture) -> Outcome {
+    let keeper = fixture.keeper().await?;
     let url = keeper.url();
-    let token = keeper.mutex(&stage.name("good")).lock().await?.token();
+    let token = keeper.mutex(&fixture.name("good")).lock().await?.token();
     let too_long = "x".repeat(Name::MAX_BYTES + 1);
     let names = [("", "give 1 to 512 bytes"), (&*too_long, "shorten or hash it"), ("a\nb", "remove it")];
     for (name, remedy) in names {
@@ -77,8 +77,8 @@ async fn bad_names_are_refused_by_every_primitive(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn bad_leases_are_refused(stage: &Stage) -> Outcome {
-    let (keeper, name, can) = (stage.keeper().await?, stage.name("stock"), stage.can());
+async fn bad_leases_are_refused(fixture: &Fixture) -> Outcome {
+    let (keeper, name, can) = (fixture.keeper().await?, fixture.name("stock"), fixture.capability());
     let bad = [
         Duration::ZERO,
         can.min_lease - Duration::from_nanos(1),
@@ -99,33 +99,33 @@ async fn bad_leases_are_refused(stage: &Stage) -> Outcome {
             says(&error, &[&name, keeper.url()], &format!("give {:?} to", can.min_lease));
         }
     }
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
-async fn holds_that_contradict_each_other_are_refused(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+async fn holds_that_contradict_each_other_are_refused(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("stock"));
     let mutex = keeper.mutex(&name);
     let error = mutex.clone().max_hold(Duration::ZERO).lock().await.expect_err("no time to hold it");
     says(&error, &[&name, keeper.url()], "raise it");
     let (least, most) = (Duration::from_secs(2), Duration::from_secs(1));
     let error = mutex.min_hold(least).max_hold(most).lock().await.expect_err("no time fits");
     says(&error, &[&name, keeper.url()], "raise it");
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
-async fn a_capacity_of_nothing_is_refused(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("gpu"));
+async fn a_capacity_of_nothing_is_refused(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("gpu"));
     let none = keeper.semaphore(&name, 0);
     for error in [none.acquire().await.err(), none.try_acquire().await.err()] {
         let error = error.expect("nobody could ever hold it");
         assert!(matches!(&error, AcquireError::Invalid { .. }), "{error:?}");
         says(&error, &[&name, keeper.url(), "acquire"], "give at least 1");
     }
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
-async fn more_than_there_is_is_refused(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("gpu"));
+async fn more_than_there_is_is_refused(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("gpu"));
     let semaphore = keeper.semaphore(&name, 4);
     for (permits, remedy) in [(5, "ask for fewer"), (u32::MAX, "ask for fewer"), (0, "ask for at least 1")] {
         let errors = [
@@ -139,11 +139,11 @@ async fn more_than_there_is_is_refused(stage: &Stage) -> Outcome {
             says(&error, &[&name, keeper.url(), "acquire"], remedy);
         }
     }
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
-async fn another_capacity_is_refused_while_in_use(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("gpu"));
+async fn another_capacity_is_refused_while_in_use(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("gpu"));
     let permit = a.semaphore(&name, 4).acquire().await?;
     for capacity in [3, 5] {
         let theirs = b.semaphore(&name, capacity);
@@ -154,15 +154,15 @@ async fn another_capacity_is_refused_while_in_use(stage: &Stage) -> Outcome {
             says(&error, &[&format!("capacity {capacity}")], "capacity 4");
         }
     }
-    stage.until(&name, 1, 0).await?;
+    fixture.wait_until(&name, 1, 0).await?;
     assert!(permit.is_held());
     permit.release().await?;
     // Free, it may become something else.
     Ok(b.semaphore(&name, 3).try_acquire().await?.expect("it is free").release().await?)
 }
 
-async fn a_semaphore_and_a_mutex_share_no_name(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("gpu"));
+async fn a_semaphore_and_a_mutex_share_no_name(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("gpu"));
     let guard = a.mutex(&name).lock().await?;
     for capacity in [1, u32::MAX] {
         let error = soon(b.semaphore(&name, capacity).acquire()).await?.expect_err("it is a mutex");
@@ -176,21 +176,21 @@ async fn a_semaphore_and_a_mutex_share_no_name(stage: &Stage) -> Outcome {
     Ok(permit.release().await?)
 }
 
-async fn texts_too_long_are_refused(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("scheduler"));
+async fn texts_too_long_are_refused(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("scheduler"));
     let (longest, too_long) = ("x".repeat(4096), "x".repeat(4097));
     let error = keeper.mutex(&name).label(&too_long).lock().await.expect_err("too long");
     says(&error, &[&name, keeper.url(), "label"], "shorten it");
     let error = keeper.election(&name).campaign(&too_long).await.expect_err("too long");
     says(&error, &[&name, keeper.url(), "value"], "shorten it");
-    stage.until(&name, 0, 0).await?;
+    fixture.wait_until(&name, 0, 0).await?;
     let leads = keeper.election(&name).label(&longest).campaign(&longest).await?;
-    assert_eq!(stage.leader(&name).await?.expect("somebody leads").value, longest);
+    assert_eq!(fixture.leader(&name).await?.expect("somebody leads").value, longest);
     Ok(leads.resign().await?)
 }
 
-async fn a_latch_too_large_is_refused(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("import"));
+async fn a_latch_too_large_is_refused(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("import"));
     let error = keeper.latch(&name).create(Latch::MAX + 1).await.expect_err("too large");
     assert!(matches!(&error, LatchError::Invalid { .. }), "{error:?}");
     says(&error, &[&name, keeper.url(), "create"], &Latch::MAX.to_string());
@@ -198,8 +198,8 @@ async fn a_latch_too_large_is_refused(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn a_keeper_without_time_is_refused(stage: &Stage) -> Outcome {
-    let error = stage.builder().request_limit(Duration::ZERO).connect().await.expect_err("no time");
+async fn a_keeper_without_time_is_refused(fixture: &Fixture) -> Outcome {
+    let error = fixture.builder().request_limit(Duration::ZERO).connect().await.expect_err("no time");
     assert_eq!(error.kind(), StoreErrorKind::Config);
     says(&error, &[], "give at least 1 ms");
     Ok(())

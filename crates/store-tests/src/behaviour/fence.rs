@@ -1,8 +1,8 @@
-//! Fences: the resource rejects whoever is too late, and nobody else.
+//! Fences: the resource rejects a write that comes too late, and no other.
 
 use lockkeeper_core::{FenceError, Lost, Token};
 
-use super::{Failure, Outcome, Stage, stage::soon, tests};
+use super::{Failure, Fixture, Outcome, fixture::soon, tests};
 
 tests! {
     an_older_token_is_rejected_everywhere,
@@ -23,8 +23,8 @@ fn stale(rejected: Result<(), FenceError>, name: &str) -> Result<Token, Failure>
     }
 }
 
-async fn an_older_token_is_rejected_everywhere(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+async fn an_older_token_is_rejected_everywhere(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let older = a.mutex(&name).lock().await?;
     let old = older.token();
     a.fence(&name).admit(old).await?;
@@ -39,9 +39,9 @@ async fn an_older_token_is_rejected_everywhere(stage: &Stage) -> Outcome {
 }
 
 /// What a lock alone cannot do: a holder that was paused past its lease writes again.
-async fn a_holder_that_lost_its_lock_is_rejected(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
-    let paused = a.mutex(&name).expires_after(stage.short()).lock().await?;
+async fn a_holder_that_lost_its_lock_is_rejected(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
+    let paused = a.mutex(&name).expires_after(fixture.short_lease()).lock().await?;
     a.fence(&name).admit(paused.token()).await?;
     let guard = soon(b.mutex(&name).lock()).await??;
     b.fence(&name).admit(guard.token()).await?;
@@ -50,8 +50,8 @@ async fn a_holder_that_lost_its_lock_is_rejected(stage: &Stage) -> Outcome {
     Ok(guard.release().await?)
 }
 
-async fn readers_do_not_reject_each_other(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("catalog"));
+async fn readers_do_not_reject_each_other(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("catalog"));
     let (one, two) = (a.rw_lock(&name).read().await?, b.rw_lock(&name).read().await?);
     assert_eq!((one.floor(), two.floor()), (one.token(), one.token()));
     let fence = a.fence(&name);
@@ -68,8 +68,8 @@ async fn readers_do_not_reject_each_other(stage: &Stage) -> Outcome {
     Ok(writer.release().await?)
 }
 
-async fn permits_do_not_reject_each_other(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("gpu"));
+async fn permits_do_not_reject_each_other(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("gpu"));
     let (ours, theirs) = (a.semaphore(&name, 2), b.semaphore(&name, 2));
     let (one, two) = (ours.acquire().await?, theirs.acquire().await?);
     let fence = a.fence(&name);
@@ -86,8 +86,8 @@ async fn permits_do_not_reject_each_other(stage: &Stage) -> Outcome {
     Ok(three.release().await?)
 }
 
-async fn a_writer_that_became_a_reader_shares(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("catalog"));
+async fn a_writer_that_became_a_reader_shares(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("catalog"));
     let writer = a.rw_lock(&name).write().await?;
     let fence = a.fence(&name);
     fence.admit(writer.token()).await?;
@@ -99,8 +99,8 @@ async fn a_writer_that_became_a_reader_shares(stage: &Stage) -> Outcome {
     Ok(reader.release().await?)
 }
 
-async fn fences_are_apart_from_each_other_and_from_locks(stage: &Stage) -> Outcome {
-    let (keeper, name, other) = (stage.keeper().await?, stage.name("stock"), stage.name("Stock"));
+async fn fences_are_apart_from_each_other_and_from_locks(fixture: &Fixture) -> Outcome {
+    let (keeper, name, other) = (fixture.keeper().await?, fixture.name("stock"), fixture.name("Stock"));
     let old = keeper.mutex(&name).lock().await?;
     let token = old.token();
     old.release().await?;

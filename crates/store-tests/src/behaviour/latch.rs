@@ -6,8 +6,8 @@ use lockkeeper_core::{Latch, LatchError, LatchState};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::{
-    Failure, Outcome, Stage,
-    stage::{BRIEFLY, soon, still_waits},
+    Failure, Fixture, Outcome,
+    fixture::{BRIEFLY, soon, still_waits},
     tests,
 };
 
@@ -28,20 +28,20 @@ tests! {
     it_shares_no_name_with_locks,
 }
 
-/// Somebody who waits for the latch by now.
+/// A task that waits for the latch by now.
 async fn waiting(latch: Latch) -> Result<JoinHandle<Result<(), LatchError>>, Failure> {
     let theirs = latch.clone();
     let mut waiter = tokio::spawn(async move { theirs.wait().await });
     still_waits(&mut waiter).await?;
-    // Whoever waits has asked twice, and on most stores a keeper's requests are answered in order.
+    // The waiter has asked twice, and on most stores a keeper's requests are answered in order.
     for _ in 0..2 {
         latch.state().await?;
     }
     Ok(waiter)
 }
 
-async fn it_opens_at_zero(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("import"));
+async fn it_opens_at_zero(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("import"));
     let latch = a.latch(&name);
     latch.create(3).await?;
     let waiter = waiting(b.latch(&name)).await?;
@@ -54,8 +54,8 @@ async fn it_opens_at_zero(stage: &Stage) -> Outcome {
     Ok(latch.delete().await?)
 }
 
-async fn it_wakes_everybody_who_waits(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("import"));
+async fn it_wakes_everybody_who_waits(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("import"));
     a.latch(&name).create(1).await?;
     let mut waiters = Vec::new();
     for keeper in [&a, &b, &b] {
@@ -68,15 +68,15 @@ async fn it_wakes_everybody_who_waits(stage: &Stage) -> Outcome {
     Ok(a.latch(&name).delete().await?)
 }
 
-async fn it_is_open_from_the_start_with_nothing_to_count(stage: &Stage) -> Outcome {
-    let latch = stage.keeper().await?.latch(&stage.name("import"));
+async fn it_is_open_from_the_start_with_nothing_to_count(fixture: &Fixture) -> Outcome {
+    let latch = fixture.keeper().await?.latch(&fixture.name("import"));
     latch.create(0).await?;
     soon(latch.wait()).await??;
     Ok(latch.delete().await?)
 }
 
-async fn it_never_counts_below_zero(stage: &Stage) -> Outcome {
-    let latch = stage.keeper().await?.latch(&stage.name("import"));
+async fn it_never_counts_below_zero(fixture: &Fixture) -> Outcome {
+    let latch = fixture.keeper().await?.latch(&fixture.name("import"));
     latch.create(Latch::MAX).await?;
     assert_eq!(latch.count_down_by(Latch::MAX - 2).await?, 2);
     assert_eq!(latch.count_down_by(5).await?, 0);
@@ -85,9 +85,9 @@ async fn it_never_counts_below_zero(stage: &Stage) -> Outcome {
     Ok(latch.delete().await?)
 }
 
-async fn it_counts_each_count_once(stage: &Stage) -> Outcome {
+async fn it_counts_each_count_once(fixture: &Fixture) -> Outcome {
     const COUNTS: u64 = 24;
-    let ((a, b), name) = (stage.two().await?, stage.name("import"));
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("import"));
     a.latch(&name).create(COUNTS).await?;
     let mut work = JoinSet::new();
     for count in 0..COUNTS {
@@ -102,8 +102,8 @@ async fn it_counts_each_count_once(stage: &Stage) -> Outcome {
     Ok(a.latch(&name).delete().await?)
 }
 
-async fn it_is_created_once(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("import"));
+async fn it_is_created_once(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("import"));
     a.latch(&name).create(3).await?;
     a.latch(&name).count_down().await?;
     let error = b.latch(&name).create(5).await.expect_err("it exists");
@@ -116,8 +116,8 @@ async fn it_is_created_once(stage: &Stage) -> Outcome {
     Ok(b.latch(&name).delete().await?)
 }
 
-async fn it_must_exist(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("import"));
+async fn it_must_exist(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("import"));
     let latch = keeper.latch(&name);
     let errors = [
         latch.count_down().await.err(),
@@ -137,8 +137,8 @@ async fn it_must_exist(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn wait_within_gives_up_in_time(stage: &Stage) -> Outcome {
-    let latch = stage.keeper().await?.latch(&stage.name("import"));
+async fn wait_within_gives_up_in_time(fixture: &Fixture) -> Outcome {
+    let latch = fixture.keeper().await?.latch(&fixture.name("import"));
     latch.create(2).await?;
     let error = latch.wait_within(BRIEFLY).await.expect_err("two are to go");
     let LatchError::TimedOut { waited, remaining: 2, .. } = &error else { return Err(error.into()) };
@@ -148,8 +148,8 @@ async fn wait_within_gives_up_in_time(stage: &Stage) -> Outcome {
     Ok(latch.delete().await?)
 }
 
-async fn a_reset_closes_it_again(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("import"));
+async fn a_reset_closes_it_again(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("import"));
     a.latch(&name).create(2).await?;
     a.latch(&name).count_down_by(2).await?;
     soon(b.latch(&name).wait()).await??;
@@ -162,8 +162,8 @@ async fn a_reset_closes_it_again(stage: &Stage) -> Outcome {
 }
 
 /// A waiter that slept through opening and closing has still seen it open.
-async fn a_reset_takes_no_opening_back(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("import"));
+async fn a_reset_takes_no_opening_back(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("import"));
     a.latch(&name).create(1).await?;
     let waiter = waiting(b.latch(&name)).await?;
     a.latch(&name).count_down().await?;
@@ -172,8 +172,8 @@ async fn a_reset_takes_no_opening_back(stage: &Stage) -> Outcome {
     Ok(a.latch(&name).delete().await?)
 }
 
-async fn deleting_it_wakes_who_waits_with_an_error(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("import"));
+async fn deleting_it_wakes_who_waits_with_an_error(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("import"));
     a.latch(&name).create(1).await?;
     let waiters = [waiting(a.latch(&name)).await?, waiting(b.latch(&name)).await?];
     b.latch(&name).delete().await?;
@@ -185,8 +185,8 @@ async fn deleting_it_wakes_who_waits_with_an_error(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn deleted_and_created_anew_is_another_latch(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("import"));
+async fn deleted_and_created_anew_is_another_latch(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("import"));
     a.latch(&name).create(1).await?;
     let waiter = waiting(b.latch(&name)).await?;
     a.latch(&name).delete().await?;
@@ -196,8 +196,8 @@ async fn deleted_and_created_anew_is_another_latch(stage: &Stage) -> Outcome {
     Ok(a.latch(&name).delete().await?)
 }
 
-async fn it_outlives_who_created_it(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("import"));
+async fn it_outlives_who_created_it(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("import"));
     a.latch(&name).create(2).await?;
     a.latch(&name).count_down().await?;
     a.close().await;
@@ -205,8 +205,8 @@ async fn it_outlives_who_created_it(stage: &Stage) -> Outcome {
     Ok(b.latch(&name).delete().await?)
 }
 
-async fn it_shares_no_name_with_locks(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("import"));
+async fn it_shares_no_name_with_locks(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("import"));
     let (latch, mutex) = (keeper.latch(&name), keeper.mutex(&name));
     latch.create(1).await?;
     let guard = mutex.try_lock().await?.expect("a latch holds no lock");

@@ -1,12 +1,12 @@
 //! The behaviour suite: what every store must do, seen through the public API only.
 //!
-//! One list of tests for all stores. A test that a store cannot do, by its
-//! [`Capability`], is not in that store's list. Stores are real and so is time: tests wait for
-//! events and state, never for "long enough", and hold short leases.
+//! There is one list of tests for all stores. A test that a store cannot pass, by its [`Capability`], is not in that
+//! store's list. Stores are real and so is time: tests wait for events and state, never for "long enough", and hold
+//! short leases.
 //!
-//! A test is an `async fn(&Stage)`: the [`Stage`] gives it keepers, each another process as far as
-//! the store can tell, and names that no other test uses, so all tests run at the same time on one
-//! shared server. When a test is done, the stage sees to it that nothing is left of it.
+//! A test is an `async fn(&Fixture)`: the [`Fixture`] gives it keepers, each another process as far as
+//! the store can tell, and names that no other test uses. So all tests run at the same time on one
+//! shared server. After a test, the fixture checks that nothing is left of it.
 
 mod blocking;
 mod closing;
@@ -14,6 +14,7 @@ mod detached;
 mod election;
 mod errors;
 mod fence;
+mod fixture;
 mod guard;
 mod latch;
 mod mutex;
@@ -23,7 +24,6 @@ mod runtimes;
 mod rw_lock;
 mod semaphore;
 mod several;
-mod stage;
 mod waiting;
 
 use std::{any::Any, fmt, panic::Location, sync::Arc, time::Duration};
@@ -38,11 +38,11 @@ use tokio::{
     time::timeout,
 };
 
-pub use stage::Stage;
+pub use fixture::Fixture;
 
-use stage::House;
+use fixture::Suite;
 
-/// How long one test may take: a hang is a failure, not a hang.
+/// How long one test may take. A test that hangs fails.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// How a test ends.
@@ -66,11 +66,11 @@ impl<E: std::error::Error> From<E> for Failure {
     }
 }
 
-/// One test, and which stores can do it.
+/// One test, and which stores can pass it.
 struct Test {
     name: &'static str,
     needs: fn(&Capability) -> bool,
-    run: for<'a> fn(&'a Stage) -> BoxFuture<'a, Outcome>,
+    run: for<'a> fn(&'a Fixture) -> BoxFuture<'a, Outcome>,
 }
 
 /// The tests of one subject: their names, each with what it needs of a store if not every store
@@ -83,17 +83,17 @@ macro_rules! tests {
             vec![$($crate::behaviour::Test {
                 name: stringify!($test),
                 needs: tests!(@needs $($needs)?),
-                run: |stage| Box::pin($test(stage)),
+                run: |fixture| Box::pin($test(fixture)),
             }),+]
         }
     };
 }
 use tests;
 
-/// The suite for the store that `connect` leads to: every test that this store can do.
+/// The suite for the store that `connect` leads to: every test that this store can pass.
 ///
 /// # Errors
-/// [`StoreError`] if the store could not be asked what it can do.
+/// [`StoreError`] if the store cannot be connected to.
 pub fn trials(connect: impl Fn() -> Connector + Send + Sync + 'static) -> Result<Vec<Trial>, StoreError> {
     let subjects = [
         ("mutex", mutex::tests()),
@@ -113,12 +113,12 @@ pub fn trials(connect: impl Fn() -> Connector + Send + Sync + 'static) -> Result
         ("blocking", blocking::tests()),
         ("runtimes", runtimes::tests()),
     ];
-    let house = Arc::new(House::open(runtime(), connect)?);
+    let suite = Arc::new(Suite::open(runtime(), connect)?);
     let mut trials = Vec::new();
     for (subject, tests) in subjects {
-        for test in tests.into_iter().filter(|test| (test.needs)(house.can())) {
-            let (name, house) = (format!("{subject}::{}", test.name), house.clone());
-            trials.push(Trial::test(name.clone(), move || run(&test, Stage::new(house, &name))));
+        for test in tests.into_iter().filter(|test| (test.needs)(suite.capability())) {
+            let (name, suite) = (format!("{subject}::{}", test.name), suite.clone());
+            trials.push(Trial::test(name.clone(), move || run(&test, Fixture::new(suite, &name))));
         }
     }
     Ok(trials)
@@ -130,20 +130,20 @@ fn runtime() -> Runtime {
     built.expect("the operating system gives threads")
 }
 
-fn run(test: &Test, stage: Stage) -> Result<(), Failed> {
+fn run(test: &Test, fixture: Fixture) -> Result<(), Failed> {
     let runtime = runtime();
-    let (body, stage) = (test.run, Arc::new(stage));
+    let (body, fixture) = (test.run, Arc::new(fixture));
     // A task of its own, so that a panic is an outcome and every future of a test must be `Send`.
     let task = runtime.spawn({
-        let stage = stage.clone();
+        let fixture = fixture.clone();
         async move {
-            body(&stage).await?;
-            stage.nothing_is_left().await
+            body(&fixture).await?;
+            fixture.nothing_is_left().await
         }
     });
     let outcome = runtime.block_on(timeout_in_runtime(task));
     if !matches!(outcome, Ok(Ok(Ok(())))) {
-        runtime.block_on(stage.clean_up());
+        runtime.block_on(fixture.clean_up());
     }
     // A thread that still blocks in a failed test must not block the others.
     runtime.shutdown_background();

@@ -19,8 +19,8 @@ use tokio::{
 };
 
 use super::{
-    Failure, Outcome, Stage,
-    stage::{BEGUN, Process, ROUNDING, soon},
+    Failure, Fixture, Outcome,
+    fixture::{KillableKeeper, ROUNDING, TIME_TO_QUEUE, soon},
     tests,
 };
 
@@ -46,8 +46,8 @@ tests! {
     names_differ_by_every_byte,
 }
 
-async fn one_holder_at_a_time(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+async fn one_holder_at_a_time(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let guard = a.mutex(&name).lock().await?;
     assert!(b.mutex(&name).try_lock().await?.is_none(), "another process has it");
     guard.release().await?;
@@ -56,18 +56,18 @@ async fn one_holder_at_a_time(stage: &Stage) -> Outcome {
     Ok(guard.release().await?)
 }
 
-async fn a_mutex_excludes_also_its_own_task(stage: &Stage) -> Outcome {
-    let mutex = stage.keeper().await?.mutex(&stage.name("stock"));
+async fn a_mutex_excludes_also_its_own_task(fixture: &Fixture) -> Outcome {
+    let mutex = fixture.keeper().await?.mutex(&fixture.name("stock"));
     let guard = mutex.lock().await?;
     assert!(mutex.try_lock().await?.is_none(), "re-entering takes a guard or an owner");
     Ok(guard.release().await?)
 }
 
-async fn a_waiter_gets_it_when_it_is_released(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+async fn a_waiter_gets_it_when_it_is_released(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let first = a.mutex(&name).lock().await?;
     let theirs = b.mutex(&name);
-    let waiter = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
+    let waiter = fixture.start_waiter(&name, 1, async move { theirs.lock().await }).await?;
     let token = first.token();
     first.release().await?;
     let second = soon(waiter).await???;
@@ -75,34 +75,36 @@ async fn a_waiter_gets_it_when_it_is_released(stage: &Stage) -> Outcome {
     Ok(second.release().await?)
 }
 
-async fn lock_within_gives_up_in_time(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+async fn lock_within_gives_up_in_time(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let guard = a.mutex(&name).lock().await?;
     let theirs = b.mutex(&name);
-    let first = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
+    let first = fixture.start_waiter(&name, 1, async move { theirs.lock().await }).await?;
     let asked = Instant::now();
-    let error = stage.keeper().await?.mutex(&name).lock_within(2 * BEGUN).await.expect_err("it is held");
+    let error =
+        fixture.keeper().await?.mutex(&name).lock_within(2 * TIME_TO_QUEUE).await.expect_err("it is held");
     let AcquireError::TimedOut { waited, ahead, .. } = &error else { return Err(error.into()) };
-    assert!(*waited >= 2 * BEGUN && asked.elapsed() >= *waited, "{error}");
+    assert!(*waited >= 2 * TIME_TO_QUEUE && asked.elapsed() >= *waited, "{error}");
     assert_eq!(*ahead, Some(1), "{error}");
     assert!(error.to_string().contains(&name) && error.to_string().contains("wait longer"), "{error}");
-    stage.until(&name, 1, 1).await?;
+    fixture.wait_until(&name, 1, 1).await?;
     guard.release().await?;
     Ok(soon(first).await???.release().await?)
 }
 
-async fn lock_within_gets_what_comes_free_in_time(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+async fn lock_within_gets_what_comes_free_in_time(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let guard = a.mutex(&name).lock().await?;
     let theirs = b.mutex(&name);
     let limit = Duration::from_secs(30);
-    let waiter = stage.line_up(&name, 1, async move { theirs.lock_within(limit).await }).await?;
+    let waiter = fixture.start_waiter(&name, 1, async move { theirs.lock_within(limit).await }).await?;
     guard.release().await?;
     Ok(soon(waiter).await???.release().await?)
 }
 
-async fn it_stays_held_past_its_lease(stage: &Stage) -> Outcome {
-    let ((a, b), name, lease) = (stage.two().await?, stage.name("stock"), stage.renewed());
+async fn it_stays_held_past_its_lease(fixture: &Fixture) -> Outcome {
+    let ((a, b), name, lease) =
+        (fixture.two_keepers().await?, fixture.name("stock"), fixture.renewed_lease());
     let guard = a.mutex(&name).lease(lease).lock().await?;
     let lost = timeout(2 * lease, guard.lost()).await;
     assert!(lost.is_err() && guard.is_held(), "lost although the keeper renews it: {lost:?}");
@@ -110,12 +112,12 @@ async fn it_stays_held_past_its_lease(stage: &Stage) -> Outcome {
     Ok(guard.release().await?)
 }
 
-async fn a_fixed_lease_ends(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+async fn a_fixed_lease_ends(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let asked = Instant::now();
-    let guard = a.mutex(&name).expires_after(stage.short()).lock().await?;
+    let guard = a.mutex(&name).expires_after(fixture.short_lease()).lock().await?;
     let next = soon(b.mutex(&name).lock()).await??;
-    assert!(asked.elapsed() + ROUNDING >= stage.short(), "given away before its lease was over");
+    assert!(asked.elapsed() + ROUNDING >= fixture.short_lease(), "given away before its lease was over");
     assert!(!guard.is_held() && guard.remaining().is_zero(), "two believe that they hold it");
     assert_eq!(soon(guard.lost()).await?, Lost::Expired);
     assert!(next.token() > guard.token());
@@ -125,8 +127,9 @@ async fn a_fixed_lease_ends(stage: &Stage) -> Outcome {
     Ok(next.release().await?)
 }
 
-async fn max_hold_ends_a_renewed_lease(stage: &Stage) -> Outcome {
-    let ((a, b), name, lease) = (stage.two().await?, stage.name("stock"), stage.renewed());
+async fn max_hold_ends_a_renewed_lease(fixture: &Fixture) -> Outcome {
+    let ((a, b), name, lease) =
+        (fixture.two_keepers().await?, fixture.name("stock"), fixture.renewed_lease());
     let asked = Instant::now();
     let guard = a.mutex(&name).lease(lease).max_hold(lease * 3 / 2).lock().await?;
     assert_eq!(soon(guard.lost()).await?, Lost::MaxHold);
@@ -136,33 +139,34 @@ async fn max_hold_ends_a_renewed_lease(stage: &Stage) -> Outcome {
     Ok(soon(b.mutex(&name).lock()).await??.release().await?)
 }
 
-async fn min_hold_outlasts_the_release(stage: &Stage) -> Outcome {
-    let ((a, b), name, least) = (stage.two().await?, stage.name("report"), stage.renewed());
+async fn min_hold_outlasts_the_release(fixture: &Fixture) -> Outcome {
+    let ((a, b), name, least) =
+        (fixture.two_keepers().await?, fixture.name("report"), fixture.renewed_lease());
     let asked = Instant::now();
     a.mutex(&name).min_hold(least).lock().await?.release().await?;
-    let view = stage.view(&name).await?.expect("it is kept");
+    let view = fixture.view(&name).await?.expect("it is kept");
     assert!(view.holders[0].detached, "{view:?}");
     let next = soon(b.mutex(&name).lock()).await??;
     assert!(asked.elapsed() + ROUNDING >= least, "kept only {:?}", asked.elapsed());
     Ok(next.release().await?)
 }
 
-async fn min_hold_outlasts_a_crash(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("report"));
-    let (process, asked) = (stage.process().await?, Instant::now());
-    hold_until_killed(&process, &name, 2 * stage.renewed()).await?;
+async fn min_hold_outlasts_a_crash(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("report"));
+    let (process, asked) = (fixture.killable_keeper().await?, Instant::now());
+    hold_until_killed(&process, &name, 2 * fixture.renewed_lease()).await?;
     process.kill().await?;
-    is_kept_since(asked, &keeper, &name, 2 * stage.renewed()).await
+    is_kept_since(asked, &keeper, &name, 2 * fixture.renewed_lease()).await
 }
 
 /// A grant that is pushed has a short first lease, and its owner may crash right after it has heard of it.
-async fn min_hold_outlasts_a_crash_after_waiting(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("report"));
-    let process = stage.process().await?;
+async fn min_hold_outlasts_a_crash_after_waiting(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("report"));
+    let process = fixture.killable_keeper().await?;
     let guard = keeper.mutex(&name).lock().await?;
-    let held = hold_until_killed(&process, &name, 2 * stage.renewed());
+    let held = hold_until_killed(&process, &name, 2 * fixture.renewed_lease());
     let released = async {
-        stage.until(&name, 1, 1).await?;
+        fixture.wait_until(&name, 1, 1).await?;
         let released = Instant::now();
         guard.release().await?;
         Ok::<_, Failure>(released)
@@ -170,16 +174,16 @@ async fn min_hold_outlasts_a_crash_after_waiting(stage: &Stage) -> Outcome {
     let (held, released) = tokio::join!(held, released);
     held?;
     process.kill().await?;
-    is_kept_since(released?, &keeper, &name, 2 * stage.renewed()).await
+    is_kept_since(released?, &keeper, &name, 2 * fixture.renewed_lease()).await
 }
 
 /// Has a process lock `name`, for at least so long, and never release it.
-async fn hold_until_killed(process: &Process, name: &str, least: Duration) -> Outcome {
+async fn hold_until_killed(process: &KillableKeeper, name: &str, least: Duration) -> Outcome {
     let mutex = process.keeper.mutex(name).lease(least).min_hold(least);
     let (tell, held) = oneshot::channel();
     process.run(async move {
         let guard = mutex.lock().await;
-        // Whoever asked has failed by then.
+        // If nobody receives it, the test has failed already.
         drop(tell.send(guard.as_ref().map(drop).map_err(ToString::to_string)));
         pending::<()>().await;
     });
@@ -193,21 +197,22 @@ async fn is_kept_since(since: Instant, keeper: &Keeper, name: &str, least: Durat
     Ok(next.release().await?)
 }
 
-async fn the_longest_lease_is_allowed(stage: &Stage) -> Outcome {
-    let (keeper, name, longest) = (stage.keeper().await?, stage.name("stock"), stage.can().max_lease);
+async fn the_longest_lease_is_allowed(fixture: &Fixture) -> Outcome {
+    let (keeper, name, longest) =
+        (fixture.keeper().await?, fixture.name("stock"), fixture.capability().max_lease);
     let guard = keeper.mutex(&name).lease(longest).lock().await?;
-    let whole = !stage.can().lease_per_claim || guard.remaining() > longest / 2;
+    let whole = !fixture.capability().lease_per_claim || guard.remaining() > longest / 2;
     assert!(whole && guard.is_held() && guard.remaining() <= longest, "{:?}", guard.remaining());
     Ok(guard.release().await?)
 }
 
 /// Lines up contenders of two processes behind a holder and sees in which order they get in.
-async fn arrival_order(stage: &Stage, lease: Duration) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+async fn arrival_order(fixture: &Fixture, lease: Duration) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let first = a.mutex(&name).lease(lease).fifo().lock().await?;
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut waiters = JoinSet::new();
-    let contenders = stage.times(6, 3) as usize;
+    let contenders = fixture.repeats(6, 3) as usize;
     for place in 0..contenders {
         let keeper = if place % 3 == 0 { &b } else { &a };
         let (mutex, order) = (keeper.mutex(&name).lease(lease).fifo(), order.clone());
@@ -216,7 +221,7 @@ async fn arrival_order(stage: &Stage, lease: Duration) -> Outcome {
             support::lock(&order).push(place);
             Ok::<_, lockkeeper_core::Error>(guard.release().await?)
         });
-        stage.until(&name, 1, place + 1).await?;
+        fixture.wait_until(&name, 1, place + 1).await?;
     }
     first.release().await?;
     while let Some(done) = soon(waiters.join_next()).await? {
@@ -227,23 +232,23 @@ async fn arrival_order(stage: &Stage, lease: Duration) -> Outcome {
     Ok(())
 }
 
-async fn fifo_is_the_order_of_arrival(stage: &Stage) -> Outcome {
-    arrival_order(stage, Duration::from_secs(30)).await
+async fn fifo_is_the_order_of_arrival(fixture: &Fixture) -> Outcome {
+    arrival_order(fixture, Duration::from_secs(30)).await
 }
 
 /// A waiter whose whole lease is shorter than the usual time between two looks must still hear of
 /// its grant before that lease is over.
-async fn fifo_holds_for_short_leases_too(stage: &Stage) -> Outcome {
-    arrival_order(stage, stage.renewed()).await
+async fn fifo_holds_for_short_leases_too(fixture: &Fixture) -> Outcome {
+    arrival_order(fixture, fixture.renewed_lease()).await
 }
 
-async fn processes_are_served_in_turn(stage: &Stage) -> Outcome {
-    let name = stage.name("stock");
-    let first = stage.keeper().await?.mutex(&name).lock().await?;
+async fn processes_are_served_in_turn(fixture: &Fixture) -> Outcome {
+    let name = fixture.name("stock");
+    let first = fixture.keeper().await?.mutex(&name).lock().await?;
     let mut waiters = Vec::new();
-    for place in 1..=stage.times(5, 3) as usize {
-        let mutex = stage.keeper().await?.mutex(&name);
-        waiters.push(stage.line_up(&name, place, async move { mutex.lock().await }).await?);
+    for place in 1..=fixture.repeats(5, 3) as usize {
+        let mutex = fixture.keeper().await?.mutex(&name);
+        waiters.push(fixture.start_waiter(&name, place, async move { mutex.lock().await }).await?);
     }
     let mut held = first;
     for waiter in waiters {
@@ -255,13 +260,13 @@ async fn processes_are_served_in_turn(stage: &Stage) -> Outcome {
     Ok(held.release().await?)
 }
 
-async fn no_update_is_lost(stage: &Stage) -> Outcome {
-    let name = stage.name("counter");
-    let (keepers, tasks, rounds) = (stage.times(4, 2), stage.times(5, 2), stage.times(10, 3));
+async fn no_update_is_lost(fixture: &Fixture) -> Outcome {
+    let name = fixture.name("counter");
+    let (keepers, tasks, rounds) = (fixture.repeats(4, 2), fixture.repeats(5, 2), fixture.repeats(10, 3));
     let counter = Arc::new(AtomicU64::new(0));
     let mut work = JoinSet::new();
     for _ in 0..keepers {
-        let keeper = stage.keeper().await?;
+        let keeper = fixture.keeper().await?;
         for _ in 0..tasks {
             let (mutex, counter) = (keeper.mutex(&name), counter.clone());
             work.spawn(async move {
@@ -283,14 +288,14 @@ async fn no_update_is_lost(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn tokens_grow_with_every_grant(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("stock"));
+async fn tokens_grow_with_every_grant(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let mut last: Option<Token> = None;
     for round in 0..12 {
         let keeper = if round % 3 == 0 { &a } else { &b };
         // Released, dropped and expired: the number grows after each.
         let guard = match round % 4 {
-            0 => keeper.mutex(&name).expires_after(stage.short()).lock().await?,
+            0 => keeper.mutex(&name).expires_after(fixture.short_lease()).lock().await?,
             _ => soon(keeper.mutex(&name).lock()).await??,
         };
         assert!(Some(guard.token()) > last, "{} is not after {last:?}", guard.token());
@@ -305,11 +310,11 @@ async fn tokens_grow_with_every_grant(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn tokens_grow_when_handed_on_in_a_process(stage: &Stage) -> Outcome {
-    let mutex = stage.keeper().await?.mutex(&stage.name("stock"));
+async fn tokens_grow_when_handed_on_in_a_process(fixture: &Fixture) -> Outcome {
+    let mutex = fixture.keeper().await?.mutex(&fixture.name("stock"));
     let tokens = Arc::new(Mutex::new(Vec::new()));
     let mut work = JoinSet::new();
-    for _ in 0..stage.times(40, 8) {
+    for _ in 0..fixture.repeats(40, 8) {
         let (mutex, tokens) = (mutex.clone(), tokens.clone());
         work.spawn(async move {
             let guard = mutex.lock().await?;
@@ -325,9 +330,9 @@ async fn tokens_grow_when_handed_on_in_a_process(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn names_differ_by_every_byte(stage: &Stage) -> Outcome {
-    let keeper = stage.keeper().await?;
-    let longest = "x".repeat(Name::MAX_BYTES - stage.prefix().len());
+async fn names_differ_by_every_byte(fixture: &Fixture) -> Outcome {
+    let keeper = fixture.keeper().await?;
+    let longest = "x".repeat(Name::MAX_BYTES - fixture.prefix().len());
     let awkward = [
         "stock",
         "Stock",
@@ -361,13 +366,13 @@ async fn names_differ_by_every_byte(stage: &Stage) -> Outcome {
     ];
     let mut guards = Vec::new();
     for name in awkward {
-        let guard = keeper.mutex(&stage.name(name)).try_lock().await?;
+        let guard = keeper.mutex(&fixture.name(name)).try_lock().await?;
         guards.push(guard.unwrap_or_else(|| panic!("{name:?} is taken for another name")));
     }
     let tokens: BTreeSet<Token> = guards.iter().map(|guard| guard.token()).collect();
     assert_eq!(tokens.len(), awkward.len(), "each has a token of its own");
     for (name, guard) in awkward.into_iter().zip(guards) {
-        let view = stage.view(&stage.name(name)).await?.expect("it is held");
+        let view = fixture.view(&fixture.name(name)).await?.expect("it is held");
         assert_eq!(view.holders[0].token, guard.token(), "{name:?}");
         guard.release().await?;
     }

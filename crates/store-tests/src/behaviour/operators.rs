@@ -8,12 +8,12 @@ use lockkeeper_core::{
     store::{HolderView, Kind},
 };
 
-use super::{Failure, Outcome, Stage, stage::soon, tests};
+use super::{Failure, Fixture, Outcome, fixture::soon, tests};
 
 tests! {
     what_the_store_can_do_makes_sense,
     a_holder_is_shown_with_its_facts,
-    waiters_are_shown_in_line,
+    waiters_are_shown_in_order,
     units_and_capacity_are_shown,
     what_is_free_is_not_shown,
     a_listing_has_pages_in_order,
@@ -25,16 +25,16 @@ tests! {
 }
 
 /// The only holder.
-async fn holder(stage: &Stage, name: &str) -> Result<HolderView, Failure> {
-    let mut view = stage.view(name).await?.expect("it is held");
+async fn holder(fixture: &Fixture, name: &str) -> Result<HolderView, Failure> {
+    let mut view = fixture.view(name).await?.expect("it is held");
     assert_eq!(view.holders.len(), 1, "{view:?}");
     Ok(view.holders.remove(0))
 }
 
-async fn what_the_store_can_do_makes_sense(stage: &Stage) -> Outcome {
-    let keeper = stage.keeper().await?;
+async fn what_the_store_can_do_makes_sense(fixture: &Fixture) -> Outcome {
+    let keeper = fixture.keeper().await?;
     let can = keeper.capability();
-    assert_eq!(can, stage.can(), "the same on every connection");
+    assert_eq!(can, fixture.capability(), "the same on every connection");
     assert!(!can.store.is_empty() && can.group_limit >= 1);
     assert!(!can.min_lease.is_zero() && can.min_lease < can.max_lease, "{can:?}");
     assert!(can.min_lease <= Duration::from_secs(10), "locks could not be had for the default lease");
@@ -43,11 +43,11 @@ async fn what_the_store_can_do_makes_sense(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn a_holder_is_shown_with_its_facts(stage: &Stage) -> Outcome {
-    let keeper = stage.builder().program("payroll").connect().await?;
-    let (name, lease) = (stage.name("report"), stage.renewed());
+async fn a_holder_is_shown_with_its_facts(fixture: &Fixture) -> Outcome {
+    let keeper = fixture.builder().program("payroll").connect().await?;
+    let (name, lease) = (fixture.name("report"), fixture.renewed_lease());
     let guard = keeper.mutex(&name).lease(lease).label("monthly run").lock().await?;
-    let shown = holder(stage, &name).await?;
+    let shown = holder(fixture, &name).await?;
     assert_eq!((shown.token, shown.units), (guard.token(), Units::All));
     assert_eq!((shown.details.kind, shown.details.label.as_deref()), (Kind::Mutex, Some("monthly run")));
     assert_eq!(shown.details.value, None);
@@ -62,20 +62,20 @@ async fn a_holder_is_shown_with_its_facts(stage: &Stage) -> Outcome {
     assert!(apart < Duration::from_secs(24 * 3600), "{:?}", shown.since);
     guard.release().await?;
     let leads = keeper.election(&name).campaign("10.0.0.7:80").await?;
-    let details = holder(stage, &name).await?.details;
+    let details = holder(fixture, &name).await?.details;
     assert_eq!((details.kind, details.value.as_deref()), (Kind::Election, Some("10.0.0.7:80")));
     Ok(leads.resign().await?)
 }
 
-async fn waiters_are_shown_in_line(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("report"));
+async fn waiters_are_shown_in_order(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("report"));
     let guard = a.mutex(&name).lock().await?;
     let mut waiters = Vec::new();
     for (place, (keeper, label)) in [(&b, "first"), (&a, "second"), (&b, "third")].into_iter().enumerate() {
         let mutex = keeper.mutex(&name).fifo().label(label);
-        waiters.push(stage.line_up(&name, place + 1, async move { mutex.lock().await }).await?);
+        waiters.push(fixture.start_waiter(&name, place + 1, async move { mutex.lock().await }).await?);
     }
-    let view = stage.view(&name).await?.expect("it is held");
+    let view = fixture.view(&name).await?.expect("it is held");
     let labels: Vec<_> = view.waiters.iter().map(|waiter| waiter.details.label.as_deref()).collect();
     assert_eq!(labels, [Some("first"), Some("second"), Some("third")]);
     assert!(view.waiters.iter().all(|waiter| waiter.units == Units::All));
@@ -84,14 +84,14 @@ async fn waiters_are_shown_in_line(stage: &Stage) -> Outcome {
     for waiter in waiters {
         waiter.abort();
     }
-    stage.until(&name, 1, 0).await?;
+    fixture.wait_until(&name, 1, 0).await?;
     Ok(guard.release().await?)
 }
 
-async fn units_and_capacity_are_shown(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("gpu"));
+async fn units_and_capacity_are_shown(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("gpu"));
     let (two, one) = (a.semaphore(&name, 4).acquire_many(2).await?, b.semaphore(&name, 4).acquire().await?);
-    let view = stage.view(&name).await?.expect("it is held");
+    let view = fixture.view(&name).await?.expect("it is held");
     assert_eq!((view.name.as_str(), view.capacity), (&*name, Capacity::count(4)?));
     let shown: Vec<_> = view.holders.iter().map(|holder| (holder.token, holder.units)).collect();
     assert_eq!(shown, [(two.token(), Units::count(2)?), (one.token(), Units::ONE)], "by token");
@@ -99,15 +99,15 @@ async fn units_and_capacity_are_shown(stage: &Stage) -> Outcome {
     Ok(one.release().await?)
 }
 
-async fn what_is_free_is_not_shown(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("report"));
-    assert_eq!(stage.view(&name).await?, None);
+async fn what_is_free_is_not_shown(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("report"));
+    assert_eq!(fixture.view(&name).await?, None);
     keeper.mutex(&name).lock().await?.release().await?;
-    assert_eq!(stage.view(&name).await?, None);
-    let lost = keeper.mutex(&name).expires_after(stage.short()).lock().await?;
+    assert_eq!(fixture.view(&name).await?, None);
+    let lost = keeper.mutex(&name).expires_after(fixture.short_lease()).lock().await?;
     assert_eq!(soon(lost.lost()).await?, Lost::Expired);
-    stage.until(&name, 0, 0).await?;
-    assert_eq!(keeper.list(stage.prefix(), None, 10).await?.resources, []);
+    fixture.wait_until(&name, 0, 0).await?;
+    assert_eq!(keeper.list(fixture.prefix(), None, 10).await?.resources, []);
     Ok(())
 }
 
@@ -124,32 +124,32 @@ async fn listed(keeper: &Keeper, prefix: &str, limit: usize) -> Result<Vec<Strin
     }
 }
 
-async fn a_listing_has_pages_in_order(stage: &Stage) -> Outcome {
-    let (keeper, mut guards) = (stage.keeper().await?, Vec::new());
+async fn a_listing_has_pages_in_order(fixture: &Fixture) -> Outcome {
+    let (keeper, mut guards) = (fixture.keeper().await?, Vec::new());
     for item in ["c", "a", "e", "B", "d", "ä", "b"] {
-        guards.push(keeper.mutex(&stage.name(&format!("item/{item}"))).lock().await?);
+        guards.push(keeper.mutex(&fixture.name(&format!("item/{item}"))).lock().await?);
     }
-    let other = keeper.mutex(&stage.name("other")).lock().await?;
-    let items = stage.name("item/");
+    let other = keeper.mutex(&fixture.name("other")).lock().await?;
+    let items = fixture.name("item/");
     let expected = ["B", "a", "b", "c", "d", "e", "ä"].map(|item| format!("{items}{item}"));
     for limit in [1, 2, 3, 7, 100] {
         assert_eq!(listed(&keeper, &items, limit).await?, expected, "in pages of {limit}");
     }
-    assert_eq!(listed(&keeper, stage.prefix(), 3).await?.len(), expected.len() + 1);
+    assert_eq!(listed(&keeper, fixture.prefix(), 3).await?.len(), expected.len() + 1);
     for guard in guards {
         guard.release().await?;
     }
     Ok(other.release().await?)
 }
 
-async fn a_prefix_is_no_pattern(stage: &Stage) -> Outcome {
-    let (keeper, mut guards) = (stage.keeper().await?, Vec::new());
+async fn a_prefix_is_no_pattern(fixture: &Fixture) -> Outcome {
+    let (keeper, mut guards) = (fixture.keeper().await?, Vec::new());
     let marks = ["%", "_", "*", "?", "[a-z]", "\\", "'", "x"];
     for mark in marks {
-        guards.push(keeper.mutex(&stage.name(&format!("{mark}tail"))).lock().await?);
+        guards.push(keeper.mutex(&fixture.name(&format!("{mark}tail"))).lock().await?);
     }
     for mark in marks {
-        let prefix = stage.name(mark);
+        let prefix = fixture.name(mark);
         assert_eq!(listed(&keeper, &prefix, 100).await?, [format!("{prefix}tail")]);
     }
     for guard in guards {
@@ -158,38 +158,38 @@ async fn a_prefix_is_no_pattern(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn an_eviction_is_told_to_its_holder(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("report"));
-    let guard = a.mutex(&name).lease(stage.renewed()).lock().await?;
-    let shown = holder(stage, &name).await?;
+async fn an_eviction_is_told_to_its_holder(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("report"));
+    let guard = a.mutex(&name).lease(fixture.renewed_lease()).lock().await?;
+    let shown = holder(fixture, &name).await?;
     assert!(b.evict(&name, shown.contender, shown.token, Eviction::Graceful).await?);
     assert_eq!(soon(guard.lost()).await?, Lost::Evicted);
     assert!(!guard.is_held() && guard.release().await.is_err());
-    stage.until(&name, 0, 0).await
+    fixture.wait_until(&name, 0, 0).await
 }
 
-async fn an_eviction_passes_it_on_when_the_holder_leaves(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("report"));
+async fn an_eviction_passes_it_on_when_the_holder_leaves(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("report"));
     let guard = a.mutex(&name).lock().await?;
     let theirs = b.mutex(&name);
-    let waiter = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
-    let shown = holder(stage, &name).await?;
+    let waiter = fixture.start_waiter(&name, 1, async move { theirs.lock().await }).await?;
+    let shown = holder(fixture, &name).await?;
     assert!(b.evict(&name, shown.contender, shown.token, Eviction::Graceful).await?);
-    let shown = holder(stage, &name).await?;
+    let shown = holder(fixture, &name).await?;
     assert!(shown.evicted && shown.token == guard.token(), "still there until it leaves");
     assert!(!waiter.is_finished(), "passed on while its holder may still act");
-    let error = guard.extend(stage.renewed()).await.expect_err("no further renewals");
+    let error = guard.extend(fixture.renewed_lease()).await.expect_err("no further renewals");
     assert!(error.to_string().contains("evicted by an operator"), "{error}");
     drop(guard);
     Ok(soon(waiter).await???.release().await?)
 }
 
-async fn an_eviction_now_passes_it_at_once(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("report"));
-    let guard = a.mutex(&name).lease(stage.renewed()).lock().await?;
+async fn an_eviction_now_passes_it_at_once(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("report"));
+    let guard = a.mutex(&name).lease(fixture.renewed_lease()).lock().await?;
     let theirs = b.mutex(&name);
-    let waiter = stage.line_up(&name, 1, async move { theirs.lock().await }).await?;
-    let shown = holder(stage, &name).await?;
+    let waiter = fixture.start_waiter(&name, 1, async move { theirs.lock().await }).await?;
+    let shown = holder(fixture, &name).await?;
     assert!(b.evict(&name, shown.contender, shown.token, Eviction::Immediate).await?);
     let next = soon(waiter).await???;
     assert!(next.token() > guard.token(), "the fence tells them apart");
@@ -199,22 +199,22 @@ async fn an_eviction_now_passes_it_at_once(stage: &Stage) -> Outcome {
     Ok(next.release().await?)
 }
 
-async fn an_eviction_hits_only_whom_it_names(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("report"));
+async fn an_eviction_hits_only_whom_it_names(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("report"));
     let first = a.mutex(&name).lock().await?;
-    let old = holder(stage, &name).await?;
+    let old = holder(fixture, &name).await?;
     first.release().await?;
     let second = a.mutex(&name).lock().await?;
-    let shown = holder(stage, &name).await?;
+    let shown = holder(fixture, &name).await?;
     let nobody = ContenderId { keeper: KeeperId::random(), seq: shown.contender.seq };
     let never = Token::new(shown.token.number() - 1, 0);
     for how in [Eviction::Graceful, Eviction::Immediate] {
         assert!(!b.evict(&name, old.contender, old.token, how).await?, "that holder has left");
         assert!(!b.evict(&name, nobody, shown.token, how).await?, "nobody has that id");
         assert!(!b.evict(&name, shown.contender, never, how).await?, "that token holds nothing");
-        assert!(!b.evict(&stage.name("other"), shown.contender, shown.token, how).await?);
+        assert!(!b.evict(&fixture.name("other"), shown.contender, shown.token, how).await?);
     }
-    second.extend(stage.renewed()).await?;
-    assert!(!holder(stage, &name).await?.evicted);
+    second.extend(fixture.renewed_lease()).await?;
+    assert!(!holder(fixture, &name).await?.evicted);
     Ok(second.release().await?)
 }

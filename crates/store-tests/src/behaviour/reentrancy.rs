@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireError, Guard, Lost};
 
-use super::{Outcome, Stage, stage::soon, tests};
+use super::{Fixture, Outcome, fixture::soon, tests};
 
 tests! {
     a_guard_is_entered_ten_levels_deep,
@@ -23,8 +23,8 @@ tests! {
 const LEVELS: usize = 10;
 
 /// Gives the guards back one by one, half of them by dropping: it is free after the last.
-async fn free_after_the_last(stage: &Stage, name: &str, mut guards: Vec<Guard>) -> Outcome {
-    let other = stage.keeper().await?.mutex(name);
+async fn free_after_the_last(fixture: &Fixture, name: &str, mut guards: Vec<Guard>) -> Outcome {
+    let other = fixture.keeper().await?.mutex(name);
     while let Some(guard) = guards.pop() {
         assert!(other.try_lock().await?.is_none(), "free with {} guards left", guards.len() + 1);
         assert_eq!(guard.holds(), guards.len() + 1);
@@ -33,32 +33,32 @@ async fn free_after_the_last(stage: &Stage, name: &str, mut guards: Vec<Guard>) 
     Ok(other.try_lock().await?.expect("free at count zero").release().await?)
 }
 
-async fn a_guard_is_entered_ten_levels_deep(stage: &Stage) -> Outcome {
-    let name = stage.name("stock");
-    let mut guards = vec![stage.keeper().await?.mutex(&name).lock().await?];
+async fn a_guard_is_entered_ten_levels_deep(fixture: &Fixture) -> Outcome {
+    let name = fixture.name("stock");
+    let mut guards = vec![fixture.keeper().await?.mutex(&name).lock().await?];
     for level in 0..LEVELS {
         let deeper = guards[level].reenter()?;
         assert_eq!(deeper.token(), guards[0].token());
         guards.push(deeper);
     }
-    assert_eq!(stage.view(&name).await?.expect("it is held").holders.len(), 1, "counted in the process");
-    free_after_the_last(stage, &name, guards).await
+    assert_eq!(fixture.view(&name).await?.expect("it is held").holders.len(), 1, "counted in the process");
+    free_after_the_last(fixture, &name, guards).await
 }
 
-async fn an_owner_enters_ten_levels_deep(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+async fn an_owner_enters_ten_levels_deep(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("stock"));
     let owner = keeper.owner();
     let mut guards = Vec::new();
     for _ in 0..LEVELS {
         guards.push(soon(keeper.mutex(&name).lock_as(&owner)).await??);
         assert_eq!(guards.last().map(Guard::token), guards.first().map(Guard::token));
     }
-    free_after_the_last(stage, &name, guards).await
+    free_after_the_last(fixture, &name, guards).await
 }
 
-async fn an_owner_enters_from_two_tasks_at_once(stage: &Stage) -> Outcome {
-    let keeper = stage.keeper().await?;
-    let (mutex, owner) = (keeper.mutex(&stage.name("stock")), keeper.owner());
+async fn an_owner_enters_from_two_tasks_at_once(fixture: &Fixture) -> Outcome {
+    let keeper = fixture.keeper().await?;
+    let (mutex, owner) = (keeper.mutex(&fixture.name("stock")), keeper.owner());
     let (one, two) = soon(async { tokio::join!(mutex.lock_as(&owner), mutex.lock_as(&owner)) }).await?;
     let (one, two) = (one?, two?);
     assert_eq!(one.token(), two.token());
@@ -67,12 +67,12 @@ async fn an_owner_enters_from_two_tasks_at_once(stage: &Stage) -> Outcome {
     Ok(two.release().await?)
 }
 
-async fn owners_exclude_each_other(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+async fn owners_exclude_each_other(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("stock"));
     let (mutex, ours, theirs) = (keeper.mutex(&name).fifo(), keeper.owner(), keeper.owner());
     let guard = mutex.lock_as(&ours).await?;
     let again = mutex.clone();
-    let waiter = stage.line_up(&name, 1, async move { again.lock_as(&theirs).await }).await?;
+    let waiter = fixture.start_waiter(&name, 1, async move { again.lock_as(&theirs).await }).await?;
     let token = guard.token();
     guard.release().await?;
     let guard = soon(waiter).await???;
@@ -80,17 +80,17 @@ async fn owners_exclude_each_other(stage: &Stage) -> Outcome {
     Ok(guard.release().await?)
 }
 
-async fn an_owner_excludes_plain_locking(stage: &Stage) -> Outcome {
-    let keeper = stage.keeper().await?;
-    let mutex = keeper.mutex(&stage.name("stock"));
+async fn an_owner_excludes_plain_locking(fixture: &Fixture) -> Outcome {
+    let keeper = fixture.keeper().await?;
+    let mutex = keeper.mutex(&fixture.name("stock"));
     let guard = mutex.lock_as(&keeper.owner()).await?;
     assert!(mutex.try_lock().await?.is_none(), "the same task, but not the owner");
     Ok(guard.release().await?)
 }
 
-async fn an_owner_reads_inside_its_own_write(stage: &Stage) -> Outcome {
-    let keeper = stage.keeper().await?;
-    let (lock, owner) = (keeper.rw_lock(&stage.name("catalog")), keeper.owner());
+async fn an_owner_reads_inside_its_own_write(fixture: &Fixture) -> Outcome {
+    let keeper = fixture.keeper().await?;
+    let (lock, owner) = (keeper.rw_lock(&fixture.name("catalog")), keeper.owner());
     let write = lock.write_as(&owner).await?;
     let read = soon(lock.read_as(&owner)).await??;
     let deeper = soon(lock.write_as(&owner)).await??;
@@ -101,8 +101,8 @@ async fn an_owner_reads_inside_its_own_write(stage: &Stage) -> Outcome {
     Ok(read.release().await?)
 }
 
-async fn a_lost_guard_cannot_be_entered(stage: &Stage) -> Outcome {
-    let mutex = stage.keeper().await?.mutex(&stage.name("stock")).expires_after(stage.short());
+async fn a_lost_guard_cannot_be_entered(fixture: &Fixture) -> Outcome {
+    let mutex = fixture.keeper().await?.mutex(&fixture.name("stock")).expires_after(fixture.short_lease());
     let guard = mutex.lock().await?;
     let deeper = guard.reenter()?;
     assert_eq!(soon(guard.lost()).await?, Lost::Expired);
@@ -112,10 +112,10 @@ async fn a_lost_guard_cannot_be_entered(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn an_owner_that_lost_it_acquires_anew(stage: &Stage) -> Outcome {
-    let keeper = stage.keeper().await?;
-    let (mutex, owner) = (keeper.mutex(&stage.name("stock")), keeper.owner());
-    let lost = mutex.clone().expires_after(stage.short()).lock_as(&owner).await?;
+async fn an_owner_that_lost_it_acquires_anew(fixture: &Fixture) -> Outcome {
+    let keeper = fixture.keeper().await?;
+    let (mutex, owner) = (keeper.mutex(&fixture.name("stock")), keeper.owner());
+    let lost = mutex.clone().expires_after(fixture.short_lease()).lock_as(&owner).await?;
     assert_eq!(soon(lost.lost()).await?, Lost::Expired);
     let anew = soon(mutex.lock_as(&owner)).await??;
     assert!(anew.token() > lost.token());
@@ -124,9 +124,9 @@ async fn an_owner_that_lost_it_acquires_anew(stage: &Stage) -> Outcome {
     Ok(anew.release().await?)
 }
 
-async fn an_owner_tries_and_waits_with_a_limit(stage: &Stage) -> Outcome {
-    let keeper = stage.keeper().await?;
-    let (mutex, ours, theirs) = (keeper.mutex(&stage.name("stock")), keeper.owner(), keeper.owner());
+async fn an_owner_tries_and_waits_with_a_limit(fixture: &Fixture) -> Outcome {
+    let keeper = fixture.keeper().await?;
+    let (mutex, ours, theirs) = (keeper.mutex(&fixture.name("stock")), keeper.owner(), keeper.owner());
     let guard = mutex.try_lock_as(&ours).await?.expect("free");
     let deeper = mutex.try_lock_as(&ours).await?.expect("entered again");
     assert_eq!(mutex.lock_as_within(&ours, Duration::ZERO).await?.token(), guard.token());
@@ -136,24 +136,24 @@ async fn an_owner_tries_and_waits_with_a_limit(stage: &Stage) -> Outcome {
     guard.release().await?;
     assert!(mutex.try_lock_as(&theirs).await?.is_none(), "one guard is left");
     deeper.release().await?;
-    let lock = keeper.rw_lock(&stage.name("catalog"));
+    let lock = keeper.rw_lock(&fixture.name("catalog"));
     let read = lock.try_read_as(&ours).await?.expect("free");
     assert!(lock.try_write_as(&theirs).await?.is_none());
     let late = soon(lock.write_as_within(&theirs, Duration::from_millis(20))).await?;
     assert!(matches!(late, Err(AcquireError::TimedOut { .. })), "{late:?}");
     let upgrade = lock.try_write_as(&ours).await;
     assert!(matches!(upgrade, Err(AcquireError::UpgradeRefused { .. })), "{upgrade:?}");
-    drop(soon(lock.read_as_within(&theirs, stage.renewed())).await??);
+    drop(soon(lock.read_as_within(&theirs, fixture.renewed_lease())).await??);
     Ok(read.release().await?)
 }
 
 /// The owner's first call waits at the store; a second one that only tries, or has a limit, does not wait behind it.
-async fn an_owner_that_tries_does_not_wait_for_itself(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("stock"));
+async fn an_owner_that_tries_does_not_wait_for_itself(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("stock"));
     let (mutex, owner) = (keeper.mutex(&name), keeper.owner());
-    let held = stage.keeper().await?.mutex(&name).lock().await?;
+    let held = fixture.keeper().await?.mutex(&name).lock().await?;
     let (waits, as_owner) = (mutex.clone(), owner.clone());
-    let waiter = stage.line_up(&name, 1, async move { waits.lock_as(&as_owner).await }).await?;
+    let waiter = fixture.start_waiter(&name, 1, async move { waits.lock_as(&as_owner).await }).await?;
     assert!(soon(mutex.try_lock_as(&owner)).await??.is_none());
     let late = soon(mutex.lock_as_within(&owner, Duration::from_millis(20))).await?;
     assert!(matches!(late, Err(AcquireError::TimedOut { .. })), "{late:?}");

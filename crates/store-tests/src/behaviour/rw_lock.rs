@@ -9,8 +9,8 @@ use lockkeeper_core::{AcquireError, LeaseError};
 use tokio::task::{JoinSet, yield_now};
 
 use super::{
-    Outcome, Stage,
-    stage::{BRIEFLY, soon},
+    Fixture, Outcome,
+    fixture::{BRIEFLY, soon},
     tests,
 };
 
@@ -29,12 +29,12 @@ tests! {
     readers_and_writers_never_mix,
 }
 
-async fn readers_share_it(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("catalog"));
+async fn readers_share_it(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("catalog"));
     let (one, two) = (a.rw_lock(&name).read().await?, soon(a.rw_lock(&name).read()).await??);
     let three = b.rw_lock(&name).try_read().await?.expect("readers share it");
     assert!(one.token() < two.token() && two.token() < three.token());
-    assert_eq!(stage.view(&name).await?.expect("it is held").holders.len(), 3);
+    assert_eq!(fixture.view(&name).await?.expect("it is held").holders.len(), 3);
     one.release().await?;
     assert!(b.rw_lock(&name).try_write().await?.is_none(), "two still read");
     two.release().await?;
@@ -42,8 +42,8 @@ async fn readers_share_it(stage: &Stage) -> Outcome {
     Ok(b.rw_lock(&name).try_write().await?.expect("it is free").release().await?)
 }
 
-async fn a_writer_is_alone(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("catalog"));
+async fn a_writer_is_alone(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("catalog"));
     let writer = a.rw_lock(&name).write().await?;
     for keeper in [&a, &b] {
         assert!(keeper.rw_lock(&name).try_read().await?.is_none());
@@ -53,13 +53,13 @@ async fn a_writer_is_alone(stage: &Stage) -> Outcome {
     Ok(b.rw_lock(&name).try_read().await?.expect("it is free").release().await?)
 }
 
-async fn a_waiting_writer_stops_later_readers(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("catalog"));
+async fn a_waiting_writer_stops_later_readers(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("catalog"));
     let reader = a.rw_lock(&name).read().await?;
     let (writes, reads) = (b.rw_lock(&name), a.rw_lock(&name));
-    let writer = stage.line_up(&name, 1, async move { writes.write().await }).await?;
+    let writer = fixture.start_waiter(&name, 1, async move { writes.write().await }).await?;
     assert!(b.rw_lock(&name).try_read().await?.is_none(), "a writer waits");
-    let later = stage.line_up(&name, 2, async move { reads.read().await }).await?;
+    let later = fixture.start_waiter(&name, 2, async move { reads.read().await }).await?;
     reader.release().await?;
     let writer = soon(writer).await???;
     assert!(!later.is_finished(), "a reader beside the writer");
@@ -67,13 +67,13 @@ async fn a_waiting_writer_stops_later_readers(stage: &Stage) -> Outcome {
     Ok(soon(later).await???.release().await?)
 }
 
-async fn readers_in_line_enter_together(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("catalog"));
+async fn readers_in_line_enter_together(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("catalog"));
     let writer = a.rw_lock(&name).write().await?;
     let mut readers = Vec::new();
     for (place, keeper) in [&a, &b, &a].into_iter().enumerate() {
         let lock = keeper.rw_lock(&name);
-        readers.push(stage.line_up(&name, place + 1, async move { lock.read().await }).await?);
+        readers.push(fixture.start_waiter(&name, place + 1, async move { lock.read().await }).await?);
     }
     writer.release().await?;
     let mut guards = Vec::new();
@@ -87,12 +87,12 @@ async fn readers_in_line_enter_together(stage: &Stage) -> Outcome {
     Ok(())
 }
 
-async fn a_writer_becomes_a_reader_with_nobody_in_between(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("catalog"));
+async fn a_writer_becomes_a_reader_with_nobody_in_between(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("catalog"));
     let writer = a.rw_lock(&name).write().await?;
     let (reads, writes) = (b.rw_lock(&name), b.rw_lock(&name));
-    let reader = stage.line_up(&name, 1, async move { reads.read().await }).await?;
-    let next = stage.line_up(&name, 2, async move { writes.write().await }).await?;
+    let reader = fixture.start_waiter(&name, 1, async move { reads.read().await }).await?;
+    let next = fixture.start_waiter(&name, 2, async move { writes.write().await }).await?;
     let token = writer.token();
     let lowered = writer.downgrade().await?;
     assert!(lowered.token() == token && lowered.is_held());
@@ -105,8 +105,8 @@ async fn a_writer_becomes_a_reader_with_nobody_in_between(stage: &Stage) -> Outc
     Ok(next.release().await?)
 }
 
-async fn a_reentered_writer_cannot_become_a_reader(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("catalog"));
+async fn a_reentered_writer_cannot_become_a_reader(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("catalog"));
     let writer = keeper.rw_lock(&name).write().await?;
     let deeper = writer.reenter()?;
     let error = writer.downgrade().await.expect_err("the other guard would still write");
@@ -116,22 +116,22 @@ async fn a_reentered_writer_cannot_become_a_reader(stage: &Stage) -> Outcome {
     Ok(deeper.release().await?)
 }
 
-async fn an_upgrade_is_refused_at_once(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("catalog"));
+async fn an_upgrade_is_refused_at_once(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("catalog"));
     let (lock, owner) = (keeper.rw_lock(&name), keeper.owner());
     let reader = lock.read_as(&owner).await?;
     let error = soon(lock.write_as(&owner)).await?.expect_err("it would wait for itself");
     assert!(matches!(&error, AcquireError::UpgradeRefused { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(&name) && text.contains("release that guard first"), "{text}");
-    stage.until(&name, 1, 0).await?;
+    fixture.wait_until(&name, 1, 0).await?;
     assert!(reader.is_held());
     reader.release().await?;
     Ok(soon(lock.write_as(&owner)).await??.release().await?)
 }
 
-async fn two_upgrades_do_not_wait_for_each_other(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("catalog"));
+async fn two_upgrades_do_not_wait_for_each_other(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("catalog"));
     let (ours, theirs) = (a.owner(), b.owner());
     let readers = (a.rw_lock(&name).read_as(&ours).await?, b.rw_lock(&name).read_as(&theirs).await?);
     for (keeper, owner) in [(&a, &ours), (&b, &theirs)] {
@@ -142,8 +142,8 @@ async fn two_upgrades_do_not_wait_for_each_other(stage: &Stage) -> Outcome {
     Ok(readers.1.release().await?)
 }
 
-async fn a_mutex_of_that_name_is_the_write_side(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("catalog"));
+async fn a_mutex_of_that_name_is_the_write_side(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("catalog"));
     let reader = a.rw_lock(&name).read().await?;
     assert!(b.mutex(&name).try_lock().await?.is_none());
     reader.release().await?;
@@ -152,39 +152,39 @@ async fn a_mutex_of_that_name_is_the_write_side(stage: &Stage) -> Outcome {
     Ok(guard.release().await?)
 }
 
-async fn limits_of_waiting_hold_on_both_sides(stage: &Stage) -> Outcome {
-    let ((a, b), name) = (stage.two().await?, stage.name("catalog"));
+async fn limits_of_waiting_hold_on_both_sides(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("catalog"));
     let writer = a.rw_lock(&name).write().await?;
     let error = b.rw_lock(&name).read_within(BRIEFLY).await.expect_err("it is written");
     assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
     let error = b.rw_lock(&name).write_within(BRIEFLY).await.expect_err("it is written");
     assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
-    stage.until(&name, 1, 0).await?;
+    fixture.wait_until(&name, 1, 0).await?;
     Ok(writer.release().await?)
 }
 
-async fn a_dead_reader_lets_the_writer_in(stage: &Stage) -> Outcome {
-    let (keeper, name) = (stage.keeper().await?, stage.name("catalog"));
-    let process = stage.process().await?;
-    let reader = process.keeper.rw_lock(&name).lease(stage.renewed()).read().await?;
+async fn a_dead_reader_lets_the_writer_in(fixture: &Fixture) -> Outcome {
+    let (keeper, name) = (fixture.keeper().await?, fixture.name("catalog"));
+    let process = fixture.killable_keeper().await?;
+    let reader = process.keeper.rw_lock(&name).lease(fixture.renewed_lease()).read().await?;
     let lock = keeper.rw_lock(&name);
-    let writer = stage.line_up(&name, 1, async move { lock.write().await }).await?;
+    let writer = fixture.start_waiter(&name, 1, async move { lock.write().await }).await?;
     process.kill().await?;
     let writer = soon(writer).await???;
     assert!(!reader.is_held(), "a reader beside the writer");
     Ok(writer.release().await?)
 }
 
-async fn readers_and_writers_never_mix(stage: &Stage) -> Outcome {
+async fn readers_and_writers_never_mix(fixture: &Fixture) -> Outcome {
     const WRITING: i64 = -1;
-    let name = stage.name("catalog");
+    let name = fixture.name("catalog");
     // How many read, or that one writes.
     let inside = Arc::new(AtomicI64::new(0));
     let mut work = JoinSet::new();
     for _ in 0..2 {
-        let keeper = stage.keeper().await?;
-        for task in 0..stage.times(6, 3) {
-            let (lock, inside, rounds) = (keeper.rw_lock(&name), inside.clone(), stage.times(5, 2));
+        let keeper = fixture.keeper().await?;
+        for task in 0..fixture.repeats(6, 3) {
+            let (lock, inside, rounds) = (keeper.rw_lock(&name), inside.clone(), fixture.repeats(5, 2));
             work.spawn(async move {
                 for _ in 0..rounds {
                     if task % 3 == 0 {

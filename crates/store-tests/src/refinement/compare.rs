@@ -13,21 +13,21 @@ use lockkeeper_core::{
 };
 
 /// Nothing, or what differs.
-pub(super) type Same = Result<(), String>;
+pub(super) type Compared = Result<(), String>;
 
-fn differ(what: &str, model: impl Debug, store: impl Debug) -> Same {
+fn differ(what: &str, model: impl Debug, store: impl Debug) -> Compared {
     Err(format!("{what}: expected {model:?}\n{:>1$} got {store:?}", "", what.len() + 4))
 }
 
-fn same<T: PartialEq + Debug>(what: &str, model: &T, store: &T) -> Same {
+fn same<T: PartialEq + Debug>(what: &str, model: &T, store: &T) -> Compared {
     if model == store { Ok(()) } else { differ(what, model, store) }
 }
 
-fn near(what: &str, model: Duration, store: Duration, tolerance: Duration) -> Same {
+fn near(what: &str, model: Duration, store: Duration, tolerance: Duration) -> Compared {
     if model.abs_diff(store) <= tolerance { Ok(()) } else { differ(what, model, store) }
 }
 
-/// How far the times and places that a store tells may differ from the model's.
+/// How far the times and positions that a store reports may differ from the model's.
 #[derive(Clone, Copy)]
 pub(super) struct Leniency {
     pub(super) tolerance: Duration,
@@ -39,7 +39,7 @@ pub(super) struct Leniency {
 
 impl Leniency {
     /// What is left of a lease of the asker's own.
-    fn remaining(self, what: &str, model: Duration, store: Duration) -> Same {
+    fn remaining(self, what: &str, model: Duration, store: Duration) -> Compared {
         if self.in_parts && store <= model + self.tolerance && !store.is_zero() {
             return Ok(());
         }
@@ -60,7 +60,7 @@ impl Numbers {
         self.grants.get(name)?.get(&model).copied()
     }
 
-    fn grant(&mut self, name: &Name, what: &str, model: GrantNumber, store: GrantNumber) -> Same {
+    fn grant(&mut self, name: &Name, what: &str, model: GrantNumber, store: GrantNumber) -> Compared {
         let known = self.grants.entry(name.clone()).or_default();
         if let Some(before) = known.get(&model) {
             return same(what, before, &store);
@@ -75,7 +75,7 @@ impl Numbers {
     }
 
     /// Another creation of a latch has another number; more is not promised.
-    fn birth(&mut self, name: &Name, model: GrantNumber, store: GrantNumber) -> Same {
+    fn birth(&mut self, name: &Name, model: GrantNumber, store: GrantNumber) -> Compared {
         let known = self.births.entry(name.clone()).or_default();
         if let Some(before) = known.get(&model) {
             return same("born", before, &store);
@@ -93,7 +93,7 @@ impl Numbers {
         model: &Answer,
         store: &Answer,
         leniency: Leniency,
-    ) -> Same {
+    ) -> Compared {
         match (model, store) {
             (Answer::Leave(model), Answer::Leave(store)) => same("leave", model, store),
             (Answer::Claim(model), Answer::Claim(store)) => self.verdicts(name, model, store, leniency),
@@ -101,7 +101,7 @@ impl Numbers {
         }
     }
 
-    fn verdicts(&mut self, name: &Name, model: &Verdict, store: &Verdict, leniency: Leniency) -> Same {
+    fn verdicts(&mut self, name: &Name, model: &Verdict, store: &Verdict, leniency: Leniency) -> Compared {
         match (model, store) {
             (Verdict::Granted(expected), Verdict::Granted(grant)) => {
                 leniency.remaining("remaining", expected.remaining, grant.remaining)?;
@@ -131,7 +131,7 @@ impl Numbers {
         }
     }
 
-    pub(super) fn counts(&mut self, name: &Name, model: &Counted, store: &Counted) -> Same {
+    pub(super) fn counts(&mut self, name: &Name, model: &Counted, store: &Counted) -> Compared {
         match (model, store) {
             (Counted::State(expected), Counted::State(state))
             | (Counted::Exists(expected), Counted::Exists(state)) => {
@@ -149,7 +149,7 @@ impl Numbers {
         model: &GrantNotice,
         store: &GrantNotice,
         leniency: Leniency,
-    ) -> Same {
+    ) -> Compared {
         self.grant(name, "the floor of a notice", model.floor, store.floor)?;
         self.grant(name, "the number of a notice", model.number, store.number)?;
         if leniency.in_parts {
@@ -168,7 +168,7 @@ impl Numbers {
         model: Option<&ResourceView>,
         store: Option<&ResourceView>,
         leniency: Leniency,
-    ) -> Same {
+    ) -> Compared {
         let (model, store) = match (model, store) {
             (None, None) => return Ok(()),
             (Some(model), Some(store)) => (model, store),
@@ -191,17 +191,17 @@ impl Numbers {
             };
             same("holder", &expected, holder)?;
         }
-        let line = |view: &ResourceView| -> Vec<_> {
+        let queue = |view: &ResourceView| -> Vec<_> {
             view.waiters
                 .iter()
                 .map(|waiter| (waiter.contender, waiter.units, waiter.details.clone()))
                 .collect()
         };
-        same("waiters", &line(model), &line(store))
+        same("waiters", &queue(model), &queue(store))
     }
 }
 
-pub(super) fn renewals(model: &Renewed, store: &Renewed, leniency: Leniency) -> Same {
+pub(super) fn renewals(model: &Renewed, store: &Renewed, leniency: Leniency) -> Compared {
     match (model, store) {
         (Renewed::Held { remaining: expected }, Renewed::Held { remaining }) => {
             leniency.remaining("remaining", *expected, *remaining)

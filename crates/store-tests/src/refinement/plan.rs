@@ -1,5 +1,5 @@
-//! What a refinement run does, drawn from dice. A step says who does what in small numbers and means
-//! something in every state, so that steps can be left out when a failure is made short.
+//! The steps of a refinement run, drawn from dice. A step names contenders and resources by small numbers and means
+//! something in every state, so any step can be left out when a failing run is shortened.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ pub(super) const RESOURCES: usize = 3;
 pub(super) const LATCHES: usize = 1;
 pub(super) const OPERATIONS: usize = 6;
 
-/// How a run goes with time.
+/// How time passes in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pace {
+pub enum TimeMode {
     /// Time costs nothing: it passes often, and leases of all lengths end.
     Virtual,
     /// Time is real: most leases outlast the run, some are short, and now and then their end is
@@ -41,8 +41,8 @@ pub(super) enum Entry {
     },
     Leave {
         who: usize,
-        /// Whether it leaves a mark against late copies.
-        bury: bool,
+        /// Whether it leaves a tombstone against late copies.
+        tombstone: bool,
         hold_at_least: Duration,
     },
 }
@@ -103,19 +103,18 @@ pub(super) enum Step {
         limit: usize,
     },
     Pass(Duration),
-    /// Time passes until the next lease or place in line has just ended.
+    /// Time passes until the next lease, of a holder or a waiter, has just ended.
     PassUntilNextEnd,
 }
 
 /// Draws `count` steps, after those that every run begins with.
-pub(super) fn draw(dice: &mut Dice, count: usize, pace: Pace) -> Vec<Step> {
-    let drawn = (0..count).map(|_| step(dice, pace));
+pub(super) fn draw(dice: &mut Dice, count: usize, time_mode: TimeMode) -> Vec<Step> {
+    let drawn = (0..count).map(|_| step(dice, time_mode));
     lone_holder().into_iter().chain(drawn).collect()
 }
 
-/// One who holds alone, with nobody in line and nothing left by others, renews for longer, as long, shorter, and not at
-/// all (I11). It is what locks are used for most and where stores have a short way of their own, and dice seldom
-/// leave anybody that alone.
+/// A lone holder, with an empty queue and nothing left by others, renews for longer, as long, shorter, and not at all
+/// (I11). Most locks are used like this, stores have a shortcut for it, and dice seldom lead there.
 fn lone_holder() -> Vec<Step> {
     let (keeper, who) = (0, 0);
     let alone = |entry| Step::Group { keeper, entries: vec![entry] };
@@ -134,35 +133,35 @@ fn lone_holder() -> Vec<Step> {
         let renewals = vec![Renewal { who, lease, lower: false, detach: false }];
         steps.push(Step::Renew { keeper, renewals });
     }
-    steps.push(alone(Entry::Leave { who, bury: false, hold_at_least: Duration::ZERO }));
+    steps.push(alone(Entry::Leave { who, tombstone: false, hold_at_least: Duration::ZERO }));
     steps
 }
 
-fn step(dice: &mut Dice, pace: Pace) -> Step {
-    let time = match pace {
-        Pace::Virtual => 160,
-        Pace::Real => 30,
+fn step(dice: &mut Dice, time_mode: TimeMode) -> Step {
+    let time = match time_mode {
+        TimeMode::Virtual => 160,
+        TimeMode::Real => 30,
     };
     match dice.below(1000) {
-        at if at < time => match pace {
-            Pace::Virtual if dice.chance(400) => Step::PassUntilNextEnd,
-            // Now and then longer than a place in line lasts.
-            Pace::Virtual => {
+        at if at < time => match time_mode {
+            TimeMode::Virtual if dice.chance(400) => Step::PassUntilNextEnd,
+            // Now and then longer than a waiter's lease.
+            TimeMode::Virtual => {
                 let most = if dice.chance(50) { 20_000 } else { 2_500 };
                 Step::Pass(dice.up_to(most))
             }
-            Pace::Real if dice.chance(500) => Step::PassUntilNextEnd,
-            Pace::Real => Step::Pass(dice.up_to(200)),
+            TimeMode::Real if dice.chance(500) => Step::PassUntilNextEnd,
+            TimeMode::Real => Step::Pass(dice.up_to(200)),
         },
         at if at < 600 => {
             let keeper = pick(dice, KEEPERS);
-            let entries = (0..=pick(dice, 4)).map(|_| entry(dice, keeper, pace)).collect();
+            let entries = (0..=pick(dice, 4)).map(|_| entry(dice, keeper, time_mode)).collect();
             Step::Group { keeper, entries }
         }
         at if at < 680 => Step::Repeat { ago: pick(dice, 12) },
         at if at < 830 => {
             let keeper = pick(dice, KEEPERS);
-            let renewals = (0..=pick(dice, 3)).map(|_| renewal(dice, keeper, pace)).collect();
+            let renewals = (0..=pick(dice, 3)).map(|_| renewal(dice, keeper, time_mode)).collect();
             Step::Renew { keeper, renewals }
         }
         at if at < 870 => {
@@ -194,24 +193,24 @@ fn who(dice: &mut Dice, keeper: usize) -> usize {
     keeper * EACH + pick(dice, EACH)
 }
 
-fn lease(dice: &mut Dice, pace: Pace) -> Duration {
-    match pace {
+fn lease(dice: &mut Dice, time_mode: TimeMode) -> Duration {
+    match time_mode {
         // Equal and round leases are frequent, so that moments coincide.
-        Pace::Virtual if dice.chance(500) => Duration::from_secs(1 + dice.below(6)),
-        Pace::Virtual => Duration::from_millis(10) + dice.up_to(8_000),
-        Pace::Real if dice.chance(200) => Duration::from_secs(2) + dice.up_to(1_000),
-        Pace::Real => Duration::from_secs(3600),
+        TimeMode::Virtual if dice.chance(500) => Duration::from_secs(1 + dice.below(6)),
+        TimeMode::Virtual => Duration::from_millis(10) + dice.up_to(8_000),
+        TimeMode::Real if dice.chance(200) => Duration::from_secs(2) + dice.up_to(1_000),
+        TimeMode::Real => Duration::from_secs(3600),
     }
 }
 
-fn entry(dice: &mut Dice, keeper: usize, pace: Pace) -> Entry {
+fn entry(dice: &mut Dice, keeper: usize, time_mode: TimeMode) -> Entry {
     let who = who(dice, keeper);
     if dice.chance(650) {
         Entry::Claim {
             who,
             resource: pick(dice, RESOURCES),
             units: dice.below(4) as u32,
-            lease: lease(dice, pace),
+            lease: lease(dice, time_mode),
             queue: dice.chance(800),
             life: if dice.chance(80) { -1 - dice.below(2_000) as i64 } else { 5_000 },
             mismatch: dice.chance(40),
@@ -219,14 +218,14 @@ fn entry(dice: &mut Dice, keeper: usize, pace: Pace) -> Entry {
         }
     } else {
         let hold_at_least = if dice.chance(200) { dice.up_to(3_000) } else { Duration::ZERO };
-        Entry::Leave { who, bury: dice.chance(500), hold_at_least }
+        Entry::Leave { who, tombstone: dice.chance(500), hold_at_least }
     }
 }
 
-fn renewal(dice: &mut Dice, keeper: usize, pace: Pace) -> Renewal {
+fn renewal(dice: &mut Dice, keeper: usize, time_mode: TimeMode) -> Renewal {
     Renewal {
         who: who(dice, keeper),
-        lease: if dice.chance(300) { Duration::ZERO } else { lease(dice, pace) },
+        lease: if dice.chance(300) { Duration::ZERO } else { lease(dice, time_mode) },
         lower: dice.chance(150),
         detach: dice.chance(100),
     }

@@ -1,4 +1,4 @@
-//! What is asked: the entries of a plan as a keeper would send them, each by somebody with an id of its own.
+//! Turns the entries of a plan into requests as a keeper would send them.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -9,18 +9,18 @@ use lockkeeper_core::{
 
 use super::{
     super::plan::{Entry, RESOURCES},
-    Both, PERMITS,
+    PERMITS, Pair,
 };
 
-/// One who asks: an id that is used for one acquisition.
-pub(super) struct Person {
+/// One acquisition: its claim, and how many copies of it were sent.
+pub(super) struct Acquisition {
     pub(super) claim: Claim,
     copies: u32,
     /// The latest time at which a copy may take effect.
     not_after: StoreTime,
 }
 
-impl Both<'_> {
+impl Pair<'_> {
     /// A group as a keeper would send it: in order of name, leaves first, each contender once, and one
     /// new claim per resource.
     pub(super) fn group(&mut self, keeper: usize, entries: &[Entry], now: StoreTime) -> Vec<Request> {
@@ -33,15 +33,15 @@ impl Both<'_> {
                 continue;
             }
             match entry {
-                Entry::Leave { who, bury, hold_at_least } => {
-                    group.extend(self.leave(*who, *bury, *hold_at_least).map(Request::Leave));
+                Entry::Leave { who, tombstone, hold_at_least } => {
+                    group.extend(self.leave(*who, *tombstone, *hold_at_least).map(Request::Leave));
                 }
                 Entry::Claim { life, .. } => {
                     let claim = self.claim(keeper, entry, later(now, *life));
                     if claim.again || new.insert(claim.name.clone()) {
                         group.push(Request::Claim(claim));
                     } else {
-                        self.people.remove(who);
+                        self.acquisitions.remove(who);
                     }
                 }
             }
@@ -53,7 +53,7 @@ impl Both<'_> {
         group
     }
 
-    /// The next copy of somebody's claim: the first of a new one if there is none.
+    /// The next copy of the claim of `who`, or the first copy of a new one.
     fn claim(&mut self, keeper: usize, entry: &Entry, not_after: StoreTime) -> Claim {
         let Entry::Claim { who, resource, units, lease, queue, mismatch, detachable, .. } = entry else {
             unreachable!("only claims come here");
@@ -62,7 +62,7 @@ impl Both<'_> {
         let lease = self.lease(*lease, detachable);
         self.next_id += 1;
         let id = ContenderId { keeper: self.keepers[keeper].0, seq: self.next_id };
-        let person = self.people.entry(*who).or_insert_with(|| {
+        let acquisition = self.acquisitions.entry(*who).or_insert_with(|| {
             let permits = (*resource == RESOURCES - 1) != *mismatch;
             let count = |count| Units::count(count).expect("not zero");
             Claim {
@@ -81,28 +81,32 @@ impl Both<'_> {
             }
             .into()
         });
-        let claim =
-            Claim { not_after, stamp: self.next_id, again: person.copies > 0, ..person.claim.clone() };
-        person.copies += 1;
-        person.not_after = person.not_after.max(not_after);
+        let claim = Claim {
+            not_after,
+            stamp: self.next_id,
+            again: acquisition.copies > 0,
+            ..acquisition.claim.clone()
+        };
+        acquisition.copies += 1;
+        acquisition.not_after = acquisition.not_after.max(not_after);
         self.moments.insert(not_after);
         claim
     }
 
-    fn leave(&mut self, who: usize, bury: bool, hold_at_least: Duration) -> Option<Leave> {
-        let person = self.people.remove(&who)?;
-        let tombstone_until = bury.then_some(person.not_after);
-        self.left.insert(person.claim.contender, tombstone_until);
-        let hold_at_least = if person.claim.detachable { hold_at_least } else { Duration::ZERO };
+    fn leave(&mut self, who: usize, tombstone: bool, hold_at_least: Duration) -> Option<Leave> {
+        let acquisition = self.acquisitions.remove(&who)?;
+        let tombstone_until = tombstone.then_some(acquisition.not_after);
+        self.left.insert(acquisition.claim.contender, tombstone_until);
+        let hold_at_least = if acquisition.claim.detachable { hold_at_least } else { Duration::ZERO };
         Some(Leave {
-            name: person.claim.name,
-            contender: person.claim.contender,
+            name: acquisition.claim.name,
+            contender: acquisition.claim.contender,
             tombstone_until,
             hold_at_least,
         })
     }
 
-    /// Late copies of those who left are under way only if the leave said so.
+    /// A late copy of a claim that was left may arrive only if the leave made a tombstone for it.
     pub(super) fn may_come_again(&self, request: &Request) -> bool {
         let Request::Claim(claim) = request else { return true };
         match self.left.get(&claim.contender) {
@@ -112,7 +116,7 @@ impl Both<'_> {
     }
 }
 
-impl From<Claim> for Person {
+impl From<Claim> for Acquisition {
     fn from(claim: Claim) -> Self {
         Self { claim, copies: 0, not_after: StoreTime(0) }
     }
@@ -122,7 +126,7 @@ pub(super) fn later(now: StoreTime, millis: i64) -> StoreTime {
     StoreTime(now.0.saturating_add_signed(millis * 1000))
 }
 
-/// What `who` shows to people.
+/// What views show of `who`.
 fn details(who: usize) -> Details {
     let process =
         ProcessInfo { host: format!("host \"{who}\""), pid: who as u32, program: "refinement".into() };

@@ -1,4 +1,4 @@
-//! What a test stands on: keepers, names of its own, and the proof that it left nothing behind.
+//! What each test gets: keepers, names that no other test uses, and the check that it left nothing behind.
 
 use std::{
     collections::BTreeSet,
@@ -20,53 +20,52 @@ use tokio::{
 
 use super::{Failure, Outcome};
 
-/// How long anything that must come may take: only a test that fails waits so long.
+/// How long anything that must happen may take. Only a failing test waits so long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long something is watched that must not happen, and how long a limited wait is.
+/// How long to watch something that must not happen, and how long a limited wait is.
 pub(super) const BRIEFLY: Duration = Duration::from_millis(300);
 
 /// What clocks that count in milliseconds may take off a span.
 pub(super) const ROUNDING: Duration = Duration::from_millis(5);
 
-/// How long a release in the background may take before it counts as left behind. Shorter than
-/// the default lease and than what a place in line lasts by itself: neither must be what ends
-/// something that was forgotten.
+/// How long a release in the background may take before it counts as left behind. It is shorter than the default lease
+/// and than the lease of a waiter, so neither of them can hide something that was forgotten.
 const PROMPTLY: Duration = Duration::from_secs(10);
 
-/// How long a request may take here: a shared machine's disk stands still for seconds at times, and
-/// no test is about that.
-const SLOWEST: Duration = Duration::from_secs(10);
+/// The request limit of all keepers. The disk of a shared machine can stand still for seconds, and no test is about
+/// that.
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
-/// Waits for what must come.
+/// Waits for something that must happen.
 pub(super) async fn soon<T>(what: impl Future<Output = T>) -> Result<T, Elapsed> {
     timeout(PATIENCE, what).await
 }
 
-/// After how long whoever was told to wait does: two requests on a machine whose disk is busy.
-pub(super) const BEGUN: Duration = Duration::from_secs(1);
+/// How long a task may take until it waits in the queue: two requests on a machine whose disk is busy.
+pub(super) const TIME_TO_QUEUE: Duration = Duration::from_secs(1);
 
-/// Sees that `waiter` waits: it has had the time to begin, and has no answer.
+/// Checks that `waiter` waits: it has had the time to queue up, and has no answer.
 pub(super) async fn still_waits<T>(waiter: &mut JoinHandle<T>) -> Outcome {
-    match timeout(BEGUN, waiter).await {
+    match timeout(TIME_TO_QUEUE, waiter).await {
         Err(_) => Ok(()),
-        Ok(_) => Err(Failure::new("it has its answer before what it waits for has happened")),
+        Ok(_) => Err(Failure::new("the waiter has its answer too early")),
     }
 }
 
 /// What all tests of one run share.
-pub(super) struct House {
+pub(super) struct Suite {
     connect: Box<dyn Fn() -> Connector + Send + Sync>,
-    /// Looks at what others do. It also keeps a memory store from ending with its last keeper.
+    /// Inspects what other keepers do. It also keeps a memory store from ending with its last keeper.
     watcher: Keeper,
     /// No two runs have a name in common.
     run: String,
-    /// Where the watcher was connected: what a store began there goes on for as long as the house
-    /// stands. `None` only when it is being torn down.
+    /// The runtime that the watcher was connected in, and in which its store's tasks run. `None` only while it is
+    /// dropped.
     runtime: Option<Runtime>,
 }
 
-impl House {
+impl Suite {
     pub(super) fn open(
         runtime: Runtime,
         connect: impl Fn() -> Connector + Send + Sync + 'static,
@@ -76,13 +75,13 @@ impl House {
         Ok(Self { connect: Box::new(connect), watcher, run, runtime: Some(runtime) })
     }
 
-    pub(super) fn can(&self) -> &Capability {
+    pub(super) fn capability(&self) -> &Capability {
         self.watcher.capability()
     }
 }
 
-impl Drop for House {
-    /// The last test may end in a runtime of its own, where another may not be waited for.
+impl Drop for Suite {
+    /// The last test may end inside its own runtime, which must not block on the end of this one.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -90,32 +89,32 @@ impl Drop for House {
     }
 }
 
-/// The place of one test.
-pub struct Stage {
-    house: Arc<House>,
+/// What one test gets.
+pub struct Fixture {
+    suite: Arc<Suite>,
     prefix: String,
     names: Mutex<BTreeSet<String>>,
 }
 
-impl Stage {
-    pub(super) fn new(house: Arc<House>, test: &str) -> Self {
-        let prefix = format!("behaviour/{}/{test}/", house.run);
-        Self { house, prefix, names: Mutex::default() }
+impl Fixture {
+    pub(super) fn new(suite: Arc<Suite>, test: &str) -> Self {
+        let prefix = format!("behaviour/{}/{test}/", suite.run);
+        Self { suite, prefix, names: Mutex::default() }
     }
 
     /// What the store can do.
-    pub fn can(&self) -> &Capability {
-        self.house.can()
+    pub fn capability(&self) -> &Capability {
+        self.suite.capability()
     }
 
-    /// A new way to the store.
+    /// A connector to the store.
     pub fn connector(&self) -> Connector {
-        (self.house.connect)()
+        (self.suite.connect)()
     }
 
-    /// A keeper to be.
+    /// The builder of a keeper.
     pub fn builder(&self) -> KeeperBuilder {
-        Keeper::builder(self.connector()).request_limit(SLOWEST)
+        Keeper::builder(self.connector()).request_limit(REQUEST_LIMIT)
     }
 
     /// A new connection: another process, as far as the store can tell.
@@ -123,18 +122,18 @@ impl Stage {
         self.builder().connect().await
     }
 
-    /// Two of them.
-    pub(super) async fn two(&self) -> Result<(Keeper, Keeper), StoreError> {
+    /// Two keepers.
+    pub(super) async fn two_keepers(&self) -> Result<(Keeper, Keeper), StoreError> {
         Ok((self.keeper().await?, self.keeper().await?))
     }
 
-    /// A process that can be killed.
-    pub(super) async fn process(&self) -> Result<Process, Failure> {
+    /// A keeper that can be killed, as a process can.
+    pub(super) async fn killable_keeper(&self) -> Result<KillableKeeper, Failure> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        // Everything a keeper does in the background then dies with this runtime.
+        // Everything that the keeper does in the background then ends with this runtime.
         let builder = self.builder().virtual_time(Clock::boot());
         let keeper = runtime.spawn(builder.connect()).await??;
-        Ok(Process { keeper, runtime: Some(runtime) })
+        Ok(KillableKeeper { keeper, runtime: Some(runtime) })
     }
 
     /// What all names of this test start with.
@@ -149,40 +148,40 @@ impl Stage {
         name
     }
 
-    /// A lease that is to end soon.
-    pub fn short(&self) -> Duration {
-        self.can().min_lease.max(Duration::from_millis(400))
+    /// A lease that ends soon.
+    pub fn short_lease(&self) -> Duration {
+        self.capability().min_lease.max(Duration::from_millis(400))
     }
 
-    /// A lease that is to be renewed: long enough that a busy machine does not lose it.
-    pub fn renewed(&self) -> Duration {
-        self.can().min_lease.max(Duration::from_secs(3))
+    /// A lease for a lock that is renewed. It is long enough that a busy machine does not lose it.
+    pub fn renewed_lease(&self) -> Duration {
+        self.capability().min_lease.max(Duration::from_secs(3))
     }
 
-    /// How often to repeat something that waits for another process: rarely where that is found
-    /// out by polling.
-    pub fn times(&self, pushed: u32, polled: u32) -> u32 {
-        if self.can().pushes { pushed } else { polled }
+    /// How often to repeat something that waits for another process: `pushed` times if the store pushes, else `polled`
+    /// times, because each wait then takes longer.
+    pub fn repeats(&self, pushed: u32, polled: u32) -> u32 {
+        if self.capability().pushes { pushed } else { polled }
     }
 
-    /// Who holds `name` and who waits, as an onlooker sees it.
+    /// Who holds `name` and who waits for it, as another keeper sees it.
     pub async fn view(&self, name: &str) -> Result<Option<ResourceView>, Error> {
-        self.house.watcher.inspect(name).await
+        self.suite.watcher.inspect(name).await
     }
 
     /// Who leads.
     pub(super) async fn leader(&self, name: &str) -> Result<Option<Leader>, StoreError> {
-        self.house.watcher.election(name).leader().await
+        self.suite.watcher.election(name).leader().await
     }
 
-    /// How long holds and places may take to end: more where a session must end first.
+    /// How long holds and waiters may take to end: longer where a session must end first.
     fn promptly(&self) -> Duration {
-        PROMPTLY + 2 * self.can().min_lease
+        PROMPTLY + 2 * self.capability().min_lease
     }
 
     /// Waits until so many hold `name` and so many wait for it.
     #[track_caller]
-    pub(super) fn until(
+    pub(super) fn wait_until(
         &self,
         name: &str,
         holders: usize,
@@ -205,24 +204,24 @@ impl Stage {
         }
     }
 
-    /// Starts `waiting` and returns once it is the `place`th in line behind one holder.
+    /// Starts `waiting`, and returns once it has this position in the queue behind one holder.
     #[track_caller]
-    pub(super) fn line_up<T: Send + 'static>(
+    pub(super) fn start_waiter<T: Send + 'static>(
         &self,
         name: &str,
-        place: usize,
+        position: usize,
         waiting: impl Future<Output = T> + Send + 'static,
     ) -> impl Future<Output = Result<JoinHandle<T>, Failure>> + Send {
-        let in_line = self.until(name, 1, place);
+        let queued = self.wait_until(name, 1, position);
         let task = tokio::spawn(waiting);
         async move {
-            in_line.await?;
-            assert!(!task.is_finished(), "it stands in line and yet has its answer");
+            queued.await?;
+            assert!(!task.is_finished(), "it is in the queue and yet has its answer");
             Ok(task)
         }
     }
 
-    /// Nothing that this test used is held, waited for or counted any more.
+    /// Checks that nothing that this test used is held, waited for or counted any more.
     pub(super) async fn nothing_is_left(&self) -> Outcome {
         let ends = Instant::now() + self.promptly();
         loop {
@@ -237,11 +236,11 @@ impl Stage {
         }
     }
 
-    /// Removes what a failed test could not: a latch has no lease that would end it.
+    /// Removes what a failed test left behind: a latch has no lease that would end it.
     pub(super) async fn clean_up(&self) {
         for name in self.used() {
             // It is there or not; the test has failed in any case.
-            drop(soon(self.house.watcher.latch(&name).delete()).await);
+            drop(soon(self.suite.watcher.latch(&name).delete()).await);
         }
     }
 
@@ -251,7 +250,7 @@ impl Stage {
     }
 
     async fn leftovers(&self) -> Result<Vec<String>, Failure> {
-        let watcher = &self.house.watcher;
+        let watcher = &self.suite.watcher;
         // Also what has a name that the test did not ask for, such as a segment.
         let listed = watcher.list(&self.prefix, None, 100).await?.resources;
         let mut left: Vec<String> = listed.iter().map(|view| view.name.to_string()).collect();
@@ -267,14 +266,14 @@ impl Stage {
     }
 }
 
-/// A keeper whose whole background lives in a runtime of its own.
-pub(super) struct Process {
+/// A keeper whose background tasks run in a runtime of their own.
+pub(super) struct KillableKeeper {
     pub(super) keeper: Keeper,
     runtime: Option<Runtime>,
 }
 
-impl Process {
-    /// Runs `work` inside the process: it dies with it.
+impl KillableKeeper {
+    /// Runs `work` in the same runtime: it ends with the keeper.
     pub(super) fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -282,15 +281,14 @@ impl Process {
         self.runtime.as_ref().expect("taken only by kill").spawn(work)
     }
 
-    /// Ends it at once: no release, no farewell, no renewals. What it would still like to do
-    /// finds no runtime to do it in.
+    /// Ends it at once, as a crash does: without releases, without closing, without further renewals.
     pub(super) async fn kill(mut self) -> Outcome {
         let runtime = self.runtime.take();
         Ok(tokio::task::spawn_blocking(move || drop(runtime)).await?)
     }
 }
 
-impl Drop for Process {
+impl Drop for KillableKeeper {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();

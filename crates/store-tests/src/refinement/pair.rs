@@ -1,7 +1,9 @@
 //! A store and the model side by side: turns the steps of a plan into requests, gives them to both and
 //! compares what comes back.
 
-mod asking;
+mod requests;
+mod settling;
+mod views;
 
 use lockkeeper_core::support;
 use std::{
@@ -12,24 +14,23 @@ use std::{
 
 use lockkeeper_core::{
     ContenderId, KeeperId, Name, StoreError, Token, Units,
-    model::{Effects, Model, Now, WAIT_LEASE},
+    model::{Effects, Model, Now},
     store::{
         Admit, Admitted, Answer, Claim, Context, Count, CountAction, Evict, Evicted, Eviction, GrantNotice,
-        Leave, Left, ListQuery, Renew, Renewed, Request, ResourceView, Store, StoreTime, Topic, Verdict,
-        Wake, WakeSink, Watch,
+        Leave, Left, Renew, Renewed, Request, Store, StoreTime, Topic, Verdict, Wake, WakeSink, Watch,
     },
 };
 
-use asking::{Person, later};
+use requests::{Acquisition, later};
 
 use super::{
     Subject, Tally,
-    compare::{Leniency, Numbers, Same, renewals},
-    plan::{EACH, KEEPERS, LATCHES, LatchAction, Pace, RESOURCES, Renewal, Step},
+    compare::{Compared, Leniency, Numbers, renewals},
+    plan::{EACH, KEEPERS, LATCHES, LatchAction, RESOURCES, Renewal, Step, TimeMode},
 };
 
 /// A store and the model, going through the same steps.
-pub(super) struct Both<'a> {
+pub(super) struct Pair<'a> {
     subject: &'a Subject,
     keepers: Vec<(KeeperId, Arc<dyn Store>)>,
     watches: Vec<Watch>,
@@ -42,7 +43,7 @@ pub(super) struct Both<'a> {
     fence: Name,
     /// The fence's first token: it keeps what earlier runs have shown to it.
     fence_base: u64,
-    people: HashMap<usize, Person>,
+    acquisitions: HashMap<usize, Acquisition>,
     /// Those who left, and until when their copies are harmless.
     left: HashMap<ContenderId, Option<StoreTime>>,
     sent: VecDeque<(usize, Vec<Request>)>,
@@ -61,15 +62,15 @@ pub(super) struct Both<'a> {
 const PERMITS: u32 = 3;
 /// How long a step keeps away from a moment at which something ends, beside the tolerance: longer than
 /// a request usually takes.
-const BERTH: Duration = Duration::from_millis(100);
+const CLEARANCE: Duration = Duration::from_millis(100);
 /// How many groups may arrive once more.
 const REMEMBERED: usize = 12;
 /// How long a store that settles by itself may take for it.
-const REST: Duration = Duration::from_secs(5);
+const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 /// The longest lease of a claim that may be detached, where a session has to last as long.
 const DETACHED: Duration = Duration::from_secs(30);
 
-fn said(error: &StoreError) -> String {
+fn store_failed(error: &StoreError) -> String {
     format!("the store failed: {error}")
 }
 
@@ -78,12 +79,12 @@ fn at(lease: StoreTime) -> Now {
     Now { lease, wall: 0 }
 }
 
-impl<'a> Both<'a> {
+impl<'a> Pair<'a> {
     /// Connects some keepers to the store, under names and ids that no other run has.
     pub(super) async fn connect(subject: &'a Subject, seed: u64) -> Result<Self, String> {
         let unique = KeeperId::random();
         let name = |text: String| Name::new(text).expect("short and plain");
-        let mut both = Self {
+        let mut pair = Self {
             subject,
             keepers: Vec::new(),
             watches: Vec::new(),
@@ -95,7 +96,7 @@ impl<'a> Both<'a> {
             // A fence cannot be removed, so there is one for each seed and not for each run.
             fence: name(format!("refinement/fence-{seed}")),
             fence_base: 1,
-            people: HashMap::new(),
+            acquisitions: HashMap::new(),
             left: HashMap::new(),
             sent: VecDeque::new(),
             operations: HashMap::new(),
@@ -107,10 +108,10 @@ impl<'a> Both<'a> {
             tally: Tally::default(),
         };
         for _ in 0..KEEPERS {
-            both.connect_keeper().await.map_err(|error| said(&error))?;
+            pair.connect_keeper().await.map_err(|error| store_failed(&error))?;
         }
-        both.learn_fence().await?;
-        Ok(both)
+        pair.learn_fence().await?;
+        Ok(pair)
     }
 
     async fn connect_keeper(&mut self) -> Result<(), StoreError> {
@@ -138,7 +139,7 @@ impl<'a> Both<'a> {
     async fn learn_fence(&mut self) -> Result<(), String> {
         let least = Token::new(1, 0);
         let admit = Admit { name: self.fence.clone(), token: least, floor: least };
-        let highest = match self.store().fence(&admit).await.map_err(|error| said(&error))? {
+        let highest = match self.store().fence(&admit).await.map_err(|error| store_failed(&error))? {
             Admitted::Yes => least,
             Admitted::Stale { highest } => highest,
         };
@@ -158,7 +159,7 @@ impl<'a> Both<'a> {
 
     /// The store's time.
     async fn now(&self) -> Result<StoreTime, String> {
-        self.store().apply(&[]).await.map(|answers| answers.now).map_err(|error| said(&error))
+        self.store().apply(&[]).await.map(|answers| answers.now).map_err(|error| store_failed(&error))
     }
 
     fn leniency(&self, more: Duration) -> Leniency {
@@ -179,69 +180,6 @@ impl<'a> Both<'a> {
         let can = self.store().capability();
         let lease = if detachable && self.in_parts() { lease.min(DETACHED) } else { lease };
         lease.clamp(can.min_lease, can.max_lease)
-    }
-
-    /// Lets the model do what a store that settles by itself has done until `now`, at the moments at which it
-    /// has.
-    fn settle_until(&mut self, now: StoreTime) {
-        while let Some(end) = self.ends().filter(|end| *end > self.settled && *end <= now).min() {
-            for name in self.names.clone() {
-                let nobody = ContenderId { keeper: KeeperId::from_u128(0), seq: 0 };
-                let renew = Renew {
-                    name: name.clone(),
-                    contender: nobody,
-                    lease: Duration::ZERO,
-                    lower_to: None,
-                    detach: false,
-                };
-                let mut effects = Effects::default();
-                self.model.renew(at(end), &renew, &mut effects);
-                self.note(&name, effects);
-            }
-            self.settled = end;
-        }
-        self.settled = self.settled.max(now);
-    }
-
-    /// Waits until the store shows what the model has.
-    async fn come_to_rest(&mut self) -> Same {
-        let started = std::time::Instant::now();
-        loop {
-            let now = self.now().await?;
-            self.settle_until(now);
-            match self.compare_views().await {
-                Err(_) if started.elapsed() < REST => (self.subject.pass)(Duration::from_millis(5)).await,
-                compared => return compared,
-            }
-        }
-    }
-
-    /// The first moment after `now` at which something ends by itself.
-    fn next_end(&self, now: StoreTime) -> Option<StoreTime> {
-        self.ends().filter(|end| *end > now).min()
-    }
-
-    fn ends(&self) -> impl Iterator<Item = StoreTime> {
-        let resources = self.names.iter().filter_map(|name| self.model.resource(name));
-        let ends = resources.flat_map(|resource| {
-            let holders = resource.holders.iter().map(|holder| holder.expires);
-            holders.chain(resource.queue.iter().map(|waiter| waiter.asked.after(WAIT_LEASE)))
-        });
-        ends.chain(self.moments.iter().copied())
-    }
-
-    /// Waits until nothing is about to end or has just ended, by a clock that is not exact.
-    async fn keep_clear(&mut self) -> Result<(), String> {
-        if self.tolerance.is_zero() {
-            return Ok(());
-        }
-        loop {
-            let now = self.now().await?;
-            let until = now.after(self.tolerance + BERTH);
-            let near = self.ends().filter(|end| end.after(self.tolerance) >= now && *end <= until).max();
-            let Some(end) = near else { return Ok(()) };
-            (self.subject.pass)(end.since(now) + self.tolerance + Duration::from_millis(1)).await;
-        }
     }
 
     /// Makes one step in both, and compares answers, notices and views.
@@ -275,7 +213,7 @@ impl<'a> Both<'a> {
             Step::PassUntilNextEnd => {
                 let now = self.now().await?;
                 // What ends long after the run is not waited for.
-                let most = Duration::from_secs(if self.subject.pace == Pace::Real { 4 } else { 60 });
+                let most = Duration::from_secs(if self.subject.time_mode == TimeMode::Real { 4 } else { 60 });
                 if let Some(end) = self.next_end(now).filter(|end| end.since(now) <= most) {
                     (self.subject.pass)(end.since(now)).await;
                 }
@@ -290,8 +228,8 @@ impl<'a> Both<'a> {
         self.compare_views().await
     }
 
-    async fn apply(&mut self, keeper: usize, group: &[Request]) -> Same {
-        let answers = self.keepers[keeper].1.apply(group).await.map_err(|error| said(&error))?;
+    async fn apply(&mut self, keeper: usize, group: &[Request]) -> Compared {
+        let answers = self.keepers[keeper].1.apply(group).await.map_err(|error| store_failed(&error))?;
         if answers.each.len() != group.len() {
             return Err(format!("{} requests, {} answers", group.len(), answers.each.len()));
         }
@@ -318,12 +256,12 @@ impl<'a> Both<'a> {
         self.made.extend(effects.grants.into_iter().map(|grant| (name.clone(), grant)));
     }
 
-    async fn renew(&mut self, keeper: usize, entries: &[Renewal]) -> Same {
+    async fn renew(&mut self, keeper: usize, entries: &[Renewal]) -> Compared {
         let mut seen = HashSet::new();
         let entries = entries.iter().filter(|entry| seen.insert(entry.who));
         let leases: Vec<Renew> = entries
             .filter_map(|entry| {
-                let claim = &self.people.get(&entry.who)?.claim;
+                let claim = &self.acquisitions.get(&entry.who)?.claim;
                 let lease = match self.lease(entry.lease, claim.detachable) {
                     _ if entry.lease.is_zero() => entry.lease,
                     // A session is as long as what it began with.
@@ -339,7 +277,7 @@ impl<'a> Both<'a> {
                 })
             })
             .collect();
-        let answers = self.keepers[keeper].1.renew(&leases).await.map_err(|error| said(&error))?;
+        let answers = self.keepers[keeper].1.renew(&leases).await.map_err(|error| store_failed(&error))?;
         if answers.each.len() != leases.len() {
             return Err(format!("{} renewals, {} answers", leases.len(), answers.each.len()));
         }
@@ -359,10 +297,10 @@ impl<'a> Both<'a> {
         Ok(())
     }
 
-    async fn evict(&mut self, who: usize, now: bool, wrong: bool) -> Same {
+    async fn evict(&mut self, who: usize, now: bool, wrong: bool) -> Compared {
         let how = if now { Eviction::Immediate } else { Eviction::Graceful };
-        let Some(person) = self.people.get(&who) else { return Ok(()) };
-        let (name, contender) = (person.claim.name.clone(), person.claim.contender);
+        let Some(acquisition) = self.acquisitions.get(&who) else { return Ok(()) };
+        let (name, contender) = (acquisition.claim.name.clone(), acquisition.claim.contender);
         let holders = self.model.resource(&name).into_iter().flat_map(|resource| &resource.holders);
         let number = holders.into_iter().find(|h| h.contender == contender).map_or(1, |h| h.number);
         // Who does not hold has no number; any will do.
@@ -370,7 +308,7 @@ impl<'a> Both<'a> {
         let wrong = u64::from(wrong);
         let order = Evict { name: name.clone(), contender, number: in_store + wrong, how };
         let before = self.now().await?;
-        let answer = self.store().evict(&order).await.map_err(|error| said(&error))?;
+        let answer = self.store().evict(&order).await.map_err(|error| store_failed(&error))?;
         let took = self.now().await?.since(before);
         let mut effects = Effects::default();
         let in_model = Evict { number: number + wrong, ..order.clone() };
@@ -394,7 +332,7 @@ impl<'a> Both<'a> {
         again: bool,
         action: LatchAction,
         late: bool,
-    ) -> Same {
+    ) -> Compared {
         let now = self.now().await?;
         let known = self.operations.get(&operation).filter(|_| again).cloned();
         let count = known.unwrap_or_else(|| {
@@ -414,7 +352,7 @@ impl<'a> Both<'a> {
         });
         self.moments.insert(count.not_after);
         self.operations.insert(operation, count.clone());
-        let answers = self.store().count(&count).await.map_err(|error| said(&error))?;
+        let answers = self.store().count(&count).await.map_err(|error| store_failed(&error))?;
         let expected = self.model.count(at(answers.now), &count);
         self.tally.counted += 1;
         let [answer] = &answers.each[..] else {
@@ -424,14 +362,14 @@ impl<'a> Both<'a> {
         same.map_err(|what| format!("{what}\nto {count:?}\nat {:?}", answers.now))
     }
 
-    async fn fence(&mut self, number: u64, below: u64) -> Same {
+    async fn fence(&mut self, number: u64, below: u64) -> Compared {
         let number = self.fence_base + number;
         let admit = Admit {
             name: self.fence.clone(),
             token: Token::new(number, 0),
             floor: Token::new(number.saturating_sub(below).max(1), 0),
         };
-        let answer = self.store().fence(&admit).await.map_err(|error| said(&error))?;
+        let answer = self.store().fence(&admit).await.map_err(|error| store_failed(&error))?;
         let expected = self.model.fence(&admit);
         self.tally.fenced += 1;
         if expected == answer {
@@ -440,81 +378,10 @@ impl<'a> Both<'a> {
         Err(format!("fence: expected {expected:?}, got {answer:?}\nto {admit:?}"))
     }
 
-    /// Walks through the pages of the listing.
-    async fn list(&mut self, limit: usize) -> Same {
-        let prefix = self.names[0].as_str().trim_end_matches('0').to_owned();
-        let mut query = ListQuery { prefix: prefix.clone(), after: None, limit };
-        let before = self.now().await?;
-        let mut listed = Vec::new();
-        loop {
-            let page = self.store().list(&query).await.map_err(|error| said(&error))?;
-            if page.resources.len() > limit {
-                return Err(format!("a page of {} when {limit} were asked for", page.resources.len()));
-            }
-            listed.extend(page.resources);
-            let Some(next) = page.next else { break };
-            if query.after.as_ref().is_some_and(|after| next <= *after) {
-                return Err(format!("the page after {:?} says that {next} is next", query.after));
-            }
-            query.after = Some(next);
-        }
-        let took = self.now().await?.since(before);
-        let all = ListQuery { prefix, after: None, limit: usize::MAX };
-        let expected = self.model.list(at(before), &all).resources;
-        let names = |views: &[ResourceView]| views.iter().map(|view| view.name.clone()).collect::<Vec<_>>();
-        if names(&expected) != names(&listed) {
-            return Err(format!("listing: expected {:?}, got {:?}", names(&expected), names(&listed)));
-        }
-        for (expected, view) in expected.iter().zip(&listed) {
-            let leniency = self.leniency(took);
-            self.numbers.views(&expected.name, Some(expected), Some(view), leniency)?;
-        }
-        Ok(())
-    }
-
-    /// A notice may be lost, late or doubled, but never tells of a grant that was not made.
-    fn compare_notices(&mut self) -> Same {
-        let heard = std::mem::take(&mut *support::lock(&self.heard));
-        let leniency = self.leniency(Duration::ZERO);
-        for (name, notice) in heard {
-            // A contender that lost its place and came again may have been granted several times.
-            let mut made =
-                self.made.iter().filter(|(of, made)| *of == name && made.contender == notice.contender);
-            let stamps: Vec<_> = made
-                .by_ref()
-                .map(|(_, made)| *made)
-                .filter(|made| leniency.in_parts || made.stamp == notice.stamp)
-                .collect();
-            let mut differences = Vec::new();
-            let told = stamps.iter().any(|made| {
-                let same = self.numbers.notice(&name, made, &notice, leniency);
-                same.map_err(|what| differences.push(what)).is_ok()
-            });
-            if !told {
-                return Err(format!("a notice of no grant: {notice:?}: {differences:?}"));
-            }
-            self.tally.notices += 1;
-        }
-        Ok(())
-    }
-
-    async fn compare_views(&mut self) -> Same {
-        for name in self.names.clone() {
-            let before = self.now().await?;
-            let view = self.store().inspect(&name).await.map_err(|error| said(&error))?;
-            let took = self.now().await?.since(before);
-            let expected = self.model.inspect(at(before), &name);
-            let leniency = self.leniency(took);
-            let same = self.numbers.views(&name, expected.as_ref(), view.as_ref(), leniency);
-            same.map_err(|what| format!("{what}\nin the view of {name} at {before:?}"))?;
-        }
-        Ok(())
-    }
-
     /// Takes everything away again, as far as that is possible.
     pub(super) async fn clean_up(&mut self) {
-        for (who, person) in self.people.drain() {
-            let Claim { name, contender, .. } = person.claim;
+        for (who, acquisition) in self.acquisitions.drain() {
+            let Claim { name, contender, .. } = acquisition.claim;
             let leave = Leave { name, contender, tombstone_until: None, hold_at_least: Duration::ZERO };
             drop(self.keepers[who / EACH].1.apply(&[Request::Leave(leave)]).await);
         }
