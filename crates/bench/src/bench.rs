@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lockkeeper::Keeper;
-use lockkeeper_testkit::counting::Requests;
+use lockkeeper_testkit::counting::RequestCounter;
 
 use crate::{
     Failure,
@@ -18,7 +18,7 @@ use crate::{
 /// A store to measure and how.
 pub(crate) struct Bench {
     pub(crate) keeper: Keeper,
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestCounter,
     pub(crate) pace: Pace,
     usual: Box<dyn Contestant>,
     dropped: Box<dyn Contestant>,
@@ -34,7 +34,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) async fn connect(url: &str, pace: Pace) -> Result<Self, Failure> {
-        let requests = Requests::default();
+        let requests = RequestCounter::default();
         let (redis, mut zookeeper) = (redis::Server::of(url)?, ZooKeeper::for_url(url)?);
         let started = redis.as_ref().map(redis::Server::url).or(zookeeper.as_ref().map(ZooKeeper::url));
         let url = started.unwrap_or(url);

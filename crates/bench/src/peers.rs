@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkeeper::{Guard, Keeper, support};
-use lockkeeper_testkit::counting::Requests;
+use lockkeeper_testkit::counting::RequestCounter;
 use tokio::sync::{Mutex as TokioMutex, MutexGuard as TokioGuard};
 
 use crate::{
@@ -19,16 +19,16 @@ use crate::{
 /// Lockkeeper's mutex, with its defaults or with `.fifo()`.
 pub(crate) struct KeeperPeer {
     keeper: Keeper,
-    requests: Requests,
+    requests: RequestCounter,
     fifo: bool,
 }
 
 impl KeeperPeer {
-    pub(crate) fn usual(keeper: &Keeper, requests: &Requests) -> Self {
+    pub(crate) fn usual(keeper: &Keeper, requests: &RequestCounter) -> Self {
         Self { keeper: keeper.clone(), requests: requests.clone(), fifo: false }
     }
 
-    pub(crate) fn fifo(keeper: &Keeper, requests: &Requests) -> Self {
+    pub(crate) fn fifo(keeper: &Keeper, requests: &RequestCounter) -> Self {
         Self { fifo: true, ..Self::usual(keeper, requests) }
     }
 }
@@ -66,11 +66,11 @@ impl Lock for lockkeeper::Mutex {
 /// Lockkeeper's mutex, released by dropping the guard. Its task does not wait for the release.
 pub(crate) struct DroppedPeer {
     keeper: Keeper,
-    requests: Requests,
+    requests: RequestCounter,
 }
 
 impl DroppedPeer {
-    pub(crate) fn new(keeper: &Keeper, requests: &Requests) -> Self {
+    pub(crate) fn new(keeper: &Keeper, requests: &RequestCounter) -> Self {
         Self { keeper: keeper.clone(), requests: requests.clone() }
     }
 }

@@ -17,7 +17,7 @@ use crate::wrapper::same_store;
 
 /// How many requests were sent so far. Clones count together.
 #[derive(Clone, Debug, Default)]
-pub struct Requests(Arc<Counts>);
+pub struct RequestCounter(Arc<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -25,7 +25,7 @@ struct Counts {
     watches: AtomicU64,
 }
 
-impl Requests {
+impl RequestCounter {
     /// All of them; a group of claims and leaves is one.
     pub fn so_far(&self) -> u64 {
         self.0.all.load(Ordering::Relaxed)
@@ -50,7 +50,7 @@ impl Requests {
 #[derive(Debug)]
 struct CountingStore {
     inner: Arc<dyn Store>,
-    requests: Requests,
+    requests: RequestCounter,
 }
 
 impl CountingStore {

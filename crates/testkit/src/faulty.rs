@@ -1,4 +1,4 @@
-//! A store behind a bad line: requests and replies are delayed, lost or doubled, wakes too.
+//! A store behind a bad network: requests and replies are delayed, lost or doubled, wakes too.
 //!
 //! It wraps any store, so it tests the engine's logic in virtual time and a real store's in real
 //! time. A delayed request arrives even if its sender has given up on it, as on a real network.
@@ -25,7 +25,7 @@ use tokio::{runtime::Handle, sync::oneshot, time::sleep};
 
 use crate::{dice::Dice, wrapper::same_store};
 
-/// How bad a line is: chances in a thousand, times in milliseconds.
+/// How bad a network is: chances in a thousand, times in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     /// Requests that never arrive.
@@ -49,7 +49,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// A good line.
+    /// A good network.
     pub const NONE: Self = Self {
         lost_request: 0,
         lost_reply: 0,
@@ -61,7 +61,7 @@ impl Faults {
         late: 0,
     };
 
-    /// A bad line, by chance.
+    /// A bad network, drawn from dice.
     pub fn some(dice: &mut Dice) -> Self {
         let mut rate = |most| if dice.chance(500) { dice.below(most) } else { 0 };
         Self {
@@ -77,9 +77,9 @@ impl Faults {
     }
 }
 
-/// One keeper's line to its store.
+/// The network between one keeper and its store.
 #[derive(Debug)]
-pub struct Line {
+pub struct Network {
     dice: Mutex<Dice>,
     /// What becomes of the next requests, before chance decides again.
     script: Mutex<VecDeque<Fate>>,
@@ -87,8 +87,8 @@ pub struct Line {
     cut: AtomicBool,
 }
 
-impl Line {
-    /// A line with these faults.
+impl Network {
+    /// A network with these faults.
     pub fn new(dice: Dice, faults: Faults) -> Arc<Self> {
         Arc::new(Self {
             dice: Mutex::new(dice),
@@ -98,7 +98,7 @@ impl Line {
         })
     }
 
-    /// A good line, for a script.
+    /// A good network, for a script.
     pub fn good() -> Arc<Self> {
         Self::new(Dice::new(0), Faults { usual: 0, ..Faults::NONE })
     }
@@ -113,7 +113,7 @@ impl Line {
         *support::lock(&self.faults) = faults;
     }
 
-    /// Nothing passes any more, in either direction: to the store, the process is dead.
+    /// Nothing passes any more in either direction, as after a crash of the keeper's process.
     pub fn cut(&self) {
         self.cut.store(true, Ordering::SeqCst);
     }
@@ -146,7 +146,7 @@ impl Line {
         })
     }
 
-    /// Puts a wake on the line.
+    /// Sends a wake over the network.
     fn wake(self: &Arc<Self>, sink: &WakeSink, wake: &Wake, background: &Handle) {
         let (lost, copies, delays) = self.roll(|dice, faults| {
             let odd = dice.chance(faults.odd_wake);
@@ -157,11 +157,11 @@ impl Line {
             return;
         }
         for delay in delays.into_iter().take(copies) {
-            let (line, sink, wake) = (self.clone(), sink.clone(), wake.clone());
+            let (network, sink, wake) = (self.clone(), sink.clone(), wake.clone());
             // Wakes come from any thread, also from one without a runtime.
             background.spawn(async move {
                 sleep(delay).await;
-                if !line.is_cut() {
+                if !network.is_cut() {
                     sink.wake(wake);
                 }
             });
@@ -197,25 +197,24 @@ impl Fate {
     }
 }
 
-/// The store that `connector` connects to, behind `line`.
-pub fn faulty(connector: Connector, line: Arc<Line>) -> Connector {
+/// The store that `connector` connects to, behind `network`.
+pub fn faulty(connector: Connector, network: Arc<Network>) -> Connector {
     Connector::new(move |mut context: Context| async move {
-        let (sink, bad, background) = (context.wakes.clone(), line.clone(), context.background.clone());
+        let (sink, bad, background) = (context.wakes.clone(), network.clone(), context.background.clone());
         context.wakes = WakeSink::new(move |wake| bad.wake(&sink, &wake, &background));
         let inner = connector.connect(context).await?;
-        Ok(Arc::new(FaultyStore { inner, line }) as Arc<dyn Store>)
+        Ok(Arc::new(FaultyStore { inner, network }) as Arc<dyn Store>)
     })
 }
 
 #[derive(Debug)]
 struct FaultyStore {
     inner: Arc<dyn Store>,
-    line: Arc<Line>,
+    network: Arc<Network>,
 }
 
 impl FaultyStore {
-    /// Sends `request` over the line. It goes its way in a task of its own: the sender's giving
-    /// up does not call it back.
+    /// Sends `request` over the network in a task of its own, so it arrives even if its sender gives up.
     fn send<R, T>(
         &self,
         request: R,
@@ -225,12 +224,12 @@ impl FaultyStore {
         R: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let (inner, line) = (self.inner.clone(), self.line.clone());
+        let (inner, network) = (self.inner.clone(), self.network.clone());
         let (sender, reply) = oneshot::channel::<Result<T, StoreError>>();
-        let fate = line.fate();
+        let fate = network.fate();
         tokio::spawn(async move {
             sleep(fate.before).await;
-            if line.is_cut() || !fate.arrives {
+            if network.is_cut() || !fate.arrives {
                 pending::<()>().await;
             }
             let result = ask(&*inner, &request).await;
@@ -239,14 +238,14 @@ impl FaultyStore {
             }
             if fate.answers {
                 sleep(fate.after).await;
-                if !line.is_cut() {
+                if !network.is_cut() {
                     // The sender may have given up.
                     sender.send(result).ok();
                     return;
                 }
             } else if let Some(later) = fate.again {
                 sleep(later).await;
-                if !line.is_cut() {
+                if !network.is_cut() {
                     drop(ask(&*inner, &request).await);
                 }
             }

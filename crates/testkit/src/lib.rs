@@ -5,7 +5,7 @@ pub mod broken;
 pub mod counting;
 pub mod faulty;
 pub mod history;
-pub mod planted;
+pub mod overrides;
 pub mod port;
 #[cfg(target_os = "linux")]
 pub mod processes;

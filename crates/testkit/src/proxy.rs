@@ -1,10 +1,10 @@
-//! A bad line between client and server: a TCP proxy that cuts, swallows, delays, pauses and refuses, by script
+//! A bad network between client and server: a TCP proxy that cuts, swallows, delays, pauses and refuses, by script
 //! or by seed.
 //!
 //! It never drops bytes in the middle of a stream, as no network does: after the first byte that is lost, all
 //! later ones of that direction are lost too.
 
-mod pump;
+mod connection;
 
 use lockkeeper_core::support;
 use std::{
@@ -19,11 +19,11 @@ use std::{
 use tokio::{net, runtime, sync::watch, task::JoinSet};
 
 use crate::{dice::Dice, port::Port};
-use pump::Line;
+use connection::Connection;
 
-/// A direction on the line.
+/// A direction of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum Direction {
     /// Requests.
     ToServer,
     /// Replies and pushed messages.
@@ -32,7 +32,7 @@ pub enum Way {
 
 /// What happens to a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Act {
+pub enum Action {
     /// It is closed, in both directions.
     Cut,
     /// Nothing more gets through in this direction, and nobody is told.
@@ -43,23 +43,23 @@ pub enum Act {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
     /// In which direction bytes are counted.
-    pub way: Way,
+    pub direction: Direction,
     /// How many more bytes get through before.
     pub after: u64,
     /// What then happens, at the next byte.
-    pub act: Act,
+    pub action: Action,
 }
 
 impl Fault {
     /// The connection is closed in place of the next reply: the request was heard, its answer is not.
-    pub const LOST_REPLY: Self = Self { way: Way::ToClient, after: 0, act: Act::Cut };
+    pub const LOST_REPLY: Self = Self { direction: Direction::ToClient, after: 0, action: Action::Cut };
     /// Replies vanish from now on, on a connection that looks well.
-    pub const SILENCE: Self = Self { way: Way::ToClient, after: 0, act: Act::Swallow };
+    pub const SILENCE: Self = Self { direction: Direction::ToClient, after: 0, action: Action::Swallow };
 }
 
-/// Bad luck by seed: what new connections meet.
+/// Faults by seed, for new connections.
 #[derive(Clone, Debug)]
-pub struct Weather {
+pub struct RandomFaults {
     /// The same dice, the same faults in the same order of connections.
     pub dice: Dice,
     /// How many connections of a thousand have a fault.
@@ -68,20 +68,20 @@ pub struct Weather {
     pub most: u64,
 }
 
-impl Weather {
+impl RandomFaults {
     fn next(&mut self) -> Option<Fault> {
         if !self.dice.chance(self.per_mille) {
             return None;
         }
-        let way = if self.dice.chance(500) { Way::ToServer } else { Way::ToClient };
-        let act = if self.dice.chance(700) { Act::Cut } else { Act::Swallow };
-        Some(Fault { way, after: self.dice.below(self.most + 1), act })
+        let direction = if self.dice.chance(500) { Direction::ToServer } else { Direction::ToClient };
+        let action = if self.dice.chance(700) { Action::Cut } else { Action::Swallow };
+        Some(Fault { direction, after: self.dice.below(self.most + 1), action })
     }
 }
 
-/// How the whole line is at the moment.
+/// What happens to all connections at the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Mood {
+struct Conditions {
     refuses: bool,
     paused: bool,
     delay: Duration,
@@ -92,7 +92,7 @@ struct Mood {
 #[derive(Debug)]
 pub struct Proxy {
     port: Port,
-    mood: watch::Sender<Mood>,
+    conditions: watch::Sender<Conditions>,
     shared: Arc<Shared>,
     /// Ended on drop.
     thread: Option<JoinHandle<()>>,
@@ -108,9 +108,9 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     next: VecDeque<Fault>,
-    weather: Option<Weather>,
+    random_faults: Option<RandomFaults>,
     /// Each with how many had come until then.
-    open: Vec<(u64, Arc<Line>)>,
+    open: Vec<(u64, Arc<Connection>)>,
     accepted: u64,
 }
 
@@ -125,23 +125,23 @@ impl Shared {
 }
 
 impl Proxy {
-    /// A line to `server` that is good so far.
+    /// A proxy in front of `server`, without any faults so far.
     ///
     /// # Errors
     /// If there is no port or no thread for it.
     pub fn start(server: SocketAddr) -> io::Result<Self> {
         let port = Port::free()?;
         let listener = TcpListener::bind(port.address())?;
-        let (mood, moods) = watch::channel(Mood::default());
+        let (conditions, receiver) = watch::channel(Conditions::default());
         let (state, struck) = (Mutex::default(), watch::Sender::default());
         let shared = Arc::new(Shared { state, struck, server: Mutex::new(server) });
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-        // A thread of its own: a test that blocks, or its paused clock, must not stop the line.
+        // A thread of its own: a test that blocks, or its paused clock, must not stop the proxy.
         let thread = thread::Builder::new().name("proxy".to_owned()).spawn({
             let shared = shared.clone();
-            move || runtime.block_on(listen(listener, moods, &shared))
+            move || runtime.block_on(listen(listener, receiver, &shared))
         })?;
-        Ok(Self { port, mood, shared, thread: Some(thread) })
+        Ok(Self { port, conditions, shared, thread: Some(thread) })
     }
 
     /// Where clients connect.
@@ -149,7 +149,7 @@ impl Proxy {
         self.port.address()
     }
 
-    /// The next new connection without a fault in line gets this one.
+    /// The next new connection that has no fault yet gets this one.
     pub fn next(&self, fault: Fault) {
         self.shared.state().next.push_back(fault);
     }
@@ -162,20 +162,20 @@ impl Proxy {
     /// Every connection that is open and came after the first `others` gets this fault, counted from now. So those
     /// that servers have among each other can be left in peace.
     pub fn now_after(&self, others: u64, fault: Fault) {
-        for (_, line) in self.shared.state().open.iter().filter(|(number, _)| *number > others) {
-            line.arm(fault);
+        for (_, connection) in self.shared.state().open.iter().filter(|(number, _)| *number > others) {
+            connection.arm(fault);
         }
     }
 
-    /// New connections meet this weather from now on, or none.
-    pub fn weather(&self, weather: Option<Weather>) {
-        self.shared.state().weather = weather;
+    /// New connections get these random faults from now on, or none.
+    pub fn random_faults(&self, random_faults: Option<RandomFaults>) {
+        self.shared.state().random_faults = random_faults;
     }
 
     /// Closes all connections; new ones are welcome.
     pub fn cut_all(&self) {
-        for (_, line) in &self.shared.state().open {
-            line.cut();
+        for (_, connection) in &self.shared.state().open {
+            connection.cut();
         }
     }
 
@@ -186,17 +186,17 @@ impl Proxy {
 
     /// Whether new connections are refused. Open ones stay.
     pub fn refuse(&self, refuses: bool) {
-        self.mood.send_modify(|mood| mood.refuses = refuses);
+        self.conditions.send_modify(|conditions| conditions.refuses = refuses);
     }
 
     /// Whether all bytes are held back, in both directions. Nothing is lost.
     pub fn pause(&self, paused: bool) {
-        self.mood.send_modify(|mood| mood.paused = paused);
+        self.conditions.send_modify(|conditions| conditions.paused = paused);
     }
 
     /// How long bytes take, in each direction.
     pub fn delay(&self, delay: Duration) {
-        self.mood.send_modify(|mood| mood.delay = delay);
+        self.conditions.send_modify(|conditions| conditions.delay = delay);
     }
 
     /// How many connections there were so far.
@@ -224,7 +224,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.mood.send_modify(|mood| mood.closed = true);
+        self.conditions.send_modify(|conditions| conditions.closed = true);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has been printed.
             drop(thread.join());
@@ -233,14 +233,14 @@ impl Drop for Proxy {
 }
 
 /// Takes connections until the proxy is closed; while it refuses, nobody listens on the port.
-async fn listen(listener: TcpListener, mut mood: watch::Receiver<Mood>, shared: &Arc<Shared>) {
+async fn listen(listener: TcpListener, mut conditions: watch::Receiver<Conditions>, shared: &Arc<Shared>) {
     let Ok(address) = listener.local_addr() else { return };
     let mut listener = Some(listener);
-    let mut lines = JoinSet::new();
-    while !mood.borrow().closed {
-        if mood.borrow().refuses {
+    let mut connections = JoinSet::new();
+    while !conditions.borrow().closed {
+        if conditions.borrow().refuses {
             drop(listener.take());
-            if mood.wait_for(|mood| !mood.refuses || mood.closed).await.is_err() {
+            if conditions.wait_for(|conditions| !conditions.refuses || conditions.closed).await.is_err() {
                 return;
             }
             continue;
@@ -258,41 +258,47 @@ async fn listen(listener: TcpListener, mut mood: watch::Receiver<Mood>, shared: 
         loop {
             let accepted = tokio::select! {
                 accepted = open.accept() => accepted,
-                changed = mood.wait_for(|mood| mood.refuses || mood.closed) => {
+                changed = conditions.wait_for(|conditions| conditions.refuses || conditions.closed) => {
                     if changed.is_err() {
                         return;
                     }
                     break;
                 }
                 // Ended ones are forgotten.
-                Some(_) = lines.join_next() => continue,
+                Some(_) = connections.join_next() => continue,
             };
             let Ok((client, _)) = accepted else { continue };
-            let (line, server) = (shared.admit(), *shared.server());
+            let (connection, server) = (shared.admit(), *shared.server());
             // Whoever says that it refuses and then cuts all of them means this one too, which may have come between.
-            if mood.borrow().refuses {
-                line.cut();
+            if conditions.borrow().refuses {
+                connection.cut();
             }
-            lines.spawn(pump::carry(client, server, line, mood.clone(), shared.clone()));
+            connections.spawn(connection::carry(
+                client,
+                server,
+                connection,
+                conditions.clone(),
+                shared.clone(),
+            ));
         }
     }
 }
 
 impl Shared {
-    /// A new connection, with its fate.
-    fn admit(&self) -> Arc<Line> {
+    /// A new connection, with its fault if it gets one.
+    fn admit(&self) -> Arc<Connection> {
         let mut state = self.state();
         state.accepted += 1;
         let scripted = state.next.pop_front();
-        let fault = scripted.or_else(|| state.weather.as_mut().and_then(Weather::next));
-        let line = Arc::new(Line::new(fault));
+        let fault = scripted.or_else(|| state.random_faults.as_mut().and_then(RandomFaults::next));
+        let connection = Arc::new(Connection::new(fault));
         let number = state.accepted;
-        state.open.push((number, line.clone()));
-        line
+        state.open.push((number, connection.clone()));
+        connection
     }
 
-    fn forget(&self, line: &Arc<Line>) {
-        self.state().open.retain(|(_, open)| !Arc::ptr_eq(open, line));
+    fn forget(&self, connection: &Arc<Connection>) {
+        self.state().open.retain(|(_, open)| !Arc::ptr_eq(open, connection));
     }
 
     fn strike(&self) {

@@ -1,5 +1,5 @@
 //! The client against a faulty store in virtual time: a seed makes a world with several keepers,
-//! bad lines, drifting clocks, suspended machines, lost data and a crash, runs workers in it and
+//! bad networks, drifting clocks, suspended machines, lost data and a crash, runs workers in it and
 //! lets the history checker judge. The same seed gives the same run, to the last event.
 
 use lockkeeper_core::support;
@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::{
     broken::{Bug, broken},
     dice::Dice,
-    faulty::{Faults, Line, faulty},
+    faulty::{Faults, Network, faulty},
     history::{self, End, History, Pause, Report, Rules, Section, Share, Verdict, Wait, Write},
 };
 
@@ -106,26 +106,26 @@ impl World {
         elapsed + self.suspended.load(Ordering::Relaxed)
     }
 
-    async fn keeper(&self, number: u32, line: &Arc<Line>, dice: &mut Dice) -> Keeper {
+    async fn keeper(&self, number: u32, network: &Arc<Network>, dice: &mut Dice) -> Keeper {
         let clock = VirtualClock::new().drifting(drift(dice));
         support::lock(&self.clocks).push(clock.clone());
-        let store = broken(faulty(self.server.connector("memory:"), line.clone()), self.bug);
+        let store = broken(faulty(self.server.connector("memory:"), network.clone()), self.bug);
         let builder = Keeper::builder(store)
             .virtual_time(clock.clock())
             .outage_limit(Duration::from_secs(600))
             .test_id(KeeperId::from_u128(u128::from(number)));
-        builder.connect().await.expect("the line is good while connecting")
+        builder.connect().await.expect("the network is good while connecting")
     }
 
     async fn live(mut self) -> Outcome {
         let mut dice = self.dice.fork();
-        let lines: Vec<_> = (0..=KEEPERS).map(|_| Line::new(dice.fork(), Faults::NONE)).collect();
+        let networks: Vec<_> = (0..=KEEPERS).map(|_| Network::new(dice.fork(), Faults::NONE)).collect();
         let mut keepers = Vec::new();
-        for (number, line) in lines.iter().enumerate() {
-            keepers.push(self.keeper(number as u32 + 1, line, &mut dice).await);
+        for (number, network) in networks.iter().enumerate() {
+            keepers.push(self.keeper(number as u32 + 1, network, &mut dice).await);
         }
-        for line in &lines {
-            line.set(Faults::some(&mut dice));
+        for network in &networks {
+            network.set(Faults::some(&mut dice));
         }
         let victim = keepers.pop().expect("one more than those who work");
         let world = Arc::new(self);
@@ -144,7 +144,7 @@ impl World {
             }
         }
         let doomed = tokio::spawn(doomed(victim.clone(), dice.fork()));
-        let nemesis = tokio::spawn(world.clone().nemesis(dice.fork(), lines.last().cloned(), doomed));
+        let nemesis = tokio::spawn(world.clone().nemesis(dice.fork(), networks.last().cloned(), doomed));
 
         let deadline = Instant::now() + AGES;
         let mut history = History::default();
@@ -155,8 +155,8 @@ impl World {
             history.extend([support::lock(&seen).clone()]);
         }
         let done = timeout(AGES, nemesis).await.ok().and_then(Result::ok).unwrap_or_default();
-        for line in &lines {
-            line.set(Faults::NONE);
+        for network in &networks {
+            network.set(Faults::NONE);
         }
         for keeper in &keepers {
             stuck |= timeout(AGES, keeper.close()).await.is_err();
@@ -175,7 +175,7 @@ impl World {
     async fn left_behind(&self) -> Vec<String> {
         let clock = VirtualClock::new();
         let keeper = Keeper::builder(self.server.connector("memory:")).virtual_time(clock.clock()).connect();
-        let page = keeper.await.expect("a good line").list("", None, 100).await.expect("a good line");
+        let page = keeper.await.expect("a good network").list("", None, 100).await.expect("a good network");
         let dead = KeeperId::from_u128(u128::from(KEEPERS) + 1);
         let ids = page.resources.iter().flat_map(|resource| {
             let holders = resource.holders.iter().map(|holder| (holder.contender, "holds"));
@@ -191,7 +191,7 @@ impl World {
     async fn nemesis(
         self: Arc<Self>,
         mut dice: Dice,
-        victim_line: Option<Arc<Line>>,
+        victim_network: Option<Arc<Network>>,
         victim: tokio::task::JoinHandle<()>,
     ) -> Done {
         let mut done = Done::default();
@@ -200,8 +200,8 @@ impl World {
             done.excused.extend((0..KEEPERS * WORKERS).map(|worker| Pause { worker, from, to }));
         };
         sleep(dice.up_to(10_000)).await;
-        if let Some(line) = victim_line {
-            line.cut();
+        if let Some(network) = victim_network {
+            network.cut();
         }
         victim.abort();
         for _ in 0..dice.below(3) {

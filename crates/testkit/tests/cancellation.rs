@@ -1,5 +1,5 @@
 //! Invariant I5: every public future dropped at every poll leaves nothing behind, neither at the
-//! store nor in the keeper. Virtual time; a line on which every request takes a while, so that
+//! store nor in the keeper. Virtual time; a network on which every request takes a while, so that
 //! there are polls to be dropped at.
 
 use lockkeeper_core::store::Eviction;
@@ -14,11 +14,11 @@ use std::{
 use lockkeeper_core::{Keeper, Lease, Stats, all, store::BoxFuture, testing::Virtual};
 use lockkeeper_testkit::{
     dice::Dice,
-    faulty::{Faults, Line, faulty},
+    faulty::{Faults, Network, faulty},
 };
 use tokio::time::sleep;
 
-/// Everything must be gone after this long: sooner than a place in line (15 s) or a lease (30 s)
+/// Everything must be gone after this long: sooner than the lease of a waiter (15 s) or a lease (30 s)
 /// would end by itself.
 const SOON: Duration = Duration::from_secs(13);
 
@@ -32,12 +32,12 @@ struct Scene {
 }
 
 /// A future to be dropped, and what tidies up what it was not to touch.
-struct Act {
+struct Action {
     future: BoxFuture<'static, ()>,
     afterwards: BoxFuture<'static, ()>,
 }
 
-impl Act {
+impl Action {
     fn new<T>(future: impl Future<Output = T> + Send + 'static) -> Self {
         let future = Box::pin(async move { drop(future.await) });
         Self { future, afterwards: Box::pin(async {}) }
@@ -84,7 +84,7 @@ async fn cut_off(future: BoxFuture<'static, ()>, cut: Cut) -> bool {
 
 /// Runs `prepare` and its future again and again, dropped one poll later each time, until the
 /// future gets to its end. Returns at how many polls it was dropped.
-fn drop_at_every_poll<F: Future<Output = Act>>(what: &str, prepare: impl Fn(Scene) -> F) -> usize {
+fn drop_at_every_poll<F: Future<Output = Action>>(what: &str, prepare: impl Fn(Scene) -> F) -> usize {
     let mut cuts = 0;
     for woken in [false, true] {
         for polls in 0.. {
@@ -102,19 +102,20 @@ fn drop_at_every_poll<F: Future<Output = Act>>(what: &str, prepare: impl Fn(Scen
     cuts
 }
 
-async fn drop_once<F: Future<Output = Act>>(what: &str, prepare: &impl Fn(Scene) -> F, cut: Cut) -> bool {
+async fn drop_once<F: Future<Output = Action>>(what: &str, prepare: &impl Fn(Scene) -> F, cut: Cut) -> bool {
     let world = Virtual::new();
     let slow = Faults { usual: 40, ..Faults::NONE };
-    let line = Line::new(Dice::new(cut.polls as u64), slow);
-    let store = faulty(world.server.connector("memory:"), line);
-    let ours = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a slow line");
+    let network = Network::new(Dice::new(cut.polls as u64), slow);
+    let store = faulty(world.server.connector("memory:"), network);
+    let ours =
+        Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a slow network");
     let theirs = world.keeper().await;
     let act = prepare(Scene { ours: ours.clone(), theirs: theirs.clone() }).await;
     let done = cut_off(act.future, cut).await;
     sleep(A_WHILE).await;
     act.afterwards.await;
     sleep(SOON).await;
-    let page = theirs.list("", None, 10).await.expect("a good line");
+    let page = theirs.list("", None, 10).await.expect("a good network");
     assert!(page.resources.is_empty(), "{what}, dropped at {cut:?}, left {:?}", page.resources);
     assert_eq!(world.server.kept(), 0, "{what}, dropped at {cut:?}, left something at the store");
     for keeper in [&ours, &theirs] {
@@ -136,24 +137,24 @@ macro_rules! scenes {
 scenes! {
     lock_of_a_free_mutex: 2 polls, |scene| {
         let mutex = scene.ours.mutex("m");
-        Act::new(async move { mutex.lock().await })
+        Action::new(async move { mutex.lock().await })
     }
 
     lock_and_release: 3 polls, |scene| {
         let mutex = scene.ours.mutex("m");
-        Act::new(async move { mutex.lock().await.expect("free").release().await })
+        Action::new(async move { mutex.lock().await.expect("free").release().await })
     }
 
     lock_of_a_mutex_held_elsewhere: 3 polls, |scene| {
         in_a_while(scene.theirs.mutex("m").lock().await.expect("free"));
         let mutex = scene.ours.mutex("m");
-        Act::new(async move { mutex.lock().await })
+        Action::new(async move { mutex.lock().await })
     }
 
     lock_behind_a_task_of_the_same_process: 2 polls, |scene| {
         in_a_while(scene.ours.mutex("m").lock().await.expect("free"));
         let mutex = scene.ours.mutex("m");
-        Act::new(async move { mutex.lock().await })
+        Action::new(async move { mutex.lock().await })
     }
 
     lock_handed_on: 1 polls, |scene| {
@@ -164,35 +165,35 @@ scenes! {
             drop(first);
         });
         let mutex = scene.ours.mutex("m");
-        Act::new(async move { mutex.lock().await })
+        Action::new(async move { mutex.lock().await })
     }
 
     fifo_lock_held_elsewhere: 3 polls, |scene| {
         in_a_while(scene.theirs.mutex("m").fifo().lock().await.expect("free"));
         let mutex = scene.ours.mutex("m").fifo();
-        Act::new(async move { mutex.lock().await })
+        Action::new(async move { mutex.lock().await })
     }
 
     try_lock: 2 polls, |scene| {
         let mutex = scene.ours.mutex("m");
-        Act::new(async move { mutex.try_lock().await })
+        Action::new(async move { mutex.try_lock().await })
     }
 
     try_lock_of_a_held_one: 2 polls, |scene| {
         in_a_while(scene.theirs.mutex("m").lock().await.expect("free"));
         let mutex = scene.ours.mutex("m");
-        Act::new(async move { mutex.try_lock().await })
+        Action::new(async move { mutex.try_lock().await })
     }
 
     lock_within: 3 polls, |scene| {
         in_a_while(scene.theirs.mutex("m").lock().await.expect("free"));
         let mutex = scene.ours.mutex("m");
-        Act::new(async move { mutex.lock_within(Duration::from_millis(500)).await })
+        Action::new(async move { mutex.lock_within(Duration::from_millis(500)).await })
     }
 
     lock_as_an_owner: 3 polls, |scene| {
         let (mutex, owner) = (scene.ours.mutex("m"), scene.ours.owner());
-        Act::new(async move {
+        Action::new(async move {
             let outer = mutex.lock_as(&owner).await;
             let inner = mutex.lock_as(&owner).await;
             drop((inner, outer));
@@ -201,13 +202,13 @@ scenes! {
 
     lock_with_a_detachable_lease: 2 polls, |scene| {
         let mutex = scene.ours.mutex("m").detachable();
-        Act::new(async move { mutex.lock().await })
+        Action::new(async move { mutex.lock().await })
     }
 
     read_then_write: 5 polls, |scene| {
         in_a_while(scene.theirs.rw_lock("rw").write().await.expect("free"));
         let lock = scene.ours.rw_lock("rw");
-        Act::new(async move {
+        Action::new(async move {
             drop(lock.read().await);
             drop(lock.write().await);
         })
@@ -215,13 +216,13 @@ scenes! {
 
     downgrade: 4 polls, |scene| {
         let lock = scene.ours.rw_lock("rw");
-        Act::new(async move { lock.write().await.expect("free").downgrade().await })
+        Action::new(async move { lock.write().await.expect("free").downgrade().await })
     }
 
     permits: 4 polls, |scene| {
         in_a_while(scene.theirs.semaphore("s", 3).acquire_many(2).await.expect("free"));
         let semaphore = scene.ours.semaphore("s", 3);
-        Act::new(async move {
+        Action::new(async move {
             let one = semaphore.acquire().await;
             let two = semaphore.acquire_many(2).await;
             drop((one, two));
@@ -231,29 +232,29 @@ scenes! {
     several_at_once: 8 polls, |scene| {
         in_a_while(scene.theirs.mutex("b").lock().await.expect("free"));
         let (a, b, c) = (scene.ours.mutex("a"), scene.theirs.mutex("b"), scene.ours.mutex("c"));
-        Act::new(async move { all([&c, &b, &a]).lock().await })
+        Action::new(async move { all([&c, &b, &a]).lock().await })
     }
 
     several_released: 8 polls, |scene| {
         let (a, b) = (scene.ours.mutex("a"), scene.ours.mutex("b"));
-        Act::new(async move { all([&b, &a]).lock().await.expect("free").release().await })
+        Action::new(async move { all([&b, &a]).lock().await.expect("free").release().await })
     }
 
     segment: 2 polls, |scene| {
         let segmented = scene.ours.segmented("s", 8);
-        Act::new(async move { segmented.for_key("key").lock().await })
+        Action::new(async move { segmented.for_key("key").lock().await })
     }
 
     campaign: 3 polls, |scene| {
         in_a_while(scene.theirs.election("e").campaign("theirs").await.expect("free"));
         let election = scene.ours.election("e");
-        Act::new(async move { election.campaign("ours").await.expect("free in the end").resign().await })
+        Action::new(async move { election.campaign("ours").await.expect("free in the end").resign().await })
     }
 
     leader_and_observer: 4 polls, |scene| {
         in_a_while(scene.theirs.election("e").campaign("theirs").await.expect("free"));
         let election = scene.ours.election("e");
-        Act::new(async move {
+        Action::new(async move {
             drop(election.leader().await);
             let mut observer = election.observe();
             for _ in 0..2 {
@@ -264,7 +265,7 @@ scenes! {
 
     latch: 6 polls, |scene| {
         let (latch, theirs) = (scene.ours.latch("l"), scene.theirs.clone());
-        Act::new(async move {
+        Action::new(async move {
             drop(latch.create(2).await);
             drop(latch.count_down().await);
             drop(latch.state().await);
@@ -279,23 +280,23 @@ scenes! {
 
     extend: 2 polls, |scene| {
         let guard = scene.ours.mutex("m").lock().await.expect("free");
-        Act::new(async move { guard.extend(Duration::from_secs(20)).await })
+        Action::new(async move { guard.extend(Duration::from_secs(20)).await })
     }
 
     run: 2 polls, |scene| {
         let guard = scene.ours.mutex("m").lock().await.expect("free");
-        Act::new(async move { guard.run(sleep(Duration::from_millis(50))).await })
+        Action::new(async move { guard.run(sleep(Duration::from_millis(50))).await })
     }
 
     lost: 1 polls, |scene| {
         let guard = scene.ours.mutex("m").expires_after(Duration::from_secs(1)).lock().await.expect("free");
-        Act::new(async move { guard.lost().await })
+        Action::new(async move { guard.lost().await })
     }
 
     into_lease: 2 polls, |scene| {
         let guard = scene.ours.mutex("m").detachable().lock().await.expect("free");
         let theirs = scene.theirs.clone();
-        Act::new(async move {
+        Action::new(async move {
             let lease: Lease = guard.into_lease().await.expect("held");
             theirs.adopt(&lease).await.expect("a live lease").release().await
         })
@@ -305,19 +306,19 @@ scenes! {
         let guard = scene.theirs.mutex("m").detachable().lock().await.expect("free");
         let lease = guard.into_lease().await.expect("held");
         let (ours, theirs, same) = (scene.ours.clone(), scene.theirs.clone(), lease.clone());
-        Act::new(async move { ours.adopt(&same).await })
+        Action::new(async move { ours.adopt(&same).await })
             .then(async move { drop(theirs.adopt(&lease).await) })
     }
 
     fence: 2 polls, |scene| {
         let (keeper, guard) = (scene.ours.clone(), scene.ours.mutex("m").lock().await.expect("free"));
-        Act::new(async move { keeper.fence("m").admit_shared(guard.token(), guard.floor()).await })
+        Action::new(async move { keeper.fence("m").admit_shared(guard.token(), guard.floor()).await })
     }
 
     operators: 6 polls, |scene| {
         let (keeper, guard) = (scene.ours.clone(), scene.theirs.mutex("m").lock().await.expect("free"));
-        Act::new(async move {
-            let view = keeper.inspect("m").await.expect("a good line").expect("held");
+        Action::new(async move {
+            let view = keeper.inspect("m").await.expect("a good network").expect("held");
             drop(keeper.list("", None, 10).await);
             let holder = &view.holders[0];
             drop(keeper.evict("m", holder.contender, guard.token(), Eviction::Immediate).await);
@@ -327,7 +328,7 @@ scenes! {
     close: 2 polls, |scene| {
         let (keeper, guard) = (scene.ours.clone(), scene.ours.mutex("m").lock().await.expect("free"));
         let again = keeper.clone();
-        Act::new(async move {
+        Action::new(async move {
             keeper.close().await;
             drop(guard);
         })

@@ -5,8 +5,8 @@ use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use lockkeeper_core::{AcquireError, Guard, Keeper, testing::Virtual};
 use lockkeeper_testkit::{
-    counting::Requests,
-    faulty::{Fate, Faults, Line, faulty},
+    counting::RequestCounter,
+    faulty::{Fate, Faults, Network, faulty},
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -20,9 +20,9 @@ fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-async fn behind(world: &Virtual, line: &Arc<Line>) -> Keeper {
-    let store = faulty(world.server.connector("memory:"), line.clone());
-    Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good line")
+async fn behind(world: &Virtual, network: &Arc<Network>) -> Keeper {
+    let store = faulty(world.server.connector("memory:"), network.clone());
+    Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good network")
 }
 
 /// Starts `future` and leaves it at its first wait.
@@ -47,8 +47,8 @@ async fn free_after(theirs: &Keeper) -> Duration {
 async fn a_hold_that_was_about_to_be_detached_is_not_handed_on() {
     for lost in [false, true] {
         let world = Virtual::new();
-        let line = Line::good();
-        let keeper = behind(&world, &line).await;
+        let network = Network::good();
+        let keeper = behind(&world, &network).await;
         let (mutex, owner) = (keeper.mutex(NAME).detachable(), keeper.owner());
         let guard = mutex.lock().await.expect("free");
         let number = guard.token().number();
@@ -59,7 +59,7 @@ async fn a_hold_that_was_about_to_be_detached_is_not_handed_on() {
         sleep(millis(1)).await;
         if lost {
             // Its answer is lost, so that it fails.
-            line.next(Fate { answers: false, ..Fate::GOOD });
+            network.next(Fate { answers: false, ..Fate::GOOD });
             guard.into_lease().await.expect_err("no answer");
         } else {
             // Dropped half-way.
@@ -109,15 +109,15 @@ fn an_owner_that_is_refused_does_not_count_as_a_guard() {
 #[tokio::test(start_paused = true)]
 async fn a_leave_is_tried_for_as_long_as_a_lost_extension_may_last() {
     let world = Virtual::new();
-    let line = Line::good();
-    let (ours, theirs) = (behind(&world, &line).await, world.keeper().await);
+    let network = Network::good();
+    let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
     let guard = ours.mutex(NAME).expires_after(secs(5)).lock().await.expect("free");
-    line.next(Fate::LOST_REPLY);
+    network.next(Fate::LOST_REPLY);
     guard.extend(secs(600)).await.expect_err("no answer");
-    line.set(Faults { lost_request: 1000, ..Faults::NONE });
+    network.set(Faults { lost_request: 1000, ..Faults::NONE });
     drop(guard);
     sleep(secs(10)).await;
-    line.set(Faults::NONE);
+    network.set(Faults::NONE);
     let free = free_after(&theirs).await;
     assert!(free < secs(10), "held for {free:?} by nobody");
 }
@@ -126,20 +126,20 @@ async fn a_leave_is_tried_for_as_long_as_a_lost_extension_may_last() {
 #[tokio::test(start_paused = true)]
 async fn a_leave_is_tried_for_as_long_as_a_lost_confirmation_may_last() {
     let world = Virtual::new();
-    let line = Line::good();
-    let (ours, theirs) = (behind(&world, &line).await, world.keeper().await);
+    let network = Network::good();
+    let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
     let held = theirs.mutex(NAME).lock().await.expect("free");
     let mutex = ours.mutex(NAME).expires_after(secs(600));
     let waiting = tokio::spawn(async move { mutex.lock().await });
     sleep(millis(100)).await;
     held.release().await.expect("held");
     let guard = waiting.await.expect("no panic").expect("granted by the releaser");
-    line.set(Faults { lost_reply: 1000, ..Faults::NONE });
+    network.set(Faults { lost_reply: 1000, ..Faults::NONE });
     guard.lost().await;
-    line.set(Faults { lost_request: 1000, ..Faults::NONE });
+    network.set(Faults { lost_request: 1000, ..Faults::NONE });
     drop(guard);
     sleep(secs(30)).await;
-    line.set(Faults::NONE);
+    network.set(Faults::NONE);
     let free = free_after(&theirs).await;
     assert!(free < secs(10), "held for {free:?} by nobody");
 }
@@ -148,8 +148,8 @@ async fn a_leave_is_tried_for_as_long_as_a_lost_confirmation_may_last() {
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_nobody_took_keeps_no_minimum_hold() {
     let world = Virtual::new();
-    let line = Line::good();
-    let (ours, theirs) = (behind(&world, &line).await, world.keeper().await);
+    let network = Network::good();
+    let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
     let mutex = ours.mutex(NAME).min_hold(secs(20));
     let mut locking = Box::pin(mutex.lock());
     started(locking.as_mut()).await;
@@ -163,12 +163,13 @@ async fn a_grant_that_nobody_took_keeps_no_minimum_hold() {
 
 /// A guard that was granted by message while a copy of its claim was on its way, where it still is for about `delay`.
 async fn granted_before_its_copy_came(world: &Virtual, theirs: &Keeper, delay: Duration) -> (Keeper, Guard) {
-    let (line, requests) = (Line::good(), Requests::default());
-    let store = requests.of(faulty(world.server.connector("memory:"), line.clone()));
-    let ours = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good line");
+    let (network, requests) = (Network::good(), RequestCounter::default());
+    let store = requests.of(faulty(world.server.connector("memory:"), network.clone()));
+    let ours =
+        Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good network");
     let held = theirs.mutex(NAME).lease(secs(600)).lock().await.expect("free");
-    line.next(Fate::GOOD);
-    line.next(Fate::late(delay));
+    network.next(Fate::GOOD);
+    network.next(Fate::late(delay));
     let claims = || requests.so_far() - requests.watches();
     let before = claims();
     let mutex = ours.mutex(NAME).lease(secs(600)).detachable();

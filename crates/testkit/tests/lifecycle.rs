@@ -15,8 +15,8 @@ use lockkeeper_core::{
 };
 use lockkeeper_testkit::{
     dice::Dice,
-    faulty::{Fate, Faults, Line, faulty},
-    planted::Plant,
+    faulty::{Fate, Faults, Network, faulty},
+    overrides::Overrides,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -30,10 +30,10 @@ fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-async fn behind(world: &Virtual, line: &Arc<Line>) -> Keeper {
-    let store = faulty(world.server.connector("memory:"), line.clone());
+async fn behind(world: &Virtual, network: &Arc<Network>) -> Keeper {
+    let store = faulty(world.server.connector("memory:"), network.clone());
     let builder = Keeper::builder(store).virtual_time(world.clock.clock()).outage_limit(secs(5));
-    builder.connect().await.expect("a good line")
+    builder.connect().await.expect("a good network")
 }
 
 /// A second copy of a grant's message must not give back what has moved on to another process.
@@ -41,8 +41,8 @@ async fn behind(world: &Virtual, line: &Arc<Line>) -> Keeper {
 async fn a_doubled_grant_message_does_not_release_a_detached_lease() {
     for seed in 0..20 {
         let world = Virtual::new();
-        let line = Line::new(Dice::new(seed), Faults { odd_wake: 1000, late: 4000, ..Faults::NONE });
-        let (ours, theirs) = (behind(&world, &line).await, world.keeper().await);
+        let network = Network::new(Dice::new(seed), Faults { odd_wake: 1000, late: 4000, ..Faults::NONE });
+        let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
         let held = theirs.mutex(NAME).lock().await.expect("free");
         let mutex = ours.mutex(NAME).detachable();
         let waiting = tokio::spawn(async move { mutex.lock().await });
@@ -62,8 +62,8 @@ async fn a_doubled_grant_message_does_not_release_a_detached_lease() {
 async fn a_doubled_grant_message_does_not_cut_a_minimum_hold_short() {
     for seed in 0..20 {
         let world = Virtual::new();
-        let line = Line::new(Dice::new(seed), Faults { odd_wake: 1000, late: 1500, ..Faults::NONE });
-        let (ours, theirs) = (behind(&world, &line).await, world.keeper().await);
+        let network = Network::new(Dice::new(seed), Faults { odd_wake: 1000, late: 1500, ..Faults::NONE });
+        let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
         let held = theirs.mutex(NAME).lock().await.expect("free");
         let mutex = ours.mutex(NAME).min_hold(secs(20));
         let waiting = tokio::spawn(async move { mutex.lock().await });
@@ -72,10 +72,10 @@ async fn a_doubled_grant_message_does_not_cut_a_minimum_hold_short() {
         let guard = waiting.await.expect("no panic").expect("granted");
         let granted = Instant::now();
         // The release gets lost and is tried again, while the message comes once more.
-        line.set(Faults { lost_request: 1000, ..Faults::NONE });
+        network.set(Faults { lost_request: 1000, ..Faults::NONE });
         drop(guard);
         sleep(secs(2)).await;
-        line.set(Faults::NONE);
+        network.set(Faults::NONE);
         let next = theirs.mutex(NAME).lock().await.expect("free in the end");
         assert!(granted.elapsed() >= secs(15), "seed {seed}: {:?}", granted.elapsed());
         next.release().await.expect("held");
@@ -123,11 +123,11 @@ async fn an_owner_holds_in_one_store_only() {
 #[tokio::test(start_paused = true)]
 async fn an_owner_does_not_write_while_it_becomes_a_reader() {
     let world = Virtual::new();
-    let line = Line::good();
-    let keeper = behind(&world, &line).await;
+    let network = Network::good();
+    let keeper = behind(&world, &network).await;
     let (lock, owner) = (keeper.rw_lock(NAME), keeper.owner());
     let writer = lock.write_as(&owner).await.expect("free");
-    line.next(Fate::late(millis(100)));
+    network.next(Fate::late(millis(100)));
     let downgrade = tokio::spawn(writer.downgrade());
     sleep(millis(10)).await;
     assert!(matches!(lock.write_as(&owner).await, Err(AcquireError::UpgradeRefused { .. })));
@@ -180,9 +180,9 @@ async fn closing_gives_back_what_is_lost_but_still_guarded() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_ends_all_who_wait_in_a_lane_at_once() {
     let world = Virtual::new();
-    let line = Line::good();
-    let keeper = behind(&world, &line).await;
-    line.cut();
+    let network = Network::good();
+    let keeper = behind(&world, &network).await;
+    network.cut();
     let start = Instant::now();
     let waiting: Vec<_> = (0..20)
         .map(|_| {
@@ -202,16 +202,17 @@ async fn an_outage_ends_all_who_wait_in_a_lane_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_task_that_is_refused_fails_alone() {
     let world = Virtual::new();
-    let line = Line::new(Dice::new(1), Faults { usual: 10, ..Faults::NONE });
+    let network = Network::new(Dice::new(1), Faults { usual: 10, ..Faults::NONE });
     let refused = AtomicBool::new(false);
-    let plant = Plant::new().verdicts(move |_, verdict| {
+    let overrides = Overrides::new().verdicts(move |_, verdict| {
         if refused.swap(true, Ordering::Relaxed) {
             return verdict;
         }
         Verdict::Refused(StoreError::new(StoreErrorKind::Denied, "not you"))
     });
-    let store = plant.of(faulty(world.server.connector("memory:"), line));
-    let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a line");
+    let store = overrides.of(faulty(world.server.connector("memory:"), network));
+    let keeper =
+        Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good network");
     let mutex = keeper.mutex(NAME);
     let (first, second) = tokio::join!(mutex.lock(), mutex.lock());
     assert!(first.expect_err("refused").to_string().contains("not you"));
@@ -221,27 +222,27 @@ async fn a_task_that_is_refused_fails_alone() {
 #[tokio::test(start_paused = true)]
 async fn a_task_whose_lease_is_too_short_fails_alone() {
     let world = Virtual::new();
-    let line = Line::good();
-    let keeper = behind(&world, &line).await;
-    line.set(Faults { usual: 40, slow: 1000, late: 100, ..Faults::NONE });
+    let network = Network::good();
+    let keeper = behind(&world, &network).await;
+    network.set(Faults { usual: 40, slow: 1000, late: 100, ..Faults::NONE });
     let (short, usual) = (keeper.mutex(NAME).lease(millis(10)), keeper.mutex(NAME));
     let (short, usual) = tokio::join!(short.lock(), usual.lock());
     assert!(short.expect_err("always too late").to_string().contains("longer lease"));
     usual.expect("long enough").release().await.expect("held");
 }
 
-/// Whoever stood in line may have been granted what it asked for at the very moment it stopped waiting.
+/// A waiter may have been granted what it asked for at the very moment it stopped waiting.
 #[tokio::test(start_paused = true)]
 async fn who_timed_out_says_whether_it_may_hold() {
     let world = Virtual::new();
-    let line = Line::good();
-    let (ours, theirs) = (behind(&world, &line).await, world.keeper().await);
+    let network = Network::good();
+    let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
     let held = theirs.mutex(NAME).lock().await.expect("free");
     let mutex = ours.mutex(NAME);
     let (front, behind_it) = tokio::join!(mutex.lock_within(millis(100)), mutex.lock_within(millis(50)));
-    assert!(front.expect_err("held").maybe_applied(), "it stood in line");
+    assert!(front.expect_err("held").maybe_applied(), "it was in the queue");
     assert!(!behind_it.expect_err("held").maybe_applied(), "the store never heard of it");
-    line.cut();
+    network.cut();
     let lost = ours.mutex("other").lock_within(millis(100)).await.expect_err("cut");
     assert!(matches!(lost, AcquireError::TimedOut { .. }) && lost.maybe_applied(), "{lost}");
     drop(held);
@@ -250,10 +251,10 @@ async fn who_timed_out_says_whether_it_may_hold() {
 #[tokio::test(start_paused = true)]
 async fn errors_of_the_store_name_resource_and_operation() {
     let world = Virtual::new();
-    let line = Line::good();
-    let keeper = behind(&world, &line).await;
+    let network = Network::good();
+    let keeper = behind(&world, &network).await;
     let guard = keeper.mutex(NAME).lock().await.expect("free");
-    line.cut();
+    network.cut();
     let errors: [Error; 5] = [
         keeper.fence(NAME).admit(guard.token()).await.expect_err("cut").into(),
         keeper.latch(NAME).count_down().await.expect_err("cut").into(),
@@ -270,13 +271,13 @@ async fn errors_of_the_store_name_resource_and_operation() {
 #[tokio::test(start_paused = true)]
 async fn a_latch_is_waited_for_no_longer_than_the_limit() {
     let world = Virtual::new();
-    let line = Line::good();
-    let keeper = behind(&world, &line).await;
+    let network = Network::good();
+    let keeper = behind(&world, &network).await;
     let latch = keeper.latch(NAME);
     latch.create(2).await.expect("new");
     let early = latch.wait_within(millis(100)).await.expect_err("closed");
     assert!(matches!(early, LatchError::TimedOut { remaining: 2, .. }), "{early}");
-    line.cut();
+    network.cut();
     let start = Instant::now();
     let cut = latch.wait_within(millis(100)).await.expect_err("no store");
     assert!(matches!(&cut, LatchError::Store(error) if error.kind() == StoreErrorKind::Unreachable), "{cut}");
@@ -339,9 +340,9 @@ async fn an_adopted_lease_keeps_its_limits() {
 #[tokio::test(start_paused = true)]
 async fn a_store_slower_than_the_lease_is_reported_and_not_asked_for_ever() {
     let world = Virtual::new();
-    let line = Line::good();
-    let keeper = behind(&world, &line).await;
-    line.set(Faults { usual: 1000, slow: 1000, late: 1900, ..Faults::NONE });
+    let network = Network::good();
+    let keeper = behind(&world, &network).await;
+    network.set(Faults { usual: 1000, slow: 1000, late: 1900, ..Faults::NONE });
     let lock = keeper.mutex(NAME).lease(millis(10));
     let error = timeout(secs(600), lock.lock()).await.expect("it gives up").expect_err("always too late");
     assert!(error.to_string().contains("longer lease"), "{error}");
@@ -354,9 +355,9 @@ fn a_runtime_that_ends_or_stands_still_stops_nobody_else() {
     let build = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (main, first) = (build(), build());
     let server = MemoryServer::new(lockkeeper_core::clock::Clock::boot());
-    let line = Line::new(Dice::new(1), Faults { slow: 1000, late: 100, usual: 100, ..Faults::NONE });
-    let keeper = main.block_on(Keeper::builder(faulty(server.connector("memory:"), line)).connect());
-    let keeper = keeper.expect("a slow line");
+    let network = Network::new(Dice::new(1), Faults { slow: 1000, late: 100, usual: 100, ..Faults::NONE });
+    let keeper = main.block_on(Keeper::builder(faulty(server.connector("memory:"), network)).connect());
+    let keeper = keeper.expect("a slow network");
     for round in 0..10 {
         let (one, two) = (keeper.mutex("one"), keeper.mutex("two"));
         // It starts a request and then neither goes on nor sees the answer.

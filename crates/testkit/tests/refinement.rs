@@ -8,7 +8,7 @@ use lockkeeper_core::{memory::MemoryServer, store::Connector, testing::VirtualCl
 use lockkeeper_testkit::{
     broken::{Bug, broken},
     dice::Dice,
-    faulty::{Faults, Line, faulty},
+    faulty::{Faults, Network, faulty},
     refinement::{Failure, Subject, Tally, check},
 };
 
@@ -33,13 +33,13 @@ fn run(
     })
 }
 
-/// The tolerance for a slow line, which is not exact to the moment.
+/// The tolerance for a slow network, which is not exact to the moment.
 const SLOW: Duration = Duration::from_millis(1);
 
 /// Requests take a while.
 fn slow(seed: u64) -> impl Fn(Connector) -> Connector + Send + Sync + 'static {
-    let line = Line::new(Dice::new(seed), Faults { usual: 5, ..Faults::NONE });
-    move |connector| faulty(connector, line.clone())
+    let network = Network::new(Dice::new(seed), Faults { usual: 5, ..Faults::NONE });
+    move |connector| faulty(connector, network.clone())
 }
 
 #[test]

@@ -9,7 +9,7 @@ use lockkeeper_core::{
     memory::MemoryServer,
     testing::{Virtual, VirtualClock},
 };
-use lockkeeper_testkit::faulty::{Fate, Line, faulty};
+use lockkeeper_testkit::faulty::{Fate, Network, faulty};
 use tokio::time::{Instant, sleep, timeout};
 
 const NAME: &str = "resource";
@@ -22,17 +22,17 @@ fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A keeper whose line to the store of `world` a test can spoil.
-async fn behind_a_line(world: &Virtual) -> (Keeper, Arc<Line>) {
-    let line = Line::good();
-    let store = faulty(world.server.connector("memory:"), line.clone());
+/// A keeper whose network to the store of `world` a test can spoil.
+async fn behind_a_network(world: &Virtual) -> (Keeper, Arc<Network>) {
+    let network = Network::good();
+    let store = faulty(world.server.connector("memory:"), network.clone());
     let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await;
-    (keeper.expect("a good line"), line)
+    (keeper.expect("a good network"), network)
 }
 
 /// What is left of the first holder's lease, by the store's own clock.
 async fn left_at_the_store(keeper: &Keeper) -> Duration {
-    let view = keeper.inspect(NAME).await.expect("a good line");
+    let view = keeper.inspect(NAME).await.expect("a good network");
     view.and_then(|view| Some(view.holders.first()?.remaining)).unwrap_or_default()
 }
 
@@ -49,9 +49,9 @@ async fn ends_before_the_store_does<M>(guard: &Guard<M>, onlooker: &Keeper) {
 #[tokio::test(start_paused = true)]
 async fn a1_asking_again_tells_what_is_left() {
     let world = Virtual::new();
-    let (ours, line) = behind_a_line(&world).await;
+    let (ours, network) = behind_a_network(&world).await;
     let theirs = world.keeper().await;
-    line.next(Fate::LOST_REPLY);
+    network.next(Fate::LOST_REPLY);
     let asked = Instant::now();
     let guard = ours.mutex(NAME).expires_after(secs(10)).lock().await.expect("granted at the second asking");
     assert!(asked.elapsed() >= secs(2), "the first reply was lost");
@@ -62,13 +62,13 @@ async fn a1_asking_again_tells_what_is_left() {
 #[tokio::test(start_paused = true)]
 async fn a2_a_pushed_grant_counts_from_the_copy_that_the_store_measured() {
     let world = Virtual::new();
-    let (ours, line) = behind_a_line(&world).await;
+    let (ours, network) = behind_a_network(&world).await;
     let theirs = world.keeper().await;
     let held = theirs.mutex(NAME).lock().await.expect("free");
     let mutex = ours.mutex(NAME).expires_after(secs(10));
-    line.next(Fate::GOOD);
+    network.next(Fate::GOOD);
     // Every further copy is stuck on the way.
-    (0..5).for_each(|_| line.next(Fate::late(secs(60))));
+    (0..5).for_each(|_| network.next(Fate::late(secs(60))));
     let waiting = tokio::spawn(async move { mutex.lock().await });
     sleep(secs(5)).await;
     held.release().await.expect("held");
@@ -117,7 +117,7 @@ async fn a3_a_short_first_lease_becomes_the_full_one() {
 async fn a3_the_first_renewal_of_a_pushed_grant_is_tried_again_in_time() {
     for renewed in [true, false] {
         let world = Virtual::new();
-        let (ours, line) = behind_a_line(&world).await;
+        let (ours, network) = behind_a_network(&world).await;
         let theirs = world.keeper().await;
         let held = theirs.mutex(NAME).lock().await.expect("free");
         let mutex = ours.mutex(NAME);
@@ -126,7 +126,7 @@ async fn a3_the_first_renewal_of_a_pushed_grant_is_tried_again_in_time() {
         sleep(millis(100)).await;
         held.release().await.expect("held");
         let guard = waiting.await.expect("no panic").expect("granted by the releaser");
-        line.next(Fate { arrives: false, ..Fate::GOOD });
+        network.next(Fate { arrives: false, ..Fate::GOOD });
         sleep(secs(9)).await;
         assert!(guard.is_held(), "renewed: {renewed}");
         drop(guard);
@@ -137,7 +137,7 @@ async fn a3_the_first_renewal_of_a_pushed_grant_is_tried_again_in_time() {
 #[tokio::test(start_paused = true)]
 async fn a3_a_slow_answer_to_the_first_renewal_of_a_pushed_grant_counts() {
     let world = Virtual::new();
-    let (ours, line) = behind_a_line(&world).await;
+    let (ours, network) = behind_a_network(&world).await;
     let theirs = world.keeper().await;
     let held = theirs.mutex(NAME).lock().await.expect("free");
     let mutex = ours.mutex(NAME).expires_after(secs(10));
@@ -146,7 +146,7 @@ async fn a3_a_slow_answer_to_the_first_renewal_of_a_pushed_grant_counts() {
     held.release().await.expect("held");
     let guard = waiting.await.expect("no panic").expect("granted by the releaser");
     for _ in 0..4 {
-        line.next(Fate { after: millis(1200), ..Fate::GOOD });
+        network.next(Fate { after: millis(1200), ..Fate::GOOD });
     }
     sleep(secs(9)).await;
     assert!(guard.is_held());
@@ -224,12 +224,12 @@ async fn b1_after_a_suspend_no_method_says_held() {
 #[tokio::test(start_paused = true)]
 async fn b1_the_lost_signal_comes_before_the_lease_can_end() {
     let world = Virtual::new();
-    let (ours, line) = behind_a_line(&world).await;
+    let (ours, network) = behind_a_network(&world).await;
     let theirs = world.keeper().await;
     let guard = ours.mutex(NAME).lease(secs(10)).lock().await.expect("free");
     sleep(secs(20)).await;
     assert!(guard.is_held(), "renewed");
-    line.cut();
+    network.cut();
     let lost = guard.lost();
     assert_eq!(lost.await, Lost::Expired);
     assert!(left_at_the_store(&theirs).await > Duration::ZERO, "told in time");
@@ -291,9 +291,9 @@ async fn b3_a_minimum_hold_outlives_the_release() {
 async fn c1_a_claim_that_comes_after_its_leave_does_nothing() {
     for delay in [secs(1), secs(3), secs(4), secs(8), secs(30)] {
         let world = Virtual::new();
-        let (ours, line) = behind_a_line(&world).await;
+        let (ours, network) = behind_a_network(&world).await;
         let theirs = world.keeper().await;
-        line.next(Fate::late(delay));
+        network.next(Fate::late(delay));
         let mutex = ours.mutex(NAME);
         timeout(millis(500), mutex.lock()).await.expect_err("stuck");
         let end = Instant::now() + secs(60);
@@ -311,9 +311,9 @@ async fn c1_a_claim_that_comes_after_its_leave_does_nothing() {
 async fn c1_a_late_copy_of_a_released_claim_does_nothing() {
     for delay in [millis(2500), secs(4), secs(8)] {
         let world = Virtual::new();
-        let (ours, line) = behind_a_line(&world).await;
+        let (ours, network) = behind_a_network(&world).await;
         let theirs = world.keeper().await;
-        line.next(Fate::late(delay));
+        network.next(Fate::late(delay));
         let guard = ours.mutex(NAME).lock().await.expect("granted at the second asking");
         guard.release().await.expect("held");
         for _ in 0..1000 {
@@ -326,12 +326,12 @@ async fn c1_a_late_copy_of_a_released_claim_does_nothing() {
 #[tokio::test(start_paused = true)]
 async fn c2_a_count_down_asked_again_counts_once() {
     let world = Virtual::new();
-    let (ours, line) = behind_a_line(&world).await;
+    let (ours, network) = behind_a_network(&world).await;
     let latch = ours.latch(NAME);
     latch.create(3).await.expect("new");
     for left in [2, 1] {
-        line.next(Fate::LOST_REPLY);
-        line.next(Fate { again: Some(secs(1)), answers: false, ..Fate::GOOD });
+        network.next(Fate::LOST_REPLY);
+        network.next(Fate { again: Some(secs(1)), answers: false, ..Fate::GOOD });
         assert_eq!(latch.count_down().await.expect("counted at the third asking"), left);
     }
 }

@@ -16,7 +16,7 @@ use lockkeeper_testkit::{
     broken::Bug,
     dice::Dice,
     history::{self, Report, Verdict},
-    processes::{Crew, DiskFault, FencedCounter, Task, Trouble},
+    processes::{Crew, DiskFault, FencedCounter, Task, WorkerFault},
     refinement::{self, Subject, Tally, TimeMode},
 };
 use rustix::process::Signal;
@@ -43,7 +43,7 @@ fn task(folder: &TempDir, seed: u64) -> Task {
         tasks: 3,
         lease: Duration::from_secs(1),
         hold_for_ever: false,
-        bad_line: false,
+        bad_network: false,
         bug: Bug::None,
         seed,
     }
@@ -53,7 +53,7 @@ fn task(folder: &TempDir, seed: u64) -> Task {
 const STUCK: Duration = Duration::from_secs(12);
 
 /// Runs a crew through `sections` sections in trouble, and judges its history.
-fn ordeal(task: Task, hands: u32, sections: usize, kinds: &[Trouble]) -> (Report, bool) {
+fn ordeal(task: Task, hands: u32, sections: usize, kinds: &[WorkerFault]) -> (Report, bool) {
     let mut dice = Dice::new(task.seed ^ 1);
     let mut crew = Crew::start(worker(), task, hands).expect("started");
     let deadline = Instant::now() + Duration::from_secs(20) + Duration::from_millis(20) * sections as u32;
@@ -64,10 +64,10 @@ fn ordeal(task: Task, hands: u32, sections: usize, kinds: &[Trouble]) -> (Report
         let pause = dice.up_to(300);
         crew.listen(pause, |crew| crew.sections() >= sections);
         if !kinds.is_empty() {
-            crew.trouble(kinds[dice.below(kinds.len() as u64) as usize]).expect("replaced");
+            crew.inject(kinds[dice.below(kinds.len() as u64) as usize]).expect("replaced");
         }
     }
-    served = served && crew.dismiss(Duration::from_secs(30));
+    served = served && crew.finish(Duration::from_secs(30));
     let (history, rules) = crew.into_evidence();
     (history::check(&history, &rules), served)
 }
@@ -77,9 +77,16 @@ fn many_processes_in_every_kind_of_trouble() {
     let sections = number("LOCKKEEPER_SECTIONS", 10_000);
     let folder = tempfile::tempdir().expect("a folder");
     let task = task(&folder, 1);
-    let (full, gone) = (Trouble::Disk(DiskFault::Full), Trouble::Disk(DiskFault::Gone));
-    let kinds =
-        [Trouble::Kill, Trouble::Kill, Trouble::Stop, Trouble::SmallFiles, Trouble::NoFiles, full, gone];
+    let (full, gone) = (WorkerFault::Disk(DiskFault::Full), WorkerFault::Disk(DiskFault::Gone));
+    let kinds = [
+        WorkerFault::Kill,
+        WorkerFault::Kill,
+        WorkerFault::Stop,
+        WorkerFault::SmallFiles,
+        WorkerFault::NoFiles,
+        full,
+        gone,
+    ];
     let started = Instant::now();
     let (report, served) = ordeal(task, 16, sections, &kinds);
     println!("{report}\n{:?}", started.elapsed());
@@ -98,8 +105,8 @@ fn many_processes_in_every_kind_of_trouble() {
 #[test]
 fn many_processes_on_bad_lines() {
     let folder = tempfile::tempdir().expect("a folder");
-    let task = Task { bad_line: true, ..task(&folder, 3) };
-    let (report, served) = ordeal(task, 8, number("LOCKKEEPER_SECTIONS", 10_000) / 10, &[Trouble::Kill]);
+    let task = Task { bad_network: true, ..task(&folder, 3) };
+    let (report, served) = ordeal(task, 8, number("LOCKKEEPER_SECTIONS", 10_000) / 10, &[WorkerFault::Kill]);
     println!("{report}");
     assert!(served, "somebody was not served\n{report}");
     assert_eq!(report.verdict, Verdict::Safe, "{report}");
@@ -147,7 +154,7 @@ fn a_killed_holder_is_passed_within_a_second() {
             "kill {kill}: passed after {:?}",
             killed.elapsed()
         );
-        crew.hire().expect("replaced");
+        crew.start_worker().expect("replaced");
     }
     println!("the slowest was passed after {slowest:?}");
 }
@@ -160,7 +167,7 @@ fn planted_bugs_are_caught_between_processes() {
         let caught = (0..20).find(|seed| {
             let folder = tempfile::tempdir().expect("a folder");
             let task = Task { bug, resources: 4, ..task(&folder, *seed) };
-            let (report, served) = ordeal(task, 4, 200, &[Trouble::Kill]);
+            let (report, served) = ordeal(task, 4, 200, &[WorkerFault::Kill]);
             !served || report.verdict != Verdict::Safe
         });
         println!("{bug:?} caught by seed {caught:?}");

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lockkeeper_core::{Keeper, testing::Virtual};
-use lockkeeper_testkit::faulty::{Fate, Line, faulty};
+use lockkeeper_testkit::faulty::{Fate, Network, faulty};
 use metrics::{
     Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
@@ -82,13 +82,14 @@ impl Recorder for Memory {
 /// Everything that is counted happens at least once.
 async fn live() {
     let world = Virtual::new();
-    let line = Line::good();
-    let store = faulty(world.server.connector("memory:"), line.clone());
-    let ours = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good line");
+    let network = Network::good();
+    let store = faulty(world.server.connector("memory:"), network.clone());
+    let ours =
+        Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good network");
     let theirs = world.keeper().await;
     let name = SECRET;
 
-    // Granted, busy, timed out, refused, in line, handed on.
+    // Granted, busy, timed out, refused, queued, handed on.
     let guard = ours.mutex(name).lock().await.expect("free");
     let mutex = ours.mutex(name);
     let next = tokio::spawn(async move { drop(mutex.lock().await.expect("handed on")) });
@@ -105,15 +106,15 @@ async fn live() {
     // Renewed, renewed late, renewal failed.
     let guard = ours.mutex(name).lease(Duration::from_secs(3)).lock().await.expect("free");
     sleep(Duration::from_millis(1500)).await;
-    line.next(Fate::late(Duration::from_millis(1900)));
+    network.next(Fate::late(Duration::from_millis(1900)));
     sleep(Duration::from_secs(3)).await;
     assert!(guard.is_held(), "late, but in time");
-    line.next(Fate::LOST_REPLY);
+    network.next(Fate::LOST_REPLY);
     sleep(Duration::from_secs(4)).await;
 
     // Lost for every reason.
     let token = guard.token();
-    line.cut();
+    network.cut();
     guard.lost().await;
     ours.mutex(name).lock_within(Duration::from_secs(60)).await.expect_err("no store");
     let guard = theirs.mutex(name).lease(Duration::from_secs(3)).lock().await.expect("free in the end");

@@ -16,9 +16,9 @@ use lockkeeper_core::{
     testing::Virtual,
 };
 use lockkeeper_testkit::{
-    counting::Requests,
-    faulty::{Fate, Faults, Line, faulty},
-    planted::Plant,
+    counting::RequestCounter,
+    faulty::{Fate, Faults, Network, faulty},
+    overrides::Overrides,
 };
 use tokio::{
     sync::Notify,
@@ -27,8 +27,8 @@ use tokio::{
 };
 
 /// A keeper whose requests are counted.
-async fn counted(world: &Virtual) -> (Keeper, Requests) {
-    let requests = Requests::default();
+async fn counted(world: &Virtual) -> (Keeper, RequestCounter) {
+    let requests = RequestCounter::default();
     let store = requests.of(world.server.connector("memory:"));
     let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await;
     (keeper.expect("memory"), requests)
@@ -102,11 +102,11 @@ async fn waiters_of_one_process_poll_as_one_request_a_second() {
 #[tokio::test(start_paused = true)]
 async fn what_is_asked_meanwhile_goes_out_as_one_group() {
     let world = Virtual::new();
-    let requests = Requests::default();
-    let slow = Line::new(lockkeeper_testkit::dice::Dice::new(1), Faults { usual: 10, ..Faults::NONE });
+    let requests = RequestCounter::default();
+    let slow = Network::new(lockkeeper_testkit::dice::Dice::new(1), Faults { usual: 10, ..Faults::NONE });
     let store = faulty(requests.of(world.server.connector("memory:")), slow);
     let keeper =
-        Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a slow line");
+        Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a slow network");
     let before = requests.so_far();
     let tasks = each(64, |place| {
         let mutex = keeper.mutex(&format!("name/{place}"));
@@ -162,10 +162,10 @@ async fn on(world: &Virtual, store: Connector) -> Keeper {
 #[tokio::test(start_paused = true)]
 async fn a_hint_that_comes_while_a_claim_is_under_way_is_not_forgotten() {
     let world = Virtual::new();
-    let (line, answered) = (Line::good(), Arc::new(Notify::new()));
-    let plant = {
+    let (network, answered) = (Network::good(), Arc::new(Notify::new()));
+    let overrides = {
         let answered = answered.clone();
-        Plant::new()
+        Overrides::new()
             .capability(|capability| capability.requests_at_once = 3)
             .wakes(|wake| match wake {
                 Wake::Granted(name, _) => Some(Wake::Changed(Topic::Grants(name))),
@@ -178,11 +178,11 @@ async fn a_hint_that_comes_while_a_claim_is_under_way_is_not_forgotten() {
                 verdict
             })
     };
-    let ours = on(&world, faulty(plant.of(world.server.connector("memory:")), line.clone())).await;
+    let ours = on(&world, faulty(overrides.of(world.server.connector("memory:")), network.clone())).await;
     let held = world.keeper().await.mutex("name").lease(Duration::from_secs(600)).lock().await.expect("free");
-    line.next(Fate::GOOD);
+    network.next(Fate::GOOD);
     // Asked again and answered at once, but the answer takes its time.
-    line.next(Fate { after: millis(900), ..Fate::GOOD });
+    network.next(Fate { after: millis(900), ..Fate::GOOD });
     let mutex = ours.mutex("name");
     let waiting = tokio::spawn(async move { mutex.lock().await });
     answered.notified().await;
@@ -198,18 +198,20 @@ async fn a_hint_that_comes_while_a_claim_is_under_way_is_not_forgotten() {
 async fn all_who_wait_for_a_subscription_ask_once_more_when_it_is_there() {
     let world = Virtual::new();
     let subscribed = Arc::new(AtomicBool::new(false));
-    let plant = {
+    let overrides = {
         let (made, hears) = (subscribed.clone(), subscribed.clone());
-        Plant::new().wakes(move |wake| hears.load(Ordering::Relaxed).then_some(wake)).watches(move |_, _| {
-            let made = made.clone();
-            Box::pin(async move {
-                sleep(millis(100)).await;
-                made.store(true, Ordering::Relaxed);
-                Ok(Some(Watch::new(())))
-            })
-        })
+        Overrides::new().wakes(move |wake| hears.load(Ordering::Relaxed).then_some(wake)).watches(
+            move |_, _| {
+                let made = made.clone();
+                Box::pin(async move {
+                    sleep(millis(100)).await;
+                    made.store(true, Ordering::Relaxed);
+                    Ok(Some(Watch::new(())))
+                })
+            },
+        )
     };
-    let ours = on(&world, plant.of(world.server.connector("memory:"))).await;
+    let ours = on(&world, overrides.of(world.server.connector("memory:"))).await;
     let theirs = world.keeper().await;
     let held = theirs.semaphore("name", 3).acquire_many(3).await.expect("free");
     let asked = Instant::now();
@@ -238,9 +240,9 @@ async fn a_subscription_made_while_the_old_one_ends_is_kept() {
     type Waiting = Arc<Mutex<Option<BoxFuture<'static, Result<(), LatchError>>>>>;
     let world = Virtual::new();
     let (waiting, ended) = (Waiting::default(), Arc::new(Notify::new()));
-    let plant = {
+    let overrides = {
         let (waiting, ended) = (waiting.clone(), ended.clone());
-        Plant::new().watches(move |_, watch| {
+        Overrides::new().watches(move |_, watch| {
             let (waiting, ended) = (waiting.clone(), ended.clone());
             let meanwhile = OnDrop(move || {
                 let mut waiting = support::lock(&waiting);
@@ -254,7 +256,7 @@ async fn a_subscription_made_while_the_old_one_ends_is_kept() {
             Box::pin(async move { Ok(watch.await?.map(|watch| Watch::new((meanwhile, watch)))) })
         })
     };
-    let ours = on(&world, plant.of(world.server.connector("memory:"))).await;
+    let ours = on(&world, overrides.of(world.server.connector("memory:"))).await;
     let theirs = world.keeper().await;
     let latch = ours.latch("name");
     latch.create(1).await.expect("new");
@@ -271,14 +273,14 @@ async fn a_subscription_made_while_the_old_one_ends_is_kept() {
     theirs.latch("name").delete().await.expect("there");
 }
 
-/// A keeper on a line that a test slows down, with one request at a time.
-async fn one_at_a_time(world: &Virtual) -> (Keeper, Arc<Line>) {
-    let line = Line::good();
-    let store = Plant::new()
+/// A keeper on a network that a test slows down, with one request at a time.
+async fn one_at_a_time(world: &Virtual) -> (Keeper, Arc<Network>) {
+    let network = Network::good();
+    let store = Overrides::new()
         .capability(|capability| capability.requests_at_once = 1)
-        .of(faulty(world.server.connector("memory:"), line.clone()));
+        .of(faulty(world.server.connector("memory:"), network.clone()));
     let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await;
-    (keeper.expect("a good line"), line)
+    (keeper.expect("a good network"), network)
 }
 
 struct Panics;
@@ -292,8 +294,8 @@ impl std::task::Wake for Panics {
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_one_costs_the_others_of_its_group_nothing() {
     let world = Virtual::new();
-    let (keeper, line) = one_at_a_time(&world).await;
-    line.next(Fate::late(Duration::from_millis(10)));
+    let (keeper, network) = one_at_a_time(&world).await;
+    network.next(Fate::late(Duration::from_millis(10)));
     let first = keeper.mutex("a");
     let first = tokio::spawn(async move { first.lock().await.map(drop) });
     tokio::task::yield_now().await;
@@ -310,12 +312,12 @@ async fn a_panic_of_one_costs_the_others_of_its_group_nothing() {
     tokio::time::timeout(Duration::from_secs(60), keeper.close()).await.expect("nothing is left to wait for");
 }
 
-/// Four tasks stand in the store's own line, of which the third gives up while the second is under way.
+/// Four tasks wait in the store's own queue, of which the third gives up while the second is under way.
 #[tokio::test(start_paused = true)]
 async fn one_who_gives_up_before_its_claim_is_sent_does_not_take_the_next_along() {
     let world = Virtual::new();
-    let (keeper, line) = one_at_a_time(&world).await;
-    line.set(Faults { usual: 20, ..Faults::NONE });
+    let (keeper, network) = one_at_a_time(&world).await;
+    network.set(Faults { usual: 20, ..Faults::NONE });
     for patience in 1..60 {
         let mutex = keeper.mutex("name").fifo();
         let lock = |mutex: lockkeeper_core::Mutex| {
@@ -343,11 +345,11 @@ async fn one_who_gives_up_before_its_claim_is_sent_does_not_take_the_next_along(
 #[tokio::test(start_paused = true)]
 async fn a_doubled_message_does_not_overtake_the_release_under_way() {
     let world = Virtual::new();
-    let line = Line::good();
+    let network = Network::good();
     let (last, told) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(None)));
-    let store = faulty(world.server.connector("memory:"), line.clone());
+    let store = faulty(world.server.connector("memory:"), network.clone());
     let heard = last.clone();
-    let store = Plant::new()
+    let store = Overrides::new()
         .capability(|capability| capability.requests_at_once = 3)
         .wakes(move |wake| {
             *support::lock(&heard) = Some(wake.clone());
@@ -369,7 +371,7 @@ async fn a_doubled_message_does_not_overtake_the_release_under_way() {
     let guard = waiting.await.expect("no panic").expect("granted by the releaser");
     let wake = support::lock(&last).take().expect("told by a message");
     let sink = support::lock(&told).take().expect("connected");
-    line.next(Fate::late(Duration::from_millis(200)));
+    network.next(Fate::late(Duration::from_millis(200)));
     let release = tokio::spawn(guard.release());
     sleep(Duration::from_millis(50)).await;
     sink.wake(wake);

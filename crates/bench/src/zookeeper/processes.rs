@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper_testkit::counting::Requests;
+use lockkeeper_testkit::counting::RequestCounter;
 use tokio::task::{block_in_place, spawn_blocking};
 
 use super::{BARE, CURATOR, LOCKKEEPER, RECIPE, ZooKeeper, curator::Program, peers::RecipePeer, ring::Ring};
@@ -141,7 +141,7 @@ pub(crate) fn child(who: &str, url: &str) -> Result<(), Failure> {
     runtime()?.block_on(async {
         if who == LOCKKEEPER {
             let keeper = lockkeeper::connect(url).await?;
-            take_part(DroppedPeer::new(&keeper, &Requests::default())).await?;
+            take_part(DroppedPeer::new(&keeper, &RequestCounter::default())).await?;
             keeper.close().await;
         } else {
             take_part(RecipePeer::connect(url).await?).await?;

@@ -1,4 +1,4 @@
-//! The parent's side: starts workers, troubles them, and joins what they told into a history.
+//! The parent's side: starts worker processes, injects faults, and joins their events into a history.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use std::{
 use lockkeeper_core::clock::Clock;
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
-use super::{DiskFault, Line, PERMITS, Task, disk::BadDisk, line};
+use super::{DiskFault, Event, PERMITS, Task, disk::BadDisk, event};
 use crate::{
     dice::Dice,
     history::{End, History, Pause, Rules, Section, Wait, Write},
@@ -22,15 +22,15 @@ use crate::{
 /// How long a stopped worker is given to notice, once it runs again.
 const TO_NOTICE: Duration = Duration::from_millis(1500);
 
-/// Workers on one store, and what they have told so far.
+/// Worker processes on one store, and the events that they have reported so far.
 #[derive(Debug)]
 pub struct Crew {
     program: PathBuf,
     task: Task,
     dice: Dice,
-    hands: Vec<Hand>,
-    tell: Sender<(u32, Option<Line>)>,
-    told: Receiver<(u32, Option<Line>)>,
+    workers: Vec<WorkerProcess>,
+    sender: Sender<(u32, Option<Event>)>,
+    events: Receiver<(u32, Option<Event>)>,
     started: u32,
     history: History,
     pauses: Vec<Pause>,
@@ -40,29 +40,29 @@ pub struct Crew {
 
 /// One worker process.
 #[derive(Debug)]
-pub struct Hand {
+pub struct WorkerProcess {
     number: u32,
     child: Child,
     input: Option<ChildStdin>,
     /// Acquisitions and sections under way, by task.
-    open: HashMap<u32, Open>,
+    open: HashMap<u32, Visit>,
     killed: Option<u64>,
     gone: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct Visit {
     resource: u32,
     asked: u64,
     held: Option<(u64, u64, u32, u64)>,
 }
 
-/// What can be done to a worker.
+/// What can go wrong with a worker process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Trouble {
-    /// Killed with no time for a last word; another one takes its place.
+pub enum WorkerFault {
+    /// It is killed, and another one is started.
     Kill,
-    /// Stopped for a while, longer than its leases last.
+    /// It is stopped for a while, longer than its leases last.
     Stop,
     /// Its files cannot grow for a while.
     SmallFiles,
@@ -77,27 +77,27 @@ fn now() -> u64 {
 }
 
 impl Crew {
-    /// `hands` workers that do `task`, each a process of `program`.
+    /// `workers` workers that do `task`, each a process of `program`.
     ///
     /// # Errors
     /// If they cannot be started.
-    pub fn start(program: &Path, task: Task, hands: u32) -> io::Result<Self> {
-        let (tell, told) = mpsc::channel();
+    pub fn start(program: &Path, task: Task, workers: u32) -> io::Result<Self> {
+        let (sender, events) = mpsc::channel();
         let mut crew = Self {
             program: program.to_owned(),
             dice: Dice::new(task.seed),
             task,
-            hands: Vec::new(),
-            tell,
-            told,
+            workers: Vec::new(),
+            sender,
+            events,
             started: 0,
             history: History::default(),
             pauses: Vec::new(),
             last_fault: now(),
             crashes: false,
         };
-        for _ in 0..hands {
-            crew.hire()?;
+        for _ in 0..workers {
+            crew.start_worker()?;
         }
         Ok(crew)
     }
@@ -106,7 +106,7 @@ impl Crew {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn hire(&mut self) -> io::Result<()> {
+    pub fn start_worker(&mut self) -> io::Result<()> {
         let number = self.started;
         self.started += 1;
         let task = Task { seed: self.dice.roll(), ..self.task.clone() };
@@ -115,18 +115,25 @@ impl Crew {
         command.args(["-c", "trap '' XFSZ; exec \"$@\"", "worker"]).arg(&self.program).args(task.words());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let output = child.stdout.take().ok_or_else(|| io::Error::other("no output"))?;
-        let tell = self.tell.clone();
+        let sender = self.sender.clone();
         thread::spawn(move || {
             for text in BufReader::new(output).lines().map_while(Result::ok) {
-                // A line cut off by a kill says nothing.
-                if let Ok(line) = text.parse() {
-                    tell.send((number, Some(line))).ok();
+                // A line that a kill cut off is no event.
+                if let Ok(event) = text.parse() {
+                    sender.send((number, Some(event))).ok();
                 }
             }
-            tell.send((number, None)).ok();
+            sender.send((number, None)).ok();
         });
         let input = child.stdin.take();
-        self.hands.push(Hand { number, child, input, open: HashMap::new(), killed: None, gone: false });
+        self.workers.push(WorkerProcess {
+            number,
+            child,
+            input,
+            open: HashMap::new(),
+            killed: None,
+            gone: false,
+        });
         Ok(())
     }
 
@@ -137,67 +144,69 @@ impl Crew {
 
     /// The largest token that a worker has told of.
     pub fn largest_token(&self) -> u64 {
-        let held = self.hands.iter().flat_map(|hand| hand.open.values()).filter_map(|open| open.held);
+        let held = self.workers.iter().flat_map(|worker| worker.open.values()).filter_map(|open| open.held);
         let ended = self.history.sections.iter().map(|section| section.token);
         held.map(|(token, ..)| token).chain(ended).max().unwrap_or(0)
     }
 
     /// The living workers that hold something, each with its token.
     pub fn holders(&self) -> Vec<(u32, u64)> {
-        let held = |hand: &Hand| hand.open.values().find_map(|open| open.held.map(|(token, ..)| token));
-        let living = self.hands.iter().filter(|hand| hand.killed.is_none() && !hand.gone);
-        living.filter_map(|hand| held(hand).map(|token| (hand.number, token))).collect()
+        let held =
+            |worker: &WorkerProcess| worker.open.values().find_map(|open| open.held.map(|(token, ..)| token));
+        let living = self.workers.iter().filter(|worker| worker.killed.is_none() && !worker.gone);
+        living.filter_map(|worker| held(worker).map(|token| (worker.number, token))).collect()
     }
 
     /// How many workers wait to be served.
     pub fn waiting(&self) -> usize {
-        let waits =
-            |hand: &&Hand| hand.killed.is_none() && hand.open.values().any(|open| open.held.is_none());
-        self.hands.iter().filter(waits).count()
+        let waits = |worker: &&WorkerProcess| {
+            worker.killed.is_none() && worker.open.values().any(|open| open.held.is_none())
+        };
+        self.workers.iter().filter(waits).count()
     }
 
-    /// Takes in what the workers tell, until `enough` says so. False if `limit` passed first.
+    /// Takes in the events of the workers until `enough` says so. False if `limit` passed first.
     pub fn listen(&mut self, limit: Duration, mut enough: impl FnMut(&Self) -> bool) -> bool {
         let deadline = Instant::now() + limit;
         while !enough(self) {
-            match self.told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok((number, line)) => self.heard(number, line),
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok((number, event)) => self.heard(number, event),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return false,
             }
         }
         true
     }
 
-    fn hand(&mut self, number: u32) -> Option<&mut Hand> {
-        self.hands.iter_mut().find(|hand| hand.number == number)
+    fn worker(&mut self, number: u32) -> Option<&mut WorkerProcess> {
+        self.workers.iter_mut().find(|worker| worker.number == number)
     }
 
-    fn heard(&mut self, number: u32, line: Option<Line>) {
+    fn heard(&mut self, number: u32, event: Option<Event>) {
         let tasks = self.task.tasks;
         let mut history = std::mem::take(&mut self.history);
-        if let Some(hand) = self.hand(number) {
-            match line {
-                Some(line) => hand.heard(line, tasks, &mut history),
-                None => hand.ended(tasks, &mut history),
+        if let Some(worker) = self.worker(number) {
+            match event {
+                Some(event) => worker.heard(event, tasks, &mut history),
+                None => worker.ended(tasks, &mut history),
             }
         }
         self.history = history;
-        self.hands.retain(|hand| !hand.gone);
+        self.workers.retain(|worker| !worker.gone);
     }
 
-    /// Does something bad to some worker, and waits until it is over.
+    /// Injects a fault into some worker, and waits until it is over.
     ///
     /// # Errors
     /// If a replacement cannot be started.
-    pub fn trouble(&mut self, trouble: Trouble) -> io::Result<()> {
-        let Some(number) = self.victim() else { return self.hire() };
+    pub fn inject(&mut self, fault: WorkerFault) -> io::Result<()> {
+        let Some(number) = self.victim() else { return self.start_worker() };
         let length = self.task.lease + self.dice.up_to(self.task.lease.as_millis() as u64 / 2);
-        match trouble {
-            Trouble::Kill => {
+        match fault {
+            WorkerFault::Kill => {
                 self.kill(number);
-                self.hire()?;
+                self.start_worker()?;
             }
-            Trouble::Stop => {
+            WorkerFault::Stop => {
                 let from = now();
                 self.signal(number, Signal::STOP);
                 self.listen(length, |_| false);
@@ -206,60 +215,60 @@ impl Crew {
                 let tasks = self.task.tasks;
                 self.pauses.extend((0..tasks).map(|task| Pause { worker: number * tasks + task, from, to }));
             }
-            Trouble::Disk(fault) => {
+            WorkerFault::Disk(fault) => {
                 let from = 1 + self.dice.below(30);
                 self.break_disk(number, fault, from, length)?;
             }
-            Trouble::SmallFiles => {
+            WorkerFault::SmallFiles => {
                 let most = self.dice.below(4 << 20);
                 self.limit(number, Resource::Fsize, Some(most), length);
             }
-            Trouble::NoFiles => self.limit(number, Resource::Nofile, Some(3), length / 4),
+            WorkerFault::NoFiles => self.limit(number, Resource::Nofile, Some(3), length / 4),
         }
         self.last_fault = now();
         Ok(())
     }
 
-    /// The store itself was in trouble until now: waits are judged from here on.
-    pub fn store_is_well_again(&mut self) {
+    /// The store itself was out of order until now: waits are judged from here on.
+    pub fn store_recovered(&mut self) {
         self.last_fault = now();
     }
 
-    /// Anybody, but mostly somebody who holds something: that is where trouble does most.
+    /// Any worker, but mostly one that holds something: there a fault does most.
     fn victim(&mut self) -> Option<u32> {
         let holders = self.holders();
         if !holders.is_empty() && self.dice.chance(800) {
             return Some(holders[self.dice.below(holders.len() as u64) as usize].0);
         }
-        let place = self.dice.below(self.hands.len().max(1) as u64) as usize;
-        self.hands.get(place).map(|hand| hand.number)
+        let index = self.dice.below(self.workers.len().max(1) as u64) as usize;
+        self.workers.get(index).map(|worker| worker.number)
     }
 
     /// Kills a worker.
     pub fn kill(&mut self, number: u32) {
         self.crashes = true;
         self.signal(number, Signal::KILL);
-        if let Some(hand) = self.hand(number) {
-            hand.killed = Some(now());
+        if let Some(worker) = self.worker(number) {
+            worker.killed = Some(now());
         }
     }
 
     /// Stops or continues all workers.
     pub fn signal_all(&mut self, signal: Signal) {
-        for number in self.hands.iter().map(|hand| hand.number).collect::<Vec<_>>() {
+        for number in self.workers.iter().map(|worker| worker.number).collect::<Vec<_>>() {
             self.signal(number, signal);
         }
     }
 
     fn signal(&mut self, number: u32, signal: Signal) {
-        if let Some(pid) = self.hand(number).and_then(|hand| hand.pid()) {
+        if let Some(pid) = self.worker(number).and_then(|worker| worker.pid()) {
             // It may have ended by itself.
             rustix::process::kill_process(pid, signal).ok();
         }
     }
 
     fn limit(&mut self, number: u32, what: Resource, most: Option<u64>, length: Duration) {
-        let Some(pid) = self.hand(number).and_then(|hand| hand.pid()) else { return };
+        let Some(pid) = self.worker(number).and_then(|worker| worker.pid()) else { return };
         let Ok(before) = rustix::process::prlimit(Some(pid), what, Rlimit { current: most, maximum: None })
         else {
             return;
@@ -269,24 +278,24 @@ impl Crew {
     }
 
     fn break_disk(&mut self, number: u32, fault: DiskFault, from: u64, length: Duration) -> io::Result<()> {
-        let Some(pid) = self.hand(number).and_then(|hand| hand.pid()) else { return Ok(()) };
+        let Some(pid) = self.worker(number).and_then(|worker| worker.pid()) else { return Ok(()) };
         let mut disk = BadDisk::of(pid, fault, from)?;
         self.listen(length, |_| false);
-        if !disk.is_bad() && self.hand(number).is_some() {
+        if !disk.is_bad() && self.worker(number).is_some() {
             return Err(io::Error::other("strace could not break the disk of a worker"));
         }
         Ok(())
     }
 
-    /// Ends all workers in good order. False if some did not end within `limit`.
-    pub fn dismiss(&mut self, limit: Duration) -> bool {
-        for hand in &mut self.hands {
-            drop(hand.input.take());
+    /// Lets all workers end by themselves. False if some did not within `limit`.
+    pub fn finish(&mut self, limit: Duration) -> bool {
+        for worker in &mut self.workers {
+            drop(worker.input.take());
         }
-        self.listen(limit, |crew| crew.hands.is_empty())
+        self.listen(limit, |crew| crew.workers.is_empty())
     }
 
-    /// What all workers told, and the rules to judge it by.
+    /// The history of all workers, and the rules to judge it by.
     pub fn into_evidence(mut self) -> (History, Rules) {
         let history = std::mem::take(&mut self.history);
         let resources = 0..self.task.resources;
@@ -308,43 +317,43 @@ impl Crew {
 
 impl Drop for Crew {
     fn drop(&mut self) {
-        for hand in &mut self.hands {
-            drop(hand.child.kill());
-            drop(hand.child.wait());
+        for worker in &mut self.workers {
+            drop(worker.child.kill());
+            drop(worker.child.wait());
         }
     }
 }
 
-impl Hand {
+impl WorkerProcess {
     fn pid(&self) -> Option<Pid> {
         Pid::from_raw(i32::try_from(self.child.id()).ok()?)
     }
 
-    fn heard(&mut self, line: Line, tasks: u32, history: &mut History) {
+    fn heard(&mut self, event: Event, tasks: u32, history: &mut History) {
         let worker = |task| self.number * tasks + task;
-        match line {
-            Line::Ready => {}
-            Line::Ask { task, resource, at } => {
-                self.open.insert(task, Open { resource, asked: at, held: None });
+        match event {
+            Event::Ready => {}
+            Event::Ask { task, resource, at } => {
+                self.open.insert(task, Visit { resource, asked: at, held: None });
             }
-            Line::Held { task, token, floor, units, at } => {
+            Event::Held { task, token, floor, units, at } => {
                 if let Some(open) = self.open.get_mut(&task) {
                     open.held = Some((token, floor, units, at));
                 }
             }
-            Line::Wrote { task, place, accepted } => {
-                if let Some(Open { resource, held: Some((token, floor, ..)), .. }) = self.open.get(&task) {
+            Event::Wrote { task, place, accepted } => {
+                if let Some(Visit { resource, held: Some((token, floor, ..)), .. }) = self.open.get(&task) {
                     let (resource, token, floor) = (*resource, *token, *floor);
                     history.writes.push(Write { resource, token, floor, at: place, accepted });
                 }
             }
-            Line::End { task, lost, at, deadline } => {
+            Event::End { task, lost, at, deadline } => {
                 if let Some(open) = self.open.remove(&task) {
-                    history.sections.extend(open.section(worker(task), at, line::end(lost), deadline));
+                    history.sections.extend(open.section(worker(task), at, event::end(lost), deadline));
                 }
             }
-            Line::GaveUp { task, at } => {
-                if let Some(Open { resource, asked, .. }) = self.open.remove(&task) {
+            Event::GaveUp { task, at } => {
+                if let Some(Visit { resource, asked, .. }) = self.open.remove(&task) {
                     history.waits.push(Wait { worker: worker(task), resource, asked, gave_up: Some(at) });
                 }
             }
@@ -371,7 +380,7 @@ impl Hand {
     }
 }
 
-impl Open {
+impl Visit {
     fn section(&self, worker: u32, ended: u64, end: End, deadline: u64) -> Option<Section> {
         let (token, floor, units, granted) = self.held?;
         Some(Section {
@@ -380,7 +389,7 @@ impl Open {
             contender: token,
             token,
             floor,
-            share: line::share(units),
+            share: event::share(units),
             asked: self.asked,
             granted,
             // A line may have been written just before the kill took effect.

@@ -1,18 +1,18 @@
-//! Real processes on one store: a crew of workers that are killed, stopped and starved of disk,
-//! while the history checker judges what they saw. Any store with a URL can be tested so.
+//! Real processes on one store: a crew of worker processes that are killed, stopped and left without disk. The history
+//! checker judges what they saw. Any store with a URL can be tested in this way.
 
 mod crew;
 mod disk;
+mod event;
 mod fenced;
-mod line;
 mod worker;
 
 use std::{path::PathBuf, time::Duration};
 
-pub use crew::{Crew, Hand, Trouble};
+pub use crew::{Crew, WorkerFault, WorkerProcess};
 pub use disk::DiskFault;
+pub use event::Event;
 pub use fenced::{FencedCounter, Seen};
-pub use line::Line;
 pub use worker::work;
 
 use crate::broken::Bug;
@@ -27,7 +27,7 @@ pub struct Task {
     pub url: String,
     /// Where the fenced counters are.
     pub folder: PathBuf,
-    /// What all names start with: those of one crew are nobody else's.
+    /// What all names of this crew start with.
     pub prefix: String,
     /// How many resources there are. By number modulo 4: a mutex, a mutex with exact order, a
     /// read-write lock, a semaphore.
@@ -39,10 +39,10 @@ pub struct Task {
     /// Whether a section lasts until its worker ends.
     pub hold_for_ever: bool,
     /// Whether requests, replies and wakes get lost, doubled and late on the way.
-    pub bad_line: bool,
+    pub bad_network: bool,
     /// What is wrong with the store.
     pub bug: Bug,
-    /// What the worker's dice start from.
+    /// The seed of the worker's dice.
     pub seed: u64,
 }
 
@@ -57,7 +57,7 @@ impl Task {
             self.tasks.to_string(),
             self.lease.as_millis().to_string(),
             u8::from(self.hold_for_ever).to_string(),
-            u8::from(self.bad_line).to_string(),
+            u8::from(self.bad_network).to_string(),
             format!("{:?}", self.bug),
             self.seed.to_string(),
         ]
@@ -69,7 +69,8 @@ impl Task {
     /// If they say none.
     pub fn from_words(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let words: Vec<String> = words.into_iter().collect();
-        let [url, folder, prefix, resources, tasks, lease, hold_for_ever, bad_line, bug, seed] = &words[..]
+        let [url, folder, prefix, resources, tasks, lease, hold_for_ever, bad_network, bug, seed] =
+            &words[..]
         else {
             return Err(format!("expected ten words, got {words:?}"));
         };
@@ -84,7 +85,7 @@ impl Task {
             tasks: small(tasks)?,
             lease: Duration::from_millis(number(lease)?),
             hold_for_ever: hold_for_ever == "1",
-            bad_line: bad_line == "1",
+            bad_network: bad_network == "1",
             bug: bugs.into_iter().find(|known| format!("{known:?}") == *bug).ok_or("no such bug")?,
             seed: number(seed)?,
         })

@@ -18,11 +18,11 @@ use lockkeeper_core::clock::Clock;
 use rustix::process::{PTracer, set_ptracer};
 use tokio::time::sleep;
 
-use super::{Task, fenced::FencedCounter, line::Line};
+use super::{Task, event::Event, fenced::FencedCounter};
 use crate::{
     broken::broken,
     dice::Dice,
-    faulty::{self, Faults, faulty},
+    faulty::{Faults, Network, faulty},
 };
 
 /// Works as `task` says, until the standard input ends.
@@ -33,38 +33,38 @@ pub async fn work(task: Task) -> Result<(), Box<dyn Error + Send + Sync>> {
     // So that its parent may break its disk; where that needs no leave, there is none to give.
     set_ptracer(PTracer::Any).ok();
     let mut dice = Dice::new(task.seed);
-    let line = faulty::Line::new(dice.fork(), Faults::NONE);
+    let network = Network::new(dice.fork(), Faults::NONE);
     let store = url::connector(&task.url)?;
-    let store = if task.bad_line { faulty(store, line.clone()) } else { store };
+    let store = if task.bad_network { faulty(store, network.clone()) } else { store };
     let builder = Keeper::builder(broken(store, task.bug)).outage_limit(Duration::from_secs(600));
     // What a lost reply costs.
-    let builder = if task.bad_line { builder.request_limit(Duration::from_millis(500)) } else { builder };
+    let builder = if task.bad_network { builder.request_limit(Duration::from_millis(500)) } else { builder };
     let keeper = builder.connect().await?;
-    line.set(BAD_LINE);
+    network.set(BAD_NETWORK);
     let stop = Arc::new(AtomicBool::new(false));
     stop_when_input_ends(stop.clone());
-    tell(Line::Ready);
+    tell(Event::Ready);
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..task.tasks {
-        let visitor = Visitor {
+        let worker_task = WorkerTask {
             number,
             keeper: keeper.clone(),
             dice: dice.fork(),
             task: task.clone(),
             stop: stop.clone(),
         };
-        tasks.spawn(visitor.work());
+        tasks.spawn(worker_task.work());
     }
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
-    line.set(Faults::NONE);
+    network.set(Faults::NONE);
     keeper.close().await;
     Ok(())
 }
 
 /// Bad enough that every worker asks again now and then, good enough that most get on.
-const BAD_LINE: Faults = Faults {
+const BAD_NETWORK: Faults = Faults {
     lost_request: 5,
     lost_reply: 15,
     doubled: 20,
@@ -83,12 +83,12 @@ fn stop_when_input_ends(stop: Arc<AtomicBool>) {
     });
 }
 
-/// Writes one line at once.
-fn tell(line: Line) {
+/// Writes one event as a line.
+fn tell(event: Event) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _one = support::lock(&ONE_AT_A_TIME);
     let mut out = io::stdout().lock();
-    if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
+    if writeln!(out, "{event}").and_then(|()| out.flush()).is_err() {
         // The parent is gone.
         std::process::exit(1);
     }
@@ -99,7 +99,7 @@ fn now() -> u64 {
 }
 
 /// One task of a worker.
-struct Visitor {
+struct WorkerTask {
     number: u32,
     keeper: Keeper,
     dice: Dice,
@@ -107,7 +107,7 @@ struct Visitor {
     stop: Arc<AtomicBool>,
 }
 
-impl Visitor {
+impl WorkerTask {
     async fn work(mut self) -> io::Result<()> {
         while !self.stop.load(Ordering::Acquire) {
             let resource = self.dice.below(u64::from(self.task.resources)) as u32;
@@ -149,18 +149,18 @@ impl Visitor {
         acquire: impl Future<Output = Result<Guard<M>, AcquireError>>,
     ) -> io::Result<()> {
         let task = self.number;
-        tell(Line::Ask { task, resource, at: now() });
+        tell(Event::Ask { task, resource, at: now() });
         let patience = if self.dice.chance(50) { self.dice.up_to(50) } else { Duration::from_secs(3600) };
         match tokio::time::timeout(patience, acquire).await {
             Ok(Ok(guard)) => self.section(resource, units, guard).await,
             Ok(Err(_)) => {
-                tell(Line::GaveUp { task, at: now() });
+                tell(Event::GaveUp { task, at: now() });
                 // A store in trouble is not asked at full speed.
                 sleep(self.dice.up_to(20)).await;
                 Ok(())
             }
             Err(_) => {
-                tell(Line::GaveUp { task, at: now() });
+                tell(Event::GaveUp { task, at: now() });
                 Ok(())
             }
         }
@@ -171,7 +171,7 @@ impl Visitor {
         let granted = now();
         let plain = |token: lockkeeper::Token| token.as_i64().unsigned_abs();
         let (token, floor) = (plain(guard.token()), plain(guard.floor()));
-        tell(Line::Held { task, token, floor, units, at: granted });
+        tell(Event::Held { task, token, floor, units, at: granted });
         let until = granted + self.length().as_nanos() as u64;
         let mut lost = Box::pin(guard.lost());
         let mut deadline = u64::MAX;
@@ -182,7 +182,7 @@ impl Visitor {
             }
             deadline = now().saturating_add(left.as_nanos() as u64);
             let (place, accepted) = self.counter(resource)?.admit(token, floor)?;
-            tell(Line::Wrote { task, place, accepted });
+            tell(Event::Wrote { task, place, accepted });
             if now() >= until {
                 break false;
             }
@@ -192,7 +192,7 @@ impl Visitor {
                 () = sleep(self.dice.up_to(2)) => {}
             }
         };
-        tell(Line::End { task, lost, at: now(), deadline });
+        tell(Event::End { task, lost, at: now(), deadline });
         if self.dice.chance(800) {
             // Lost or out of reach is part of the game; the judge goes by what was seen.
             drop(guard.release().await);

@@ -69,15 +69,17 @@ fn a_good_line_carries_everything() {
 #[test]
 fn a_connection_is_cut_after_exactly_so_many_bytes() {
     for after in 0..=10 {
-        for way in [Way::ToServer, Way::ToClient] {
+        for direction in [Direction::ToServer, Direction::ToClient] {
             let (server, heard) = echo();
             let proxy = Proxy::start(server).expect("started");
-            proxy.next(Fault { way, after, act: Act::Cut });
+            proxy.next(Fault { direction, after, action: Action::Cut });
             let answer = exchange(connect(&proxy));
             let heard = heard.lock().expect("no panic").clone();
-            match way {
-                Way::ToServer => assert!(TEXT[..after as usize].starts_with(&answer)),
-                Way::ToClient => assert_eq!((&answer[..], &heard[..]), (&TEXT[..after as usize], &TEXT[..])),
+            match direction {
+                Direction::ToServer => assert!(TEXT[..after as usize].starts_with(&answer)),
+                Direction::ToClient => {
+                    assert_eq!((&answer[..], &heard[..]), (&TEXT[..after as usize], &TEXT[..]));
+                }
             }
             assert_eq!(proxy.struck(), u64::from(after < 10), "at the byte after the last good one");
             assert_eq!(exchange(connect(&proxy)), TEXT, "the next one is good");
@@ -92,8 +94,8 @@ fn swallowed_replies_never_come_and_the_request_is_heard() {
     let mut stream = connect(&proxy);
     stream.write_all(TEXT).expect("sent");
     let mut answer = [0; 10];
-    stream.read_exact(&mut answer).expect("a good line so far");
-    proxy.now(Fault { way: Way::ToClient, after: 4, act: Act::Swallow });
+    stream.read_exact(&mut answer).expect("a good connection so far");
+    proxy.now(Fault { direction: Direction::ToClient, after: 4, action: Action::Swallow });
     stream.write_all(TEXT).expect("sent");
     stream.read_exact(&mut answer[..4]).expect("before the fault");
     stream.set_read_timeout(Some(Duration::from_millis(50))).expect("set");
@@ -109,7 +111,7 @@ fn cut_all_and_refuse() {
     let mut streams = [connect(&proxy), connect(&proxy)];
     for stream in &mut streams {
         stream.write_all(TEXT).expect("sent");
-        stream.read_exact(&mut [0; 10]).expect("a good line");
+        stream.read_exact(&mut [0; 10]).expect("a good connection");
     }
     proxy.refuse(true);
     proxy.cut_all();
@@ -175,19 +177,19 @@ fn a_pause_loses_nothing_and_a_delay_takes_its_time() {
 #[test]
 fn the_same_seed_makes_the_same_weather() {
     let run = |seed| {
-        let mut weather = Weather { dice: Dice::new(seed), per_mille: 500, most: 9 };
-        (0..50).map(move |_| weather.next()).collect::<Vec<_>>()
+        let mut random_faults = RandomFaults { dice: Dice::new(seed), per_mille: 500, most: 9 };
+        (0..50).map(move |_| random_faults.next()).collect::<Vec<_>>()
     };
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2));
     let (server, _) = echo();
     let proxy = Proxy::start(server).expect("started");
-    proxy.weather(Some(Weather { dice: Dice::new(1), per_mille: 1000, most: 9 }));
+    proxy.random_faults(Some(RandomFaults { dice: Dice::new(1), per_mille: 1000, most: 9 }));
     let mut cut = connect(&proxy);
     cut.write_all(TEXT).expect("sent");
     let deadline = Instant::now() + Duration::from_secs(10);
     while proxy.struck() == 0 {
-        assert!(Instant::now() < deadline, "fine weather");
+        assert!(Instant::now() < deadline, "no fault happened");
         thread::yield_now();
     }
 }

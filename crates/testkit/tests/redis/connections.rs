@@ -3,7 +3,7 @@
 use lockkeeper::{Keeper, Token};
 use lockkeeper_testkit::{
     dice::Dice,
-    proxy::{Act, Fault, Proxy, Way, Weather},
+    proxy::{Action, Direction, Fault, Proxy, RandomFaults},
     servers::Redis,
 };
 use tokio::{
@@ -82,12 +82,14 @@ async fn i5_a_connection_cut_at_any_byte_leaves_nothing() {
     let step = if percent().is_some() { 1 } else { 23 };
     let mut worlds = JoinSet::new();
     for options in ["protocol=resp3", "protocol=resp2"] {
-        for way in [Way::ToServer, Way::ToClient] {
+        for way in [Direction::ToServer, Direction::ToClient] {
             let world = World::new(options).await;
             worlds.spawn(async move {
                 let mut last = first_token(&world).await;
                 for after in (0..LONGEST).step_by(step) {
-                    last = world.acquire_and_release(Fault { way, after, act: Act::Cut }, last).await;
+                    last = world
+                        .acquire_and_release(Fault { direction: way, after, action: Action::Cut }, last)
+                        .await;
                 }
                 world.proxy.struck() as usize
             });
@@ -110,8 +112,8 @@ async fn i9_a_swallowed_reply_is_asked_for_again() {
             let mut dice = Dice::new(seed);
             for _ in 0..rounds {
                 // Somewhere in the reply, in the request, or just between the two.
-                let way = if dice.chance(700) { Way::ToClient } else { Way::ToServer };
-                let fault = Fault { way, after: dice.below(60), act: Act::Swallow };
+                let way = if dice.chance(700) { Direction::ToClient } else { Direction::ToServer };
+                let fault = Fault { direction: way, after: dice.below(60), action: Action::Swallow };
                 last = world.acquire_and_release(fault, last).await;
             }
             world.proxy.struck() as usize
@@ -148,9 +150,9 @@ pub(crate) async fn replies_get_lost(url: &str, node: &Redis, proxy: &Proxy, rou
     let (lease, mut dice) = (secs(20), Dice::new(1));
     let mut faults = 0;
     for _ in 0..rounds {
-        let act = if dice.chance(700) { Act::Swallow } else { Act::Cut };
-        let way = if dice.chance(700) { Way::ToClient } else { Way::ToServer };
-        let fault = Fault { way, after: dice.below(60), act };
+        let act = if dice.chance(700) { Action::Swallow } else { Action::Cut };
+        let way = if dice.chance(700) { Direction::ToClient } else { Direction::ToServer };
+        let fault = Fault { direction: way, after: dice.below(60), action: act };
         let before = proxy.struck();
         proxy.now_after(others, fault);
         let guard = timeout(secs(20), keeper.mutex(NAME).lease(lease).lock()).await;
@@ -235,7 +237,7 @@ fn a_crew_on_bad_connections_is_safe() {
     let redis = Redis::start().expect("started");
     let proxy = Proxy::start(redis.address()).expect("started");
     let mut load = Load::on(&format!("redis://{}/?request_limit=300ms", proxy.address()));
-    proxy.weather(Some(Weather { dice: Dice::new(7), per_mille: 700, most: 5_000 }));
+    proxy.random_faults(Some(RandomFaults { dice: Dice::new(7), per_mille: 700, most: 5_000 }));
     proxy.cut_all();
     let (struck, started) = (times(20, 1000) as u64, std::time::Instant::now());
     while proxy.struck() < struck {
@@ -252,7 +254,7 @@ fn a_crew_on_bad_connections_is_safe() {
     proxy.cut_all();
     load.listen(millis(1500));
     load.through(|| {
-        proxy.weather(None);
+        proxy.random_faults(None);
         proxy.refuse(false);
         proxy.cut_all();
         Ok(())

@@ -63,7 +63,7 @@ fn i8_a_killed_holder_is_passed_when_its_lease_ends() {
         let granted = Duration::from_micros(next.expect("somebody") / u64::from(Token::STEPS));
         passed_after.push(granted.saturating_sub(killed));
         late.push(granted.saturating_sub(ended));
-        crew.hire().expect("started");
+        crew.start_worker().expect("started");
     }
     passed_after.sort_unstable();
     late.sort_unstable();
@@ -98,7 +98,7 @@ fn a_crowd_outlives_a_fifth_of_it() {
     let (more, started) = (crew.sections() + 20 * tasks as usize, Instant::now());
     assert!(crew.listen(secs(120), |crew| crew.sections() >= more), "{} of {more} sections", crew.sections());
     println!("{} sections after the kill in {:?}", 20 * tasks, started.elapsed());
-    let ended = crew.dismiss(secs(120));
+    let ended = crew.finish(secs(120));
     let (history, rules) = crew.into_evidence();
     let report = lockkeeper_testkit::history::check(&history, &rules);
     println!("{report}");

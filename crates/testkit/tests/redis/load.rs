@@ -24,7 +24,7 @@ pub(crate) fn task(url: &str, folder: &TempDir) -> Task {
         tasks: 2,
         lease: Duration::from_secs(1),
         hold_for_ever: false,
-        bad_line: false,
+        bad_network: false,
         bug: Bug::None,
         seed: 1,
     }
@@ -130,7 +130,7 @@ impl Load {
     }
 
     fn judge(mut self) -> Report {
-        let ended = self.crew.dismiss(Duration::from_secs(60));
+        let ended = self.crew.finish(Duration::from_secs(60));
         let (history, mut rules) = self.crew.into_evidence();
         rules.last_fault = self.last_fault;
         rules.losses = self.losses;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_testkit::proxy::{Act, Fault, Way};
+use lockkeeper_testkit::proxy::{Action, Direction, Fault};
 
 use crate::stage::{LONG, Stage, nodes, soon, until_nodes};
 
@@ -25,12 +25,12 @@ async fn a_cut_at_every_point_leaves_nothing() {
     let (proxy, keeper) = stage.proxied().await;
     let (client, other) = (stage.client().await, stage.keeper().await);
     let mut last = None;
-    for way in [Way::ToServer, Way::ToClient] {
+    for way in [Direction::ToServer, Direction::ToClient] {
         // A lock and a release are about 600 bytes there and 300 back; later ones hit the signs of life.
         for after in (0..700).step_by(41) {
             connected_again(&keeper).await;
             let struck = proxy.struck();
-            proxy.now(Fault { way, after, act: Act::Cut });
+            proxy.now(Fault { direction: way, after, action: Action::Cut });
             let guard = soon(keeper.mutex("stock").lock()).await.expect("locked");
             assert!(Some(guard.token()) > last, "tokens grow: {:?} after {last:?}", guard.token());
             last = Some(guard.token());
@@ -53,11 +53,11 @@ async fn a_reader_cut_at_every_point_leaves_nothing() {
     let (proxy, keeper) = stage.proxied().await;
     let (client, other) = (stage.client().await, stage.keeper().await);
     let first = other.rw_lock("stock").read().await.expect("locked");
-    for way in [Way::ToServer, Way::ToClient] {
+    for way in [Direction::ToServer, Direction::ToClient] {
         for after in (0..620).step_by(41) {
             connected_again(&keeper).await;
             let struck = proxy.struck();
-            proxy.now(Fault { way, after, act: Act::Cut });
+            proxy.now(Fault { direction: way, after, action: Action::Cut });
             let guard = soon(keeper.rw_lock("stock").read()).await.expect("locked");
             assert_eq!(nodes(&client, "stock").await.len(), 2, "one node, cut {way:?} after {after}");
             assert_eq!(guard.floor(), first.floor());
@@ -125,7 +125,7 @@ async fn a_holder_on_a_silent_connection_is_told_before_the_next_one_enters() {
         tokio::spawn(async move { (other.mutex("stock").lock().await.expect("locked"), Instant::now()) })
     };
     proxy.refuse(true);
-    proxy.now(Fault { way: Way::ToServer, after: 0, act: Act::Swallow });
+    proxy.now(Fault { direction: Direction::ToServer, after: 0, action: Action::Swallow });
     proxy.now(Fault::SILENCE);
     soon(guard.lost()).await;
     let lost = Instant::now();

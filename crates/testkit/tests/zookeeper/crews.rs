@@ -10,7 +10,7 @@ use lockkeeper_testkit::{
     broken::Bug,
     dice::Dice,
     history::{self, Report, Verdict},
-    processes::{Crew, Task, Trouble},
+    processes::{Crew, Task, WorkerFault},
 };
 use tempfile::TempDir;
 
@@ -35,7 +35,7 @@ fn task(stage: &Stage, folder: &TempDir, seed: u64) -> Task {
         lease: SESSION,
         hold_for_ever: false,
         bug: Bug::None,
-        bad_line: false,
+        bad_network: false,
         seed,
     }
 }
@@ -68,7 +68,7 @@ fn ordeal(
         trouble(&mut crew, &mut dice);
         assert!(Instant::now() < deadline, "only {} sections", crew.sections());
     }
-    let ended = crew.dismiss(Duration::from_secs(20));
+    let ended = crew.finish(Duration::from_secs(20));
     let nodes = if ended { String::new() } else { evidence(stage) };
     let (history, rules) = crew.into_evidence();
     let report = history::check(&history, &rules);
@@ -121,8 +121,8 @@ fn many_processes_killed_and_stopped() {
     let folder = tempfile::tempdir().expect("a folder");
     let sections = number("LOCKKEEPER_SECTIONS", 10_000);
     let report = ordeal(&stage, task(&stage, &folder, 1), 8, sections, |crew, dice| {
-        let trouble = if dice.chance(600) { Trouble::Kill } else { Trouble::Stop };
-        crew.trouble(trouble).expect("replaced");
+        let trouble = if dice.chance(600) { WorkerFault::Kill } else { WorkerFault::Stop };
+        crew.inject(trouble).expect("replaced");
     });
     assert!(matches!(report.verdict, Verdict::Safe | Verdict::SafeWithFencing), "{report}");
     assert!(report.sections >= sections && report.crashed > 0, "{report}");
@@ -167,7 +167,7 @@ fn an_ensemble_that_loses_its_leader_and_its_majority() {
             "nobody was served within {SOON:?} after all servers were well again\n{}",
             evidence(&stage)
         );
-        crew.store_is_well_again();
+        crew.store_recovered();
         slowest = slowest.max(ready.elapsed());
     });
     println!("{round} rounds, served at most {slowest:?} after all servers were well again");

@@ -1,13 +1,13 @@
-//! What a worker tells its parent: one line each, written at once, so that a killed worker has
-//! told everything up to its last step.
+//! What a worker reports to its parent. Each event is one line, written at once, so a killed worker has reported
+//! everything up to its last step.
 
 use std::{fmt, str::FromStr};
 
 use crate::history::{End, Share};
 
-/// One line. Times are nanoseconds on the boot-time clock, which all processes of a host share.
+/// One event. Times are nanoseconds on the boot-time clock, which all processes of a host share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Line {
+pub enum Event {
     /// The worker is connected.
     Ready,
     /// About to acquire a resource.
@@ -61,7 +61,7 @@ pub enum Line {
     },
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Ready => f.write_str("ready"),
@@ -78,7 +78,7 @@ impl fmt::Display for Line {
     }
 }
 
-impl FromStr for Line {
+impl FromStr for Event {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -101,17 +101,17 @@ impl FromStr for Line {
                 Ok(Self::End { task: small(task), lost: lost == 1, at, deadline })
             }
             ("gave-up", Some(&[task, at])) => Ok(Self::GaveUp { task: small(task), at }),
-            _ => Err(format!("no line of a worker: {text:?}")),
+            _ => Err(format!("not an event of a worker: {text:?}")),
         }
     }
 }
 
-/// The share that `units` of a line mean.
+/// The share that `units` of an event mean.
 pub(super) fn share(units: u32) -> Share {
     if units == 0 { Share::Exclusive } else { Share::Units(units) }
 }
 
-/// The end that `lost` of a line means.
+/// The end that `lost` of an event means.
 pub(super) fn end(lost: bool) -> End {
     if lost { End::Lost } else { End::Released }
 }
@@ -121,17 +121,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_survive_text() {
-        for line in [
-            Line::Ready,
-            Line::Ask { task: 1, resource: 2, at: 3 },
-            Line::Held { task: 1, token: u64::MAX, floor: 2, units: 0, at: 3 },
-            Line::Wrote { task: 1, place: 2, accepted: true },
-            Line::End { task: 1, lost: false, at: 2, deadline: 3 },
-            Line::GaveUp { task: 1, at: 2 },
+    fn events_survive_text() {
+        for event in [
+            Event::Ready,
+            Event::Ask { task: 1, resource: 2, at: 3 },
+            Event::Held { task: 1, token: u64::MAX, floor: 2, units: 0, at: 3 },
+            Event::Wrote { task: 1, place: 2, accepted: true },
+            Event::End { task: 1, lost: false, at: 2, deadline: 3 },
+            Event::GaveUp { task: 1, at: 2 },
         ] {
-            assert_eq!(line.to_string().parse(), Ok(line));
+            assert_eq!(event.to_string().parse(), Ok(event));
         }
-        assert!("held 1 2".parse::<Line>().is_err());
+        assert!("held 1 2".parse::<Event>().is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! A store that a test changes in one place: what it answers to claims, how it subscribes, which wakes it passes on.
+//! A store of which a test overrides a part: what it answers to claims, how it subscribes, which wakes it passes on.
 
 use std::{fmt, sync::Arc};
 
@@ -18,17 +18,17 @@ type ChangeWake = dyn Fn(Wake) -> Option<Wake> + Send + Sync;
 type ChangeWatch =
     dyn Fn(Topic, Reply<'static, Option<Watch>>) -> Reply<'static, Option<Watch>> + Send + Sync;
 
-/// What is changed; by default nothing.
-pub struct Plant {
+/// What is overridden; by default nothing.
+pub struct Overrides {
     capability: Box<dyn Fn(&mut Capability) + Send + Sync>,
     verdict: Box<ChangeVerdict>,
     wake: Box<ChangeWake>,
     watch: Box<ChangeWatch>,
 }
 
-impl Plant {
+impl Overrides {
     /// Nothing is changed yet.
-    #[expect(clippy::new_without_default, reason = "there is nothing default about a planted store")]
+    #[expect(clippy::new_without_default, reason = "there is nothing default about an overridden store")]
     pub fn new() -> Self {
         Self {
             capability: Box::new(|_| {}),
@@ -68,39 +68,39 @@ impl Plant {
         self
     }
 
-    /// The store that `connector` connects to, so changed.
+    /// The store that `connector` connects to, with these overrides.
     pub fn of(self, connector: Connector) -> Connector {
-        let plant = Arc::new(self);
+        let overrides = Arc::new(self);
         Connector::new(move |mut context: Context| async move {
-            let (sink, planted) = (context.wakes.clone(), plant.clone());
+            let (sink, of_wakes) = (context.wakes.clone(), overrides.clone());
             context.wakes = WakeSink::new(move |wake| {
-                if let Some(wake) = (planted.wake)(wake) {
+                if let Some(wake) = (of_wakes.wake)(wake) {
                     sink.wake(wake);
                 }
             });
             let inner = connector.connect(context).await?;
             let mut capability = inner.capability().clone();
-            (plant.capability)(&mut capability);
-            Ok(Arc::new(PlantedStore { inner, plant, capability }) as Arc<dyn Store>)
+            (overrides.capability)(&mut capability);
+            Ok(Arc::new(OverriddenStore { inner, overrides, capability }) as Arc<dyn Store>)
         })
     }
 }
 
-impl fmt::Debug for Plant {
+impl fmt::Debug for Overrides {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Plant")
+        f.write_str("Overrides")
     }
 }
 
 #[derive(Debug)]
-struct PlantedStore {
+struct OverriddenStore {
     inner: Arc<dyn Store>,
-    plant: Arc<Plant>,
+    overrides: Arc<Overrides>,
     capability: Capability,
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl Store for PlantedStore {
+impl Store for OverriddenStore {
     fn capability(&self) -> &Capability {
         &self.capability
     }
@@ -112,7 +112,7 @@ impl Store for PlantedStore {
             let mut answers = self.inner.apply(group).await?;
             let changed = group.iter().zip(answers.each).map(|(request, answer)| match (request, answer) {
                 (Request::Claim(claim), Answer::Claim(verdict)) => {
-                    Answer::Claim((self.plant.verdict)(claim, verdict))
+                    Answer::Claim((self.overrides.verdict)(claim, verdict))
                 }
                 (_, answer) => answer,
             });
@@ -127,7 +127,7 @@ impl Store for PlantedStore {
 
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
         let (inner, asked) = (self.inner.clone(), topic.clone());
-        (self.plant.watch)(topic.clone(), Box::pin(async move { inner.watch(&asked).await }))
+        (self.overrides.watch)(topic.clone(), Box::pin(async move { inner.watch(&asked).await }))
     }
 
     fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {

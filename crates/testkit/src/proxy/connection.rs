@@ -17,11 +17,11 @@ use tokio::{
     time::sleep,
 };
 
-use super::{Act, Fault, Mood, Shared, Way};
+use super::{Action, Conditions, Direction, Fault, Shared};
 
 /// One connection, as seen from outside.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Connection {
     fault: Mutex<Option<Fault>>,
     cut: Notify,
 }
@@ -32,10 +32,10 @@ struct Passage {
     /// This many bytes get through.
     pass: usize,
     /// And then.
-    then: Option<Act>,
+    then: Option<Action>,
 }
 
-impl Line {
+impl Connection {
     pub(super) fn new(fault: Option<Fault>) -> Self {
         Self { fault: Mutex::new(fault), cut: Notify::new() }
     }
@@ -50,15 +50,15 @@ impl Line {
     }
 
     /// Counts bytes in one direction, and says where they end.
-    fn meet(&self, way: Way, bytes: usize) -> Passage {
+    fn meet(&self, direction: Direction, bytes: usize) -> Passage {
         let mut fault = support::lock(&self.fault);
         match fault.as_mut() {
-            Some(armed) if armed.way == way && armed.after < bytes as u64 => {
-                let passage = Passage { pass: armed.after as usize, then: Some(armed.act) };
+            Some(armed) if armed.direction == direction && armed.after < bytes as u64 => {
+                let passage = Passage { pass: armed.after as usize, then: Some(armed.action) };
                 *fault = None;
                 passage
             }
-            Some(armed) if armed.way == way => {
+            Some(armed) if armed.direction == direction => {
                 armed.after -= bytes as u64;
                 Passage { pass: bytes, then: None }
             }
@@ -71,33 +71,33 @@ impl Line {
 pub(super) async fn carry(
     client: TcpStream,
     server: SocketAddr,
-    line: Arc<Line>,
-    mood: watch::Receiver<Mood>,
+    connection: Arc<Connection>,
+    conditions: watch::Receiver<Conditions>,
     shared: Arc<Shared>,
 ) {
-    let mut end = mood.clone();
+    let mut end = conditions.clone();
     tokio::select! {
         // A client whose server is not there is cut off.
-        _ = join(client, server, &line, &mood, &shared) => {}
-        () = line.cut.notified() => {}
-        _ = end.wait_for(|mood| mood.closed) => {}
+        _ = join(client, server, &connection, &conditions, &shared) => {}
+        () = connection.cut.notified() => {}
+        _ = end.wait_for(|conditions| conditions.closed) => {}
     }
-    shared.forget(&line);
+    shared.forget(&connection);
 }
 
 async fn join(
     client: TcpStream,
     server: SocketAddr,
-    line: &Line,
-    mood: &watch::Receiver<Mood>,
+    connection: &Connection,
+    conditions: &watch::Receiver<Conditions>,
     shared: &Shared,
 ) -> io::Result<()> {
     let server = TcpStream::connect(server).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
-    let there = pump(from_client, to_server, Way::ToServer, line, mood.clone(), shared);
-    let back = pump(from_server, to_client, Way::ToClient, line, mood.clone(), shared);
+    let there = pump(from_client, to_server, Direction::ToServer, connection, conditions.clone(), shared);
+    let back = pump(from_server, to_client, Direction::ToClient, connection, conditions.clone(), shared);
     tokio::try_join!(there, back).map(drop)
 }
 
@@ -105,35 +105,35 @@ async fn join(
 async fn pump(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    way: Way,
-    line: &Line,
-    mut mood: watch::Receiver<Mood>,
+    direction: Direction,
+    connection: &Connection,
+    mut conditions: watch::Receiver<Conditions>,
     shared: &Shared,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 64 << 10];
     let mut silent = false;
     loop {
         let bytes = from.read(&mut buffer).await?;
-        let delay = mood.borrow().delay;
+        let delay = conditions.borrow().delay;
         if !delay.is_zero() {
             sleep(delay).await;
         }
-        drop(mood.wait_for(|mood| !mood.paused || mood.closed).await);
+        drop(conditions.wait_for(|conditions| !conditions.paused || conditions.closed).await);
         if bytes == 0 {
             return to.shutdown().await;
         }
         if silent {
             continue;
         }
-        let passage = line.meet(way, bytes);
+        let passage = connection.meet(direction, bytes);
         to.write_all(&buffer[..passage.pass]).await?;
         match passage.then {
             None => {}
-            Some(Act::Swallow) => {
+            Some(Action::Swallow) => {
                 silent = true;
                 shared.strike();
             }
-            Some(Act::Cut) => {
+            Some(Action::Cut) => {
                 shared.strike();
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
