@@ -31,6 +31,11 @@ impl Dice {
         self.roll() % limit
     }
 
+    /// One of these, which are not none.
+    pub fn choose<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len() as u64) as usize]
+    }
+
     /// True `per_mille` times out of a thousand.
     pub fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille
