@@ -11,7 +11,6 @@ use crate::{
     exit::{BUSY, Failure},
     progress::Progress,
     signals::Signals,
-    store::Connection,
     text,
 };
 
@@ -164,10 +163,10 @@ impl Acquisition<'_> {
     }
 
     /// Acquires the lock, and shows at a terminal what it waits for. A signal ends the wait; closing the
-    /// connection then leaves the queue.
+    /// keeper then leaves the queue.
     pub(crate) async fn acquire(
         &self,
-        connection: &Connection,
+        keeper: &Keeper,
         signals: &mut Signals,
     ) -> Result<Box<dyn AnyGuard>, Failure> {
         let clock = std::time::Instant::now();
@@ -175,8 +174,8 @@ impl Acquisition<'_> {
         let acquired = tokio::select! {
             biased;
             signal = signals.next() => Err(signal),
-            acquired = self.ask(&connection.keeper) => Ok(acquired),
-            never = progress.show(connection) => match never {},
+            acquired = self.ask(keeper) => Ok(acquired),
+            never = progress.show(keeper) => match never {},
         };
         drop(progress);
         let acquired = match acquired {

@@ -1,11 +1,10 @@
-//! What can be typed: subcommands, options and their help. Nothing here does anything.
+//! The command line: subcommands, options and their help. It only describes; other files act.
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use lockkeeper::Token;
-use lockkeeper::support::duration;
+use lockkeeper::{Token, support::duration};
 
 const EXIT_CODES: &str = "\
 Exit codes: CMD's own, or 128 + signal; 75 held by others or timed out (-E changes it, --skip-ok makes it 0); \
@@ -25,9 +24,9 @@ pub(crate) struct Cli {
 
 #[derive(Args, Debug)]
 pub(crate) struct StoreArgs {
-    /// The store's URL, such as sqlite:PATH. Others can see it in the list of processes: give one
-    /// with a password by --store-file or LOCKKEEPER_STORE. Default: LOCKKEEPER_STORE, else a
-    /// SQLite file of this user
+    /// The store's URL, such as sqlite:PATH. Others can see it in the list of processes, so put a
+    /// URL with a password into a --store-file or LOCKKEEPER_STORE. Default: LOCKKEEPER_STORE, else
+    /// a SQLite file of this user
     #[arg(long, global = true, value_name = "URL", conflicts_with = "store_file")]
     pub(crate) store: Option<String>,
     /// A file whose first line is the store's URL
@@ -40,24 +39,24 @@ pub(crate) enum Action {
     /// Hold NAME while CMD runs
     #[command(after_help = EXIT_CODES)]
     Run(RunArgs),
-    /// Take NAME and print a lease, to be renewed and released by later commands
+    /// Acquire NAME and print a lease that later commands renew and release
     Acquire(AcquireArgs),
     /// Extend a lease that `acquire` printed
     Renew(RenewArgs),
-    /// Give a lease back that `acquire` printed
+    /// Release a lease that `acquire` printed
     Release(ReleaseArgs),
-    /// Run CMD while leading the election NAME, or watch who leads
+    /// Run CMD while leading the election NAME, or print who leads
     #[command(after_help = EXIT_CODES)]
     Elect(ElectArgs),
-    /// Count down to an event that many wait for
+    /// Create, count down and await a latch
     Latch(LatchArgs),
-    /// All names that are held or waited for
+    /// List all names that are held or waited for
     List(ListArgs),
-    /// Who holds NAME and who waits for it
+    /// Show who holds NAME and who waits for it
     Show(ShowArgs),
-    /// The list, live in the terminal; q ends it
+    /// Show the list live in the terminal; q ends it
     Watch(WatchArgs),
-    /// Take NAME back from its holders
+    /// Evict the holders of NAME
     Evict(EvictArgs),
     /// Print a completion script for a shell
     #[command(hide = true)]
@@ -67,63 +66,63 @@ pub(crate) enum Action {
     Man,
 }
 
-/// How to wait, and what to say.
+/// How to wait, and what to print.
 #[derive(Args, Debug)]
 pub(crate) struct WaitArgs {
-    /// Do not wait: give up at once if it is held
+    /// Do not wait: give up at once if NAME is held
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) nonblock: bool,
-    /// Wait at most so long, such as 500ms, 30s, 5m or 1h30m; a bare number is seconds
+    /// Wait at most this long, such as 500ms, 30s, 5m or 1h30m; a bare number is seconds
     #[arg(short = 'w', long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) wait: Option<Duration>,
-    /// Exit with CODE instead of 75 when it is held or the wait is over
+    /// Exit with CODE instead of 75 when NAME is held or the wait is over
     #[arg(short = 'E', long, value_name = "CODE")]
     pub(crate) conflict_exit_code: Option<u8>,
-    /// Exit with 0 when it is held or the wait is over: somebody else does the work
+    /// Exit with 0 when NAME is held or the wait is over: somebody else does the work
     #[arg(long, conflicts_with = "conflict_exit_code")]
     pub(crate) skip_ok: bool,
-    /// Length of the lease: how long it stays taken after a crash
+    /// Length of the lease: how long NAME stays held after a crash
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
     pub(crate) lease: Duration,
-    /// Words for people, shown with the holder
+    /// Text that is shown with the holder
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
-    /// Say nothing but errors
+    /// Print nothing but errors
     #[arg(short = 'q', long)]
     pub(crate) quiet: bool,
-    /// Say what happens
+    /// Print what happens
     #[arg(short = 'v', long, conflicts_with = "quiet")]
     pub(crate) verbose: bool,
 }
 
-/// How much of it to take.
+/// How much of the lock to hold.
 #[derive(Args, Debug)]
 pub(crate) struct ShareArgs {
-    /// Hold it together with others that ask for it shared
+    /// Hold NAME together with others that hold it shared
     #[arg(short = 's', long, conflicts_with = "permits")]
     pub(crate) shared: bool,
-    /// K of N permits, such as 1/4; everybody must give the same N
+    /// Hold K of N permits, such as 1/4; all callers must give the same N
     #[arg(long, value_name = "K/N", value_parser = permits)]
     pub(crate) permits: Option<(u32, u32)>,
-    /// Exact order of arrival
+    /// Serve waiters in exact order of arrival
     #[arg(long)]
     pub(crate) fifo: bool,
 }
 
-/// How long to hold it.
+/// How long to hold the lock.
 #[derive(Args, Debug)]
 pub(crate) struct HoldArgs {
-    /// End CMD after so long
+    /// End CMD after this long
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
-    /// Keep it at least so long, also when CMD ends earlier
+    /// Hold NAME at least this long, even if CMD ends earlier
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) min_hold: Option<Duration>,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// What to hold
+    /// The name of the lock
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
@@ -138,7 +137,7 @@ pub(crate) struct RunArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct AcquireArgs {
-    /// What to take
+    /// The name of the lock
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
@@ -153,7 +152,7 @@ pub(crate) struct AcquireArgs {
 pub(crate) struct RenewArgs {
     /// The line that `acquire` printed, or - to read it from stdin
     pub(crate) lease: String,
-    /// Make it last at least so long from now, and never less than it was taken for
+    /// Make it last at least this long from now; never less than what `acquire` was given
     #[arg(long = "lease", value_name = "TIME", value_parser = duration::parse)]
     pub(crate) length: Option<Duration>,
 }
@@ -166,12 +165,12 @@ pub(crate) struct ReleaseArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct ElectArgs {
-    /// The election
+    /// The name of the election
     pub(crate) name: String,
     /// What the leader publishes, such as its address
     #[arg(long, value_name = "TEXT", conflicts_with = "observe")]
     pub(crate) value: Option<String>,
-    /// Do not stand for it: print one JSON line now and at each change of the leader
+    /// Do not campaign: print one JSON line now and at each change of the leader
     #[arg(long, conflicts_with_all = ["command", "nonblock", "wait", "max_hold", "min_hold"])]
     pub(crate) observe: bool,
     #[command(flatten)]
@@ -185,7 +184,7 @@ pub(crate) struct ElectArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct LatchArgs {
-    /// The latch
+    /// The name of the latch
     pub(crate) name: String,
     #[command(subcommand)]
     pub(crate) action: LatchAction,
@@ -193,30 +192,30 @@ pub(crate) struct LatchArgs {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum LatchAction {
-    /// Make it, with COUNT to go
+    /// Create it with this count
     Create { count: u64 },
-    /// Count down; prints what is left
+    /// Count down, and print what is left
     Down {
         #[arg(default_value_t = 1)]
         count: u64,
     },
     /// Wait until it has counted to zero
     Wait {
-        /// Wait at most so long
+        /// Wait at most this long
         #[arg(short = 'w', long, value_name = "TIME", value_parser = duration::parse)]
         wait: Option<Duration>,
     },
-    /// Print what is left of what it was made with
+    /// Print what is left, and the count that it was created with
     Show,
-    /// Back to what it was made with
+    /// Set it back to the count that it was created with
     Reset,
-    /// Remove it
+    /// Delete it
     Delete,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
-    /// Only names that start so
+    /// Only names that start with this
     #[arg(default_value = "")]
     pub(crate) prefix: String,
     /// Print one array of objects
@@ -226,7 +225,7 @@ pub(crate) struct ListArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct ShowArgs {
-    /// What to look at
+    /// The name of the lock
     pub(crate) name: String,
     /// Print one object
     #[arg(long)]
@@ -235,22 +234,22 @@ pub(crate) struct ShowArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct WatchArgs {
-    /// Only names that start so
+    /// Only names that start with this
     #[arg(default_value = "")]
     pub(crate) prefix: String,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct EvictArgs {
-    /// What to take back
+    /// The name of the lock
     pub(crate) name: String,
-    /// Only from the holder with this token; without it from every holder shown
+    /// Evict only the holder with this token; without it, every holder
     #[arg(long)]
     pub(crate) token: Option<Token>,
     /// Why, for the record
     #[arg(long, value_name = "TEXT", required = true)]
     pub(crate) reason: String,
-    /// Let the next one in at once, although the holder may still work: safe only with fencing
+    /// Grant to the next waiter at once, although the holder may still work: safe only with fencing
     #[arg(long)]
     pub(crate) now: bool,
     /// Do not ask

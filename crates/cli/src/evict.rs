@@ -1,22 +1,23 @@
-//! `evict`: takes a name back from its holders, after asking.
+//! `evict`: evicts the holders of a name, after asking.
 
-use lockkeeper::store::Eviction;
 use std::io::{BufRead, IsTerminal, Write};
 
-use lockkeeper::store::HolderView;
-use lockkeeper::support::duration;
+use lockkeeper::{
+    Keeper,
+    store::{Eviction, HolderView},
+    support::duration,
+};
 
 use crate::{
     args::EvictArgs,
     exit::Failure,
-    store::Connection,
     text::{self, plain},
     view,
 };
 
 /// `lockkeeper evict`.
-pub(crate) async fn evict(connection: &Connection, args: &EvictArgs) -> Result<u8, Failure> {
-    let found = connection.keeper.inspect(&args.name).await?;
+pub(crate) async fn evict(keeper: &Keeper, args: &EvictArgs) -> Result<u8, Failure> {
+    let found = keeper.inspect(&args.name).await?;
     let mut holders = found.map(|view| view.holders).unwrap_or_default();
     if let Some(token) = args.token {
         // A hand-on inside a process has a later step of the same grant.
@@ -34,7 +35,7 @@ pub(crate) async fn evict(connection: &Connection, args: &EvictArgs) -> Result<u
     let how = if args.now { Eviction::Immediate } else { Eviction::Graceful };
     let mut lines = String::new();
     for holder in holders {
-        let done = connection.keeper.evict(&args.name, holder.contender, holder.token, how).await?;
+        let done = keeper.evict(&args.name, holder.contender, holder.token, how).await?;
         let what = match (done, args.now) {
             (true, true) => "evicted at once",
             (true, false) => "evicted; it passes when the holder leaves or its lease ends",
@@ -53,7 +54,7 @@ fn describe(holder: &HolderView) -> String {
 fn confirmed(name: &str, holders: &[HolderView], now: bool) -> Result<bool, Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
         return Err(Failure::usage(format!(
-            "{name} is held and nobody can be asked without a terminal; add --yes"
+            "{name} is held, and without a terminal nobody can confirm; add --yes"
         )));
     }
     let mut question = format!("{name} is held by\n");
@@ -61,7 +62,7 @@ fn confirmed(name: &str, holders: &[HolderView], now: bool) -> Result<bool, Fail
         question += &format!("  {} for {}\n", describe(holder), duration::show(text::ago(holder.since)));
     }
     question += if now {
-        "They are not asked and may still work: safe only with fencing. Evict? [y/N] "
+        "They may still work after that: safe only with fencing. Evict? [y/N] "
     } else {
         "Evict? [y/N] "
     };

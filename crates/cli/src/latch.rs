@@ -1,17 +1,18 @@
 //! `latch`: a countdown that many wait for.
 
+use lockkeeper::Keeper;
+
 use crate::{
     args::{LatchAction, LatchArgs},
     exit::Failure,
     signals::Signals,
-    store::Connection,
     text,
 };
 
 /// `lockkeeper latch`.
-pub(crate) async fn latch(connection: &Connection, args: &LatchArgs) -> Result<u8, Failure> {
+pub(crate) async fn latch(keeper: &Keeper, args: &LatchArgs) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
-    let latch = connection.keeper.latch(&args.name);
+    let latch = keeper.latch(&args.name);
     let work = async {
         match args.action {
             LatchAction::Create { count } => latch.create(count).await?,

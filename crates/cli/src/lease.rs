@@ -1,4 +1,4 @@
-//! `acquire`, `renew` and `release`: a lock that outlives the commands that work on it.
+//! `acquire`, `renew` and `release`: a lock that is held over several commands.
 
 use std::io::Read;
 
@@ -10,21 +10,20 @@ use crate::{
     args::{AcquireArgs, ReleaseArgs, RenewArgs},
     exit::Failure,
     signals::Signals,
-    store::Connection,
     text,
 };
 
 /// `lockkeeper acquire`.
-pub(crate) async fn acquire(connection: &Connection, args: &AcquireArgs) -> Result<u8, Failure> {
+pub(crate) async fn acquire(keeper: &Keeper, args: &AcquireArgs) -> Result<u8, Failure> {
     if args.wait.skip_ok {
         let message =
-            "--skip-ok would end well without a lease to print; use it with `run`, or tell 75 from 0";
+            "--skip-ok would exit with 0 and print no lease; use it with `run`, or handle exit code 75";
         return Err(Failure::usage(message));
     }
     let mut signals = Signals::listen()?;
     let kind = LockKind::of(&args.share);
     let acquisition = Acquisition { name: &args.name, kind, lifetime: Lifetime::Detached, wait: &args.wait };
-    let held = acquisition.acquire(connection, &mut signals).await?;
+    let held = acquisition.acquire(keeper, &mut signals).await?;
     // Before the lease is made to last longer once more: it is at least this.
     let (token, remaining) = (held.token(), held.remaining());
     let lease = held.into_lease().await?;
@@ -40,17 +39,17 @@ pub(crate) async fn acquire(connection: &Connection, args: &AcquireArgs) -> Resu
     };
     let printed = text::print(&format!("{line}\n"));
     if printed.is_err() {
-        // Nobody has the lease, so nobody could give it back.
-        give_back(&connection.keeper, &lease).await?;
+        // Nobody has the lease, so nobody could release it.
+        adopt_and_release(keeper, &lease).await?;
     }
     printed.map(|()| 0)
 }
 
 /// `lockkeeper renew`.
-pub(crate) async fn renew(connection: &Connection, args: &RenewArgs) -> Result<u8, Failure> {
+pub(crate) async fn renew(keeper: &Keeper, args: &RenewArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
     // Adopting renews it for as long as it was taken for.
-    let guard = connection.keeper.adopt(&lease).await?;
+    let guard = keeper.adopt(&lease).await?;
     if let Some(length) = args.length {
         guard.extend(length).await?;
     }
@@ -59,13 +58,13 @@ pub(crate) async fn renew(connection: &Connection, args: &RenewArgs) -> Result<u
 }
 
 /// `lockkeeper release`.
-pub(crate) async fn release(connection: &Connection, args: &ReleaseArgs) -> Result<u8, Failure> {
+pub(crate) async fn release(keeper: &Keeper, args: &ReleaseArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
-    give_back(&connection.keeper, &lease).await?;
+    adopt_and_release(keeper, &lease).await?;
     Ok(0)
 }
 
-async fn give_back(keeper: &Keeper, lease: &Lease) -> Result<(), Failure> {
+async fn adopt_and_release(keeper: &Keeper, lease: &Lease) -> Result<(), Failure> {
     Ok(keeper.adopt(lease).await?.release().await?)
 }
 

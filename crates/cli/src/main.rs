@@ -96,23 +96,22 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::internal("cannot start", error))?;
     runtime.block_on(async {
-        let connection = store::connect(&cli.store).await?;
-        let store = &connection;
+        let keeper = &store::connect(&cli.store).await?;
         let result = match &cli.action {
-            Action::Run(args) => run::run(store, args).await,
-            Action::Acquire(args) => lease::acquire(store, args).await,
-            Action::Renew(args) => lease::renew(store, args).await,
-            Action::Release(args) => lease::release(store, args).await,
-            Action::Elect(args) if args.observe => observe::observe(store, args).await,
-            Action::Elect(args) => run::elect(store, args).await,
-            Action::Latch(args) => latch::latch(store, args).await,
-            Action::List(args) => view::list(store, args).await,
-            Action::Show(args) => view::show(store, args).await,
-            Action::Watch(args) => watch::watch(store, args).await,
-            Action::Evict(args) => evict::evict(store, args).await,
+            Action::Run(args) => run::run(keeper, args).await,
+            Action::Acquire(args) => lease::acquire(keeper, args).await,
+            Action::Renew(args) => lease::renew(keeper, args).await,
+            Action::Release(args) => lease::release(keeper, args).await,
+            Action::Elect(args) if args.observe => observe::observe(keeper, args).await,
+            Action::Elect(args) => run::elect(keeper, args).await,
+            Action::Latch(args) => latch::latch(keeper, args).await,
+            Action::List(args) => view::list(keeper, args).await,
+            Action::Show(args) => view::show(keeper, args).await,
+            Action::Watch(args) => watch::watch(keeper, args).await,
+            Action::Evict(args) => evict::evict(keeper, args).await,
             Action::Completions { .. } | Action::Man => Ok(0),
         };
-        connection.close().await;
+        store::close(keeper).await;
         result
     })
 }

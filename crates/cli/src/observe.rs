@@ -1,14 +1,14 @@
 //! `elect --observe`: one line of JSON now and at each change of the leader.
 
-use lockkeeper::lock::Leader;
+use lockkeeper::{Keeper, lock::Leader};
 use serde_json::{Value, json};
 
-use crate::{args::ElectArgs, exit::Failure, signals::Signals, store::Connection, text};
+use crate::{args::ElectArgs, exit::Failure, signals::Signals, text};
 
 /// `lockkeeper elect --observe`, until a signal or the end of its reader.
-pub(crate) async fn observe(connection: &Connection, args: &ElectArgs) -> Result<u8, Failure> {
+pub(crate) async fn observe(keeper: &Keeper, args: &ElectArgs) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
-    let mut changes = connection.keeper.election(&args.name).observe();
+    let mut changes = keeper.election(&args.name).observe();
     let mut first = true;
     let reader_gone = text::reader_gone();
     tokio::pin!(reader_gone);

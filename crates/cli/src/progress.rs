@@ -3,13 +3,9 @@
 use std::{convert::Infallible, io::IsTerminal, time::Duration};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lockkeeper::store::ResourceView;
-use lockkeeper::support::duration;
+use lockkeeper::{Keeper, store::ResourceView, support::duration};
 
-use crate::{
-    store::Connection,
-    text::{ago, plain},
-};
+use crate::text::{ago, plain};
 
 /// A shorter wait shows nothing.
 const FIRST: Duration = Duration::from_millis(300);
@@ -30,7 +26,7 @@ impl Progress {
     }
 
     /// Keeps the line up to date until it is dropped. Without a terminal it does nothing.
-    pub(crate) async fn show(&self, connection: &Connection) -> Infallible {
+    pub(crate) async fn show(&self, keeper: &Keeper) -> Infallible {
         let Some(line) = &self.line else { return std::future::pending().await };
         tokio::time::sleep(FIRST).await;
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
@@ -38,8 +34,8 @@ impl Progress {
         }
         loop {
             // While the store cannot be reached, the line stays as it is.
-            if let Ok(Some(view)) = connection.keeper.inspect(&self.name).await {
-                let own = connection.keeper.id();
+            if let Ok(Some(view)) = keeper.inspect(&self.name).await {
+                let own = keeper.id();
                 let position = view.waiters.iter().position(|waiter| waiter.contender.keeper == own);
                 line.set_message(describe(&view, position));
             }

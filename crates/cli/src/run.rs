@@ -1,4 +1,4 @@
-//! `run`, and `elect` with a command: a lock held while CMD runs, and CMD ended before the lease.
+//! `run`, and `elect` with a command: holds a lock while CMD runs, and ends CMD before the lease can end.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -15,7 +15,6 @@ use crate::{
     group::{self, Notice},
     guardian::{Guardian, GuardianEvent},
     signals::Signals,
-    store::Connection,
     terminal::Terminal,
     text,
 };
@@ -26,21 +25,21 @@ const LOOK: Duration = Duration::from_millis(50);
 const GUARDIANS: u32 = 10;
 
 /// `lockkeeper run`.
-pub(crate) async fn run(connection: &Connection, args: &RunArgs) -> Result<u8, Failure> {
+pub(crate) async fn run(keeper: &Keeper, args: &RunArgs) -> Result<u8, Failure> {
     let kind = LockKind::of(&args.share);
     let lifetime = Lifetime::of(&args.hold)?;
-    hold(connection, Acquisition { name: &args.name, kind, lifetime, wait: &args.wait }, &args.command).await
+    hold(keeper, Acquisition { name: &args.name, kind, lifetime, wait: &args.wait }, &args.command).await
 }
 
 /// `lockkeeper elect NAME -- CMD`.
-pub(crate) async fn elect(connection: &Connection, args: &ElectArgs) -> Result<u8, Failure> {
+pub(crate) async fn elect(keeper: &Keeper, args: &ElectArgs) -> Result<u8, Failure> {
     let kind = LockKind::Leadership { value: args.value.clone().unwrap_or_default() };
     let lifetime = Lifetime::of(&args.hold)?;
-    hold(connection, Acquisition { name: &args.name, kind, lifetime, wait: &args.wait }, &args.command).await
+    hold(keeper, Acquisition { name: &args.name, kind, lifetime, wait: &args.wait }, &args.command).await
 }
 
 async fn hold(
-    connection: &Connection,
+    keeper: &Keeper,
     mut acquisition: Acquisition<'_>,
     command: &[OsString],
 ) -> Result<u8, Failure> {
@@ -56,7 +55,7 @@ async fn hold(
             if matches!(acquisition.kind, LockKind::Exclusive { .. }) { Duration::ZERO } else { *min_hold };
     }
     let clock = Clock::boot();
-    let held = acquisition.acquire(connection, &mut signals).await?;
+    let held = acquisition.acquire(keeper, &mut signals).await?;
     let start = clock.now();
     let lease =
         confirm(&*held, acquisition.wait.lease, most.map(|most| most + notice.grace + notice.reserve))
@@ -65,7 +64,7 @@ async fn hold(
         .map_err(|error| Failure::internal("cannot listen for signals", error))?;
     let mut supervisor = Supervisor {
         acquisition: &acquisition,
-        keeper: &connection.keeper,
+        keeper,
         lease,
         notice: Notice::of_lease(lease),
         clock: clock.clone(),
@@ -90,7 +89,7 @@ async fn hold(
     conclude(&acquisition, ended, released, lost)
 }
 
-/// A lock that came by another's release has a short first lease. CMD starts with a full one.
+/// Renews a first lease that is short, as it is after another's release, so that CMD starts with a full one.
 /// Returns how long leases really are: some stores have one length for all.
 async fn confirm(held: &dyn AnyGuard, lease: Duration, most: Option<Duration>) -> Result<Duration, Failure> {
     let full = |length: Duration| length > lease / 4 * 3;
@@ -128,7 +127,7 @@ fn conclude(
         return Err(Failure::new(LOST, format!("lost {name:?} while CMD ran: {lost}; {remedy}")));
     }
     if let Err(error) = released {
-        text::say(&format!("{error}; {name:?} stays taken until its lease ends"));
+        text::say(&format!("{error}; {name:?} stays held until its lease ends"));
     } else if acquisition.wait.verbose {
         text::say(&format!("released {name:?}"));
     }
@@ -142,7 +141,7 @@ struct Supervisor<'a> {
     lease: Duration,
     notice: Notice,
     clock: Clock,
-    /// Until when it is certainly held, as last heard.
+    /// Until when the lock is certainly held, as last heard.
     deadline: BootTime,
     /// When to ask again.
     look_at: BootTime,
@@ -188,10 +187,7 @@ impl Supervisor<'_> {
     async fn guard(&mut self, job: &Job) -> Result<Guardian, Failure> {
         self.guardians += 1;
         if self.guardians > GUARDIANS {
-            return Err(Failure::new(
-                INTERNAL,
-                "the guardian of CMD was killed again and again; do not kill it",
-            ));
+            return Err(Failure::new(INTERNAL, "the guardian of CMD was killed too often; do not kill it"));
         }
         let guardian =
             Guardian::start(self.notice, self.keeper.life_line(), job.group(), self.deadline).await;
@@ -206,6 +202,34 @@ impl Supervisor<'_> {
         self.notice.kill_at(self.clock.now(), self.deadline)
     }
 
+    /// Lets the new process become CMD; an error with its end if it cannot.
+    async fn start(&mut self, job: &mut Job, terminal: &Terminal) -> Result<(), Change> {
+        job.ready().await?;
+        if self.clock.now() >= self.notice.term_at(self.deadline) {
+            // This process was stopped in between: CMD must not even start.
+            self.lost = Some(Lost::Expired);
+            self.end(job).await;
+            return Err(job.change().await);
+        }
+        terminal.lend(job.group());
+        job.go_on();
+        Ok(())
+    }
+
+    /// Starts another guardian; ends CMD if that is impossible.
+    async fn replace_guardian(&mut self, guardian: &mut Guardian, job: &Job) -> Result<(), Failure> {
+        match self.guard(job).await {
+            Ok(another) => {
+                std::mem::replace(guardian, another).dismiss();
+                Ok(())
+            }
+            Err(failure) => {
+                self.end(job).await;
+                Err(failure)
+            }
+        }
+    }
+
     /// From the start of CMD until nothing of its group is alive.
     async fn watch(
         &mut self,
@@ -215,17 +239,9 @@ impl Supervisor<'_> {
         terminal: &mut Terminal,
         signals: &mut Signals,
     ) -> Result<Change, Failure> {
-        if let Err(ended) = job.ready().await {
+        if let Err(ended) = self.start(job, terminal).await {
             return Ok(ended);
         }
-        if self.clock.now() >= self.notice.term_at(self.deadline) {
-            // This process was stopped in between: CMD must not even start.
-            self.lost = Some(Lost::Expired);
-            self.end(job).await;
-            return Ok(job.change().await);
-        }
-        terminal.lend(job.group());
-        job.go_on();
         let mut lost = held.lost();
         let mut ended = None;
         loop {
@@ -238,13 +254,7 @@ impl Supervisor<'_> {
                         group::force(job.group(), self.kill_at()).await;
                         return Ok(job.change().await);
                     }
-                    GuardianEvent::Died => match self.guard(job).await {
-                        Ok(another) => std::mem::replace(guardian, another).dismiss(),
-                        Err(failure) => {
-                            self.end(job).await;
-                            return Err(failure);
-                        }
-                    },
+                    GuardianEvent::Died => self.replace_guardian(guardian, job).await?,
                 },
                 change = job.change(), if ended.is_none() => match change {
                     Change::Stopped(signal) => self.stopped(signal, job, terminal),
@@ -309,7 +319,7 @@ impl Supervisor<'_> {
         if !self.acquisition.wait.quiet {
             let left = duration::show(self.notice.term_at(self.deadline).since(self.clock.now()));
             text::say(&format!(
-                "stopped; bring it to the foreground within {left}, or CMD is ended with its lease"
+                "stopped; bring it to the foreground within {left}, or CMD is ended before its lease ends"
             ));
         }
         Terminal::stop_job();

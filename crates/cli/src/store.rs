@@ -16,26 +16,18 @@ const NOT_BUILT_IN: &str = "this lockkeeper was built without that store; build 
 /// How long the last requests may take before the program ends without their answers.
 const LAST_REQUESTS: Duration = Duration::from_secs(3);
 
-/// The keeper of this process.
-pub(crate) struct Connection {
-    pub(crate) keeper: Keeper,
-}
-
 /// Connects to the store that the options name, else the environment, else the default.
-pub(crate) async fn connect(args: &StoreArgs) -> Result<Connection, Failure> {
+pub(crate) async fn connect(args: &StoreArgs) -> Result<Keeper, Failure> {
     let url = url(args)?;
     if lockkeeper::url::missing_feature(&url).is_some() {
         return Err(Failure::usage(NOT_BUILT_IN));
     }
-    let keeper = lockkeeper::builder(&url)?.program("lockkeeper").connect().await?;
-    Ok(Connection { keeper })
+    Ok(lockkeeper::builder(&url)?.program("lockkeeper").connect().await?)
 }
 
-impl Connection {
-    /// Releases everything and leaves every queue. If the store is out of reach, leases end by themselves.
-    pub(crate) async fn close(&self) {
-        drop(tokio::time::timeout(LAST_REQUESTS, self.keeper.close()).await);
-    }
+/// Releases everything and leaves every queue. If the store is out of reach, leases end by themselves.
+pub(crate) async fn close(keeper: &Keeper) {
+    drop(tokio::time::timeout(LAST_REQUESTS, keeper.close()).await);
 }
 
 fn url(args: &StoreArgs) -> Result<String, Failure> {

@@ -1,4 +1,4 @@
-//! Text for terminals and files: foreign words made harmless, times, tables, output that may end.
+//! Text for terminals and files: escapes unsafe characters, formats times and tables, and notices a closed output.
 
 use std::{
     io::{self, Write},

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use crate::{
     args::{ListArgs, ShowArgs},
     exit::Failure,
-    store::Connection,
     text::{self, ago, plain},
 };
 
@@ -18,8 +17,8 @@ use crate::{
 const PAGE: usize = 500;
 
 /// `lockkeeper list`.
-pub(crate) async fn list(connection: &Connection, args: &ListArgs) -> Result<u8, Failure> {
-    let views = all(&connection.keeper, &args.prefix).await?;
+pub(crate) async fn list(keeper: &Keeper, args: &ListArgs) -> Result<u8, Failure> {
+    let views = all(keeper, &args.prefix).await?;
     let text = if args.json {
         format!("{}\n", text::json(&views.iter().map(object).collect()))
     } else {
@@ -29,8 +28,8 @@ pub(crate) async fn list(connection: &Connection, args: &ListArgs) -> Result<u8,
 }
 
 /// `lockkeeper show`.
-pub(crate) async fn show(connection: &Connection, args: &ShowArgs) -> Result<u8, Failure> {
-    let view = connection.keeper.inspect(&args.name).await?;
+pub(crate) async fn show(keeper: &Keeper, args: &ShowArgs) -> Result<u8, Failure> {
+    let view = keeper.inspect(&args.name).await?;
     let text = match (view, args.json) {
         (Some(view), true) => format!("{}\n", text::json(&object(&view))),
         (Some(view), false) => details(&view),

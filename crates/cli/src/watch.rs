@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use lockkeeper::Keeper;
 use ratatui::{
     DefaultTerminal, Frame,
     crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers},
@@ -18,7 +19,6 @@ use crate::{
     args::WatchArgs,
     exit::{self, Failure},
     signals::Signals,
-    store::Connection,
     text::plain,
     view,
 };
@@ -35,12 +35,12 @@ enum Update {
 }
 
 /// `lockkeeper watch`.
-pub(crate) async fn watch(connection: &Connection, args: &WatchArgs) -> Result<u8, Failure> {
+pub(crate) async fn watch(keeper: &Keeper, args: &WatchArgs) -> Result<u8, Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Err(Failure::usage("watch needs a terminal; use list --json elsewhere"));
     }
     let mut signals = Signals::listen()?;
-    let title = format!("{}  (q ends, arrows scroll)", plain(connection.keeper.url()));
+    let title = format!("{}  (q ends, arrows scroll)", plain(keeper.url()));
     let (sender, updates) = channel();
     let screen = tokio::task::spawn_blocking(move || {
         let mut terminal = ratatui::try_init()?;
@@ -51,7 +51,7 @@ pub(crate) async fn watch(connection: &Connection, args: &WatchArgs) -> Result<u
     tokio::pin!(screen);
     let mut signal = None;
     let shown = loop {
-        let latest = match view::all(&connection.keeper, &args.prefix).await {
+        let latest = match view::all(keeper, &args.prefix).await {
             Ok(views) => Update::Rows(view::rows(&views)),
             Err(failure) => Update::Failed(failure.message.unwrap_or_default()),
         };
