@@ -1,7 +1,6 @@
 //! Peers of the SQLite store: the limit of what files can do, and what one would write oneself.
 //! Each task has a handle of its own, as each process would.
 
-use lockkeeper::support;
 use std::{
     fs::File,
     path::{Path, PathBuf},
@@ -11,6 +10,7 @@ use std::{
 
 use distributed_lock_core::traits::{DistributedLock as _, LockHandle as _};
 use distributed_lock_file::{FileDistributedLock, FileLockHandle};
+use lockkeeper::support;
 use rusqlite::{Connection, TransactionBehavior, params};
 use tokio::task::spawn_blocking;
 

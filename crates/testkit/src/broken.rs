@@ -2,7 +2,6 @@
 //! does not catch them proves nothing. They are wrappers, so no bug can be switched on in a
 //! product.
 
-use lockkeeper_core::support;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard},
@@ -16,6 +15,7 @@ use lockkeeper_core::{
         Evicted, Grant, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store,
         StoreTime, Topic, Verdict, Wake, WakeSink, Watch,
     },
+    support,
 };
 use tokio::time::{Instant, sleep};
 

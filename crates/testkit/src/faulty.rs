@@ -3,7 +3,6 @@
 //! It wraps any store, so it tests the engine's logic in virtual time and a real store's in real
 //! time. A delayed request arrives even if its sender has given up on it, as on a real network.
 
-use lockkeeper_core::support;
 use std::{
     collections::VecDeque,
     future::pending,
@@ -20,6 +19,7 @@ use lockkeeper_core::{
         Admit, Admitted, Answer, Answers, Connector, Context, Count, Counted, Evict, Evicted, ListQuery,
         Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, WakeSink, Watch,
     },
+    support,
 };
 use tokio::{runtime::Handle, sync::oneshot, time::sleep};
 

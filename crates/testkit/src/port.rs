@@ -1,6 +1,5 @@
 //! Free ports that stay free: also while the server behind one is dead, and for other test processes too.
 
-use lockkeeper_core::support;
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
@@ -9,6 +8,7 @@ use std::{
     time::SystemTime,
 };
 
+use lockkeeper_core::support;
 use tokio::net::TcpSocket;
 
 use crate::dice::Dice;

@@ -6,7 +6,6 @@
 
 mod connection;
 
-use lockkeeper_core::support;
 use std::{
     collections::VecDeque,
     io,
@@ -16,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use lockkeeper_core::support;
 use tokio::{net, runtime, sync::watch, task::JoinSet};
 
 use crate::{dice::Dice, port::Port};

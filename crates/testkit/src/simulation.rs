@@ -2,7 +2,6 @@
 //! bad networks, drifting clocks, suspended machines, lost data and a crash, runs workers in it and
 //! lets the history checker judge. The same seed gives the same run, to the last event.
 
-use lockkeeper_core::support;
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
@@ -13,9 +12,12 @@ use std::{
 };
 
 use lockkeeper_core::{
-    AcquireError, Fence, Guard, Keeper, KeeperId, memory::MemoryServer, testing::VirtualClock,
+    AcquireError, Fence, Guard, Keeper, KeeperId, memory::MemoryServer, support, testing::VirtualClock,
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{
     broken::{Bug, broken},
@@ -130,19 +132,7 @@ impl World {
         let victim = keepers.pop().expect("one more than those who work");
         let world = Arc::new(self);
 
-        let mut workers = Vec::new();
-        for (place, keeper) in keepers.iter().enumerate() {
-            for nth in 0..WORKERS {
-                let worker = Worker {
-                    number: place as u32 * WORKERS + nth,
-                    world: world.clone(),
-                    keeper: keeper.clone(),
-                    dice: dice.fork(),
-                    seen: Arc::default(),
-                };
-                workers.push((worker.seen.clone(), tokio::spawn(worker.work())));
-            }
-        }
+        let workers = start_workers(&world, &keepers, &mut dice);
         let doomed = tokio::spawn(doomed(victim.clone(), dice.fork()));
         let nemesis = tokio::spawn(world.clone().nemesis(dice.fork(), networks.last().cloned(), doomed));
 
@@ -161,8 +151,8 @@ impl World {
         for keeper in &keepers {
             stuck |= timeout(AGES, keeper.close()).await.is_err();
         }
-        // Late copies arrive; what they bring about now has no owner. A store that lost its data
-        // has also lost the marks against them, so there the lease has to end it.
+        // Late copies arrive; a grant that they cause now has no owner. A store that lost its data
+        // has also lost the tombstones against them, so there the lease has to end it.
         sleep(if done.lost_data { LONGEST_LEASE + Duration::from_secs(20) } else { LATEST_COPY }).await;
         let left_behind = world.left_behind().await;
         let report = history::check(&history, &rules(done.excused));
@@ -192,10 +182,10 @@ impl World {
         self: Arc<Self>,
         mut dice: Dice,
         victim_network: Option<Arc<Network>>,
-        victim: tokio::task::JoinHandle<()>,
-    ) -> Done {
-        let mut done = Done::default();
-        let excuse = |done: &mut Done, from: u64, length: Duration| {
+        victim: JoinHandle<()>,
+    ) -> Disruptions {
+        let mut done = Disruptions::default();
+        let excuse = |done: &mut Disruptions, from: u64, length: Duration| {
             let to = from + length.as_nanos() as u64;
             done.excused.extend((0..KEEPERS * WORKERS).map(|worker| Pause { worker, from, to }));
         };
@@ -226,9 +216,31 @@ impl World {
     }
 }
 
+/// Workers on each keeper, each with the history that it records.
+fn start_workers(
+    world: &Arc<World>,
+    keepers: &[Keeper],
+    dice: &mut Dice,
+) -> Vec<(Arc<Mutex<History>>, JoinHandle<()>)> {
+    let mut workers = Vec::new();
+    for (index, keeper) in keepers.iter().enumerate() {
+        for nth in 0..WORKERS {
+            let worker = Worker {
+                number: index as u32 * WORKERS + nth,
+                world: world.clone(),
+                keeper: keeper.clone(),
+                dice: dice.fork(),
+                seen: Arc::default(),
+            };
+            workers.push((worker.seen.clone(), tokio::spawn(worker.work())));
+        }
+    }
+    workers
+}
+
 /// What the nemesis did.
 #[derive(Default)]
-struct Done {
+struct Disruptions {
     /// When holders could not know what had happened to them.
     excused: Vec<Pause>,
     lost_data: bool,

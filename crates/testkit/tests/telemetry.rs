@@ -2,14 +2,13 @@
 //! `docs/observability.md`, no more, no fewer, and none carries a resource name.
 
 use lockkeeper_core::store::Eviction;
-use lockkeeper_core::support;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use lockkeeper_core::{Keeper, testing::Virtual};
+use lockkeeper_core::{Keeper, support, testing::Virtual};
 use lockkeeper_testkit::faulty::{Fate, Network, faulty};
 use metrics::{
     Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,

@@ -1,6 +1,5 @@
 //! What waiting costs: requests to the store are counted, in virtual time.
 
-use lockkeeper_core::support;
 use std::{
     sync::{
         Arc, Mutex,
@@ -13,6 +12,7 @@ use std::{
 use lockkeeper_core::{
     Keeper, LatchError,
     store::{BoxFuture, Connector, Topic, Wake, Watch},
+    support,
     testing::Virtual,
 };
 use lockkeeper_testkit::{

@@ -4,13 +4,13 @@ mod peers;
 mod pings;
 mod python;
 
-use lockkeeper::support;
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use lockkeeper::support;
 use lockkeeper_testkit::servers;
 
 pub(crate) use self::pings::{barest, ping, w3p};

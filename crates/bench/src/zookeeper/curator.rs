@@ -1,7 +1,6 @@
 //! The mutex of Apache Curator: a small Java program, compiled when it is needed, that is told what to do
 //! line by line. Java and Curator come from Debian's packages.
 
-use lockkeeper::support;
 use std::{
     fs,
     path::Path,
@@ -11,6 +10,7 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
+use lockkeeper::support;
 use tempfile::TempDir;
 use tokio::task::spawn_blocking;
 

@@ -1,12 +1,12 @@
 //! What waiting costs the server, and in which order waiters are served.
 
-use lockkeeper::support;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
+use lockkeeper::support;
 use tokio::task::JoinSet;
 
 use super::{LOCKKEEPER, ZooKeeper};

@@ -1,6 +1,5 @@
 //! Mutex: one holder at a time, for as long as was agreed, in the order of arrival.
 
-use lockkeeper_core::support;
 use std::{
     collections::BTreeSet,
     future::pending,
@@ -11,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper_core::{AcquireError, Keeper, Lost, Name, ReleaseError, Token};
+use lockkeeper_core::{AcquireError, Keeper, Lost, Name, ReleaseError, Token, support};
 use tokio::{
     sync::oneshot,
     task::{JoinSet, yield_now},

@@ -5,7 +5,6 @@ mod requests;
 mod settling;
 mod views;
 
-use lockkeeper_core::support;
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex},
@@ -19,6 +18,7 @@ use lockkeeper_core::{
         Admit, Admitted, Answer, Claim, Context, Count, CountAction, Evict, Evicted, Eviction, GrantNotice,
         Leave, Left, Renew, Renewed, Request, Store, StoreTime, Topic, Verdict, Wake, WakeSink, Watch,
     },
+    support,
 };
 
 use requests::{Acquisition, later};

@@ -1,6 +1,5 @@
 //! What a worker process does: tasks that go through sections, and say so line by line.
 
-use lockkeeper_core::support;
 use std::{
     error::Error,
     io::{self, Read as _, Write as _},
@@ -14,7 +13,7 @@ use std::{
 };
 
 use lockkeeper::{AcquireError, Guard, Keeper, url};
-use lockkeeper_core::clock::Clock;
+use lockkeeper_core::{clock::Clock, support};
 use rustix::process::{PTracer, set_ptracer};
 use tokio::time::sleep;
 

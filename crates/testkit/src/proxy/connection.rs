@@ -1,12 +1,12 @@
 //! One connection through the proxy: two pumps, one for each direction, that share its fate.
 
-use lockkeeper_core::support;
 use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Mutex},
 };
 
+use lockkeeper_core::support;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{

@@ -1,7 +1,6 @@
 //! One server process: in a group of its own, killed with the group when dropped, and also when this process
 //! is killed. May be stopped, continued, killed and started again.
 
-use lockkeeper_core::support;
 use std::{
     fs::{self, File, OpenOptions},
     io,
@@ -12,6 +11,7 @@ use std::{
     thread,
 };
 
+use lockkeeper_core::support;
 use rustix::process::{Pid, Signal};
 
 use super::{Answer, program, until};

@@ -1,6 +1,5 @@
 //! A Redis cluster of three masters with one replica each.
 
-use lockkeeper_core::support;
 use std::{
     collections::HashMap,
     io,
@@ -8,6 +7,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use lockkeeper_core::support;
 
 use super::{Answer, Redis, RedisOptions, until};
 use crate::{port::Port, proxy::Proxy};

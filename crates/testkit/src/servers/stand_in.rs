@@ -1,7 +1,6 @@
 //! A stand-in for a Redis server: it answers some requests itself and passes all others on to a real one. For servers
 //! that behave in ways in which those that can be had here do not.
 
-use lockkeeper_core::support;
 use std::{
     collections::VecDeque,
     fmt, io,
@@ -10,6 +9,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use lockkeeper_core::support;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{
