@@ -18,6 +18,8 @@ mod capability;
 mod engine;
 mod error;
 mod id;
+#[cfg(test)]
+mod interleavings;
 mod invalid;
 mod keeper;
 mod lock;

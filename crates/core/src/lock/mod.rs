@@ -6,6 +6,7 @@ mod election;
 mod entry;
 mod fence;
 mod guard;
+mod guard_count;
 mod handle;
 mod latch;
 mod lease;
@@ -15,6 +16,11 @@ mod rw_lock;
 mod segmented;
 mod semaphore;
 mod unchanged;
+
+/// What `guard_count` is made of; `interleavings` checks it with other types.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+}
 
 pub use adopted::Adopted;
 pub use all::{All, AllGuard, all};

@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    entry::{Entered, Entry, Refused},
+    entry::{Entered, Entry},
+    guard_count::Refused,
     handle::Handle,
 };
 use crate::{

@@ -1,11 +1,11 @@
 //! One request in flight, which two runtimes may poll, one after the other.
 
 use std::{
-    sync::PoisonError,
+    sync::{Arc, PoisonError},
     task::{Context, Poll, Waker},
 };
 
-use super::sync::{Arc, Mutex, MutexGuard};
+use super::sync::{Mutex, MutexGuard};
 use crate::store::BoxFuture;
 
 /// A request and what must live as long as it does.

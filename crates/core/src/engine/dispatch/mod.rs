@@ -12,10 +12,10 @@ mod in_flight;
 mod quiet_waker;
 mod rescuer;
 
-/// What is checked with another implementation of these, see `interleavings`.
+/// What `exchange` and `quiet_waker` are made of; `interleavings` checks them with other types.
 mod sync {
     pub(super) use std::sync::{
-        Arc, Mutex, MutexGuard,
+        Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     };
 }
