@@ -27,7 +27,8 @@
 //! 8. **No retries below.** A driver never repeats a claim, renewal or leave by itself; an
 //!    unknown outcome is reported as [`StoreErrorKind::Unreachable`](crate::StoreErrorKind) and
 //!    the engine asks again with the same id.
-//! 9. **One entry's refusal is a value** ([`Verdict::Refused`], [`Renewed::Unknown`]) and never fails its group.
+//! 9. **One entry's refusal is a value** ([`Verdict::Refused`], [`Verdict::NotNow`], [`Left::NotNow`],
+//!    [`Renewed::Unknown`]) and never fails its group.
 //!
 //! [`model`](crate::model) is this contract as code; the test kit's refinement and behaviour
 //! suites hold a store to it.

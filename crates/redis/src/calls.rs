@@ -111,8 +111,8 @@ impl Servers {
             // The result if this was the last round.
             run.results[attempt.call] = Some(Err(self.refusal(&error)));
             let half_moved = trouble::is_half_moved(&error);
-            // The watchdog repeats renewals by itself, and one must not delay the others.
-            let gives_up = half_moved && matches!(run.priority, Priority::Urgent);
+            // The engine asks again by itself, and a slot that moves must not delay the others of its group.
+            let gives_up = half_moved && (matches!(run.priority, Priority::Urgent) || run.calls.len() > 1);
             if !gives_up && Instant::now() + SLOT_PAUSE < run.until {
                 moving |= half_moved;
                 attempts.extend(self.next_attempt(attempt, &error));

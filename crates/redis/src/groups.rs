@@ -3,7 +3,7 @@
 use lockkeeper_core::{
     Name, StoreError,
     model::WAIT_LEASE,
-    store::{Answer, Answers, Renew, Renewed, Request, StoreTime, Verdict},
+    store::{Answer, Answers, Left, Renew, Renewed, Request, StoreTime, Verdict},
 };
 use redis::Cmd;
 
@@ -67,17 +67,22 @@ impl Applied {
         }
     }
 
-    /// Takes in a call that failed. In a cluster each entry has a call of its own, and a refused claim becomes an
-    /// answer. Trouble that passes is no refusal, since the waiter asks again.
+    /// Takes in a call that failed. In a cluster each entry has a call of its own: if that did nothing, it becomes the
+    /// answer of its entry, and the others of the group are not concerned.
     fn add_failure(&mut self, requests: &[&Request], error: &StoreError, own_call: bool) {
-        let refused = own_call && !error.maybe_applied() && !error.is_passing();
+        let did_nothing = own_call && !error.maybe_applied();
         for request in requests {
-            match request {
-                Request::Claim(_) if refused => {
-                    self.answers.push(Answer::Claim(Verdict::Refused(error.clone())));
+            self.answers.push(match request {
+                Request::Claim(_) if did_nothing && error.is_passing() => {
+                    Answer::Claim(Verdict::NotNow(error.clone()))
                 }
-                _ => self.failed = Some(error.clone()),
-            }
+                Request::Claim(_) if did_nothing => Answer::Claim(Verdict::Refused(error.clone())),
+                Request::Leave(_) if did_nothing && error.is_passing() => Answer::Leave(Left::NotNow),
+                _ => {
+                    self.failed = Some(error.clone());
+                    continue;
+                }
+            });
         }
     }
 }
@@ -161,6 +166,7 @@ impl RedisStore {
                     Verdict::Busy { .. } if claim.queue => {
                         self.servers.follow_master(claim.contender, WAIT_LEASE);
                     }
+                    Verdict::NotNow(_) => {}
                     _ => self.servers.end_following(claim.contender),
                 }
             }

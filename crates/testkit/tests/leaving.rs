@@ -3,7 +3,7 @@
 use lockkeeper_core::store::Eviction;
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
-use lockkeeper_core::{AcquireError, Guard, Keeper, testing::Virtual};
+use lockkeeper_core::{AcquireError, DowngradeError, Guard, Keeper, testing::Virtual};
 use lockkeeper_testkit::{
     counting::RequestCounter,
     faulty::{Fate, Faults, Network, faulty},
@@ -72,6 +72,53 @@ async fn a_hold_that_was_about_to_be_detached_is_not_handed_on() {
         let deeper = timeout(secs(3), mutex.lock_as(&owner)).await.expect("no waiting for oneself");
         drop((next, deeper.expect("held")));
     }
+}
+
+/// The answer is lost, so nobody knows whether the store detached it. It is held, entered and renewed as before.
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_may_be_detached_goes_on() {
+    let world = Virtual::new();
+    let network = Network::good();
+    let (keeper, theirs) = (behind(&world, &network).await, world.keeper().await);
+    let (mutex, owner) = (keeper.mutex(NAME).detachable(), keeper.owner());
+    let guard = mutex.lock_as(&owner).await.expect("free");
+    network.next(Fate { answers: false, ..Fate::GOOD });
+    let guard = guard.into_lease().await.expect_err("no answer").into_guard();
+    let deeper =
+        timeout(secs(3), mutex.lock_as(&owner)).await.expect("no waiting for oneself").expect("held");
+    assert_eq!((guard.holds(), deeper.token()), (2, guard.token()));
+    deeper.release().await.expect("held");
+    sleep(secs(60)).await;
+    assert!(guard.is_held(), "renewed twice by now");
+    let lease = guard.into_lease().await.expect("answered");
+    theirs.adopt(&lease).await.expect("alive").release().await.expect("held");
+}
+
+/// A writer whose downgrade may have been done is a reader; one whose downgrade was refused writes on.
+#[tokio::test(start_paused = true)]
+async fn a_writer_that_may_have_been_lowered_is_a_reader() {
+    let world = Virtual::new();
+    let network = Network::good();
+    let (keeper, theirs) = (behind(&world, &network).await, world.keeper().await);
+    let lock = keeper.rw_lock(NAME);
+    let writer = lock.write().await.expect("free");
+    network.next(Fate { answers: false, ..Fate::GOOD });
+    let Err(DowngradeError::Unknown { guard: reader, error }) = writer.downgrade().await else {
+        panic!("no answer")
+    };
+    assert!(error.maybe_applied() && reader.is_held(), "{error}");
+    let other = theirs.rw_lock(NAME).try_read().await.expect("memory").expect("the store did lower it");
+    assert!(theirs.rw_lock(NAME).try_write().await.expect("memory").is_none());
+    other.release().await.expect("held");
+    reader.release().await.expect("held");
+    let writer = lock.write().await.expect("free");
+    let deeper = writer.reenter().expect("held");
+    let Err(DowngradeError::Unchanged { guard: writer, .. }) = writer.downgrade().await else {
+        panic!("re-entered")
+    };
+    deeper.release().await.expect("held");
+    assert!(theirs.rw_lock(NAME).try_read().await.expect("memory").is_none(), "it writes on");
+    writer.downgrade().await.expect("alone now").release().await.expect("held");
 }
 
 /// An owner who asks for what it is refused is no second guard while it asks.

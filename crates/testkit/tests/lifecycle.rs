@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -217,6 +217,33 @@ async fn a_task_that_is_refused_fails_alone() {
     let (first, second) = tokio::join!(mutex.lock(), mutex.lock());
     assert!(first.expect_err("refused").to_string().contains("not you"));
     second.expect("its own claim was not refused").release().await.expect("held");
+}
+
+/// The store can do nothing at this moment and says so. Whoever waits asks again, and whoever only tries as well, but
+/// for no longer than a request may take.
+#[tokio::test(start_paused = true)]
+async fn what_a_store_cannot_do_now_is_asked_for_again() {
+    let world = Virtual::new();
+    let refusals = Arc::new(AtomicUsize::new(0));
+    let left = refusals.clone();
+    let overrides = Overrides::new().verdicts(move |_, verdict| {
+        let refuse =
+            left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+        let error = || StoreError::new(StoreErrorKind::Conflict, "on the move");
+        if refuse { Verdict::NotNow(error()) } else { verdict }
+    });
+    let store = overrides.of(world.server.connector("memory:"));
+    let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("memory");
+    refusals.store(3, Ordering::Relaxed);
+    keeper.mutex(NAME).lock().await.expect("in the end").release().await.expect("held");
+    refusals.store(3, Ordering::Relaxed);
+    let tried = keeper.mutex(NAME).try_lock().await.expect("in the end").expect("free");
+    tried.release().await.expect("held");
+    refusals.store(usize::MAX, Ordering::Relaxed);
+    let start = Instant::now();
+    let error = keeper.mutex(NAME).try_lock().await.expect_err("never");
+    assert!(error.to_string().contains("on the move") && !error.maybe_applied(), "{error}");
+    assert!(start.elapsed() >= secs(2) && start.elapsed() < secs(4), "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

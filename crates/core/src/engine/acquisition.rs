@@ -322,6 +322,7 @@ pub(super) fn settle(waiter: &Arc<Waiter>, news: News) {
             waiter.heard();
             conclude(waiter, Outcome::Failed(error));
         }
+        News::Answered { verdict: Verdict::NotNow(error), .. } => not_now(waiter, error.not_applied(), now),
         News::Failed(error) => failed(waiter, error, now),
     }
 }
@@ -374,6 +375,18 @@ fn placed(waiter: &Arc<Waiter>, ahead: u32, retry_in: Duration, now: BootTime) {
     if waiter.heard() {
         engine.registry.ask_at(waiter.slot(), now);
     }
+}
+
+/// The store did nothing for now. It answered, so a caller that only tries asks again as well, but for no longer than a
+/// request may take.
+fn not_now(waiter: &Waiter, error: StoreError, now: BootTime) {
+    let engine = &waiter.engine;
+    let failing_since = waiter.failing_since().unwrap_or(now);
+    if waiter.claim().queue || now.since(failing_since) >= engine.client.request_limit {
+        return failed(waiter, error, now);
+    }
+    let failure = waiter.failed(now, false);
+    engine.registry.ask_at(waiter.slot(), now.after(failure.pause));
 }
 
 /// The outcome of a claim is not known: ask again with the same id, while that makes sense.

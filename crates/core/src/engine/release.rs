@@ -138,7 +138,9 @@ impl OwnedHold {
         };
         match answer {
             Ok(Ok(Left::Released)) => Ok(()),
-            Ok(Ok(Left::LeftQueue | Left::NotThere)) => Err(ReleaseError::NotHeld { at, why: Lost::Gone }),
+            Ok(Ok(Left::LeftQueue | Left::NotThere | Left::NotNow)) => {
+                Err(ReleaseError::NotHeld { at, why: Lost::Gone })
+            }
             Ok(Err(error)) => Err(error.at(at).into()),
             Err(_) => Err(StoreError::new(StoreErrorKind::Unreachable, "the keeper has ended").at(at).into()),
         }
@@ -349,6 +351,8 @@ struct Leaving {
     until: BootTime,
     reply: Option<LeaveReply>,
     backoff: Backoff,
+    /// Since when the store answers that it can do nothing now.
+    not_now_since: Option<BootTime>,
 }
 
 impl Leaving {
@@ -364,7 +368,14 @@ impl Leaving {
         }
         engine.leaves.begin();
         let awaited = reply.is_some();
-        let leaving = Arc::new(Self { engine: engine.clone(), leave, until, reply, backoff: BACKOFF });
+        let leaving = Arc::new(Self {
+            engine: engine.clone(),
+            leave,
+            until,
+            reply,
+            backoff: BACKOFF,
+            not_now_since: None,
+        });
         if awaited { engine.dispatcher.submit(leaving) } else { engine.dispatcher.submit_later(leaving) }
     }
 }
@@ -391,16 +402,23 @@ impl Asker for Leaving {
         // Only the dispatcher has had it.
         let Some(mut leaving) = Arc::into_inner(self) else { return };
         let engine = leaving.engine.clone();
+        let now = engine.clock().now();
+        let mut soon = false;
         let result = match answer {
+            Ok(Answer::Leave(Left::NotNow)) => {
+                let since = *leaving.not_now_since.get_or_insert(now);
+                soon = now.since(since) < engine.client.request_limit;
+                Err(not_now())
+            }
             Ok(Answer::Leave(left)) => Ok(left),
             Ok(Answer::Claim(_)) => Err(mismatched()),
             Err(error) => Err(error),
         };
-        let now = engine.clock().now();
         // The keeper's thread ends when nothing is in flight any more, so what fails after its end is not tried again.
         let goes_on = now < leaving.until && !engine.stop.is_stopped();
         let again = matches!(&result, Err(error) if error.is_passing()) && goes_on;
-        if let Some(reply) = leaving.reply.take() {
+        // What the store does soon is no failure for the releasing task.
+        if let Some(reply) = leaving.reply.take_if(|_| !(again && soon)) {
             // The releasing task may be gone; the leave was done all the same.
             drop(reply.send(result));
         }
@@ -417,4 +435,10 @@ impl Asker for Leaving {
             engine.dispatcher.submit_all([Arc::new(leaving) as Arc<dyn Asker>]);
         });
     }
+}
+
+/// The store did nothing for now.
+fn not_now() -> StoreError {
+    let message = "the store cannot release it at this moment; the keeper tries again until the lease ends";
+    StoreError::new(StoreErrorKind::Conflict, message)
 }

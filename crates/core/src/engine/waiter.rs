@@ -184,6 +184,11 @@ impl Waiter {
         FailedCopy { pause: failing.backoff.pause(), since: failing.since }
     }
 
+    /// Since when copies fail, if the last one did.
+    pub(super) fn failing_since(&self) -> Option<BootTime> {
+        self.state().failing.map(|failing| failing.since)
+    }
+
     /// How many claims in a row came too late, with this one.
     pub(super) fn too_late(&self) -> u32 {
         let mut state = self.state();

@@ -183,6 +183,8 @@ pub enum Verdict {
     },
     /// This store cannot serve this claim.
     Refused(StoreError),
+    /// Nothing was done, for a reason that passes and that does not concern the others of the group. It is asked again.
+    NotNow(StoreError),
 }
 
 impl Verdict {
@@ -207,6 +209,8 @@ pub enum Left {
     LeftQueue,
     /// It was neither.
     NotThere,
+    /// Nothing was done, for a reason that passes and that does not concern the others of the group. It is asked again.
+    NotNow,
 }
 
 /// The answer to one entry of a group.

@@ -10,7 +10,8 @@ use lockkeeper_core::{
         Renewed, Request, Store, StoreTime, Verdict, Wake, WakeSink,
     },
 };
-use lockkeeper_testkit::servers::{Redis, RedisOptions};
+use lockkeeper_testkit::servers::{Redis, RedisCluster, RedisOptions};
+use tokio::time::timeout;
 
 use crate::{NAME, secs};
 
@@ -371,5 +372,45 @@ async fn a_grant_in_an_answer_is_not_published() {
     asker.leave(2).await;
     let first = tokio::time::timeout(secs(20), told.recv()).await.expect("in time");
     assert_eq!(first, Some(3), "the releaser's message is the only one");
+    asker.store.close().await;
+}
+
+/// A slot that moves is no business of the others that travel with one of its names.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_moves_neither_delays_nor_fails_the_rest_of_a_group() {
+    let cluster = RedisCluster::start().expect("started");
+    let place = |name: &str| {
+        let slot = cluster.slot_of(&format!("{{{name}}}")).expect("asked");
+        (slot, cluster.master_of(slot).expect("served"))
+    };
+    let (slot, node) = place(NAME);
+    let mut others = (0..).map(|nth| format!("other/{nth}"));
+    let other = others.find(|name| place(name).1 == node && place(name).0 != slot).expect("there is one");
+    let to = (node + 1) % 3;
+    let asker = Asker::connect(&cluster.url()).await;
+    let held = asker.ask(&asker.claim(1, Units::All, true)).await;
+    assert!(matches!(held, Verdict::Granted(_)), "{held:?}");
+    cluster.begin_move(slot, to).expect("begun");
+    // One of the two keys of the lock goes ahead: until the move is over, no node has both.
+    assert_eq!(cluster.move_keys(slot, to, 1).expect("moved"), 1);
+    let elsewhere = Claim { name: Name::new(&other).expect("a name"), ..asker.claim(3, Units::All, true) };
+    let group = [
+        Request::Leave(asker.leave_of(1)),
+        Request::Claim(asker.claim(2, Units::All, true)),
+        Request::Claim(elsewhere),
+    ];
+    // The request limit is a minute.
+    let answers = timeout(secs(20), asker.store.apply(&group)).await.expect("not delayed").expect("answered");
+    let [Answer::Leave(left), Answer::Claim(moving), Answer::Claim(staying)] = &answers.each[..] else {
+        panic!("{answers:?}")
+    };
+    assert_eq!(*left, Left::NotNow);
+    assert!(matches!(moving, Verdict::NotNow(error) if !error.maybe_applied()), "{moving:?}");
+    assert!(matches!(staying, Verdict::Granted(_)), "{staying:?}");
+    while cluster.move_keys(slot, to, 10).expect("moved") > 0 {}
+    cluster.end_move(slot, to).expect("ended");
+    asker.leave(1).await;
+    let entered = asker.ask(&asker.claim(2, Units::All, true)).await;
+    assert!(matches!(entered, Verdict::Granted(_)), "{entered:?}");
     asker.store.close().await;
 }
