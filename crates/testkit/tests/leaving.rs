@@ -121,6 +121,26 @@ async fn a_writer_that_may_have_been_lowered_is_a_reader() {
     writer.downgrade().await.expect("alone now").release().await.expect("held");
 }
 
+/// As above, for a guard that came back because its change failed soon, and is then released.
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_may_be_detached_is_released_to_the_store() {
+    let world = Virtual::new();
+    let network = Network::good();
+    let store = faulty(world.server.connector("memory:"), network.clone());
+    let keeper = Keeper::builder(store).request_limit(millis(3)).virtual_time(world.clock.clock());
+    let keeper = keeper.connect().await.expect("a good network");
+    let mutex = keeper.mutex(NAME).detachable();
+    let guard = mutex.lock().await.expect("free");
+    let number = guard.token().number();
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    sleep(millis(1)).await;
+    network.next(Fate { answers: false, ..Fate::GOOD });
+    let guard = guard.into_lease().await.expect_err("no answer").into_guard();
+    guard.release().await.expect("held");
+    let next = timeout(secs(3), waiting).await.expect("left at once").expect("no panic").expect("granted");
+    assert!(next.token().number() > number, "a grant of its own");
+}
+
 /// An owner who asks for what it is refused is no second guard while it asks.
 #[test]
 fn an_owner_that_is_refused_does_not_count_as_a_guard() {

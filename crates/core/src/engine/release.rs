@@ -51,6 +51,8 @@ enum HowEnded {
     Dropped,
     /// It was released: somebody waits for the answer.
     Released,
+    /// As released, but it goes to no other task of this process.
+    ReleasedToStore,
     /// It goes back to the store, and to no other task of this process.
     GivenUp,
     /// Nobody has begun anything, so there is no minimum to keep.
@@ -122,9 +124,17 @@ impl OwnedHold {
     }
 
     /// Gives it back and says how that went.
-    pub(crate) async fn release(mut self) -> Result<(), ReleaseError> {
-        let Ended::Leaving { in_flight, lost, awaited: Some(Awaited { at, answer }) } =
-            end(self.take(), HowEnded::Released)
+    pub(crate) async fn release(self) -> Result<(), ReleaseError> {
+        self.released(HowEnded::Released).await
+    }
+
+    /// As [`release`](Self::release), but hands it on to nobody.
+    pub(crate) async fn release_to_store(self) -> Result<(), ReleaseError> {
+        self.released(HowEnded::ReleasedToStore).await
+    }
+
+    async fn released(mut self, how: HowEnded) -> Result<(), ReleaseError> {
+        let Ended::Leaving { in_flight, lost, awaited: Some(Awaited { at, answer }) } = end(self.take(), how)
         else {
             return Ok(());
         };
@@ -172,7 +182,8 @@ fn end(step: Box<HoldStep>, how: HowEnded) -> Ended {
         }
         _ => step,
     };
-    let at = (how == HowEnded::Released).then(|| step.at("release"));
+    let awaited = matches!(how, HowEnded::Released | HowEnded::ReleasedToStore);
+    let at = awaited.then(|| step.at("release"));
     let HoldStep { alive, hold, .. } = *step;
     let engine = alive.engine();
     hold.finish();
@@ -186,7 +197,7 @@ fn end(step: Box<HoldStep>, how: HowEnded) -> Ended {
         HowEnded::Dropped | HowEnded::GivenUp => {
             leaving(leave_hold(engine, &hold, minimum_to_keep(&hold), None), None)
         }
-        HowEnded::Released => {
+        HowEnded::Released | HowEnded::ReleasedToStore => {
             let (reply, answer) = oneshot::channel();
             let in_flight = leave_hold(engine, &hold, minimum_to_keep(&hold), Some(reply));
             leaving(in_flight, at.map(|at| Awaited { at, answer }))

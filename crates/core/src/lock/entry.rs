@@ -74,9 +74,9 @@ impl Entry {
     }
 
     /// Ends this guard; gives the hold if it was the last, else what the others share.
-    pub(crate) fn end(mut self) -> Result<OwnedHold, Arc<Entered>> {
+    pub(crate) fn end(mut self) -> Result<(OwnedHold, LastOf), Arc<Entered>> {
         let entered = self.0.take().expect("taken out only by what ends the guard");
-        entered.leave().map(|(owned, _)| owned)
+        entered.leave()
     }
 }
 

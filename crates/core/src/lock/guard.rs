@@ -10,6 +10,7 @@ use crate::{
     error::{InvalidInput, LeaseError, Lost, ReleaseError},
     lock::{
         entry::Entry,
+        guard_count::LastOf,
         lease::Lease,
         unchanged::{DowngradeError, IntoLeaseError},
     },
@@ -195,7 +196,8 @@ impl<M> Guard<M> {
     /// critical section.
     pub async fn release(self) -> Result<(), ReleaseError> {
         match self.entry.end() {
-            Ok(owned) => owned.release().await,
+            Ok((owned, LastOf::Free)) => owned.release().await,
+            Ok((owned, LastOf::Stays)) => owned.release_to_store().await,
             Err(others) => match others.check() {
                 // The last of them may have ended by now.
                 Ok(_) | Err(Lost::Released) => Ok(()),
@@ -233,7 +235,7 @@ impl<M> Guard<M> {
         let (step, now) = (self.entry.step(), self.entry.alive().engine().clock().now());
         let lease = Lease::of(&hold, self.entry.units(), step, now);
         // Sealed with one guard on it: this is the last.
-        if let Ok(owned) = self.entry.end() {
+        if let Ok((owned, _)) = self.entry.end() {
             owned.detach();
         }
         Ok(lease)
