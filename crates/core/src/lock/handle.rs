@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{entry::Entry, owner::Owner};
 use crate::{
     engine::{Alive, acquisition, patience::Patience, release::OwnedHold, terms::Terms},
     error::{AcquireError, At, InvalidInput},
@@ -93,29 +92,8 @@ impl Handle {
         self.waited(self.acquire(terms, Patience::Until(until), operation).await, operation)
     }
 
-    /// Enters again what `owner` holds, or acquires it, waiting for as long as it takes.
-    pub(crate) async fn wait_as(
-        &self,
-        owner: &Owner,
-        terms: &Arc<Terms>,
-        operation: &'static str,
-    ) -> Result<Entry, AcquireError> {
-        self.waited(owner.enter(self, terms, Patience::Forever, operation).await, operation)
-    }
-
-    /// Enters again what `owner` holds, or acquires it, waiting at most `limit`.
-    pub(crate) async fn wait_as_within(
-        &self,
-        owner: &Owner,
-        terms: &Arc<Terms>,
-        limit: Duration,
-        operation: &'static str,
-    ) -> Result<Entry, AcquireError> {
-        let until = self.alive.engine().clock().now().after(limit);
-        self.waited(owner.enter(self, terms, Patience::Until(until), operation).await, operation)
-    }
-
-    fn waited<T>(
+    /// What a caller that waits was told.
+    pub(super) fn waited<T>(
         &self,
         result: Result<Option<T>, AcquireError>,
         operation: &'static str,

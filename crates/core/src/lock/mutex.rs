@@ -104,7 +104,7 @@ impl Mutex {
     /// # Errors
     /// See [`AcquireError`].
     pub async fn lock_as(&self, owner: &Owner) -> Result<Guard, AcquireError> {
-        self.handle.wait_as(owner, self.handle.terms(), "lock").await.map(Guard::share)
+        owner.wait(&self.handle, self.handle.terms(), "lock").await.map(Guard::share)
     }
 
     /// As [`lock_as`](Self::lock_as), but waits no longer than `limit`.
@@ -124,7 +124,7 @@ impl Mutex {
     /// # Errors
     /// [`TimedOut`](AcquireError::TimedOut) when the limit passes; see [`AcquireError`].
     pub async fn lock_as_within(&self, owner: &Owner, limit: Duration) -> Result<Guard, AcquireError> {
-        self.handle.wait_as_within(owner, self.handle.terms(), limit, "lock").await.map(Guard::share)
+        owner.wait_within(&self.handle, self.handle.terms(), limit, "lock").await.map(Guard::share)
     }
 
     /// As [`lock_as`](Self::lock_as), but never waits: `None` if somebody else holds it, and also while another call

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, Weak},
+    time::Duration,
 };
 
 use super::{
@@ -83,6 +84,28 @@ impl Owner {
         let held = Arc::new(Held::default());
         holds.by_resource.insert(key, held.clone());
         held
+    }
+
+    /// Enters again what is held, or acquires it, waiting for as long as it takes.
+    pub(crate) async fn wait(
+        &self,
+        handle: &Handle,
+        terms: &Arc<Terms>,
+        operation: &'static str,
+    ) -> Result<Entry, AcquireError> {
+        handle.waited(self.enter(handle, terms, Patience::Forever, operation).await, operation)
+    }
+
+    /// Enters again what is held, or acquires it, waiting at most `limit`.
+    pub(crate) async fn wait_within(
+        &self,
+        handle: &Handle,
+        terms: &Arc<Terms>,
+        limit: Duration,
+        operation: &'static str,
+    ) -> Result<Entry, AcquireError> {
+        let until = handle.alive.engine().clock().now().after(limit);
+        handle.waited(self.enter(handle, terms, Patience::Until(until), operation).await, operation)
     }
 
     /// Enters again what is held, or acquires it for as long as `patience` allows. `None`: it is busy, and the caller

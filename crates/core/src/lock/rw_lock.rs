@@ -75,7 +75,7 @@ impl RwLock {
     /// # Errors
     /// See [`AcquireError`].
     pub async fn read_as(&self, owner: &Owner) -> Result<ReadGuard, AcquireError> {
-        self.handle.wait_as(owner, &self.reads(), "read").await.map(Guard::share)
+        owner.wait(&self.handle, &self.reads(), "read").await.map(Guard::share)
     }
 
     /// Waits until it alone may write.
@@ -112,7 +112,7 @@ impl RwLock {
     /// [`UpgradeRefused`](AcquireError::UpgradeRefused) if `owner` holds it for reading: waiting
     /// would be waiting for itself.
     pub async fn write_as(&self, owner: &Owner) -> Result<WriteGuard, AcquireError> {
-        self.handle.wait_as(owner, self.handle.terms(), "write").await.map(Guard::share)
+        owner.wait(&self.handle, self.handle.terms(), "write").await.map(Guard::share)
     }
 
     /// As [`read_as`](Self::read_as), but waits no longer than `limit`.
@@ -120,7 +120,7 @@ impl RwLock {
     /// # Errors
     /// [`TimedOut`](AcquireError::TimedOut) when the limit passes.
     pub async fn read_as_within(&self, owner: &Owner, limit: Duration) -> Result<ReadGuard, AcquireError> {
-        self.handle.wait_as_within(owner, &self.reads(), limit, "read").await.map(Guard::share)
+        owner.wait_within(&self.handle, &self.reads(), limit, "read").await.map(Guard::share)
     }
 
     /// As [`read_as`](Self::read_as), but never waits: `None` if a writer holds it or waits.
@@ -136,7 +136,7 @@ impl RwLock {
     /// # Errors
     /// [`TimedOut`](AcquireError::TimedOut) when the limit passes; also as [`write_as`](Self::write_as).
     pub async fn write_as_within(&self, owner: &Owner, limit: Duration) -> Result<WriteGuard, AcquireError> {
-        self.handle.wait_as_within(owner, self.handle.terms(), limit, "write").await.map(Guard::share)
+        owner.wait_within(&self.handle, self.handle.terms(), limit, "write").await.map(Guard::share)
     }
 
     /// As [`write_as`](Self::write_as), but never waits: `None` if somebody else holds it.
