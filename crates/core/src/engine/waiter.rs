@@ -246,3 +246,63 @@ impl Waiter {
         (state.outcome.take(), state.sent > 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::{Settings, thread::Stop},
+        id::{Ids, KeeperId},
+        name::Name,
+        share::Units,
+        store::{Context, Details, Kind, ProcessInfo, WakeSink},
+        testing::Virtual,
+    };
+
+    async fn waiter() -> Arc<Waiter> {
+        let (world, ids) = (Virtual::new(), Arc::new(Ids::new(KeeperId::from_u128(1))));
+        let (clock, background) = (world.clock.clock(), tokio::runtime::Handle::current());
+        let context = Context {
+            keeper: ids.keeper(),
+            wakes: WakeSink::new(drop),
+            background: background.clone(),
+            clock: clock.clone(),
+            request_limit: Duration::from_secs(2),
+        };
+        let store = world.server.connector("memory:").connect(context).await.expect("memory");
+        let process = Arc::new(ProcessInfo { host: String::new(), pid: 1, program: String::new() });
+        let details = Details { kind: Kind::Mutex, process: process.clone(), label: None, value: None };
+        let (request_limit, outage_limit) = (Duration::from_secs(2), Duration::from_secs(30));
+        let settings = Settings { clock, request_limit, outage_limit, process };
+        let claim = Claim {
+            name: Name::new("stock").expect("a good name"),
+            contender: ids.next(),
+            units: Units::All,
+            capacity: Capacity::All,
+            lease: Duration::from_secs(30),
+            queue: true,
+            detachable: false,
+            min_hold: Duration::ZERO,
+            not_after: StoreTime(0),
+            stamp: 0,
+            again: false,
+            details,
+        };
+        let engine = Engine::new(store, settings, ids, background, Stop::new());
+        Waiter::new(&engine, claim, Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All)))
+    }
+
+    /// A store that is slow answers nothing for several polls.
+    #[tokio::test(start_paused = true)]
+    async fn a_waiter_is_in_the_queue_once() {
+        let waiter = waiter().await;
+        assert!(waiter.enqueue());
+        assert!(!waiter.enqueue(), "it is queued");
+        assert!(waiter.hinted(), "the copy to come is newer than the hint");
+        assert!(waiter.next_copy(BootTime(1), StoreTime(1)).is_some());
+        assert!(!waiter.enqueue(), "it is in flight");
+        assert!(waiter.hinted(), "the answer is followed by another copy");
+        assert!(waiter.heard(), "because of the hint");
+        assert!(waiter.enqueue(), "the next poll");
+    }
+}
