@@ -49,12 +49,14 @@ pub(crate) async fn acquire(keeper: &Keeper, args: &AcquireArgs) -> Result<u8, F
 pub(crate) async fn renew(keeper: &Keeper, args: &RenewArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
     // Adopting renews it for as long as it was taken for.
-    let guard = keeper.adopt(&lease).await?;
-    if let Some(length) = args.length {
-        guard.extend(length).await?;
-    }
-    guard.into_lease().await.map_err(LeaseError::from)?;
-    Ok(0)
+    let adopted = keeper.adopt(&lease).await?;
+    let extended = match args.length {
+        Some(length) => adopted.extend(length).await,
+        None => Ok(()),
+    };
+    // Detached again before any error is told: dropped, it would be released under those who count on it.
+    adopted.into_lease().await.map_err(LeaseError::from)?;
+    Ok(extended.map(|()| 0)?)
 }
 
 /// `lockkeeper release`.

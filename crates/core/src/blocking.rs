@@ -319,6 +319,18 @@ impl Mutex {
         let owner = owner.clone();
         self.guarded(move |mutex| async move { mutex.lock_as(&owner).await })
     }
+
+    /// Enters again what `owner` holds, or waits in line, at most `limit`.
+    pub fn lock_as_within(&self, owner: &Owner, limit: Duration) -> Result<Guard, AcquireError> {
+        let owner = owner.clone();
+        self.guarded(move |mutex| async move { mutex.lock_as_within(&owner, limit).await })
+    }
+
+    /// Enters again what `owner` holds, or takes the lock if it is free.
+    pub fn try_lock_as(&self, owner: &Owner) -> Result<Option<Guard>, AcquireError> {
+        let owner = owner.clone();
+        self.tried(move |mutex| async move { mutex.try_lock_as(&owner).await })
+    }
 }
 
 /// As [`RwLock`](crate::RwLock).
@@ -363,6 +375,30 @@ impl RwLock {
     pub fn write_as(&self, owner: &Owner) -> Result<WriteGuard, AcquireError> {
         let owner = owner.clone();
         self.guarded(move |lock| async move { lock.write_as(&owner).await })
+    }
+
+    /// Enters again what `owner` holds, or waits until it may read, at most `limit`.
+    pub fn read_as_within(&self, owner: &Owner, limit: Duration) -> Result<ReadGuard, AcquireError> {
+        let owner = owner.clone();
+        self.guarded(move |lock| async move { lock.read_as_within(&owner, limit).await })
+    }
+
+    /// Enters again what `owner` holds, or reads if no writer holds or waits.
+    pub fn try_read_as(&self, owner: &Owner) -> Result<Option<ReadGuard>, AcquireError> {
+        let owner = owner.clone();
+        self.tried(move |lock| async move { lock.try_read_as(&owner).await })
+    }
+
+    /// Enters again what `owner` writes, or waits until it alone may write, at most `limit`.
+    pub fn write_as_within(&self, owner: &Owner, limit: Duration) -> Result<WriteGuard, AcquireError> {
+        let owner = owner.clone();
+        self.guarded(move |lock| async move { lock.write_as_within(&owner, limit).await })
+    }
+
+    /// Enters again what `owner` writes, or writes if nobody holds or waits.
+    pub fn try_write_as(&self, owner: &Owner) -> Result<Option<WriteGuard>, AcquireError> {
+        let owner = owner.clone();
+        self.tried(move |lock| async move { lock.try_write_as(&owner).await })
     }
 }
 
@@ -585,6 +621,18 @@ impl Adopted {
         self.inner.is_held()
     }
 
+    /// The guard of the primitive that it was detached from.
+    pub fn into_guard(self) -> AdoptedGuard {
+        let Self { inner, keeper } = self;
+        match inner {
+            lock::Adopted::Mutex(guard) => AdoptedGuard::Mutex(keeper.with(guard)),
+            lock::Adopted::Read(guard) => AdoptedGuard::Read(keeper.with(guard)),
+            lock::Adopted::Write(guard) => AdoptedGuard::Write(keeper.with(guard)),
+            lock::Adopted::Permits(guard) => AdoptedGuard::Permits(keeper.with(guard)),
+            lock::Adopted::Leader(guard) => AdoptedGuard::Leader(keeper.with(guard)),
+        }
+    }
+
     /// Releases it and waits until the store has it.
     ///
     /// # Errors
@@ -593,6 +641,22 @@ impl Adopted {
         let Self { inner, keeper } = self;
         wait(&keeper.on, async move { inner.release().await })
     }
+}
+
+/// What a lease turned out to be, for threads.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AdoptedGuard {
+    /// A mutex.
+    Mutex(Guard),
+    /// The read side of a read-write lock.
+    Read(ReadGuard),
+    /// The write side of a read-write lock.
+    Write(WriteGuard),
+    /// Permits of a semaphore.
+    Permits(Permit),
+    /// A leadership.
+    Leader(Leadership),
 }
 
 /// As [`WriteGuard`](crate::WriteGuard).

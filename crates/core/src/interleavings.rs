@@ -29,7 +29,7 @@ mod guard_count;
 mod quiet_waker;
 
 use exchange::Exchange;
-use guard_count::{GuardCount, LastOf, Refused};
+use guard_count::{GuardCount, Refused};
 use quiet_waker::QuietWaker;
 use sync::{AtomicU64, Ordering};
 
@@ -168,15 +168,15 @@ fn one_guard_is_the_last_and_sees_what_the_others_did() {
             move || {
                 shared.0.enter(|_| true).ok()?;
                 shared.1.fetch_add(1, Ordering::Relaxed);
-                shared.0.leave().map(|last| (last, shared.1.load(Ordering::Relaxed)))
+                shared.0.leave().then(|| shared.1.load(Ordering::Relaxed))
             }
         });
         shared.1.fetch_add(10, Ordering::Relaxed);
-        let ours = shared.0.leave().map(|last| (last, shared.1.load(Ordering::Relaxed)));
+        let ours = shared.0.leave().then(|| shared.1.load(Ordering::Relaxed));
         let theirs = owner.join().expect("no panic");
         match (ours, theirs) {
-            (Some((LastOf::Free, done)), None) => assert!(done == 10 || done == 11),
-            (None, Some((LastOf::Free, done))) => assert_eq!(done, 11, "the last one sees all"),
+            (Some(done), None) => assert!(done == 10 || done == 11),
+            (None, Some(done)) => assert_eq!(done, 11, "the last one sees all"),
             other => panic!("exactly one is the last: {other:?}"),
         }
         assert_eq!(shared.0.count(), 0);
@@ -198,14 +198,15 @@ fn nobody_enters_what_is_sealed_or_writes_what_is_lowered() {
         assert_ne!(lowers, written.is_ok(), "one of the two comes first");
         assert_eq!(lowered.is_lowered(), lowers);
         if seals {
+            assert!(sealed.is_sealed());
+            assert_eq!(sealed.enter(|_| true), Err(Refused::Sealed));
             sealed.unseal();
             assert_eq!(sealed.enter(|_| true), Ok(()), "it is entered again");
-            assert_eq!(sealed.leave(), None);
-            assert_eq!(sealed.leave(), Some(LastOf::Stays), "but never handed on");
+            assert!(!sealed.leave() && sealed.leave(), "the last of two");
         }
         lowered.raise();
         assert!(!lowered.is_lowered());
         lowered.enter_beside();
-        assert_eq!(lowered.leave(), None);
+        assert!(!lowered.leave());
     });
 }

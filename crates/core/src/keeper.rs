@@ -301,7 +301,7 @@ impl Keeper {
     }
 
     /// Goes on with a lease that another process detached: renews it, and holds it if that
-    /// succeeds. Whatever was leased, it is held through a plain guard; what was left of its
+    /// succeeds. [`Adopted`] says what it was; what was left of its
     /// `max_hold` counts on from here.
     ///
     /// # Cancel safety

@@ -94,6 +94,69 @@ async fn a_guard_that_may_be_detached_goes_on() {
     theirs.adopt(&lease).await.expect("alive").release().await.expect("held");
 }
 
+/// Nor is it handed on by a release: while the grant is young enough for that, another task waits for it.
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_may_be_detached_is_not_handed_on_by_a_release() {
+    let world = Virtual::new();
+    let network = Network::good();
+    let store = faulty(world.server.connector("memory:"), network.clone());
+    let builder = Keeper::builder(store).virtual_time(world.clock.clock()).request_limit(millis(5));
+    let keeper = builder.connect().await.expect("a good network");
+    let mutex = keeper.mutex(NAME).detachable();
+    let guard = mutex.lock().await.expect("free");
+    let number = guard.token().number();
+    let waiting = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await }
+    });
+    tokio::task::yield_now().await;
+    network.next(Fate { answers: false, ..Fate::GOOD });
+    let guard = guard.into_lease().await.expect_err("no answer").into_guard();
+    guard.release().await.expect("held");
+    let next = waiting.await.expect("no panic").expect("granted");
+    assert!(next.token().number() > number, "a grant of its own");
+}
+
+/// An owner enters a hold that is about to be detached once that has failed. It does not wait for itself at the store.
+#[tokio::test(start_paused = true)]
+async fn an_owner_enters_again_what_was_not_detached() {
+    let world = Virtual::new();
+    let network = Network::good();
+    let keeper = behind(&world, &network).await;
+    let (mutex, owner) = (keeper.mutex(NAME).detachable(), keeper.owner());
+    let guard = mutex.lock_as(&owner).await.expect("free");
+    let token = guard.token();
+    network.next(Fate { answers: false, ..Fate::GOOD });
+    let detaching = tokio::spawn(guard.into_lease());
+    sleep(millis(1)).await;
+    assert!(mutex.try_lock_as(&owner).await.expect("asked").is_none(), "it may be gone in a moment");
+    let waiting = tokio::spawn({
+        let (mutex, owner) = (mutex.clone(), owner.clone());
+        async move { mutex.lock_as(&owner).await }
+    });
+    let guard = detaching.await.expect("no panic").expect_err("no answer").into_guard();
+    let entered =
+        timeout(secs(1), waiting).await.expect("not at the store").expect("no panic").expect("held");
+    let deeper =
+        timeout(secs(1), mutex.lock_as(&owner)).await.expect("no waiting for oneself").expect("held");
+    assert!(entered.token() == token && deeper.token() == token && guard.holds() == 3);
+}
+
+/// What was adopted is detached at the store already: a lost answer is no reason to keep it, and none to release it.
+#[tokio::test(start_paused = true)]
+async fn what_was_adopted_is_let_go_without_an_answer() {
+    let world = Virtual::new();
+    let network = Network::good();
+    let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
+    let guard = theirs.mutex(NAME).detachable().lock().await.expect("free");
+    let lease = guard.into_lease().await.expect("held");
+    let adopted = ours.adopt(&lease).await.expect("alive");
+    network.next(Fate { answers: false, ..Fate::GOOD });
+    let lease = adopted.into_lease().await.expect("it stays detached");
+    ours.close().await;
+    theirs.adopt(&lease).await.expect("alive").release().await.expect("held");
+}
+
 /// A writer whose downgrade may have been done is a reader; one whose downgrade was refused writes on.
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_may_have_been_lowered_is_a_reader() {

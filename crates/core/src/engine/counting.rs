@@ -44,7 +44,7 @@ pub(crate) async fn count(
         let result = engine.ask(operation, engine.store().count(&count)).await;
         let now = engine.clock().now();
         let error = match result.map(|answers| (answers.now, answers.each.first().copied())) {
-            Ok((time, Some(Counted::Stale) | None)) if too_late < LATE_COUNTS => {
+            Ok((time, Some(Counted::Stale))) if too_late < LATE_COUNTS => {
                 // The store remembers what counted for longer than anybody asks again, so
                 // this means that no copy counted or ever will: a new one is in order.
                 clock.heard(server, now, time);
@@ -55,7 +55,12 @@ pub(crate) async fn count(
                 count.not_after = clock.not_after(server, now);
                 continue;
             }
-            Ok((_, Some(Counted::Stale) | None)) => StoreError::new(
+            // It may have counted.
+            Ok((_, None)) => StoreError::new(
+                StoreErrorKind::Unreachable,
+                "the store did not say whether it counted; check the store",
+            ),
+            Ok((_, Some(Counted::Stale))) => StoreError::new(
                 StoreErrorKind::Conflict,
                 "requests keep arriving too late for the store's clock; check clocks and latency",
             ),

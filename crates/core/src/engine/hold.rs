@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -40,6 +40,11 @@ pub(crate) struct Hold {
     pub(crate) granted: BootTime,
     /// Until when a late copy of its claim may still arrive at the store.
     pub(crate) tombstone_until: Option<StoreTime>,
+    /// Whether the store certainly keeps it without this process: it was adopted.
+    pub(crate) adopted: bool,
+    /// Whether the store may keep it without this process. Then it is not handed on: another task would hold what a
+    /// crash does not free.
+    stays: AtomicBool,
     deadline: AtomicU64,
     limit: AtomicU64,
     state: AtomicU8,
@@ -166,7 +171,7 @@ impl Hold {
     ) -> Self {
         let deadline = deadline::from_answer(sent, remaining);
         let leased = Leased { from: sent, vouched: remaining, whole: remaining, deadline, confirmed: true };
-        Self::new(grantee, token, floor, leased)
+        Self { adopted: true, ..Self::new(grantee, token, floor, leased) }
     }
 
     fn new(grantee: Grantee, token: Token, floor: GrantNumber, leased: Leased) -> Self {
@@ -181,6 +186,8 @@ impl Hold {
             terms: grantee.terms,
             granted: from,
             tombstone_until: grantee.tombstone_until,
+            adopted: false,
+            stays: AtomicBool::new(false),
             deadline: AtomicU64::new(leased.deadline.0),
             limit: AtomicU64::new(limit.0),
             state: AtomicU8::new(HELD),
@@ -227,10 +234,24 @@ impl Hold {
         self.deadline().min(self.limit())
     }
 
-    /// The store is asked at `now` for a lease of this length, and may agree although its answer is never heard.
-    pub(crate) fn asks_for(&self, now: BootTime, lease: Duration) {
+    /// The store is asked at `now` for a lease of this length, and may agree although its answer is never heard. False
+    /// if its leave was sent: then nothing more is asked, because the leave is tried only until the latest end known.
+    pub(crate) fn asks_for(&self, now: BootTime, lease: Duration) -> bool {
         let mut renewing = self.renewing();
-        renewing.asked_until = renewing.asked_until.max(now.after(lease));
+        if !renewing.left {
+            renewing.asked_until = renewing.asked_until.max(now.after(lease));
+        }
+        !renewing.left
+    }
+
+    /// The store is about to be asked to keep it without this process.
+    pub(crate) fn stay(&self) {
+        self.stays.store(true, Ordering::Release);
+    }
+
+    /// Whether another task of this process may have it.
+    pub(crate) fn may_be_handed_on(&self) -> bool {
+        self.terms.hands_on() && !self.stays.load(Ordering::Acquire)
     }
 
     /// When the watchdog should look at it next.

@@ -51,10 +51,6 @@ enum HowEnded {
     Dropped,
     /// It was released: somebody waits for the answer.
     Released,
-    /// As released, but it goes to no other task of this process.
-    ReleasedToStore,
-    /// It goes back to the store, and to no other task of this process.
-    GivenUp,
     /// Nobody has begun anything, so there is no minimum to keep.
     CalledOff,
     /// It lives on outside of this process.
@@ -113,28 +109,15 @@ impl OwnedHold {
         self.end(HowEnded::Detached);
     }
 
-    /// Gives it back to the store, and hands it on to nobody.
-    pub(crate) fn give_up(self) {
-        self.end(HowEnded::GivenUp);
-    }
-
     /// Gives it back as something that nobody has begun, so that there is no minimum to keep.
     pub(crate) fn call_off(self) {
         self.end(HowEnded::CalledOff);
     }
 
     /// Gives it back and says how that went.
-    pub(crate) async fn release(self) -> Result<(), ReleaseError> {
-        self.released(HowEnded::Released).await
-    }
-
-    /// As [`release`](Self::release), but hands it on to nobody.
-    pub(crate) async fn release_to_store(self) -> Result<(), ReleaseError> {
-        self.released(HowEnded::ReleasedToStore).await
-    }
-
-    async fn released(mut self, how: HowEnded) -> Result<(), ReleaseError> {
-        let Ended::Leaving { in_flight, lost, awaited: Some(Awaited { at, answer }) } = end(self.take(), how)
+    pub(crate) async fn release(mut self) -> Result<(), ReleaseError> {
+        let Ended::Leaving { in_flight, lost, awaited: Some(Awaited { at, answer }) } =
+            end(self.take(), HowEnded::Released)
         else {
             return Ok(());
         };
@@ -169,12 +152,13 @@ impl Drop for OwnedHold {
 
 /// Ends a hold for its owner.
 fn end(step: Box<HoldStep>, how: HowEnded) -> Ended {
-    let hands_on = step.hold.terms.hands_on();
     let now = step.now();
     let lost = step.check_at(now).err();
     let step = match how {
         // Decided before anything is sent to the store, so there is no leave that could overtake it.
-        HowEnded::Dropped | HowEnded::Released | HowEnded::CalledOff if hands_on && lost.is_none() => {
+        HowEnded::Dropped | HowEnded::Released | HowEnded::CalledOff
+            if lost.is_none() && step.hold.may_be_handed_on() =>
+        {
             match hand_on(step, now) {
                 Ok(()) => return Ended::Passed,
                 Err(step) => step,
@@ -182,8 +166,7 @@ fn end(step: Box<HoldStep>, how: HowEnded) -> Ended {
         }
         _ => step,
     };
-    let awaited = matches!(how, HowEnded::Released | HowEnded::ReleasedToStore);
-    let at = awaited.then(|| step.at("release"));
+    let at = (how == HowEnded::Released).then(|| step.at("release"));
     let HoldStep { alive, hold, .. } = *step;
     let engine = alive.engine();
     hold.finish();
@@ -194,16 +177,14 @@ fn end(step: Box<HoldStep>, how: HowEnded) -> Ended {
             Ended::Passed
         }
         HowEnded::CalledOff => leaving(leave_hold(engine, &hold, Duration::ZERO, None), None),
-        HowEnded::Dropped | HowEnded::GivenUp => {
-            leaving(leave_hold(engine, &hold, minimum_to_keep(&hold), None), None)
-        }
-        HowEnded::Released | HowEnded::ReleasedToStore => {
+        HowEnded::Dropped => leaving(leave_hold(engine, &hold, minimum_to_keep(&hold), None), None),
+        HowEnded::Released => {
             let (reply, answer) = oneshot::channel();
             let in_flight = leave_hold(engine, &hold, minimum_to_keep(&hold), Some(reply));
             leaving(in_flight, at.map(|at| Awaited { at, answer }))
         }
     };
-    if hands_on {
+    if hold.terms.hands_on() {
         // After the leave is on its way, so that the local queue's next claim comes behind it.
         engine.local_queues.close(&hold.name, hold.slot);
     }

@@ -89,12 +89,13 @@ pub(super) fn renew_due(engine: &Arc<Engine>, holds: Vec<Arc<Hold>>, now: BootTi
     }
 }
 
-async fn renew_group(engine: Arc<Engine>, group: Vec<(Arc<Hold>, Duration)>) {
-    let renewals: Vec<Renew> = group.iter().map(|(hold, lease)| plain(hold, *lease)).collect();
+async fn renew_group(engine: Arc<Engine>, mut group: Vec<(Arc<Hold>, Duration)>) {
     let sent = engine.clock().now();
-    for (hold, lease) in &group {
-        hold.asks_for(sent, *lease);
+    group.retain(|(hold, lease)| hold.asks_for(sent, *lease));
+    if group.is_empty() {
+        return;
     }
+    let renewals: Vec<Renew> = group.iter().map(|(hold, lease)| plain(hold, *lease)).collect();
     match send(&engine.client, "renew", &renewals).await {
         Ok(answers) => {
             for ((hold, _), answer) in group.iter().zip(answers.each) {
@@ -143,9 +144,15 @@ pub(crate) async fn change(
     let renewal = match change {
         Change::Extend(lease) => Renew { lease, ..renewal },
         Change::Lower(units) => Renew { lower_to: Some(units), ..renewal },
-        Change::Detach => Renew { detach: true, ..renewal },
+        // The whole lease, whatever is left of `max_hold`: it is the time that another process has to adopt it.
+        Change::Detach => {
+            hold.stay();
+            Renew { detach: true, lease: hold.terms.lease_to_ask_for(Duration::MAX), ..renewal }
+        }
     };
-    hold.asks_for(sent, renewal.lease);
+    if !hold.asks_for(sent, renewal.lease) {
+        return Err(not_held(hold.lost().unwrap_or(Lost::Released)));
+    }
     let answers = send(&engine.client, operation, &[renewal]).await;
     let answers = answers.map_err(|error| error.at(step.at(operation)))?;
     let answer = answers.each.first().copied().unwrap_or(Renewed::Unknown);
@@ -162,11 +169,10 @@ pub(crate) async fn adopt(alive: &Arc<Alive>, lease: DetachedLease) -> Result<Ow
     let name = grantee.name.clone();
     let at = || At::resource(engine.store().url(), &name, "adopt");
     let not_held = |why| Err(LeaseError::NotHeld { at: at(), why });
-    let rest = grantee.terms.max_hold.unwrap_or(Duration::MAX);
     let renewal = Renew {
         name: name.clone(),
         contender: grantee.contender,
-        lease: grantee.terms.lease_to_ask_for(rest),
+        lease: grantee.terms.lease_to_ask_for(Duration::MAX),
         lower_to: None,
         detach: true,
     };

@@ -4,10 +4,13 @@
 
 use std::{
     ops::Deref,
+    pin::pin,
     sync::{Arc, Weak},
 };
 
-use super::guard_count::{GuardCount, LastOf, Refused};
+use tokio::sync::Notify;
+
+use super::guard_count::{GuardCount, Refused};
 use crate::{
     engine::{hold_step::HoldStep, release::OwnedHold},
     share::Units,
@@ -20,12 +23,18 @@ pub(crate) struct Entry(Option<Arc<Entered>>);
 pub(crate) struct Entered {
     step: Box<HoldStep>,
     guards: GuardCount,
+    /// Told when it is unsealed or over.
+    opened: Notify,
 }
 
 impl Entry {
     /// The first guard on a hold.
     pub(crate) fn new(owned: OwnedHold) -> Self {
-        Self(Some(Arc::new(Entered { step: owned.into_step(), guards: GuardCount::one() })))
+        Self(Some(Arc::new(Entered {
+            step: owned.into_step(),
+            guards: GuardCount::one(),
+            opened: Notify::new(),
+        })))
     }
 
     fn entered(&self) -> &Arc<Entered> {
@@ -63,18 +72,19 @@ impl Entry {
         self.entered().guards.raise();
     }
 
-    /// From here on nobody enters it, and it is not handed on; false if there are other guards.
+    /// From here on nobody enters it; false if there are other guards.
     pub(crate) fn seal(&self) -> bool {
         self.entered().guards.seal()
     }
 
-    /// Its owner may enter it again. It is still not handed on.
+    /// Its owner may enter it again.
     pub(crate) fn unseal(&self) {
         self.entered().guards.unseal();
+        self.entered().opened.notify_waiters();
     }
 
     /// Ends this guard; gives the hold if it was the last, else what the others share.
-    pub(crate) fn end(mut self) -> Result<(OwnedHold, LastOf), Arc<Entered>> {
+    pub(crate) fn end(mut self) -> Result<OwnedHold, Arc<Entered>> {
         let entered = self.0.take().expect("taken out only by what ends the guard");
         entered.leave()
     }
@@ -96,12 +106,27 @@ impl Entered {
         Ok(Entry(Some(self.clone())))
     }
 
+    /// Waits until it is not sealed any more: it may be entered again, or it is over.
+    pub(crate) async fn unsealed(&self) {
+        loop {
+            let mut opened = pin!(self.opened.notified());
+            opened.as_mut().enable();
+            if !self.guards.is_sealed() {
+                return;
+            }
+            opened.await;
+        }
+    }
+
     /// One guard less; the hold if it was the last.
-    fn leave(self: Arc<Self>) -> Result<(OwnedHold, LastOf), Arc<Self>> {
-        let Some(last) = self.guards.leave() else { return Err(self) };
+    fn leave(self: Arc<Self>) -> Result<OwnedHold, Arc<Self>> {
+        if !self.guards.leave() {
+            return Err(self);
+        }
+        self.opened.notify_waiters();
         // Only an owner who looks at it at this moment may have another part in it.
         let step = Arc::try_unwrap(self).map_or_else(|shared| shared.step.clone(), |alone| alone.step);
-        Ok((OwnedHold::of(step), last))
+        Ok(OwnedHold::of(step))
     }
 }
 
@@ -123,10 +148,6 @@ impl Deref for Entered {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        match self.0.take().map(Entered::leave) {
-            Some(Ok((owned, LastOf::Stays))) => owned.give_up(),
-            Some(Ok((owned, LastOf::Free))) => drop(owned),
-            Some(Err(_)) | None => {}
-        }
+        drop(self.0.take().map(Entered::leave));
     }
 }

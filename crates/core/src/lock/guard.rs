@@ -10,7 +10,6 @@ use crate::{
     error::{InvalidInput, LeaseError, Lost, ReleaseError},
     lock::{
         entry::Entry,
-        guard_count::LastOf,
         lease::Lease,
         unchanged::{DowngradeError, IntoLeaseError},
     },
@@ -196,8 +195,7 @@ impl<M> Guard<M> {
     /// critical section.
     pub async fn release(self) -> Result<(), ReleaseError> {
         match self.entry.end() {
-            Ok((owned, LastOf::Free)) => owned.release().await,
-            Ok((owned, LastOf::Stays)) => owned.release_to_store().await,
+            Ok(owned) => owned.release().await,
             Err(others) => match others.check() {
                 // The last of them may have ended by now.
                 Ok(_) | Err(Lost::Released) => Ok(()),
@@ -228,14 +226,17 @@ impl<M> Guard<M> {
             let error = invalid("release the re-entered guards first");
             return Err(IntoLeaseError::new(self, error));
         }
-        if let Err(error) = renewal::change(&self.entry, Change::Detach, "into_lease").await {
+        if let Err(error) = renewal::change(&self.entry, Change::Detach, "into_lease").await
+            // What was adopted is detached already, and this only renews it.
+            && !(hold.adopted && self.entry.check().is_ok())
+        {
             self.entry.unseal();
             return Err(IntoLeaseError::new(self, error));
         }
         let (step, now) = (self.entry.step(), self.entry.alive().engine().clock().now());
         let lease = Lease::of(&hold, self.entry.units(), step, now);
         // Sealed with one guard on it: this is the last.
-        if let Ok((owned, _)) = self.entry.end() {
+        if let Ok(owned) = self.entry.end() {
             owned.detach();
         }
         Ok(lease)

@@ -6,13 +6,10 @@
 use super::sync::{AtomicU64, Ordering};
 
 /// A writer has become a reader, or is about to.
-const LOWERED: u64 = 1 << 61;
+const LOWERED: u64 = 1 << 62;
 
 /// The hold is about to be detached: nobody enters it.
-const SEALED: u64 = 1 << 62;
-
-/// The store may have detached the hold, so it is not handed on: another task would hold what a crash does not free.
-const STAYS: u64 = 1 << 63;
+const SEALED: u64 = 1 << 63;
 
 const COUNT: u64 = LOWERED - 1;
 
@@ -21,19 +18,12 @@ pub(crate) struct GuardCount(AtomicU64);
 /// Why a hold was not entered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refused {
-    /// Its last guard has ended, or it is about to be detached.
+    /// Its last guard has ended.
     Over,
+    /// It is about to be detached. If that fails, it may be entered again.
+    Sealed,
     /// Only readers may enter.
     Upgrade,
-}
-
-/// How a hold was left by its last guard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum LastOf {
-    /// Another task may have it.
-    Free,
-    /// It may live on at the store already, so no other task of this process may have it.
-    Stays,
 }
 
 impl GuardCount {
@@ -45,6 +35,12 @@ impl GuardCount {
     /// How many guards there are.
     pub(crate) fn count(&self) -> u64 {
         self.0.load(Ordering::Acquire) & COUNT
+    }
+
+    /// Whether there is a guard and it is about to detach the hold.
+    pub(crate) fn is_sealed(&self) -> bool {
+        let state = self.0.load(Ordering::Acquire);
+        state & COUNT != 0 && state & SEALED != 0
     }
 
     pub(crate) fn is_lowered(&self) -> bool {
@@ -60,8 +56,11 @@ impl GuardCount {
     pub(crate) fn enter(&self, may_enter: impl Fn(bool) -> bool) -> Result<(), Refused> {
         let mut state = self.0.load(Ordering::Acquire);
         loop {
-            if state & COUNT == 0 || state & SEALED != 0 {
+            if state & COUNT == 0 {
                 return Err(Refused::Over);
+            }
+            if state & SEALED != 0 {
+                return Err(Refused::Sealed);
             }
             if !may_enter(state & LOWERED != 0) {
                 return Err(Refused::Upgrade);
@@ -83,12 +82,12 @@ impl GuardCount {
         self.0.fetch_and(!LOWERED, Ordering::AcqRel);
     }
 
-    /// From here on nobody enters, and the hold is not handed on; false if there are other guards.
+    /// From here on nobody enters; false if there are other guards.
     pub(crate) fn seal(&self) -> bool {
-        self.flag_if_alone(SEALED | STAYS)
+        self.flag_if_alone(SEALED)
     }
 
-    /// Others may enter again. The hold is still not handed on.
+    /// Others may enter again.
     pub(crate) fn unseal(&self) {
         self.0.fetch_and(!SEALED, Ordering::AcqRel);
     }
@@ -98,10 +97,8 @@ impl GuardCount {
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, alone).is_ok()
     }
 
-    /// One guard less. The last one sees all that the others did before they left.
-    pub(crate) fn leave(&self) -> Option<LastOf> {
-        let before = self.0.fetch_sub(1, Ordering::AcqRel);
-        let last = if before & STAYS == 0 { LastOf::Free } else { LastOf::Stays };
-        (before & COUNT == 1).then_some(last)
+    /// One guard less. True for the last one, which sees all that the others did before they left.
+    pub(crate) fn leave(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::AcqRel) & COUNT == 1
     }
 }

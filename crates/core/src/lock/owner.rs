@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     engine::{looks::look, patience::Patience, terms::Terms},
-    error::AcquireError,
+    error::{AcquireError, At},
     name::Name,
     support,
 };
@@ -50,9 +50,21 @@ const SWEEP: usize = 16;
 /// The store's own id, and the name in it.
 type Resource = (String, Name);
 
-/// What an owner holds of one name. The lock is taken while acquiring, so that two calls of one
-/// owner at the same time do not wait for each other at the store.
-type Held = tokio::sync::Mutex<Weak<Entered>>;
+/// What an owner holds of one name.
+#[derive(Debug, Default)]
+struct Held {
+    /// Taken while acquiring, so that two calls of one owner do not wait for each other at the store.
+    acquiring: tokio::sync::Mutex<()>,
+    entered: Mutex<Weak<Entered>>,
+}
+
+impl Held {
+    /// What is held, if it may still be acted on.
+    fn entered(&self) -> Option<Arc<Entered>> {
+        let entered = support::lock(&self.entered).upgrade();
+        entered.filter(|entered| entered.is_live() && entered.check().is_ok())
+    }
+}
 
 impl Holds {
     /// Forgets what its owner no longer holds and nobody is entering, now and then.
@@ -62,8 +74,8 @@ impl Holds {
         }
         self.by_resource.retain(|_, held| {
             look();
-            Arc::strong_count(held) > 1
-                || held.try_lock().is_ok_and(|held| held.upgrade().is_some_and(|held| held.is_live()))
+            // Only the calls that enter it have other parts in it, and they come by under the lock that is held here.
+            Arc::strong_count(held) > 1 || held.entered().is_some()
         });
         self.sweep_at = 2 * self.by_resource.len();
     }
@@ -117,39 +129,62 @@ impl Owner {
         patience: Patience,
         operation: &'static str,
     ) -> Result<Option<Entry>, AcquireError> {
-        let at = || handle.at(operation);
-        let name = handle.name().map_err(|why| AcquireError::Invalid { at: at(), why })?;
+        let name = handle.name().map_err(|why| AcquireError::Invalid { at: handle.at(operation), why })?;
         let held = self.held(handle.alive.engine().store().id(), name);
-        let mut held = match patience {
-            // Another call of this owner is acquiring it at this moment.
-            Patience::Try => match held.try_lock() {
-                Ok(held) => held,
-                Err(_) => return Ok(None),
-            },
-            _ => {
-                let clock = handle.alive.engine().clock();
-                let started = clock.now();
-                let locked = patience.limit(clock, held.lock()).await;
-                locked.ok_or_else(|| {
-                    let waited = clock.now().since(started);
-                    AcquireError::TimedOut { at: at(), waited, ahead: None, maybe_applied: false }
-                })?
-            }
+        let clock = handle.alive.engine().clock();
+        let started = clock.now();
+        let timed_out = || {
+            let waited = clock.now().since(started);
+            AcquireError::TimedOut { at: handle.at(operation), waited, ahead: None, maybe_applied: false }
         };
-        if let Some(entered) = held.upgrade().filter(|entered| entered.is_live() && entered.check().is_ok()) {
-            let in_use = entered.hold().terms.capacity;
-            if in_use != terms.capacity {
-                return Err(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use });
+        loop {
+            match again(&held, terms, || handle.at(operation))? {
+                Again::Entered(entry) => return Ok(Some(entry)),
+                Again::Sealed(_) if !patience.waits() => return Ok(None),
+                Again::Sealed(entered) => {
+                    patience.limit(clock, entered.unsealed()).await.ok_or_else(timed_out)?;
+                    continue;
+                }
+                Again::NotHeld => {}
             }
-            match entered.enter(terms.units) {
-                Ok(entry) => return Ok(Some(entry)),
-                Err(Refused::Upgrade) => return Err(AcquireError::UpgradeRefused { at: at() }),
-                Err(Refused::Over) => {}
+            let acquiring = if patience.waits() {
+                patience.limit(clock, held.acquiring.lock()).await.ok_or_else(timed_out)?
+            } else {
+                // Another call of this owner is acquiring it at this moment.
+                let Ok(acquiring) = held.acquiring.try_lock() else { return Ok(None) };
+                acquiring
+            };
+            // The call before this one may have acquired it.
+            if held.entered().is_some() {
+                continue;
             }
+            let Some(owned) = handle.acquire(terms, patience, operation).await? else { return Ok(None) };
+            let entry = Entry::new(owned);
+            *support::lock(&held.entered) = entry.weak();
+            drop(acquiring);
+            return Ok(Some(entry));
         }
-        let Some(owned) = handle.acquire(terms, patience, operation).await? else { return Ok(None) };
-        let entry = Entry::new(owned);
-        *held = entry.weak();
-        Ok(Some(entry))
+    }
+}
+
+/// What comes of entering again.
+enum Again {
+    Entered(Entry),
+    /// It is about to be detached: whether it may be entered again is not known yet.
+    Sealed(Arc<Entered>),
+    NotHeld,
+}
+
+fn again(held: &Held, terms: &Terms, at: impl Fn() -> At) -> Result<Again, AcquireError> {
+    let Some(entered) = held.entered() else { return Ok(Again::NotHeld) };
+    let in_use = entered.hold().terms.capacity;
+    if in_use != terms.capacity {
+        return Err(AcquireError::CapacityMismatch { at: at(), asked: terms.capacity, in_use });
+    }
+    match entered.enter(terms.units) {
+        Ok(entry) => Ok(Again::Entered(entry)),
+        Err(Refused::Upgrade) => Err(AcquireError::UpgradeRefused { at: at() }),
+        Err(Refused::Sealed) => Ok(Again::Sealed(entered)),
+        Err(Refused::Over) => Ok(Again::NotHeld),
     }
 }
