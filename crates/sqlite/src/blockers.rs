@@ -1,4 +1,4 @@
-//! Whose crash would let a waiter pass.
+//! Whose crash a waiter must hear of.
 //!
 //! Pure: it looks at the model's resource only.
 
@@ -11,11 +11,12 @@ const HOLDERS: usize = 8;
 /// them, and each monitored process takes a descriptor.
 const WAITERS: usize = 3;
 
-/// The keepers whose crash would let `contender` pass: some of the holders, and the waiters right ahead of it.
+/// The keepers whose crash `contender` must hear of: some of the holders, and the waiters right ahead of it. Their crash
+/// lets it pass, or it came after they left and before they told that.
 ///
-/// A detached hold outlives its keeper, so a crash of that keeper lets nobody pass.
+/// A detached hold outlives its keeper, but that keeper may still leave it. Nobody can leave a retired hold.
 pub(crate) fn blockers(resource: &Resource, contender: ContenderId) -> impl Iterator<Item = KeeperId> {
-    let holders = resource.holders.iter().filter(|holder| !holder.detached);
+    let holders = resource.holders.iter().filter(|holder| !holder.retired);
     let holders = holders.map(|holder| holder.contender.keeper).take(HOLDERS);
     let from_own = resource.queue.iter().rev().skip_while(move |waiter| waiter.contender != contender);
     let ahead =
@@ -67,7 +68,8 @@ mod tests {
             let now = Now { lease: StoreTime(0), wall: 0 };
             resource.claim(now, &mut HighWater::default(), &claim, &mut Effects::default());
         }
-        resource.holders[0].detached = true;
+        resource.holders[0].retired = true;
+        resource.holders[1].detached = true;
         let expected = (2..=9).chain([14, 13, 12]).map(KeeperId::from_u128);
         assert_eq!(blockers(&resource, contender(15)).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
     }

@@ -58,7 +58,9 @@ impl Work<'_> {
         let Some(mut front) = codec::load_front(self.transaction, &claim.name, claim.contender)? else {
             return Ok(None);
         };
-        if front.resource.holders.iter().any(|holder| self.is_crashed(holder.contender.keeper)) {
+        // A crash ends only what is not detached.
+        let mut holders = front.resource.holders.iter().filter(|holder| !holder.detached);
+        if holders.any(|holder| self.is_crashed(holder.contender.keeper)) {
             return Ok(None);
         }
         let Some(kept) = front.keep_position(self.transition.now, claim) else { return Ok(None) };
