@@ -111,8 +111,11 @@ impl Servers {
             // The result if this was the last round.
             run.results[attempt.call] = Some(Err(self.refusal(&error)));
             let half_moved = trouble::is_half_moved(&error);
-            // The engine asks again by itself, and a slot that moves must not delay the others of its group.
-            let gives_up = half_moved && (matches!(run.priority, Priority::Urgent) || run.calls.len() > 1);
+            // The engine asks again by itself, and a slot that moves must not delay calls of other slots. Calls of one
+            // slot are sent again together, so that they keep their order.
+            let slot = run.calls[attempt.call].slot;
+            let delays_others = run.calls.iter().any(|call| call.slot != slot);
+            let gives_up = half_moved && (matches!(run.priority, Priority::Urgent) || delays_others);
             if !gives_up && Instant::now() + SLOT_PAUSE < run.until {
                 moving |= half_moved;
                 attempts.extend(self.next_attempt(attempt, &error));

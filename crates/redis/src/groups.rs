@@ -156,7 +156,12 @@ impl RedisStore {
         }
         let now = match now {
             Some(now) => now,
-            None => check::time(&self.servers, self.servers.map().of(0)).await?,
+            // Nothing was done: the answers say why, and only the time of their server is missing.
+            None => {
+                let slot = calls.first().map_or(0, |call| call.slot);
+                let time = check::time(&self.servers, self.servers.map().of(slot)).await;
+                time.map_err(StoreError::not_applied)?
+            }
         };
         self.refuse_unreplicated(group, &mut answers, granted).await?;
         for (request, answer) in group.iter().zip(&answers) {
