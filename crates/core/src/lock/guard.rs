@@ -275,7 +275,7 @@ impl WriteGuard {
     /// # Errors
     /// [`LeaseError::NotHeld`] if it is lost; [`LeaseError::Invalid`] if the guard is re-entered, since the others would
     /// still believe that they write alone. The error gives the guard back; with `?` it is dropped, and released.
-    pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
+    pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError<Self, ReadGuard>> {
         if !self.entry.lower() {
             let why = InvalidInput::new("release the re-entered guards first");
             let error = LeaseError::Invalid { at: self.entry.at("downgrade"), why };

@@ -2,7 +2,6 @@
 
 use std::{error::Error as StdError, fmt};
 
-use super::guard::{Guard, ReadGuard, WriteGuard};
 use crate::error::{Error, LeaseError};
 
 /// Why a guard did not become a [`Lease`](crate::Lease), with the guard, which holds as before.
@@ -15,7 +14,7 @@ use crate::error::{Error, LeaseError};
 /// assert!(guard.is_held());
 /// # Ok(()) }
 /// ```
-pub struct IntoLeaseError<G = Guard> {
+pub struct IntoLeaseError<G> {
     guard: G,
     error: LeaseError,
 }
@@ -41,9 +40,9 @@ impl<G> IntoLeaseError<G> {
     }
 }
 
-/// Why a writer did not become a reader, with the guard that it is left with.
+/// Why a writer did not become a reader, with the guard that it is left with: as the writer `W` or as the reader `R`.
 #[non_exhaustive]
-pub enum DowngradeError<W = WriteGuard, R = ReadGuard> {
+pub enum DowngradeError<W, R> {
     /// Nothing was changed: the guard writes as before, unless it is lost.
     Unchanged {
         /// The guard as it was.
