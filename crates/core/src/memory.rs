@@ -18,8 +18,8 @@ use crate::{
     name::Name,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
-        Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime, Topic,
-        Wake, WakeSink, Watch,
+        Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, WakeSink,
+        Watch,
     },
 };
 
@@ -118,7 +118,7 @@ impl Server {
     }
 
     fn now(&self) -> Now {
-        Now { lease: StoreTime(self.clock.now().0 / 1000), wall: self.clock.wall_micros() }
+        Now::of(&self.clock)
     }
 }
 

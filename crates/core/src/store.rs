@@ -19,10 +19,10 @@
 //!    also after it was free for long.
 //! 5. **Late copies do nothing.** A claim processed after its `not_after`, or whose contender has
 //!    left with a tombstone, answers [`Verdict::Stale`] and changes nothing.
-//! 6. **The dead are passed.** A lease that ends frees its units; a grant that nobody confirmed
-//!    within its first lease drops that keeper's places in that queue; a place in the queue ends
-//!    [`WAIT_LEASE`](crate::model::WAIT_LEASE) after it was last asked for and that was written
-//!    down, which it is unless that was done within [`PLACE_KEPT`](crate::model::PLACE_KEPT).
+//! 6. **Crashed processes are passed.** A lease that ends frees its units. A grant that nobody confirmed within its first
+//!    lease takes that keeper's positions in that queue with it. A position ends
+//!    [`WAIT_LEASE`](crate::model::WAIT_LEASE) after the last claim that was written down for it. A claim that asks
+//!    again need not be written down within [`PLACE_KEPT`](crate::model::PLACE_KEPT) of the one before.
 //! 7. **Wakes are hints** that may be lost, late or doubled: nothing depends on them but time.
 //! 8. **No retries below.** A driver never repeats a claim, renewal or leave by itself; an
 //!    unknown outcome is reported as [`StoreErrorKind::Unreachable`](crate::StoreErrorKind) and
@@ -30,8 +30,8 @@
 //! 9. **One entry's refusal is a value** ([`Verdict::Refused`], [`Verdict::NotNow`], [`Left::NotNow`],
 //!    [`Renewed::Unknown`]) and never fails its group.
 //!
-//! [`model`](crate::model) is this contract as code; the test kit's refinement and behaviour
-//! suites hold a store to it.
+//! [`model`](crate::model) is this contract as code; the refinement and behaviour suites
+//! of `lockkeeper-store-tests` hold a store to it.
 
 mod messages;
 
@@ -127,7 +127,7 @@ pub struct Context {
     pub background: tokio::runtime::Handle,
     /// The clock for time limits and waits.
     pub clock: Clock,
-    /// How long one request may take.
+    /// How long one request may take. The engine gives up after it; a store may use it for limits of its own.
     pub request_limit: Duration,
 }
 
@@ -139,7 +139,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The store's URL without secrets, for messages.
     fn url(&self) -> &Arc<str>;
 
-    /// An id kept in the store itself: two URLs may mean one server (rule 13 of the design).
+    /// An id kept in the store itself: two URLs may mean one server (rule 13 of the design). It is the same for every
+    /// connection to one server, differs between servers, and never changes.
     fn id(&self) -> &str;
 
     /// Which of the store's servers keeps `name`. Requests are grouped per server, so a dead one
@@ -159,7 +160,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Extends leases, as one request of its own on a connection of its own.
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>>;
 
-    /// Subscribes to wakes about `topic`. `None`: they reach the sink without subscribing.
+    /// Subscribes to wakes about `topic`. `None`: no subscription is needed, because they reach the sink anyway, or
+    /// because this store sends none and waiters poll.
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>>;
 
     /// Who holds and who waits; `None` if nobody.
@@ -171,7 +173,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Takes a lock back.
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted>;
 
-    /// Works a latch's counter.
+    /// Works a latch's counter. There is exactly one answer.
     fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>>;
 
     /// Shows a token to a fence.

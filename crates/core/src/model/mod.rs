@@ -18,6 +18,7 @@ pub use tombstones::Tombstones;
 pub use whole::Model;
 
 use crate::{
+    clock::Clock,
     store::{GrantNotice, StoreTime},
     token::{GrantNumber, Token},
 };
@@ -44,6 +45,19 @@ pub struct Now {
     pub lease: StoreTime,
     /// Wall time in microseconds since 1970: the ground of grant numbers, and shown to people.
     pub wall: u64,
+}
+
+impl Now {
+    /// This moment by `clock`, for a server that runs in a process of its own or in this one.
+    ///
+    /// ```
+    /// use lockkeeper_core::{clock::Clock, model::Now};
+    /// let now = Now::of(&Clock::boot());
+    /// assert!(now.wall > 0);
+    /// ```
+    pub fn of(clock: &Clock) -> Self {
+        Self { lease: StoreTime(clock.now().0 / 1000), wall: clock.wall_micros() }
+    }
 }
 
 /// The last grant number given: kept once per store, so names no longer used leave nothing behind.

@@ -68,7 +68,14 @@ pub(crate) enum Standing {
 
 /// The answers of a store do not match its requests.
 pub(crate) fn mismatched() -> StoreError {
-    let message = "the store's answers do not match the requests; report this as a bug";
+    let message =
+        "the store answered a claim with a leave's answer, or the reverse; report this to its author";
+    StoreError::new(StoreErrorKind::Corrupt, message)
+}
+
+fn too_few(requests: usize, answers: usize) -> StoreError {
+    let message =
+        format!("the store gave {answers} answers to {requests} requests; report this to its author");
     StoreError::new(StoreErrorKind::Corrupt, message)
 }
 
@@ -305,9 +312,10 @@ impl Answering {
     fn answer(mut self, sent: BootTime, result: Result<Answers<Answer>, StoreError>) {
         match result {
             Ok(answers) => {
+                let (requests, count) = (self.0.len(), answers.each.len());
                 let mut answers = answers.each.into_iter();
                 for asker in self.0.by_ref() {
-                    asker.answered(sent, answers.next().ok_or_else(mismatched));
+                    asker.answered(sent, answers.next().ok_or_else(|| too_few(requests, count)));
                 }
             }
             Err(error) => {
