@@ -52,9 +52,16 @@ impl Wake for Task {
     }
 }
 
-/// News that somebody waits for, as tokio's and the engine's channels keep them: under a lock.
+/// News that somebody waits for.
+trait News: Default + Send + Sync + 'static {
+    fn tell(&self);
+
+    fn poll(&self, context: &Context<'_>) -> Poll<()>;
+}
+
+/// News under a lock, as the engine and tokio's `Notify` keep them.
 #[derive(Default)]
-struct News(Mutex<State>);
+struct LockedNews(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -62,11 +69,13 @@ struct State {
     waiting: Option<Waker>,
 }
 
-impl News {
+impl LockedNews {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("no panic")
     }
+}
 
+impl News for LockedNews {
     fn tell(&self) {
         let mut state = self.state();
         state.there = true;
@@ -87,10 +96,44 @@ impl News {
     }
 }
 
-/// A task polls `news` as [`InFlight::bring`](crate::engine) does, while another thread tells them. True if the task has
+/// News in an atomic, as tokio's `oneshot` keeps them: a poll whose waker is registered only loads.
+#[derive(Default)]
+struct AtomicNews {
+    bits: AtomicU64,
+    waiting: Mutex<Option<Waker>>,
+}
+
+const WAITING: u64 = 1;
+const THERE: u64 = 2;
+
+impl AtomicNews {
+    fn waiting(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.waiting.lock().expect("no panic")
+    }
+}
+
+impl News for AtomicNews {
+    fn tell(&self) {
+        if self.bits.fetch_or(THERE, Ordering::AcqRel) & WAITING != 0 {
+            let waiting = self.waiting().take();
+            waiting.expect("registered").wake();
+        }
+    }
+
+    fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        let mut bits = self.bits.load(Ordering::Acquire);
+        if bits & (WAITING | THERE) == 0 {
+            *self.waiting() = Some(context.waker().clone());
+            bits = self.bits.fetch_or(WAITING, Ordering::AcqRel);
+        }
+        if bits & THERE == 0 { Poll::Pending } else { Poll::Ready(()) }
+    }
+}
+
+/// A task polls news as [`InFlight::bring`](crate::engine) does, while another thread tells them. True if the task has
 /// them or was woken for them.
-fn hears_of_it(polls_afterwards: bool) -> bool {
-    let (task, news) = (Task::new(), Arc::new(News::default()));
+fn hears_of_it<N: News>(polls_afterwards: bool) -> bool {
+    let (task, news) = (Task::new(), Arc::new(N::default()));
     let teller = thread::spawn({
         let news = news.clone();
         move || news.tell()
@@ -110,14 +153,20 @@ fn hears_of_it(polls_afterwards: bool) -> bool {
 
 #[test]
 fn a_waker_that_is_quiet_for_a_while_loses_no_wake_up() {
-    loom::model(|| assert!(hears_of_it(true), "a wake-up was lost"));
+    loom::model(|| assert!(hears_of_it::<LockedNews>(true), "a wake-up was lost"));
 }
 
-/// The check above can fail.
+/// Without a lock, only the waker itself orders the wake-up and the poll.
+#[test]
+fn a_waker_that_is_quiet_for_a_while_loses_no_wake_up_by_news_in_an_atomic() {
+    loom::model(|| assert!(hears_of_it::<AtomicNews>(true), "a wake-up was lost"));
+}
+
+/// The checks above can fail.
 #[test]
 #[should_panic(expected = "a wake-up was lost")]
 fn without_a_poll_afterwards_a_wake_up_is_lost() {
-    loom::model(|| assert!(hears_of_it(false), "a wake-up was lost"));
+    loom::model(|| assert!(hears_of_it::<LockedNews>(false), "a wake-up was lost"));
 }
 
 /// The keeper takes a request over while a task polls it and the answer arrives.
@@ -125,7 +174,7 @@ fn without_a_poll_afterwards_a_wake_up_is_lost() {
 fn a_request_that_is_taken_over_is_polled_to_its_end_and_its_task_is_told() {
     loom::model(|| {
         let (task, keeper) = (Task::new(), Task::new());
-        let (answer, done) = (Arc::new(News::default()), Arc::new(AtomicU64::new(0)));
+        let (answer, done) = (Arc::new(LockedNews::default()), Arc::new(AtomicU64::new(0)));
         let request = {
             let (answer, done) = (answer.clone(), done.clone());
             async move {

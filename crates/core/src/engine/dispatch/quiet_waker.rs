@@ -28,13 +28,14 @@ impl QuietWaker {
     /// Runs `work` and skips all wake-ups meanwhile, whichever thread they come from. The caller polls afterwards
     /// whatever it gave this waker to.
     ///
-    /// Nothing is lost by that, provided that the one who wakes first stores the news under a lock and the one who polls
-    /// reads them under the same lock. If the poll does not see the news, its turn of the lock came first; then the
-    /// wake-up, which follows the other's turn, sees that this waker is no longer quiet.
+    /// Nothing is lost by that. The end of the quiet time and a wake-up each read and write the flag in one step, so one
+    /// of the two is second and sees all that came before the other. If the end is second, the poll that follows it sees
+    /// the news that the wake-up is about. If the wake-up is second, it finds this waker no longer quiet. A plain store
+    /// and a plain load would both be allowed to miss the other's side.
     pub(crate) fn quietly<T>(&self, work: impl FnOnce() -> T) -> T {
         self.quiet.store(true, Ordering::Release);
         let done = work();
-        self.quiet.store(false, Ordering::Release);
+        self.quiet.swap(false, Ordering::AcqRel);
         done
     }
 }
@@ -45,7 +46,8 @@ impl Wake for QuietWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.quiet.load(Ordering::Acquire) {
+        // Changes nothing, but is one step with the read: see `quietly`.
+        if !self.quiet.fetch_or(false, Ordering::AcqRel) {
             self.inner.wake_by_ref();
         }
     }
