@@ -362,7 +362,50 @@ impl<T> Position<'_, T> {
 impl<T> Drop for Position<'_, T> {
     fn drop(&mut self) {
         if !self.served {
+            // Otherwise the sender, which is dropped under the lock of the queues, would wake this task.
+            self.turn.close();
             self.queues.leave(self.name, self.ticket);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        sync::atomic::{AtomicUsize, Ordering},
+        task::{Context, Wake, Waker},
+    };
+
+    use super::*;
+    use crate::{
+        share::{Capacity, Units},
+        store::Kind,
+    };
+
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// It would be woken while the lock of the queues is held.
+    #[tokio::test]
+    async fn a_task_that_gives_up_is_not_woken_by_itself() {
+        let queues = LocalQueues::<()>::new(Clock::boot(), Handle::current());
+        let name = Name::new("stock").expect("a good name");
+        let terms = Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All));
+        let front = queues.enter(&name, &terms, BootTime(0));
+        assert!(matches!(front, Arrival::Front(_)));
+        let Arrival::Behind(mut position) = queues.enter(&name, &terms, BootTime(0)) else {
+            panic!("the queue has a front")
+        };
+        let woken = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(woken.clone());
+        assert!(pin!(position.turn()).poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(position);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 0);
     }
 }
