@@ -106,6 +106,9 @@ struct State {
     called_for: bool,
 }
 
+/// The askers of a queue and those behind them.
+type GivenUp = (VecDeque<Arc<dyn Asker>>, HashMap<Name, VecDeque<Arc<dyn Asker>>>);
+
 impl Dispatcher {
     pub(super) fn new(client: Arc<StoreClient>, rescuer: Arc<Rescuer>) -> Arc<Self> {
         Arc::new(Self { client, rescuer, queues: Mutex::default() })
@@ -158,9 +161,10 @@ impl Dispatcher {
             return None;
         }
         drop(state);
-        let dispatcher = self.clone();
+        // Made here and not at the first poll: a call that is never polled ends, too.
+        let (dispatcher, call) = (self.clone(), Call { queue, answered: false });
         let later = async move {
-            queue.state().called_for = false;
+            let queue = call.answer();
             if let Some(in_flight) = dispatcher.send(&queue, []) {
                 in_flight.await;
             }
@@ -251,6 +255,12 @@ impl Queue {
 }
 
 impl State {
+    /// Takes out all that is left, because nobody can send it any more. The caller drops it without the lock: it may be
+    /// the last to have the engine.
+    fn give_up(&mut self) -> GivenUp {
+        (std::mem::take(&mut self.askers), std::mem::take(&mut self.behind))
+    }
+
     /// Whether what was taken out just now is all there is.
     fn is_last(&self, group: &[Arc<dyn Asker>]) -> bool {
         group.is_empty() && self.askers.is_empty() && self.behind.is_empty()
@@ -277,6 +287,39 @@ impl State {
     }
 }
 
+/// The duty to send what is queued, unless somebody else has done so by then.
+struct Call {
+    queue: Arc<Queue>,
+    answered: bool,
+}
+
+impl Call {
+    /// The queue, for which somebody else may call from now on.
+    fn answer(mut self) -> Arc<Queue> {
+        self.answered = true;
+        self.queue.state().called_for = false;
+        self.queue.clone()
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if self.answered {
+            return;
+        }
+        // It is never polled only if the keeper's thread has ended. The askers have the engine, which has the queue.
+        let mut state = self.queue.state();
+        state.called_for = false;
+        if state.groups_in_flight > 0 {
+            // The slot of a group in flight sees to what is left.
+            return;
+        }
+        let given_up = state.give_up();
+        drop(state);
+        drop(given_up);
+    }
+}
+
 /// The right to have one group in flight. When it ends, also by a panic or because it was dropped, what is left goes next.
 struct Slot {
     dispatcher: Arc<Dispatcher>,
@@ -292,7 +335,7 @@ impl Drop for Slot {
         if state.askers.is_empty() || !self.started {
             // A group is never polled only if the keeper's thread has ended: then nobody can send what is left, and
             // nobody waits for it.
-            let given_up = (std::mem::take(&mut state.askers), std::mem::take(&mut state.behind));
+            let given_up = state.give_up();
             state.groups_in_flight -= 1;
             drop(state);
             drop(given_up);
@@ -357,4 +400,76 @@ async fn send_group(client: &StoreClient, server: usize, mut askers: Vec<Arc<dyn
         client.store_clock.heard(server, client.clock.now(), answers.now);
     }
     answering.answer(sent, result);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::runtime::{Builder, Runtime};
+
+    use super::*;
+    use crate::{
+        clock::Clock,
+        engine::thread::Stop,
+        id::KeeperId,
+        memory::MemoryServer,
+        store::{Context, WakeSink},
+    };
+
+    /// Leaves nothing in particular.
+    struct Leaver(Name);
+
+    impl Asker for Leaver {
+        fn name(&self) -> &Name {
+            &self.0
+        }
+
+        fn standing(&self) -> Standing {
+            Standing::Known
+        }
+
+        fn leaves(&self) -> bool {
+            true
+        }
+
+        fn request(&self, _sent: BootTime, _not_after: StoreTime) -> Option<Request> {
+            None
+        }
+
+        fn answered(self: Arc<Self>, _sent: BootTime, _answer: Result<Answer, StoreError>) {
+            unreachable!("it asks nothing")
+        }
+    }
+
+    /// A dispatcher for a memory store whose keeper runs on `keeper`.
+    fn dispatcher(keeper: &Runtime) -> Arc<Dispatcher> {
+        let (clock, background, limit) = (Clock::boot(), keeper.handle().clone(), Duration::from_secs(10));
+        let context = Context {
+            keeper: KeeperId::from_u128(1),
+            wakes: WakeSink::new(drop),
+            background: background.clone(),
+            clock: clock.clone(),
+            request_limit: limit,
+        };
+        let connecting = MemoryServer::new(clock.clone()).connector("memory:").connect(context);
+        let store = keeper.block_on(connecting).expect("a memory store");
+        let client = StoreClient::new(store, clock, limit, background.clone());
+        Dispatcher::new(Arc::new(client), Rescuer::new(background, Stop::new()))
+    }
+
+    /// An asker has the engine, which has the dispatcher: kept in a queue that nobody sends, it would keep all of them.
+    #[test]
+    fn what_is_to_be_sent_later_is_not_kept_when_the_keepers_thread_has_ended() {
+        let keeper = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let dispatcher = dispatcher(&keeper);
+        drop(keeper);
+        let leaver = || Arc::new(Leaver(Name::new("stock").expect("a good name")));
+        let (first, second) = (leaver(), leaver());
+        let in_flight = dispatcher.submit_later(first.clone());
+        assert!(in_flight.is_some() && dispatcher.submit_later(second.clone()).is_none());
+        drop(in_flight);
+        assert_eq!((Arc::strong_count(&first), Arc::strong_count(&second)), (1, 1), "somebody keeps them");
+        assert!(dispatcher.submit_later(first).is_some(), "the next one calls again");
+    }
 }
