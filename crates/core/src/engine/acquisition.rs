@@ -459,8 +459,9 @@ impl Drop for Attempt {
 /// Asks again for these waiters, with as few requests as possible.
 pub(super) fn ask_again(engine: &Engine, waiters: Vec<Arc<Waiter>>) {
     for waiter in &waiters {
-        // Should the answer never come, not even as an error, the next poll asks again.
-        engine.registry.ask_at(waiter.slot(), engine.clock().now().after(engine.asks_again()));
+        // Should no answer come soon, not even an error, the next poll looks after it. A copy may be in flight, and its
+        // answer may have scheduled an earlier one just now.
+        engine.registry.ask_by(waiter.slot(), engine.clock().now().after(engine.asks_again()));
     }
     let askers = waiters.into_iter().filter(|waiter| waiter.enqueue());
     engine.dispatcher.submit_all(askers.map(|waiter| waiter as Arc<dyn Asker>));
@@ -481,9 +482,44 @@ fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, longest: Duration) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{capability::Capability, model::FIRST_LEASE};
+    use crate::{
+        capability::Capability,
+        engine::{renewal::TOGETHER, tests::engine},
+        model::FIRST_LEASE,
+        share::{Capacity, Units},
+        store::Kind,
+    };
 
     const LOSSY: Duration = Capability::ASKS_AGAIN;
+
+    /// A waiter that nothing was sent for yet.
+    async fn waiter() -> (Arc<Alive>, Arc<Waiter>) {
+        let alive = Alive::new(engine().await);
+        let terms = Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All));
+        let acquisition = Acquisition {
+            alive: &alive,
+            name: &Name::new("stock").expect("a good name"),
+            terms: &terms,
+            patience: Patience::Forever,
+            operation: "lock",
+            started: BootTime(0),
+        };
+        let waiter = Waiter::new(alive.engine(), acquisition.claim(), terms.clone());
+        assert!(alive.engine().registry.register(&waiter));
+        (alive, waiter)
+    }
+
+    /// The answer to a copy may come while the watchdog asks again for its waiter.
+    #[tokio::test]
+    async fn asking_again_puts_nothing_off_that_an_answer_has_scheduled() {
+        let (alive, waiter) = waiter().await;
+        let engine = alive.engine();
+        let now = engine.clock().now();
+        assert!(waiter.next_copy(now, StoreTime(1)).is_some(), "in flight");
+        engine.registry.ask_at(waiter.slot(), now);
+        ask_again(engine, vec![waiter]);
+        assert_eq!(engine.registry.take_due(now, TOGETHER).waiters.len(), 1, "it asks now");
+    }
 
     #[test]
     fn i8_a_waiter_asks_again_within_the_first_lease_of_its_grant() {

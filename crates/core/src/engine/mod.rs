@@ -260,6 +260,29 @@ impl fmt::Debug for Alive {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        memory::MemoryServer,
+        store::{Context, WakeSink},
+    };
+
+    /// An engine on a memory store of its own, without a watchdog: nothing happens by itself.
+    pub(super) async fn engine() -> Arc<Engine> {
+        let (clock, background, limit) = (Clock::boot(), Handle::current(), Duration::from_secs(10));
+        let ids = Arc::new(Ids::new(KeeperId::from_u128(1)));
+        let context = Context {
+            keeper: ids.keeper(),
+            wakes: WakeSink::new(drop),
+            background: background.clone(),
+            clock: clock.clone(),
+            request_limit: limit,
+        };
+        let connecting = MemoryServer::new(clock.clone()).connector("memory:").connect(context);
+        let store = connecting.await.expect("a memory store");
+        let process = ProcessInfo { host: "here".into(), pid: 1, program: "test".into() };
+        let settings =
+            Settings { clock, request_limit: limit, outage_limit: limit, process: Arc::new(process) };
+        Engine::new(store, settings, ids, background, Stop::new())
+    }
 
     /// Else a store with many waiting processes would hear nothing for two seconds, and then all.
     #[test]

@@ -189,6 +189,15 @@ impl Registry {
         self.tell_if(earlier);
     }
 
+    /// The waiter is to ask again at `due`, or earlier if that is scheduled.
+    pub(crate) fn ask_by(&self, slot: u64, due: BootTime) {
+        let mut inner = self.lock();
+        let earlier = inner.waiting.get(&slot).is_some_and(|entry| due < entry.due)
+            && inner.schedule_waiting(slot, due);
+        drop(inner);
+        self.tell_if(earlier);
+    }
+
     /// The waiters for `name`, or all of them, in order of name and arrival.
     pub(crate) fn waiting_for(&self, name: Option<&Name>) -> Vec<Arc<Waiter>> {
         let inner = self.lock();

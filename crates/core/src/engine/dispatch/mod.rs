@@ -404,18 +404,10 @@ async fn send_group(client: &StoreClient, server: usize, mut askers: Vec<Arc<dyn
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use tokio::runtime::{Builder, Runtime};
+    use tokio::runtime::Builder;
 
     use super::*;
-    use crate::{
-        clock::Clock,
-        engine::thread::Stop,
-        id::KeeperId,
-        memory::MemoryServer,
-        store::{Context, WakeSink},
-    };
+    use crate::engine::tests::engine;
 
     /// Leaves nothing in particular.
     struct Leaver(Name);
@@ -442,27 +434,11 @@ mod tests {
         }
     }
 
-    /// A dispatcher for a memory store whose keeper runs on `keeper`.
-    fn dispatcher(keeper: &Runtime) -> Arc<Dispatcher> {
-        let (clock, background, limit) = (Clock::boot(), keeper.handle().clone(), Duration::from_secs(10));
-        let context = Context {
-            keeper: KeeperId::from_u128(1),
-            wakes: WakeSink::new(drop),
-            background: background.clone(),
-            clock: clock.clone(),
-            request_limit: limit,
-        };
-        let connecting = MemoryServer::new(clock.clone()).connector("memory:").connect(context);
-        let store = keeper.block_on(connecting).expect("a memory store");
-        let client = StoreClient::new(store, clock, limit, background.clone());
-        Dispatcher::new(Arc::new(client), Rescuer::new(background, Stop::new()))
-    }
-
     /// An asker has the engine, which has the dispatcher: kept in a queue that nobody sends, it would keep all of them.
     #[test]
     fn what_is_to_be_sent_later_is_not_kept_when_the_keepers_thread_has_ended() {
         let keeper = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let dispatcher = dispatcher(&keeper);
+        let dispatcher = keeper.block_on(engine()).dispatcher.clone();
         drop(keeper);
         let leaver = || Arc::new(Leaver(Name::new("stock").expect("a good name")));
         let (first, second) = (leaver(), leaver());
