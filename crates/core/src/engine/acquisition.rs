@@ -140,7 +140,7 @@ impl Acquisition<'_> {
             let mut waiting = Waiting { waiter, settled: false };
             let waiter = &waiting.waiter;
             let outcome = self.patience.limit(engine.clock(), async {
-                waiter.enqueue();
+                waiter.enqueue(waiter.server());
                 match engine.dispatcher.submit(waiter.clone()) {
                     Some(in_flight) => in_flight.bring(waiter.outcome()).await,
                     None => waiter.outcome().await,
@@ -407,7 +407,7 @@ fn failed(waiter: &Waiter, error: StoreError, now: BootTime) {
 /// Something may have changed for these waiters: they ask now, or once more if an answer is on its way that may be older.
 pub(super) fn hint(waiters: &[Arc<Waiter>]) {
     for waiter in waiters {
-        if !waiter.hinted() {
+        if !waiter.hinted(waiter.server()) {
             let engine = &waiter.engine;
             engine.registry.ask_at(waiter.slot(), engine.clock().now());
         }
@@ -463,7 +463,7 @@ pub(super) fn ask_again(engine: &Engine, waiters: Vec<Arc<Waiter>>) {
         // answer may have scheduled an earlier one just now.
         engine.registry.ask_by(waiter.slot(), engine.clock().now().after(engine.asks_again()));
     }
-    let askers = waiters.into_iter().filter(|waiter| waiter.enqueue());
+    let askers = waiters.into_iter().filter(|waiter| waiter.enqueue(waiter.server()));
     engine.dispatcher.submit_all(askers.map(|waiter| waiter as Arc<dyn Asker>));
 }
 
@@ -507,6 +507,26 @@ mod tests {
         let waiter = Waiter::new(alive.engine(), acquisition.claim(), terms.clone());
         assert!(alive.engine().registry.register(&waiter));
         (alive, waiter)
+    }
+
+    /// Its name moved to another server while it was in the queue of one that hangs.
+    #[tokio::test]
+    async fn a_waiter_in_the_queue_of_an_earlier_server_is_sent_to_its_own() {
+        let (alive, waiter) = waiter().await;
+        let engine = alive.engine();
+        let (now, earlier_server) = (engine.clock().now(), waiter.server() + 1);
+        assert!(waiter.enqueue(earlier_server) && !waiter.enqueue(earlier_server));
+        assert!(waiter.hinted(earlier_server), "it need not ask twice there");
+        hint(std::slice::from_ref(&waiter));
+        let due = engine.registry.take_due(now.after(Duration::from_secs(1)), TOGETHER).waiters;
+        assert_eq!(due.len(), 1, "it asks at once");
+        ask_again(engine, due);
+        assert!(
+            waiter.hinted(waiter.server()) && !waiter.enqueue(waiter.server()),
+            "it is in the right queue"
+        );
+        tokio::task::yield_now().await;
+        assert!(waiter.is_known(), "it is sent");
     }
 
     /// The answer to a copy may come while the watchdog asks again for its waiter.

@@ -50,8 +50,9 @@ pub(crate) struct Waiter {
 struct State {
     outcome: Option<Outcome>,
     cancelled: bool,
-    /// Whether it is in the dispatcher's queue, so that the next copy is still to be sent.
-    queued: bool,
+    /// The server in whose queue at the dispatcher it is, so that the next copy is still to be sent. It may be in the
+    /// queue of an earlier server as well, which costs at most one more copy.
+    queued: Option<usize>,
     /// How many copies were sent.
     sent: u32,
     /// The `not_after` of the copy in flight.
@@ -106,16 +107,21 @@ impl Waiter {
         support::lock(&self.state)
     }
 
-    /// Whether it is to be given to the dispatcher, which has not got it yet.
-    pub(super) fn enqueue(&self) -> bool {
+    /// The server that keeps its resource now; another one after a failover.
+    pub(super) fn server(&self) -> usize {
+        self.engine.client.server_of(&self.template.name)
+    }
+
+    /// Whether it is to be given to the dispatcher, which has not got it yet for `server`.
+    pub(super) fn enqueue(&self, server: usize) -> bool {
         let mut state = self.state();
-        state.in_flight.is_none() && !std::mem::replace(&mut state.queued, true)
+        state.in_flight.is_none() && state.queued.replace(server) != Some(server)
     }
 
     /// The copy to send now; `None` if nobody waits for it any more or one is in flight.
     pub(super) fn next_copy(&self, sent: BootTime, not_after: StoreTime) -> Option<Claim> {
         let mut state = self.state();
-        state.queued = false;
+        state.queued = None;
         if state.cancelled || state.outcome.is_some() || state.in_flight.is_some() {
             return None;
         }
@@ -151,11 +157,13 @@ impl Waiter {
     }
 
     /// Something may have changed. True if nobody need ask because of it: the next copy is still to be sent, or the one
-    /// in flight is followed by another when it is answered.
-    pub(super) fn hinted(&self) -> bool {
+    /// in flight is followed by another when it is answered. The queue of another server than `server` does not count:
+    /// that server may hang.
+    pub(super) fn hinted(&self, server: usize) -> bool {
         let mut state = self.state();
         state.hinted |= state.in_flight.is_some();
-        state.hinted || state.queued || state.sent == 0
+        // A new waiter in no queue is just about to be given to the dispatcher.
+        state.hinted || state.queued.map_or(state.sent == 0, |queued| queued == server)
     }
 
     /// The copy in flight was answered. True if a hint came meanwhile.
@@ -296,13 +304,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_waiter_is_in_the_queue_once() {
         let waiter = waiter().await;
-        assert!(waiter.enqueue());
-        assert!(!waiter.enqueue(), "it is queued");
-        assert!(waiter.hinted(), "the copy to come is newer than the hint");
+        assert!(waiter.enqueue(0));
+        assert!(!waiter.enqueue(0), "it is queued");
+        assert!(waiter.hinted(0), "the copy to come is newer than the hint");
         assert!(waiter.next_copy(BootTime(1), StoreTime(1)).is_some());
-        assert!(!waiter.enqueue(), "it is in flight");
-        assert!(waiter.hinted(), "the answer is followed by another copy");
+        assert!(!waiter.enqueue(0), "it is in flight");
+        assert!(waiter.hinted(0), "the answer is followed by another copy");
         assert!(waiter.heard(), "because of the hint");
-        assert!(waiter.enqueue(), "the next poll");
+        assert!(waiter.enqueue(0), "the next poll");
     }
 }
