@@ -333,12 +333,15 @@ fn grantee(waiter: &Waiter) -> Grantee {
         contender: waiter.claim().contender,
         slot: waiter.slot(),
         terms: waiter.terms.clone(),
-        tombstone_until: waiter.tombstone_until(),
+        // Known when it is certain that this is a grant: see `granted`.
+        tombstone_until: None,
     }
 }
 
 fn granted(waiter: &Waiter, mut hold: Hold) {
     let engine = &waiter.engine;
+    // Only here: a waiter whose notice is only a hint asks again, and one whose grant came too late leaves by itself.
+    hold.tombstone_until = waiter.granted();
     let due = hold.first_due();
     let hold = Arc::new(hold);
     if !engine.registry.promote(&hold, due) {
@@ -527,6 +530,21 @@ mod tests {
         );
         tokio::task::yield_now().await;
         assert!(waiter.is_known(), "it is sent");
+    }
+
+    /// The leave of its hold would not make a copy harmless that is sent after the tombstone is read.
+    #[tokio::test]
+    async fn a_waiter_with_a_grant_sends_no_further_copy() {
+        let (alive, waiter) = waiter().await;
+        let now = alive.engine().clock().now();
+        assert!(waiter.next_copy(now, StoreTime(1)).is_some());
+        waiter.failed(now, true);
+        assert!(waiter.next_copy(now, StoreTime(2)).is_some());
+        assert_eq!(waiter.granted(), Some(StoreTime(2)), "the copy in flight counts");
+        waiter.heard();
+        assert!(waiter.enqueue(waiter.server()), "it was due just now");
+        assert_eq!(waiter.standing(), Standing::Over);
+        assert!(waiter.next_copy(now, StoreTime(3)).is_none());
     }
 
     /// The answer to a copy may come while the watchdog asks again for its waiter.

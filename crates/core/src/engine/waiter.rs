@@ -50,6 +50,8 @@ pub(crate) struct Waiter {
 struct State {
     outcome: Option<Outcome>,
     cancelled: bool,
+    /// Whether it has a grant, which it is about to be told of.
+    granted: bool,
     /// The server in whose queue at the dispatcher it is, so that the next copy is still to be sent. It may be in the
     /// queue of an earlier server as well, which costs at most one more copy.
     queued: Option<usize>,
@@ -80,6 +82,13 @@ pub(super) struct FailedCopy {
     pub(super) pause: Duration,
     /// Since when copies fail.
     pub(super) since: BootTime,
+}
+
+impl State {
+    /// Whether no further copy is sent.
+    fn is_over(&self) -> bool {
+        self.cancelled || self.granted || self.outcome.is_some()
+    }
 }
 
 impl Waiter {
@@ -122,7 +131,7 @@ impl Waiter {
     pub(super) fn next_copy(&self, sent: BootTime, not_after: StoreTime) -> Option<Claim> {
         let mut state = self.state();
         state.queued = None;
-        if state.cancelled || state.outcome.is_some() || state.in_flight.is_some() {
+        if state.is_over() || state.in_flight.is_some() {
             return None;
         }
         let again = state.sent > 0;
@@ -150,7 +159,7 @@ impl Waiter {
     pub(super) fn standing(&self) -> Standing {
         let state = self.state();
         match state.sent {
-            _ if state.cancelled || state.outcome.is_some() => Standing::Over,
+            _ if state.is_over() => Standing::Over,
             0 => Standing::New,
             _ => Standing::Known,
         }
@@ -209,6 +218,14 @@ impl Waiter {
     /// Until when copies without an answer may still arrive at the store.
     pub(super) fn tombstone_until(&self) -> Option<StoreTime> {
         let state = self.state();
+        state.unanswered.max(state.in_flight)
+    }
+
+    /// It has a grant, so no further copy is sent. Gives [`tombstone_until`](Self::tombstone_until), which holds from now
+    /// on for all copies there will ever be.
+    pub(super) fn granted(&self) -> Option<StoreTime> {
+        let mut state = self.state();
+        state.granted = true;
         state.unanswered.max(state.in_flight)
     }
 
