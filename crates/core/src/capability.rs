@@ -63,7 +63,7 @@ pub struct Capability {
     /// Whether a release reaches the next waiter by push.
     pub pushes: bool,
     /// How long one who waits and hears nothing goes without asking: less than the first lease of a grant where a wake
-    /// may get lost unnoticed. The first in line asks twice as often.
+    /// may get lost unnoticed. The first in the queue asks twice as often.
     pub asks_again: Duration,
     /// The shortest lease.
     pub min_lease: Duration,
@@ -75,7 +75,7 @@ pub struct Capability {
     /// Whether a lease can outlive its process.
     pub detachable: bool,
     /// Whether a process's death frees its locks before their leases end.
-    pub frees_the_dead_at_once: bool,
+    pub frees_crashed_at_once: bool,
     /// The most entries of a group, and the most leases of one renewal.
     pub group_limit: usize,
     /// How many groups of one keeper a server can make use of at a time: one if it would only finish them one by one,
@@ -93,7 +93,7 @@ pub struct Capability {
 
 impl Capability {
     /// What [`asks_again`](Self::asks_again) is where a wake may get lost unnoticed: with all that may come on top, less
-    /// than a pushed grant lasts until it is heard of, so that a lost wake costs time but never the place in line. And
+    /// than a pushed grant lasts until it is heard of, so that a lost wake costs time but never the position. And
     /// so long that those who wait in one process cost a server less than a request a second.
     pub const ASKS_AGAIN: Duration = Duration::from_millis(2400);
 
@@ -108,7 +108,7 @@ impl Capability {
             max_lease: Duration::from_secs(24 * 3600),
             lease_per_claim: true,
             detachable: false,
-            frees_the_dead_at_once: false,
+            frees_crashed_at_once: false,
             group_limit: 1,
             requests_at_once: 1,
             client_crash: Survives::No,

@@ -196,14 +196,14 @@ impl Lost {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The limit passed while waiting in line.
+    /// The limit passed while waiting in the queue.
     #[error("{at}: not acquired within {waited:?}{}; wait longer, or see who holds it", ahead_text(*ahead))]
     TimedOut {
         /// Where.
         at: At,
         /// How long the call waited.
         waited: Duration,
-        /// How many stood in line before this one when last heard, if heard.
+        /// How many waited before this one when last heard, if heard.
         ahead: Option<u32>,
         /// Whether the store may know of the claim, and have granted it at this very moment.
         maybe_applied: bool,
@@ -249,8 +249,8 @@ pub enum AcquireError {
 
 fn ahead_text(ahead: Option<u32>) -> String {
     match ahead {
-        Some(0) => ", next in line".into(),
-        Some(ahead) => format!(", {ahead} ahead in line"),
+        Some(0) => ", next in the queue".into(),
+        Some(ahead) => format!(", {ahead} ahead in the queue"),
         None => String::new(),
     }
 }
@@ -474,7 +474,7 @@ mod tests {
         let error = AcquireError::TimedOut { at, waited, ahead: Some(3), maybe_applied: true };
         assert_eq!(
             error.to_string(),
-            "lock of \"a\\u{1b}b\" on memory:: not acquired within 5s, 3 ahead in line; wait longer, or see who holds it"
+            "lock of \"a\\u{1b}b\" on memory:: not acquired within 5s, 3 ahead in the queue; wait longer, or see who holds it"
         );
     }
 

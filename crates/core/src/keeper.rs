@@ -67,7 +67,7 @@ impl KeeperBuilder {
         self
     }
 
-    /// How long those who wait in line go on when the store cannot be reached (default 30 s).
+    /// How long those who wait in the queue go on when the store cannot be reached (default 30 s).
     pub fn outage_limit(mut self, limit: Duration) -> Self {
         self.outage_limit = limit;
         self
@@ -290,7 +290,7 @@ impl Keeper {
     /// it open, for programs whose work may outlive them.
     ///
     /// Where a store frees the locks of a dead process at once
-    /// ([`frees_the_dead_at_once`](Capability::frees_the_dead_at_once)), the child processes of
+    /// ([`frees_crashed_at_once`](Capability::frees_crashed_at_once)), the child processes of
     /// that process may still be working. Pass the handle on to a guardian that first ends them
     /// and then itself: until then the locks are kept, though not longer than their leases, which
     /// nobody renews any more. The handle is closed on `exec` like every other; the one who starts

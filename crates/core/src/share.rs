@@ -65,7 +65,7 @@ impl Capacity {
     /// Whether `units` fit beside those already `taken` (invariant I2).
     ///
     /// This one function decides admission on every store: state stores pass the holders, queue
-    /// stores pass everybody ahead in line.
+    /// stores pass everybody ahead in the queue.
     pub fn fits(self, taken: impl IntoIterator<Item = Units>, units: Units) -> bool {
         let mut taken = taken.into_iter();
         match (self, units) {

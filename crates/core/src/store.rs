@@ -22,7 +22,7 @@
 //! 6. **Crashed processes are passed.** A lease that ends frees its units. A grant that nobody confirmed within its first
 //!    lease takes that keeper's positions in that queue with it. A position ends
 //!    [`WAIT_LEASE`](crate::model::WAIT_LEASE) after the last claim that was written down for it. A claim that asks
-//!    again need not be written down within [`PLACE_KEPT`](crate::model::PLACE_KEPT) of the one before.
+//!    again need not be written down within [`POSITION_KEPT`](crate::model::POSITION_KEPT) of the one before.
 //! 7. **Wakes are hints** that may be lost, late or doubled: nothing depends on them but time.
 //! 8. **No retries below.** A driver never repeats a claim, renewal or leave by itself; an
 //!    unknown outcome is reported as [`StoreErrorKind::Unreachable`](crate::StoreErrorKind) and

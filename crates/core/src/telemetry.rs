@@ -20,7 +20,7 @@ pub const WAIT: &str = "lockkeeper_wait_seconds";
 pub const HOLD: &str = "lockkeeper_hold_seconds";
 /// Grants handed on inside a process.
 pub const HANDED_ON: &str = "lockkeeper_handed_on_total";
-/// How many stood in line before a claim that had to wait.
+/// How many waited before a claim that had to wait.
 pub const QUEUE: &str = "lockkeeper_queue_ahead";
 /// Claims that found the resource busy.
 pub const CONTENDED: &str = "lockkeeper_contended_total";

@@ -45,7 +45,7 @@ async fn main() -> Result<(), Error> {
                     guard.release().await?;
                 }
                 Err(AcquireError::TimedOut { ahead, .. }) => {
-                    println!("program {program}: gave up, {} ahead in line", ahead.unwrap_or(0));
+                    println!("program {program}: gave up, {} ahead in the queue", ahead.unwrap_or(0));
                 }
                 Err(error) => return Err(error.into()),
             }

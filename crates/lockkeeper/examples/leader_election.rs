@@ -1,6 +1,6 @@
 //! cargo run -p lockkeeper --example leader_election [URL]
 //!
-//! Three candidates stand for one office. One leads, the others wait in line and take over one
+//! Three candidates stand for one office. One leads, the others wait in the queue and take over one
 //! after another; an observer sees each change. In real life each candidate is a process.
 
 use std::time::Duration;

@@ -7,7 +7,7 @@
 //! let keeper = lockkeeper::connect("memory:").await?;
 //!
 //! let stock = keeper.mutex("stock/42");
-//! let guard = stock.lock().await?;                         // waits in line; renewed by itself
+//! let guard = stock.lock().await?;                         // waits in the queue; renewed by itself
 //! keeper.fence("stock/42").admit(guard.token()).await?;    // the resource rejects older tokens
 //! guard.release().await?;                                  // an error if it was lost before
 //! # Ok(()) }

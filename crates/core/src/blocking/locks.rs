@@ -26,7 +26,7 @@ pub type All = On<lock::All>;
 
 /// As [`Mutex`](crate::Mutex); errors and fairness are described there.
 impl Mutex {
-    /// Waits in line until the lock is held.
+    /// Waits in the queue until the lock is held.
     pub fn lock(&self) -> Result<Guard, AcquireError> {
         self.guarded(|mutex| async move { mutex.lock().await })
     }
@@ -36,18 +36,18 @@ impl Mutex {
         self.tried(|mutex| async move { mutex.try_lock().await })
     }
 
-    /// Waits in line, at most `limit`.
+    /// Waits in the queue, at most `limit`.
     pub fn lock_within(&self, limit: Duration) -> Result<Guard, AcquireError> {
         self.guarded(move |mutex| async move { mutex.lock_within(limit).await })
     }
 
-    /// Enters again what `owner` holds, or waits in line.
+    /// Enters again what `owner` holds, or waits in the queue.
     pub fn lock_as(&self, owner: &Owner) -> Result<Guard, AcquireError> {
         let owner = owner.clone();
         self.guarded(move |mutex| async move { mutex.lock_as(&owner).await })
     }
 
-    /// Enters again what `owner` holds, or waits in line, at most `limit`.
+    /// Enters again what `owner` holds, or waits in the queue, at most `limit`.
     pub fn lock_as_within(&self, owner: &Owner, limit: Duration) -> Result<Guard, AcquireError> {
         let owner = owner.clone();
         self.guarded(move |mutex| async move { mutex.lock_as_within(&owner, limit).await })
@@ -207,7 +207,7 @@ impl Latch {
 
 /// As [`Election`](crate::Election).
 impl Election {
-    /// Waits in line until this process leads.
+    /// Waits in the queue until this process leads.
     pub fn campaign(&self, value: &str) -> Result<Leadership, AcquireError> {
         let value = value.to_owned();
         self.guarded(|election| async move { election.campaign(&value).await })
@@ -219,7 +219,7 @@ impl Election {
         self.tried(|election| async move { election.try_campaign(&value).await })
     }
 
-    /// Waits in line, at most `limit`.
+    /// Waits in the queue, at most `limit`.
     pub fn campaign_within(&self, value: &str, limit: Duration) -> Result<Leadership, AcquireError> {
         let value = value.to_owned();
         self.guarded(move |election| async move { election.campaign_within(&value, limit).await })

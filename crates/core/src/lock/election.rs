@@ -25,7 +25,7 @@ use crate::{
 /// How often an observer looks without being told.
 const POLL: Duration = Duration::from_secs(2);
 
-/// An election: candidates wait in line, the first one leads and publishes a value, such as its
+/// An election: candidates wait in the queue, the first one leads and publishes a value, such as its
 /// address.
 ///
 /// A leader that is paused past its lease is no longer the leader; watch
@@ -66,7 +66,7 @@ impl Election {
         Arc::new(Terms { value: Some(value.into()), ..(**self.handle.terms()).clone() })
     }
 
-    /// Waits in line until this process leads.
+    /// Waits in the queue until this process leads.
     ///
     /// # Fairness
     /// First come, first served over all tasks and processes.
@@ -87,7 +87,7 @@ impl Election {
         Ok(self.handle.acquire(&terms, Patience::Try, "campaign").await?.map(Guard::new))
     }
 
-    /// Waits in line, at most `limit`. Otherwise as [`campaign`](Self::campaign).
+    /// Waits in the queue, at most `limit`. Otherwise as [`campaign`](Self::campaign).
     ///
     /// # Errors
     /// [`TimedOut`](AcquireError::TimedOut) when the limit passes.

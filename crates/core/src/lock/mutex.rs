@@ -50,13 +50,13 @@ impl Mutex {
         Self { handle: self.handle.with(|terms| terms.fifo = true) }
     }
 
-    /// Waits in line until the lock is held.
+    /// Waits in the queue until the lock is held.
     ///
     /// # Fairness
     /// First come, first served among processes; see [`fifo`](Self::fifo).
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the line; a grant that came in the meantime is given back.
+    /// Dropping the future leaves the queue; a grant that came in the meantime is given back.
     ///
     /// # When the store is unreachable
     /// Goes on trying for the keeper's outage limit, then fails.
@@ -67,7 +67,7 @@ impl Mutex {
         self.handle.wait(self.handle.terms(), "lock").await.map(Guard::new)
     }
 
-    /// Takes the lock if it is free and nobody waits; `None` if not. Never waits in line.
+    /// Takes the lock if it is free and nobody waits; `None` if not. Never waits in the queue.
     ///
     /// # Cancel safety
     /// Dropping the future gives back what was granted.
@@ -81,7 +81,7 @@ impl Mutex {
         Ok(self.handle.acquire(self.handle.terms(), Patience::Try, "try_lock").await?.map(Guard::new))
     }
 
-    /// Waits in line, but not longer than `limit`.
+    /// Waits in the queue, but not longer than `limit`.
     ///
     /// # Fairness
     /// As [`lock`](Self::lock).

@@ -44,7 +44,7 @@ impl RwLock {
     /// Waits until it may read.
     ///
     /// # Fairness
-    /// First come, first served over all tasks and processes; readers next to each other in line
+    /// First come, first served over all tasks and processes; readers next to each other in the queue
     /// enter together.
     ///
     /// # Cancel safety, when the store is unreachable, errors

@@ -27,12 +27,12 @@ use crate::{
 /// passed after this long. Shorter leases are their own first lease.
 pub const FIRST_LEASE: Duration = Duration::from_secs(3);
 
-/// How long a place in the queue lasts after it was last asked for, or less by [`PLACE_KEPT`].
+/// How long a position in the queue lasts after it was last asked for, or less by [`POSITION_KEPT`].
 pub const WAIT_LEASE: Duration = Duration::from_secs(15);
 
-/// For how long asking again for a place in the queue changes nothing. Waiters ask every second or
+/// For how long asking again for a position in the queue changes nothing. Waiters ask every second or
 /// two, so most of what they ask is only a look, which costs a store much less than a change.
-pub const PLACE_KEPT: Duration = Duration::from_secs(5);
+pub const POSITION_KEPT: Duration = Duration::from_secs(5);
 
 /// How long after its `not_after` a latch operation is remembered. Longer than anybody asks again
 /// for its outcome, so "too late" always means that no copy of it counted.

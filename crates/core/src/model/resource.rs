@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{Effects, FIRST_LEASE, HighWater, Now, PLACE_KEPT, WAIT_LEASE};
+use super::{Effects, FIRST_LEASE, HighWater, Now, POSITION_KEPT, WAIT_LEASE};
 use crate::{
     id::{ContenderId, KeeperId},
     name::Name,
@@ -52,7 +52,7 @@ pub struct Holder {
     pub details: Details,
 }
 
-/// Somebody in line.
+/// A contender that waits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Waiter {
     /// Who.
@@ -95,7 +95,7 @@ impl Resource {
         self.holders.is_empty() && self.queue.is_empty()
     }
 
-    /// Lets end what has ended, and grants to the head of the line what fits.
+    /// Lets end what has ended, and grants to the head of the queue what fits.
     pub fn settle(&mut self, now: Now, high_water: &mut HighWater, effects: &mut Effects) {
         let mut silent: Vec<KeeperId> = Vec::new();
         self.holders.retain(|holder| {
@@ -109,7 +109,7 @@ impl Resource {
             live
         });
         // A keeper that did not hear of its grant is dead or cut off: its other places would each
-        // cost the line another first lease (invariant I8).
+        // cost the queue another first lease (invariant I8).
         self.queue.retain(|waiter| {
             waiter.asked.after(WAIT_LEASE) > now.lease && !silent.contains(&waiter.contender.keeper)
         });
@@ -179,7 +179,7 @@ impl Resource {
         self.holders.iter_mut().find(|holder| holder.contender == contender)
     }
 
-    /// Enter the line or ask again. The caller has already refused claims that are stale.
+    /// Enter the queue or ask again. The caller has already refused claims that are stale.
     pub fn claim(
         &mut self,
         now: Now,
@@ -205,7 +205,7 @@ impl Resource {
         }
         if let Some(place) = self.queue.iter().position(|waiter| waiter.contender == claim.contender) {
             let waiter = &mut self.queue[place];
-            if waiter.asked.after(PLACE_KEPT) <= now.lease {
+            if waiter.asked.after(POSITION_KEPT) <= now.lease {
                 waiter.stamp = claim.stamp;
                 waiter.asked = now.lease;
             }
@@ -263,7 +263,7 @@ impl Resource {
         Renewed::Held { remaining }
     }
 
-    /// Give a hold or a place in line back.
+    /// Give a hold or a position back.
     pub fn leave(
         &mut self,
         now: Now,

@@ -331,7 +331,7 @@ proptest! {
                 (place(step.before), place(step.after), step.verdict)
             {
                 let now = step.now.lease;
-                let (kept, fresh) = (after.asked == before.asked, before.asked.after(PLACE_KEPT) > now);
+                let (kept, fresh) = (after.asked == before.asked, before.asked.after(POSITION_KEPT) > now);
                 // One whose keeper was silent, or that was away for too long, has come anew.
                 assert!(if kept { fresh } else { after.asked == now }, "{before:?}, at {now:?}: {after:?}");
                 // Time is measured from the copy whose stamp is kept. Claims here are stamped with the store's time.
@@ -369,7 +369,7 @@ proptest! {
         });
     }
 
-    /// I10: whoever came first is granted first; nobody overtakes the line.
+    /// I10: whoever came first is granted first; nobody overtakes.
     #[test]
     fn i10_the_line_is_in_order_of_arrival(capacity in capacities(), ops in ops()) {
         run(capacity, &ops, |step| {

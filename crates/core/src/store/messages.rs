@@ -97,12 +97,12 @@ pub struct Claim {
     pub capacity: Capacity,
     /// How long a grant lasts from the moment it is made.
     pub lease: Duration,
-    /// Whether to wait in line when it is not free.
+    /// Whether to wait in the queue when it is not free.
     pub queue: bool,
     /// Whether the lease may later outlive this keeper (rule 11 of the design).
     pub detachable: bool,
     /// A grant that was confirmed is kept until it is this old, even if this keeper's process dies. The lease is no
-    /// shorter, so this matters only to stores that free the dead before their leases end.
+    /// shorter, so this matters only to stores that free crashed processes before their leases end.
     pub min_hold: Duration,
     /// Later than this, on the store's clock, the claim must do nothing.
     pub not_after: StoreTime,
@@ -114,7 +114,7 @@ pub struct Claim {
     pub details: Details,
 }
 
-/// Give a hold or a place in the queue back.
+/// Give a hold or a position in the queue back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Leave {
     /// The resource.
@@ -323,7 +323,7 @@ pub struct ResourceView {
     pub capacity: Capacity,
     /// Who holds it, by token.
     pub holders: Vec<HolderView>,
-    /// Who waits, in line.
+    /// The waiters, in order of arrival.
     pub waiters: Vec<WaiterView>,
 }
 
