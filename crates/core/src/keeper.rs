@@ -323,7 +323,7 @@ impl Keeper {
     }
 
     /// Gives everything back that this keeper holds or waits for, and returns when that is done.
-    /// Guards are lost with [`Lost::Closed`]; those who wait and later acquisitions fail.
+    /// Guards are lost with [`Lost::Closed`](crate::Lost::Closed); those who wait and later acquisitions fail.
     ///
     /// # Cancel safety
     /// Dropping the future stops nothing: the keeper goes on closing in the background. Closing
