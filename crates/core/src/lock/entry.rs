@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::guard_count::{GuardCount, Refused};
+use super::guard_count::{GuardCount, Left, Refused};
 use crate::{
     engine::{hold_step::HoldStep, release::OwnedHold},
     share::Units,
@@ -120,10 +120,11 @@ impl Entered {
 
     /// One guard less; the hold if it was the last.
     fn leave(self: Arc<Self>) -> Result<OwnedHold, Arc<Self>> {
-        if !self.guards.leave() {
-            return Err(self);
+        match self.guards.leave() {
+            Left::Others => return Err(self),
+            Left::Last { sealed: true } => self.opened.notify_waiters(),
+            Left::Last { sealed: false } => {}
         }
-        self.opened.notify_waiters();
         // Only an owner who looks at it at this moment may have another part in it.
         let step = Arc::try_unwrap(self).map_or_else(|shared| shared.step.clone(), |alone| alone.step);
         Ok(OwnedHold::of(step))

@@ -26,6 +26,15 @@ pub(crate) enum Refused {
     Upgrade,
 }
 
+/// What is left when a guard has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Left {
+    /// Other guards.
+    Others,
+    /// Nothing: it was the last. If the hold was sealed, somebody may wait for that to end.
+    Last { sealed: bool },
+}
+
 impl GuardCount {
     /// One guard.
     pub(crate) fn one() -> Self {
@@ -97,8 +106,9 @@ impl GuardCount {
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, alone).is_ok()
     }
 
-    /// One guard less. True for the last one, which sees all that the others did before they left.
-    pub(crate) fn leave(&self) -> bool {
-        self.0.fetch_sub(1, Ordering::AcqRel) & COUNT == 1
+    /// One guard less. The last one sees all that the others did before they left.
+    pub(crate) fn leave(&self) -> Left {
+        let before = self.0.fetch_sub(1, Ordering::AcqRel);
+        if before & COUNT != 1 { Left::Others } else { Left::Last { sealed: before & SEALED != 0 } }
     }
 }
