@@ -140,7 +140,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn url(&self) -> &Arc<str>;
 
     /// An id kept in the store itself: two URLs may mean one server (rule 13 of the design). It is the same for every
-    /// connection to one server, differs between servers, and never changes.
+    /// connection to one server, differs between servers, and never changes:
+    /// 128 random bits as text will do.
     fn id(&self) -> &str;
 
     /// Which of the store's servers keeps `name`. Requests are grouped per server, so a dead one
