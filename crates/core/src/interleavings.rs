@@ -29,7 +29,7 @@ mod guard_count;
 mod quiet_waker;
 
 use exchange::Exchange;
-use guard_count::{GuardCount, Left, Refused};
+use guard_count::{GuardCount, GuardsLeft, Refused};
 use quiet_waker::QuietWaker;
 use sync::{AtomicU64, Ordering};
 
@@ -217,11 +217,11 @@ fn one_guard_is_the_last_and_sees_what_the_others_did() {
             move || {
                 shared.0.enter(|_| true).ok()?;
                 shared.1.fetch_add(1, Ordering::Relaxed);
-                (shared.0.leave() != Left::Others).then(|| shared.1.load(Ordering::Relaxed))
+                (shared.0.leave() != GuardsLeft::Others).then(|| shared.1.load(Ordering::Relaxed))
             }
         });
         shared.1.fetch_add(10, Ordering::Relaxed);
-        let ours = (shared.0.leave() != Left::Others).then(|| shared.1.load(Ordering::Relaxed));
+        let ours = (shared.0.leave() != GuardsLeft::Others).then(|| shared.1.load(Ordering::Relaxed));
         let theirs = owner.join().expect("no panic");
         match (ours, theirs) {
             (Some(done), None) => assert!(done == 10 || done == 11),
@@ -251,12 +251,12 @@ fn nobody_enters_what_is_sealed_or_writes_what_is_lowered() {
             assert_eq!(sealed.enter(|_| true), Err(Refused::Sealed));
             sealed.unseal();
             assert_eq!(sealed.enter(|_| true), Ok(()), "it is entered again");
-            assert_eq!(sealed.leave(), Left::Others);
-            assert_eq!(sealed.leave(), Left::Last { sealed: false }, "the last of two");
+            assert_eq!(sealed.leave(), GuardsLeft::Others);
+            assert_eq!(sealed.leave(), GuardsLeft::None { sealed: false }, "the last of two");
         }
         lowered.raise();
         assert!(!lowered.is_lowered());
         lowered.enter_beside();
-        assert_eq!(lowered.leave(), Left::Others);
+        assert_eq!(lowered.leave(), GuardsLeft::Others);
     });
 }

@@ -4,10 +4,9 @@
 //! the fence keeps the data right when one of them was paused, lost its lock and does not know it
 //! yet: its write comes with an old token and is rejected.
 
-use lockkeeper::store::Eviction;
 use std::sync::Mutex;
 
-use lockkeeper::{Error, Fence, Keeper, Token};
+use lockkeeper::{Error, Fence, Keeper, Token, store::Eviction};
 
 /// Two tables that belong together, and the highest token seen. In a database the token is a
 /// column: `UPDATE … WHERE fence <= $token`.

@@ -1,7 +1,6 @@
 //! Every public type and every public future can be moved between threads and shared: checked by
 //! the compiler, so that a change that breaks it does not build.
 
-use lockkeeper::store::Eviction;
 use std::time::Duration;
 
 use lockkeeper::{
@@ -10,7 +9,7 @@ use lockkeeper::{
     WriteGuard, all, blocking,
     error::{FenceError, LatchError, LeaseError},
     lock::{All, AllGuard, Observer, StoredFence},
-    store::{Capability, Name},
+    store::{Capability, Eviction, Name},
     telemetry::Stats,
 };
 

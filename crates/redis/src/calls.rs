@@ -12,8 +12,8 @@ use lockkeeper_core::StoreError;
 use redis::{Cmd, ServerError, Value};
 
 use crate::{
-    connect::checked,
     connection::Generation,
+    opener::checked,
     scripts::{Call, Script},
     servers::{Priority, Server, Servers},
     trouble,

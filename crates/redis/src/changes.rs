@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Name, StoreError};
+use lockkeeper_core::{Name, StoreError, support::background::Background};
 
 use crate::{
-    background::Background,
     layout::Keys,
     scripts::{CHANGES, Call},
     servers::{Priority, Servers},

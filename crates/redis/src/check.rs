@@ -11,7 +11,7 @@ use lockkeeper_core::{StoreError, store::StoreTime};
 use redis::Value;
 
 use crate::{
-    connect::Opener,
+    opener::Opener,
     servers::{Priority, Server, Servers},
     settings::Settings,
     trouble,

@@ -1,192 +1,101 @@
-//! Opens connections over TCP, TLS and unix sockets, logs in, and nothing more: what they carry is not known here.
+//! Opens the store: finds the servers, checks the layout, and starts what runs beside requests.
 
-use std::{io, time::Duration};
+use std::sync::Arc;
 
-use lockkeeper_core::StoreError;
-use redis::{
-    AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, Value,
-    aio::{AsyncPushSender, MultiplexedConnection, PubSub},
+use lockkeeper_core::{
+    StoreError, StoreErrorKind,
+    store::{Connector, Context, Store, Wake},
+    support::background::Background,
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-    task::JoinHandle,
-};
+use redis::Value;
 
 use crate::{
-    address::Address,
-    settings::{Login, Settings},
-    tls::Tls,
-    trouble,
+    check,
+    layout::{self, Keys, slot},
+    opener::Opener,
+    servers::{Priority, Servers},
+    settings::Settings,
+    store::{RedisStore, SUBSCRIBE_LIMIT},
+    wakes::Listeners,
 };
 
-/// A connected socket of any kind.
-trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Socket for T {}
-
-/// An open connection and the task that drives it, which ends with this.
-pub(crate) struct Driven {
-    pub(crate) connection: MultiplexedConnection,
-    driver: JoinHandle<()>,
+pub(crate) fn connector(settings: Settings) -> Connector {
+    Connector::new(
+        move |context| async move { Ok(Arc::new(open(settings, context).await?) as Arc<dyn Store>) },
+    )
 }
 
-impl Driven {
-    /// Whether the driver has ended: a runtime that ends takes its drivers along.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.driver.is_finished()
+async fn open(settings: Settings, context: Context) -> Result<RedisStore, StoreError> {
+    // Below the engine's own limit, so it is this store that gives up a silent connection.
+    let limit = context.request_limit.mul_f32(0.9);
+    let limit = settings.request_limit.map_or(limit, |own| own.min(limit));
+    let (url, strict) = (settings.shown.clone(), settings.strict);
+    let opener = Arc::new(Opener::new(settings)?);
+    let servers = Servers::find(opener, context.background.clone(), limit).await?;
+    let keys = Keys::new(&servers.settings().namespace, servers.is_cluster());
+    let id = identify(&servers, &keys).await?;
+    let listeners = Listeners::new(&servers, &keys, &context);
+    let follower = follow_master(&servers, &context);
+    let mut grants = None;
+    if !keys.is_sharded() {
+        // In a cluster, messages stay in the slot of their resource, so each resource has a channel of its own.
+        grants = Some(listeners.subscribe(keys.grants(context.keeper), SUBSCRIBE_LIMIT).await);
     }
+    if strict {
+        check::refuse(&check::look(&servers).await?)?;
+    } else {
+        let servers = servers.clone();
+        context.background.spawn(async move { check::warn(check::look(&servers).await) });
+    }
+    Ok(RedisStore {
+        url,
+        id,
+        keeper: context.keeper,
+        keys,
+        servers,
+        listeners,
+        _grants: grants,
+        _follower: follower,
+        background: context.background,
+    })
 }
 
-impl Drop for Driven {
-    fn drop(&mut self) {
-        self.driver.abort();
+/// Checks the version of the layout and learns the id of the store, which is made if there is none.
+async fn identify(servers: &Servers, keys: &Keys) -> Result<String, StoreError> {
+    let key = keys.identity();
+    let map = servers.map();
+    let server = map.of(slot(&key));
+    let mut get = redis::cmd("GET");
+    get.arg(&key);
+    let mut found = servers.ask(Priority::Normal, server, get.clone()).await?;
+    // Written only if it is not there: a server that takes no writes can still be inspected.
+    if found == Value::Nil {
+        let mut set = redis::cmd("SET");
+        set.arg(&key).arg(layout::new_identity()).arg("NX");
+        servers.ask(Priority::Normal, server, set).await?;
+        found = servers.ask(Priority::Normal, server, get).await?;
     }
+    let Value::BulkString(text) = found else {
+        let message = "the key of the layout has no text; choose another namespace= in the URL";
+        return Err(StoreError::new(StoreErrorKind::Corrupt, message));
+    };
+    layout::store_id(&String::from_utf8_lossy(&text)).map(str::to_owned)
 }
 
-/// Opens connections as the URL says.
-pub(crate) struct Opener {
-    settings: Settings,
-    tls: Option<Tls>,
-}
-
-impl Opener {
-    pub(crate) fn new(settings: Settings) -> Result<Self, StoreError> {
-        let tls = settings.tls.as_ref().map(Tls::new).transpose()?;
-        Ok(Self { settings, tls })
-    }
-
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    /// A connection for requests. Its driver runs on the runtime of the caller.
-    pub(crate) async fn for_requests(
-        &self,
-        address: &Address,
-        pushes: Option<Box<dyn AsyncPushSender>>,
-    ) -> Result<Driven, StoreError> {
-        // Pushes need RESP3. A caller that wants them knows that the server has it.
-        let resp3 = self.settings.resp3 || pushes.is_some();
-        self.multiplexed(address, &self.settings.login, self.settings.database, resp3, pushes).await
-    }
-
-    /// A connection to a sentinel, with RESP3 if it is to push.
-    pub(crate) async fn to_sentinel(
-        &self,
-        address: &Address,
-        pushes: Option<Box<dyn AsyncPushSender>>,
-    ) -> Result<Driven, StoreError> {
-        self.multiplexed(address, &self.settings.sentinel_login, 0, pushes.is_some(), pushes).await
-    }
-
-    async fn multiplexed(
-        &self,
-        address: &Address,
-        login: &Login,
-        database: i64,
-        resp3: bool,
-        pushes: Option<Box<dyn AsyncPushSender>>,
-    ) -> Result<Driven, StoreError> {
-        let info = self.info(login, database, resp3);
-        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let config = match pushes {
-            Some(pushes) => config.set_push_sender(Pushes(pushes)),
-            None => config,
-        };
-        self.with_limit(address, async {
-            let socket = self.socket(address).await?;
-            let (connection, driver) = MultiplexedConnection::new_with_config(&info, socket, config)
-                .await
-                .map_err(|error| trouble::not_greeted(address, resp3, error))?;
-            Ok(Driven { connection, driver: tokio::spawn(driver) })
-        })
-        .await
-    }
-
-    /// A connection for messages with RESP2.
-    pub(crate) async fn for_messages(&self, address: &Address) -> Result<PubSub, StoreError> {
-        let info = self.info(&self.settings.login, self.settings.database, self.settings.resp3);
-        self.with_limit(address, async {
-            let socket = self.socket(address).await?;
-            PubSub::new(&info, socket)
-                .await
-                .map_err(|error| trouble::not_greeted(address, self.settings.resp3, error))
-        })
-        .await
-    }
-
-    async fn with_limit<T>(
-        &self,
-        address: &Address,
-        work: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        let timed_out = |_| trouble::too_late(&address.to_string()).not_applied();
-        tokio::time::timeout(self.settings.connect_limit, work).await.map_err(timed_out)?
-    }
-
-    fn info(&self, login: &Login, database: i64, resp3: bool) -> RedisConnectionInfo {
-        let protocol = if resp3 { ProtocolVersion::RESP3 } else { ProtocolVersion::RESP2 };
-        let mut info = RedisConnectionInfo::default()
-            .set_db(database)
-            .set_protocol(protocol)
-            // Servers before 7.2 would count it as an error.
-            .set_skip_set_lib_name();
-        if let Some(user) = &login.user {
-            info = info.set_username(user);
+/// Moves to another master as soon as the sentinels name one: the old one may be cut off and answer as before. All
+/// holds are renewed at once, so the holder of a lock that the new master does not know is told.
+fn follow_master(servers: &Arc<Servers>, context: &Context) -> Option<Background> {
+    let mut master = servers.master()?;
+    let (servers, wakes) = (Arc::downgrade(servers), context.wakes.clone());
+    let follow = async move {
+        while master.changed().await.is_ok() {
+            let (Some(servers), Some(now)) = (servers.upgrade(), master.borrow_and_update().clone()) else {
+                return;
+            };
+            tracing::info!(master = %now, "the sentinels name another master");
+            servers.move_to(&now);
+            wakes.wake(Wake::Reconfirm);
         }
-        if let Some(password) = &login.password {
-            info = info.set_password(&password.0);
-        }
-        info
-    }
-
-    async fn socket(&self, address: &Address) -> Result<Box<dyn Socket>, StoreError> {
-        self.open_socket(address).await.map_err(|error| trouble::no_socket(&address.to_string(), error))
-    }
-
-    async fn open_socket(&self, address: &Address) -> io::Result<Box<dyn Socket>> {
-        let (host, port) = match address {
-            #[cfg(unix)]
-            Address::Unix(path) => return Ok(Box::new(tokio::net::UnixStream::connect(path).await?)),
-            #[cfg(not(unix))]
-            Address::Unix(_) => return Err(io::ErrorKind::Unsupported.into()),
-            Address::Tcp(host, port) => (host, *port),
-        };
-        let stream = TcpStream::connect((&**host, port)).await?;
-        stream.set_nodelay(self.settings.nodelay)?;
-        keep_alive(&stream)?;
-        match &self.tls {
-            Some(tls) => Ok(Box::new(tls.over(stream, host).await?)),
-            None => Ok(Box::new(stream)),
-        }
-    }
-}
-
-/// Ends the connection to a dead server within half a minute, also one that only receives messages.
-fn keep_alive(stream: &TcpStream) -> io::Result<()> {
-    let socket = socket2::SockRef::from(stream);
-    let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(15));
-    #[cfg(any(target_os = "linux", target_os = "macos"))]
-    let keepalive = keepalive.with_interval(Duration::from_secs(5)).with_retries(3);
-    socket.set_tcp_keepalive(&keepalive)?;
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
-    Ok(())
-}
-
-/// The driver takes no boxed sender, so this passes pushes on to one.
-struct Pushes(Box<dyn AsyncPushSender>);
-
-impl AsyncPushSender for Pushes {
-    fn send(&self, info: redis::PushInfo) -> Result<(), redis::aio::SendError> {
-        self.0.send(info)
-    }
-}
-
-/// Turns an error value into an error: in a pipeline, the driver gives errors as values.
-pub(crate) fn checked(value: Value) -> Result<Value, redis::ServerError> {
-    match value {
-        Value::ServerError(error) => Err(error),
-        value => Ok(value),
-    }
+    };
+    Some(Background::spawn(&context.background, follow))
 }

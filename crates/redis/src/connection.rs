@@ -19,7 +19,7 @@ use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 
 use crate::{
     address::Address,
-    connect::{Driven, Opener, checked},
+    opener::{Driven, Opener, checked},
     runtime::ConnectionRuntime,
     sentinels::Sentinels,
     trouble,

@@ -38,7 +38,6 @@
 //! more: such a master then stops granting by itself.
 
 mod address;
-mod background;
 mod calls;
 mod changes;
 mod check;
@@ -50,7 +49,7 @@ mod groups;
 mod layout;
 mod listing;
 mod messages;
-mod open;
+mod opener;
 mod replicas;
 mod runtime;
 mod scripts;
@@ -84,7 +83,7 @@ pub use store::CAPABILITY;
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong; the message never repeats it.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
-    Ok(open::connector(settings::Settings::parse(url)?))
+    Ok(connect::connector(settings::Settings::parse(url)?))
 }
 
 #[cfg(all(test, not(feature = "tls")))]

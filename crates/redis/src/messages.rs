@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     address::Address,
-    connect::{Driven, Opener, checked},
+    opener::{Driven, Opener, checked},
     trouble,
 };
 

@@ -31,7 +31,7 @@ use self::{
     connection::SentinelConnection,
     reports::{Report, Reports},
 };
-use crate::{address::Address, connect::Opener, trouble};
+use crate::{address::Address, opener::Opener, trouble};
 
 /// How often a sentinel is asked that tells of changes.
 const ASK_EVERY: Duration = Duration::from_secs(5);

@@ -14,9 +14,9 @@ use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 
 use crate::{
     address::Address,
-    connect::Opener,
     connection::{Connection, Location},
     layout::SLOTS,
+    opener::Opener,
     runtime::ConnectionRuntime,
     sentinels::Sentinels,
     settings::{Settings, Shape},

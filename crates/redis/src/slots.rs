@@ -7,8 +7,8 @@ use redis::{Pipeline, Value};
 
 use crate::{
     address::Address,
-    connect::{Opener, checked},
     layout::SLOTS,
+    opener::{Opener, checked},
     trouble,
 };
 

@@ -8,10 +8,10 @@ use lockkeeper_core::{
         Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, Eviction, ListQuery,
         Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
+    support::background::Background,
 };
 
 use crate::{
-    background::Background,
     codec::Reader,
     layout::{Keys, slot},
     scripts::{Call, EVICT, FENCE},

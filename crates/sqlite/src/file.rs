@@ -15,8 +15,9 @@ use rustix::{
 };
 
 use crate::{
-    new_file, owner,
+    new_file,
     paths::beside,
+    provenance,
     refusals::{refuse_hard_links, refuse_mounted_alone, refuse_network},
     trouble::{bad_file, file_trouble},
 };
@@ -61,7 +62,7 @@ impl DatabaseFile {
         }
         refuse_mounted_alone(&path, folder)?;
         refuse_hard_links(&path)?;
-        owner::refuse_foreign_untouched(&path, || beside(&path, "-wal").exists())?;
+        provenance::refuse_foreign_untouched(&path, || beside(&path, "-wal").exists())?;
         let keepers = beside(&path, "-keepers");
         Ok(Self { path, keepers, mode: facts.mode() & 0o666, in_use: None })
     }

@@ -8,7 +8,7 @@ use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior::Immediate, params};
 
 use crate::{
-    owner::{self, APPLICATION, Owner},
+    provenance::{self, APPLICATION, Provenance},
     trouble::explain,
 };
 
@@ -105,7 +105,7 @@ pub(crate) fn settle(
 
 /// The store's own id, if there is nothing to do. That is the usual case, which needs no write lock.
 fn settled(connection: &Connection, boot: &str) -> rusqlite::Result<Option<String>> {
-    if owner::of(connection)? != Owner::Lockkeeper {
+    if provenance::of(connection)? != Provenance::Lockkeeper {
         return Ok(None);
     }
     let mut find = connection.prepare("SELECT id FROM store WHERE layout = ? AND boot = ?")?;
@@ -156,12 +156,12 @@ fn settle_with(
 /// The layout of the database: 0 if it is empty.
 fn version(transaction: &Transaction<'_>, path: &Path) -> Result<usize, StoreError> {
     let explain = |error| explain(path, error);
-    match owner::of(transaction).map_err(explain)? {
-        Owner::Nobody => Ok(0),
-        Owner::Lockkeeper => {
+    match provenance::of(transaction).map_err(explain)? {
+        Provenance::Nobody => Ok(0),
+        Provenance::Lockkeeper => {
             transaction.query_row("SELECT layout FROM store", [], layout_in).map_err(explain)
         }
-        Owner::AnotherProgram => Err(owner::foreign(path)),
+        Provenance::AnotherProgram => Err(provenance::foreign(path)),
     }
 }
 

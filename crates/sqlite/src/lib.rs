@@ -77,13 +77,13 @@ mod new_file;
 #[cfg(target_os = "linux")]
 mod open;
 #[cfg(target_os = "linux")]
-mod owner;
-#[cfg(target_os = "linux")]
 mod paths;
 #[cfg(target_os = "linux")]
 mod patience;
 #[cfg(target_os = "linux")]
 mod poll;
+#[cfg(target_os = "linux")]
+mod provenance;
 #[cfg(target_os = "linux")]
 mod refusals;
 #[cfg(target_os = "linux")]

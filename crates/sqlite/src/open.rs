@@ -9,8 +9,9 @@ use crate::{
     boot::Boot,
     durability::Durability,
     file::DatabaseFile,
-    layout, liveness, owner,
+    layout, liveness,
     patience::{give_up_after, patiently, wait_for_others},
+    provenance,
     trouble::explain,
 };
 
@@ -42,7 +43,7 @@ pub(crate) fn connect(path: &Path, limit: Duration) -> Result<Connection, StoreE
     connection.busy_timeout(Duration::ZERO).map_err(explain)?;
     // Nothing is written, not even on closing, until it is known whose database it is.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(explain)?;
-    patiently(|| owner::refuse_foreign(&connection, path))?;
+    patiently(|| provenance::refuse_foreign(&connection, path))?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(explain)?;
     patiently(|| connection.pragma_update_and_check(None, "journal_mode", "WAL", is_wal).map_err(explain))?;
     connection.pragma_update(None, "synchronous", Durability::Synced.synchronous()).map_err(explain)?;

@@ -2,7 +2,6 @@
 //! store nor in the keeper. Virtual time; a network on which every request takes a while, so that
 //! there are polls to be dropped at.
 
-use lockkeeper_core::store::Eviction;
 use std::{
     any::Any,
     future::poll_fn,
@@ -11,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use lockkeeper_core::{Keeper, Lease, Stats, all, store::BoxFuture, testing::Virtual};
+use lockkeeper_core::{Keeper, Lease, Stats, all, store::BoxFuture, store::Eviction, testing::Virtual};
 use lockkeeper_testkit::{
     dice::Dice,
     faulty::{Faults, Network, faulty},

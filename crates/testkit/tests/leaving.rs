@@ -1,9 +1,8 @@
 //! What is given back, by whom and for how long: whatever was lost on the way, nothing stays held that nobody holds.
 
-use lockkeeper_core::store::Eviction;
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
-use lockkeeper_core::{AcquireError, DowngradeError, Guard, Keeper, testing::Virtual};
+use lockkeeper_core::{AcquireError, DowngradeError, Guard, Keeper, store::Eviction, testing::Virtual};
 use lockkeeper_testkit::{
     counting::RequestCounter,
     faulty::{Fate, Faults, Network, faulty},

@@ -1,12 +1,12 @@
 //! Timelines that broke earlier designs of distributed locks, each played against the engine in
 //! virtual time: what was lost, delayed, doubled or suspended is scripted to the millisecond.
 
-use lockkeeper_core::store::Eviction;
 use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Adopted, Fence, Guard, Keeper, LeaseError, Lost, ReleaseError, all,
     memory::MemoryServer,
+    store::Eviction,
     testing::{Virtual, VirtualClock},
 };
 use lockkeeper_testkit::faulty::{Fate, Network, faulty};

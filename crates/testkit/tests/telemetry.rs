@@ -1,14 +1,13 @@
 //! What operators see: the metrics that a run of everything brings forth are those of
 //! `docs/observability.md`, no more, no fewer, and none carries a resource name.
 
-use lockkeeper_core::store::Eviction;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use lockkeeper_core::{Keeper, support, testing::Virtual};
+use lockkeeper_core::{Keeper, store::Eviction, support, testing::Virtual};
 use lockkeeper_testkit::faulty::{Fate, Network, faulty};
 use metrics::{
     Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{ContenderId, StoreError};
+use lockkeeper_core::{ContenderId, StoreError, support::background::Background};
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult};
 
 use crate::{
-    codec::ClaimData, keeper::KeeperState, memory::ClaimRecord, reconnect::backoff, session::Session,
-    task::Task, trouble::trouble,
+    codec::ClaimData, keeper::KeeperState, reconnect::backoff, records::ClaimRecord, session::Session,
+    trouble::trouble,
 };
 
 /// How often a change is tried against others that change the same node.
@@ -55,8 +55,8 @@ impl KeeperState {
             }
         };
         // Spawned under the lock, so that the task ends with its record.
-        if let Some(record) = self.memory().claims.get_mut(&contender) {
-            record.task = Some(Task(self.background.spawn(marking).abort_handle()));
+        if let Some(record) = self.records().claims.get_mut(&contender) {
+            record.task = Some(Background::from(self.background.spawn(marking).abort_handle()));
         }
     }
 
@@ -83,7 +83,7 @@ impl KeeperState {
         if_evicted: IfEvicted,
         change: &(impl Fn(&mut ClaimData) + Send + Sync),
     ) -> Result<Changed, Error> {
-        let (own, node, mut data, version) = match self.memory().claims.get(&contender) {
+        let (own, node, mut data, version) = match self.records().claims.get(&contender) {
             Some(ClaimRecord { session, node, data, version, .. }) => {
                 (session.clone(), node.clone(), data.clone(), *version)
             }
@@ -148,8 +148,8 @@ impl KeeperState {
 
     /// Remembers the data of a claim's node.
     fn remember_data(&self, contender: ContenderId, node: &str, data: ClaimData, version: Option<i32>) {
-        let mut memory = self.memory();
-        if let Some(record) = memory.claims.get_mut(&contender).filter(|record| record.node == node) {
+        let mut records = self.records();
+        if let Some(record) = records.claims.get_mut(&contender).filter(|record| record.node == node) {
             record.data = data;
             record.version = version.unwrap_or(record.version);
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use lockkeeper_core::{
     Capacity, GrantNumber, StoreError, Units,
     store::{Claim, Left, Verdict},
+    support::background::Background,
 };
 use zookeeper_client::Error;
 
@@ -14,11 +15,10 @@ use crate::{
     keeper::KeeperState,
     layout::split,
     listing::Freshness,
-    memory::{ClaimRecord, ClaimState, HoldRecord},
     nodes::{Created, NewNode},
     queue::{Admission, Obstacles, Queue},
+    records::{ClaimRecord, ClaimState, HoldRecord},
     session::Session,
-    task::Task,
     trouble::trouble,
 };
 
@@ -37,13 +37,13 @@ impl KeeperState {
     /// What is known of a claim without asking the servers.
     pub(crate) fn remembered(&self, claim: &Claim) -> Remembered {
         let (now, time) = (self.now(), self.store_time());
-        let mut memory = self.memory();
-        if claim.not_after < time || memory.left.find(claim.contender, time).is_some() {
+        let mut records = self.records();
+        if claim.not_after < time || records.left.find(claim.contender, time).is_some() {
             return Remembered::Verdict(Verdict::Stale);
         }
-        let Some(record) = memory.claims.get_mut(&claim.contender) else { return Remembered::Nothing };
+        let Some(record) = records.claims.get_mut(&claim.contender) else { return Remembered::Nothing };
         if !record.session.lives() {
-            memory.claims.remove(&claim.contender);
+            records.claims.remove(&claim.contender);
             return Remembered::Nothing;
         }
         match &mut record.state {
@@ -71,12 +71,12 @@ impl KeeperState {
             Err(error) => return Err(trouble(error)),
         }
         let queue = self.queue(session, split(node).0, Freshness::AnyServer).await?;
-        let Some(number) = self.memory().claims.get(&claim.contender).map(|record| record.number) else {
+        let Some(number) = self.records().claims.get(&claim.contender).map(|record| record.number) else {
             return Ok(None);
         };
         let floor = self.floor(session, &queue, node, claim.units, number).await?;
-        let mut memory = self.memory();
-        let Some(record) = memory.claims.get_mut(&claim.contender) else { return Ok(None) };
+        let mut records = self.records();
+        let Some(record) = records.claims.get_mut(&claim.contender) else { return Ok(None) };
         // Otherwise its lease has ended meanwhile, and its node is being removed.
         let ClaimState::Holding(hold) = &mut record.state else { return Ok(Some(Verdict::Stale)) };
         hold.confirm(claim.lease);
@@ -170,7 +170,7 @@ impl KeeperState {
         let mut record = ClaimRecord::new(claim, session, node.path.clone(), node.number, state);
         record.behind = queue.behind(child);
         let grant = record.grant(&hold, self.now());
-        self.memory().claims.insert(claim.contender, record);
+        self.records().claims.insert(claim.contender, record);
         if claim.capacity != Capacity::All && !queue.is_last(child) {
             // A claim that arrived before this listing may have seen this one wait.
             self.mark_granted(claim.contender);
@@ -182,7 +182,7 @@ impl KeeperState {
     async fn turn_away(&self, session: &Arc<Session>, claim: &Claim, node: &NewNode) {
         let state = ClaimState::Leaving(Left::LeftQueue);
         let record = ClaimRecord::new(claim, session, node.path.clone(), node.number, state);
-        self.memory().claims.insert(claim.contender, record);
+        self.records().claims.insert(claim.contender, record);
         self.remove_node(claim.contender).await;
     }
 
@@ -198,10 +198,10 @@ impl KeeperState {
         let state = ClaimState::Waiting { ahead, asked: self.now() };
         let mut record = ClaimRecord::new(claim, session, node.path, node.number, state);
         // Spawned under the lock, so that the task finds its record.
-        let mut memory = self.memory();
+        let mut records = self.records();
         let waiting = self.background.spawn(self.clone().wait(claim.contender, obstacles));
-        record.task = Some(Task(waiting.abort_handle()));
-        memory.claims.insert(claim.contender, record);
+        record.task = Some(Background::from(waiting.abort_handle()));
+        records.claims.insert(claim.contender, record);
     }
 
     /// The smallest number that holds together with the claim at `node`, which is admitted now (I7).

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use lockkeeper_core::{
     Capability, StoreError, Survives,
     store::{Connector, Context, Store},
+    support::background::Background,
 };
 use zookeeper_client::{Error, SessionState};
 
@@ -15,7 +16,6 @@ use crate::{
     session::{Purpose, Session, Sessions},
     settings::Settings,
     store::ZooKeeperStore,
-    task::Task,
     trouble::{config, trouble},
 };
 
@@ -81,7 +81,7 @@ async fn connect(settings: Settings, context: Context) -> Result<ZooKeeperStore,
             async move { keeper.sweep_answers().await }
         }),
     ];
-    let tasks = tasks.map(|task| Task(task.abort_handle())).into();
+    let tasks = tasks.map(|task| Background::from(task.abort_handle())).into();
     Ok(ZooKeeperStore::new(id, capability, keeper, tasks))
 }
 
@@ -128,7 +128,7 @@ impl KeeperState {
 
     /// Forgets all claims. Their tasks end.
     fn forget_claims(&self) {
-        self.memory().claims.clear();
+        self.records().claims.clear();
     }
 
     /// The keeper was dropped without being closed: ends its waiters and its session.

@@ -80,17 +80,17 @@ impl KeeperState {
         session: &Session,
         count: &Count,
     ) -> Result<Answers<Counted>, StoreError> {
-        let done = self.memory().counted.find(count.op, self.store_time());
+        let done = self.records().counted.find(count.op, self.store_time());
         let counted = match done {
             Some(done) => done,
             None => self.count_once(session, count).await?,
         };
         let now = self.store_time();
         if count.action != CountAction::Read && done.is_none() {
-            let mut memory = self.memory();
-            memory.unanswered.remove(&count.op);
+            let mut records = self.records();
+            records.unanswered.remove(&count.op);
             if counted != Counted::Stale {
-                memory.counted.insert(count.op, count.not_after.after(COUNT_MEMORY), counted, now);
+                records.counted.insert(count.op, count.not_after.after(COUNT_MEMORY), counted, now);
             }
         }
         Ok(Answers { now, each: vec![counted] })
@@ -102,8 +102,8 @@ impl KeeperState {
         // Remembered before anything is awaited, since a copy may be in flight from here on.
         let unanswered = match count.action {
             CountAction::Read => false,
-            _ if late() => self.memory().unanswered.contains(&count.op),
-            _ => !self.memory().unanswered.insert(count.op),
+            _ if late() => self.records().unanswered.contains(&count.op),
+            _ => !self.records().unanswered.insert(count.op),
         };
         if late() && !unanswered {
             return Ok(Counted::Stale);
@@ -204,7 +204,7 @@ impl KeeperState {
     /// Removes the answers that this keeper has read before. The one at `path` stays until the next operation, whose request
     /// it then follows.
     fn answer_read(&self, session: &Session, path: &str) {
-        let read = std::mem::replace(&mut self.memory().read_answers, vec![path.to_owned()]);
+        let read = std::mem::replace(&mut self.records().read_answers, vec![path.to_owned()]);
         for path in read {
             // The request is sent here, and nobody waits for its answer.
             drop(session.client.delete(&path, None));
@@ -213,7 +213,7 @@ impl KeeperState {
 
     /// Removes all answers that this keeper has read, before it ends. A later keeper sweeps those that are left.
     pub(crate) async fn remove_read_answers(&self, session: &Session) {
-        let read = std::mem::take(&mut self.memory().read_answers);
+        let read = std::mem::take(&mut self.records().read_answers);
         for path in read {
             drop(session.read(session.client.delete(&path, None)).await);
         }

@@ -17,7 +17,7 @@ use crate::{
     codec::ClaimData,
     keeper::KeeperState,
     listing::Freshness,
-    memory::{ClaimRecord, ClaimState, HoldRecord},
+    records::{ClaimRecord, ClaimState, HoldRecord},
     session::Session,
     trouble::{refused, trouble},
 };
@@ -43,7 +43,7 @@ pub(crate) struct FoundLease {
 impl KeeperState {
     /// Lets a lease outlive this process: from now on only the lease ends it.
     pub(crate) async fn detach(&self, renew: &Renew) -> Result<Renewed, StoreError> {
-        let (session, expires) = match self.memory().claims.get(&renew.contender) {
+        let (session, expires) = match self.records().claims.get(&renew.contender) {
             Some(ClaimRecord { session, state: ClaimState::Holding(hold), .. }) => {
                 (session.clone(), hold.expires)
             }
@@ -69,7 +69,7 @@ impl KeeperState {
             }
             Renewed::Held { remaining: lease.min(session.deadline().since(self.now())) }
         };
-        self.memory().claims.remove(&renew.contender);
+        self.records().claims.remove(&renew.contender);
         Ok(detached)
     }
 
@@ -123,7 +123,7 @@ impl KeeperState {
                 Err(error) if error.kind() == StoreErrorKind::Conflict => {}
                 Ok(moved) => {
                     if renew.detach {
-                        self.memory().claims.remove(&renew.contender);
+                        self.records().claims.remove(&renew.contender);
                     }
                     return Ok(moved);
                 }
@@ -209,7 +209,7 @@ impl KeeperState {
             task: None,
         };
         let remaining = record.remaining(&hold, self.now());
-        self.memory().claims.insert(found.contender, record);
+        self.records().claims.insert(found.contender, record);
         Ok(Renewed::Held { remaining })
     }
 }

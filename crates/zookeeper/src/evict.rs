@@ -56,8 +56,8 @@ impl KeeperState {
             // The version makes sure that this is the node that was marked. A new one of that name has another version.
             session.read(session.client.delete(&path, Some(marked.version))).await?;
             session.read(delete_markers(&session.client, &markers)).await?;
-            self.memory().claims.remove(&order.contender);
-        } else if let Some(record) = self.memory().claims.get_mut(&order.contender) {
+            self.records().claims.remove(&order.contender);
+        } else if let Some(record) = self.records().claims.get_mut(&order.contender) {
             record.data.evicted = true;
         }
         Ok(Evicted::Done)

@@ -1,4 +1,4 @@
-//! Applies groups of claims and leaves. Requests that memory can answer are answered from there. Plain ones are collected
+//! Applies groups of claims and leaves. Requests that the records answer are answered from there. Plain ones are collected
 //! into one transaction. The rest is done one after another, see `stepwise_claims` and `stepwise_leaves`.
 
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use lockkeeper_core::{
 use crate::{
     claims::Remembered,
     keeper::KeeperState,
-    memory::ClaimState,
     nodes::RemovalAnswer,
+    records::ClaimState,
     session::Session,
     stepwise_claims::OwnSessions,
     transaction::{Operation, Removal},
@@ -150,10 +150,10 @@ impl KeeperState {
 
     /// Remembers that these claims still wait, although the servers cannot be asked now.
     fn keep_waiting(&self, requests: &[Request]) {
-        let (now, mut memory) = (self.now(), self.memory());
+        let (now, mut records) = (self.now(), self.records());
         for request in requests {
             if let Request::Claim(claim) = request
-                && let Some(record) = memory.claims.get_mut(&claim.contender)
+                && let Some(record) = records.claims.get_mut(&claim.contender)
                 && let ClaimState::Waiting { asked, .. } = &mut record.state
             {
                 *asked = now;
@@ -164,11 +164,11 @@ impl KeeperState {
     /// Decides what a leave needs. If its node is to be removed, its record is leaving from now on.
     fn begin_leave(&self, leave: &Leave, position: usize) -> LeaveStep {
         let (now, time) = (self.now(), self.store_time());
-        let mut memory = self.memory();
+        let mut records = self.records();
         if let Some(until) = leave.tombstone_until {
-            memory.left.insert(leave.contender, until, (), time);
+            records.left.insert(leave.contender, until, (), time);
         }
-        let Some(record) = memory.claims.get_mut(&leave.contender) else {
+        let Some(record) = records.claims.get_mut(&leave.contender) else {
             // This keeper or another one may have detached it.
             return LeaveStep::Stepwise;
         };

@@ -12,8 +12,8 @@ use crate::{
     codec::{ClaimData, ClaimNode, name_of},
     keeper::KeeperState,
     listing::Freshness,
-    memory::ClaimState,
     queue::Queue,
+    records::ClaimState,
     session::Session,
     trouble::trouble,
 };
@@ -115,7 +115,7 @@ impl KeeperState {
     /// What is left of a lease. Only its own keeper knows; of other leases the whole length is shown.
     fn lease_left(&self, contender: ContenderId, data: &ClaimData) -> Duration {
         let now = self.now();
-        match self.memory().claims.get(&contender).map(|record| record.state) {
+        match self.records().claims.get(&contender).map(|record| record.state) {
             Some(ClaimState::Holding(hold)) => hold.expires.since(now),
             Some(ClaimState::Retired { until }) => until.since(now),
             _ => data.lease,

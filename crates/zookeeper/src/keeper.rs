@@ -1,4 +1,4 @@
-//! One keeper's side of the store: its session, its memory, and what its tasks share. Every request is a method of
+//! One keeper's side of the store: its session, its records, and what its tasks share. Every request is a method of
 //! [`KeeperState`], in the file of its subject.
 
 use std::{
@@ -17,7 +17,7 @@ use zookeeper_client::{CreateMode, CreateOptions};
 
 use crate::{
     limits::ServerLimits,
-    memory::Memory,
+    records::Records,
     session::{Session, Sessions},
     settings::Settings,
     trouble::no_session,
@@ -35,7 +35,7 @@ pub(crate) struct KeeperState {
     /// How long a request may take.
     pub(crate) limit: Duration,
     session: Mutex<Option<Arc<Session>>>,
-    memory: Mutex<Memory>,
+    records: Mutex<Records>,
     /// Held while a group is applied, so that a repeated claim never meets its own first copy.
     pub(crate) turn: tokio::sync::Mutex<()>,
     /// Wakes the reaper: something may end earlier than it expects.
@@ -53,14 +53,14 @@ impl KeeperState {
             background: context.background,
             limit: context.request_limit,
             session: Mutex::new(Some(session)),
-            memory: Mutex::default(),
+            records: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             sooner: Notify::new(),
         })
     }
 
-    pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
-        support::lock(&self.memory)
+    pub(crate) fn records(&self) -> MutexGuard<'_, Records> {
+        support::lock(&self.records)
     }
 
     pub(crate) fn now(&self) -> BootTime {

@@ -67,7 +67,7 @@ impl KeeperState {
         let queue = Queue::new(children);
         for foreign in &queue.foreign {
             let node = format!("{folder}/{foreign}");
-            if self.memory().warned_of.insert(node.clone()) {
+            if self.records().warned_of.insert(node.clone()) {
                 tracing::warn!(node, "there is a node that Lockkeeper did not make among its own");
             }
         }

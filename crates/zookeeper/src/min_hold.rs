@@ -8,14 +8,14 @@ use lockkeeper_core::{
     store::{Leave, Left},
 };
 
-use crate::{changes::Changed, codec::ClaimData, keeper::KeeperState, memory::ClaimState, session::Session};
+use crate::{changes::Changed, codec::ClaimData, keeper::KeeperState, records::ClaimState, session::Session};
 
 impl KeeperState {
     /// Leaves a hold and keeps its node `until` the minimum hold, unless an operator wants it back.
     pub(crate) async fn retire(&self, leave: &Leave, until: BootTime) -> Result<Left, StoreError> {
         let before = {
-            let mut memory = self.memory();
-            let Some(record) = memory.claims.get_mut(&leave.contender) else { return Ok(Left::NotThere) };
+            let mut records = self.records();
+            let Some(record) = records.claims.get_mut(&leave.contender) else { return Ok(Left::NotThere) };
             std::mem::replace(&mut record.state, ClaimState::Retired { until })
         };
         let lease = until.since(self.now());
@@ -23,11 +23,11 @@ impl KeeperState {
         match self.change(leave.contender, None, retire).await {
             Ok(Changed::Done) => Ok(Left::Released),
             Ok(Changed::Gone) => {
-                self.memory().claims.remove(&leave.contender);
+                self.records().claims.remove(&leave.contender);
                 Ok(Left::NotThere)
             }
             Ok(Changed::Evicted) => {
-                if let Some(record) = self.memory().claims.get_mut(&leave.contender) {
+                if let Some(record) = self.records().claims.get_mut(&leave.contender) {
                     record.leave(Left::Released);
                 }
                 // If this fails, the reaper goes on with it.
@@ -36,7 +36,7 @@ impl KeeperState {
             }
             Err(error) => {
                 // The leave will be repeated.
-                if let Some(record) = self.memory().claims.get_mut(&leave.contender) {
+                if let Some(record) = self.records().claims.get_mut(&leave.contender) {
                     record.state = before;
                 }
                 Err(error)
@@ -47,8 +47,8 @@ impl KeeperState {
     /// Before the keeper ends, moves each retired hold to a session that ends with the minimum hold.
     pub(crate) async fn hand_over_retired(&self, session: &Session) {
         let retired: Vec<_> = {
-            let memory = self.memory();
-            let retired = memory.claims.iter().filter_map(|(contender, record)| match record.state {
+            let records = self.records();
+            let retired = records.claims.iter().filter_map(|(contender, record)| match record.state {
                 ClaimState::Retired { until } => Some((record.name.clone(), *contender, until)),
                 _ => None,
             });

@@ -12,8 +12,8 @@ use crate::{
     codec::{ClaimData, claim_prefix},
     keeper::KeeperState,
     listing::{Freshness, Listing},
-    memory::{ClaimRecord, ClaimState},
     queue::Queue,
+    records::{ClaimRecord, ClaimState},
     session::Session,
     trouble::{corrupt, too_few_answers, trouble},
 };
@@ -135,7 +135,7 @@ impl KeeperState {
     ) -> StoreError {
         let state = ClaimState::Unknown { asked: self.now() };
         let record = ClaimRecord::new(claim, session, String::new(), 0, state);
-        self.memory().claims.insert(claim.contender, record);
+        self.records().claims.insert(claim.contender, record);
         error
     }
 
@@ -155,13 +155,13 @@ impl KeeperState {
             Err(error) => return Err(trouble(error)),
         };
         session.read(delete_markers(&session.client, markers)).await.map_err(trouble)?;
-        self.memory().claims.remove(&contender);
+        self.records().claims.remove(&contender);
         Ok(left)
     }
 
     /// Removes the node of a claim that is leaving; `false` if it may still be there.
     pub(crate) async fn remove_node(&self, contender: ContenderId) -> bool {
-        let (session, node, markers) = match self.memory().claims.get(&contender) {
+        let (session, node, markers) = match self.records().claims.get(&contender) {
             Some(ClaimRecord { session, node, markers, state: ClaimState::Leaving(_), .. }) => {
                 (session.clone(), node.clone(), markers.clone())
             }
@@ -177,7 +177,7 @@ impl KeeperState {
         };
         let gone = matches!(tokio::time::timeout(self.limit, removing).await, Ok(Ok(())));
         if gone {
-            self.memory().claims.remove(&contender);
+            self.records().claims.remove(&contender);
         }
         gone
     }

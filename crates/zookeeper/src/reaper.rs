@@ -6,7 +6,7 @@ use lockkeeper_core::{ContenderId, Name, clock::BootTime, store::Left};
 
 use crate::{
     keeper::KeeperState,
-    memory::{ClaimState, HoldRecord},
+    records::{ClaimState, HoldRecord},
     session::Session,
 };
 
@@ -67,8 +67,8 @@ impl KeeperState {
     /// Marks the claims that have ended as leaving.
     fn due(&self, now: BootTime) -> Due {
         let (mut lost, mut unheard) = (Vec::new(), Vec::new());
-        let mut memory = self.memory();
-        for record in memory.claims.values_mut().filter(|record| record.due() <= now) {
+        let mut records = self.records();
+        for record in records.claims.values_mut().filter(|record| record.due() <= now) {
             if !record.session.lives() {
                 lost.push(record.session.clone());
                 continue;
@@ -86,7 +86,7 @@ impl KeeperState {
             }
         }
         let (mut leaving, mut forgotten, mut next) = (Vec::new(), Vec::new(), BootTime::NEVER);
-        for (contender, record) in &mut memory.claims {
+        for (contender, record) in &mut records.claims {
             // This keeper did not hear of a grant. Its other waiters would each cost the queue as much time (I8).
             if matches!(record.state, ClaimState::Waiting { .. }) && unheard.contains(&record.name) {
                 record.leave(Left::LeftQueue);

@@ -65,8 +65,8 @@ impl KeeperState {
     /// Forgets the claims of a session that is over: their nodes are lost. Their waiters claim again.
     pub(crate) fn forget_session(&self, session: &Arc<Session>) {
         let lost: Vec<_> = {
-            let mut memory = self.memory();
-            memory.claims.extract_if(|_, record| Arc::ptr_eq(&record.session, session)).collect()
+            let mut records = self.records();
+            records.claims.extract_if(|_, record| Arc::ptr_eq(&record.session, session)).collect()
         };
         for (_, record) in &lost {
             self.wake_waiters(&record.name);

@@ -17,7 +17,7 @@ use crate::{
     codec::{ClaimData, marker},
     keeper::KeeperState,
     layout::split,
-    memory::{ClaimRecord, ClaimState},
+    records::{ClaimRecord, ClaimState},
     session::Session,
     trouble::{too_few_answers, trouble},
 };
@@ -107,13 +107,13 @@ impl KeeperState {
         nodes
     }
 
-    /// What memory says of each lease, and for each session the leases to read.
+    /// What the records say of each lease, and for each session the leases to read.
     fn sort_by_session(&self, leases: &[Renew]) -> (Vec<LeaseNode>, Vec<SessionLeases>) {
-        let memory = self.memory();
+        let records = self.records();
         let mut nodes = Vec::with_capacity(leases.len());
         let mut sessions: Vec<SessionLeases> = Vec::new();
         for (position, renew) in leases.iter().enumerate() {
-            let record = memory.claims.get(&renew.contender);
+            let record = records.claims.get(&renew.contender);
             nodes.push(if record.is_some() { LeaseNode::There } else { LeaseNode::Elsewhere });
             // A claim that does not hold has no lease to read.
             let holding = record
@@ -136,8 +136,8 @@ impl KeeperState {
         node: &str,
         read: Option<MultiReadResult>,
     ) -> LeaseNode {
-        let mut memory = self.memory();
-        let record = memory.claims.get_mut(&contender);
+        let mut records = self.records();
+        let record = records.claims.get_mut(&contender);
         let record = record.filter(|record| record.node == node && Arc::ptr_eq(&record.session, session));
         match (read, record) {
             (Some(MultiReadResult::Data { data, stat }), Some(record))
@@ -148,11 +148,11 @@ impl KeeperState {
             }
             // Another session has taken it over.
             (Some(MultiReadResult::Data { .. }), Some(_)) => {
-                memory.claims.remove(&contender);
+                records.claims.remove(&contender);
                 LeaseNode::Elsewhere
             }
             (Some(MultiReadResult::Error { err: Error::NoNode }), Some(_)) => {
-                memory.claims.remove(&contender);
+                records.claims.remove(&contender);
                 LeaseNode::Gone
             }
             (Some(MultiReadResult::Error { err: Error::NoNode }), None) => LeaseNode::Gone,
@@ -167,8 +167,8 @@ impl KeeperState {
     async fn renew_here(&self, renew: &Renew) -> Result<Renewed, StoreError> {
         let now = self.now();
         let (held, lower_to) = {
-            let mut memory = self.memory();
-            let Some(record) = memory.claims.get_mut(&renew.contender) else { return Ok(Renewed::Gone) };
+            let mut records = self.records();
+            let Some(record) = records.claims.get_mut(&renew.contender) else { return Ok(Renewed::Gone) };
             if !record.session.lives() {
                 return Ok(Renewed::Gone);
             }
@@ -195,8 +195,8 @@ impl KeeperState {
     /// Lowers a hold to `units`. A marker beside the node says so. The node changes too, for those that watch it.
     async fn lower(&self, contender: ContenderId, units: Units) -> Result<Changed, StoreError> {
         let marker = {
-            let mut memory = self.memory();
-            let Some(record) = memory.claims.get_mut(&contender) else { return Ok(Changed::Gone) };
+            let mut records = self.records();
+            let Some(record) = records.claims.get_mut(&contender) else { return Ok(Changed::Gone) };
             let marker = format!("{}/{}", split(&record.node).0, marker(contender, units));
             // Remembered before it is made, so that it is removed with the node even if the answer is lost.
             if !record.markers.contains(&marker) {
@@ -205,7 +205,7 @@ impl KeeperState {
             marker
         };
         let changed = self.change(contender, Some(&marker), |_| {}).await?;
-        if let Some(record) = self.memory().claims.get_mut(&contender)
+        if let Some(record) = self.records().claims.get_mut(&contender)
             && changed == Changed::Done
         {
             record.units = units;

@@ -11,6 +11,7 @@ use lockkeeper_core::{
     clock::{BootTime, Clock},
     store::{Wake, WakeSink},
     support,
+    support::background::Background,
 };
 use tokio::{runtime::Handle, sync::watch};
 use zookeeper_client::{Client, Error, SessionState, Stat, StateWatcher};
@@ -20,7 +21,6 @@ use crate::{
     dial::Lifetime,
     limits::ServerLimits,
     settings::Settings,
-    task::Task,
     trouble::{check_failed, trouble},
     watch_budget::WatchBudget,
 };
@@ -84,7 +84,7 @@ impl Sessions {
             self.background.spawn(learn_limits(state, self.limits.clone())),
             self.background.spawn(allow_for_limits(weak, changes, self.limits.clone(), self.wakes.clone())),
         ];
-        support::lock(&session.tasks).extend(tasks.map(|task| Task(task.abort_handle())));
+        support::lock(&session.tasks).extend(tasks.map(|task| Background::from(task.abort_handle())));
         Ok(session)
     }
 }
@@ -100,7 +100,7 @@ pub(crate) struct Session {
     deadline: Mutex<SessionDeadline>,
     over: watch::Sender<bool>,
     /// Keep it alive and follow the servers' limits.
-    tasks: Mutex<Vec<Task>>,
+    tasks: Mutex<Vec<Background>>,
     purpose: Purpose,
 }
 

@@ -13,10 +13,10 @@ use crate::{
     claims::Remembered,
     keeper::KeeperState,
     listing::Freshness,
-    memory::ClaimState,
     nodes::{NewNode, grant_number},
     queue::Newcomer,
     reconnect::OwnSession,
+    records::ClaimState,
     session::Session,
     trouble::{no_session, trouble},
 };
@@ -118,7 +118,7 @@ impl KeeperState {
                 }
             }
         }
-        self.memory().claims.remove(&claim.contender);
+        self.records().claims.remove(&claim.contender);
         Ok(None)
     }
 
@@ -143,7 +143,7 @@ impl KeeperState {
 
     /// Nobody asks for a claim of unknown outcome any more, so the reaper removes its node.
     pub(crate) fn give_up(&self, contender: ContenderId) {
-        if let Some(record) = self.memory().claims.get_mut(&contender)
+        if let Some(record) = self.records().claims.get_mut(&contender)
             && let ClaimState::Unknown { asked } = &mut record.state
         {
             *asked = BootTime::default();
@@ -169,8 +169,8 @@ impl KeeperState {
             detach: false,
         };
         self.take_over(session, &confirm).await?;
-        let memory = self.memory();
-        Ok(memory.claims.get(&claim.contender).and_then(|record| match record.state {
+        let records = self.records();
+        Ok(records.claims.get(&claim.contender).and_then(|record| match record.state {
             ClaimState::Holding(hold) => Some(Verdict::Granted(record.grant(&hold, self.now()))),
             _ => None,
         }))

@@ -11,8 +11,8 @@ use crate::{
     codec::ClaimData,
     keeper::KeeperState,
     listing::Freshness,
-    memory::{ClaimRecord, ClaimState},
     nodes::{NewNode, RemovalAnswer},
+    records::{ClaimRecord, ClaimState},
     session::Session,
 };
 
@@ -24,11 +24,11 @@ impl KeeperState {
         leave: &Leave,
     ) -> Result<Left, StoreError> {
         let record =
-            self.memory().claims.get(&leave.contender).map(|record| (record.state, record.session.clone()));
+            self.records().claims.get(&leave.contender).map(|record| (record.state, record.session.clone()));
         match record {
             Some((ClaimState::Unknown { .. }, asked_in)) if !asked_in.lives() => {
                 // Its node, if there is one, ends with that session.
-                self.memory().claims.remove(&leave.contender);
+                self.records().claims.remove(&leave.contender);
                 Ok(Left::NotThere)
             }
             Some((ClaimState::Unknown { .. }, asked_in)) => {
@@ -59,10 +59,10 @@ impl KeeperState {
 
     async fn leave_found(&self, contender: ContenderId, node: Option<NewNode>) -> Left {
         let Some(node) = node else {
-            self.memory().claims.remove(&contender);
+            self.records().claims.remove(&contender);
             return Left::NotThere;
         };
-        if let Some(record) = self.memory().claims.get_mut(&contender) {
+        if let Some(record) = self.records().claims.get_mut(&contender) {
             record.node = node.path;
             record.leave(Left::LeftQueue);
         }
@@ -77,7 +77,7 @@ impl KeeperState {
         name: &Name,
         contender: ContenderId,
     ) -> Result<(), StoreError> {
-        let unknown = || match self.memory().claims.get(&contender) {
+        let unknown = || match self.records().claims.get(&contender) {
             Some(ClaimRecord { state: ClaimState::Unknown { asked }, session, .. }) => {
                 Some((session.clone(), *asked))
             }

@@ -14,10 +14,11 @@ use lockkeeper_core::{
         Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
     support,
+    support::background::Background,
 };
 use zookeeper_client::Error;
 
-use crate::{keeper::KeeperState, task::Task, trouble::trouble};
+use crate::{keeper::KeeperState, trouble::trouble};
 
 /// One keeper's store.
 pub(crate) struct ZooKeeperStore {
@@ -25,7 +26,7 @@ pub(crate) struct ZooKeeperStore {
     id: String,
     capability: Capability,
     keeper: Arc<KeeperState>,
-    tasks: Mutex<Vec<Task>>,
+    tasks: Mutex<Vec<Background>>,
 }
 
 impl fmt::Debug for ZooKeeperStore {
@@ -40,7 +41,7 @@ impl ZooKeeperStore {
         id: String,
         capability: Capability,
         keeper: Arc<KeeperState>,
-        tasks: Vec<Task>,
+        tasks: Vec<Background>,
     ) -> Self {
         let url = Arc::from(keeper.settings.shown.as_str());
         Self { url, id, capability, keeper, tasks: Mutex::new(tasks) }

@@ -181,7 +181,7 @@ impl KeeperState {
         for operation in operations {
             match operation {
                 Operation::Remove(removal) => {
-                    self.memory().claims.remove(&removal.contender);
+                    self.records().claims.remove(&removal.contender);
                     answers[removal.position] = Some(Answer::Leave(removal.answer.removed));
                 }
                 Operation::Create { position, claim } => {

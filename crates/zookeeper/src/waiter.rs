@@ -19,9 +19,9 @@ use crate::{
     keeper::KeeperState,
     layout::split,
     listing::Freshness,
-    memory::{ClaimState, HoldRecord},
     queue::{Admission, Obstacles, Queue},
     reconnect::backoff,
+    records::{ClaimState, HoldRecord},
     session::Session,
     trouble::trouble,
     watch_budget::WatchPermit,
@@ -69,7 +69,7 @@ impl KeeperState {
     /// Waits until `contender` is admitted and tells its keeper, or until its node is gone.
     pub(crate) async fn wait(self: Arc<Self>, contender: ContenderId, obstacles: Option<Obstacles>) {
         let Some((session, node)) =
-            self.memory().claims.get(&contender).map(|record| (record.session.clone(), record.node.clone()))
+            self.records().claims.get(&contender).map(|record| (record.session.clone(), record.node.clone()))
         else {
             return;
         };
@@ -108,7 +108,7 @@ impl KeeperState {
                 None => return Ok(Step::Done),
             },
         };
-        if let Some(record) = self.memory().claims.get_mut(&waiter.contender)
+        if let Some(record) = self.records().claims.get_mut(&waiter.contender)
             && let ClaimState::Waiting { ahead, .. } = &mut record.state
         {
             *ahead = obstacles.ahead;
@@ -229,8 +229,8 @@ impl KeeperState {
     /// Grants a waiter that `queue` admits.
     async fn admitted(self: &Arc<Self>, waiter: &Waiter, queue: &Queue) -> Result<(), StoreError> {
         let (units, capacity, number) = {
-            let memory = self.memory();
-            let Some(record) = memory.claims.get(&waiter.contender) else { return Ok(()) };
+            let records = self.records();
+            let Some(record) = records.claims.get(&waiter.contender) else { return Ok(()) };
             (record.units, record.capacity, record.number)
         };
         let child = split(&waiter.node).1;
@@ -247,8 +247,8 @@ impl KeeperState {
     /// Tells the keeper of a grant; `false` if the claim does not wait any more.
     fn push_grant(&self, waiter: &Waiter, floor: GrantNumber, behind: Option<Vec<String>>) -> bool {
         let now = self.now();
-        let mut memory = self.memory();
-        let Some(record) = memory.claims.get_mut(&waiter.contender) else { return false };
+        let mut records = self.records();
+        let Some(record) = records.claims.get_mut(&waiter.contender) else { return false };
         if !matches!(record.state, ClaimState::Waiting { .. }) || record.node != waiter.node {
             return false;
         }
@@ -264,7 +264,7 @@ impl KeeperState {
             lease: record.remaining(&hold, now),
         };
         let name = record.name.clone();
-        drop(memory);
+        drop(records);
         self.sooner.notify_one();
         self.wakes.wake(Wake::Granted(name, notice));
         true
@@ -272,10 +272,10 @@ impl KeeperState {
 
     /// The waiter's node is gone, so its keeper has to claim again.
     fn node_lost(&self, waiter: &Waiter) {
-        let mut memory = self.memory();
-        let own = memory.claims.get(&waiter.contender).is_some_and(|record| record.node == waiter.node);
-        let lost = if own { memory.claims.remove(&waiter.contender) } else { None };
-        drop(memory);
+        let mut records = self.records();
+        let own = records.claims.get(&waiter.contender).is_some_and(|record| record.node == waiter.node);
+        let lost = if own { records.claims.remove(&waiter.contender) } else { None };
+        drop(records);
         if let Some(lost) = lost {
             self.wake_waiters(&lost.name);
         }

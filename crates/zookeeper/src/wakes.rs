@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 use lockkeeper_core::{
     StoreError,
     store::{Topic, Wake, Watch},
+    support::background::Background,
 };
 use tokio::sync::oneshot;
 use zookeeper_client::{Error, OneshotWatcher};
 
 use crate::{
-    keeper::KeeperState, session::Session, task::Task, trouble::trouble, waiter::POLL,
-    watch_budget::WatchPermit,
+    keeper::KeeperState, session::Session, trouble::trouble, waiter::POLL, watch_budget::WatchPermit,
 };
 
 /// The pause before a watch that failed is set again.
@@ -21,7 +21,8 @@ impl KeeperState {
     /// Wakes the engine at every change of `topic`, until the result is dropped.
     pub(crate) async fn subscribe(self: &Arc<Self>, topic: Topic) -> Result<Watch, StoreError> {
         let (ready, set) = oneshot::channel();
-        let task = Task(self.background.spawn(self.clone().watch_topic(topic, ready)).abort_handle());
+        let task =
+            Background::from(self.background.spawn(self.clone().watch_topic(topic, ready)).abort_handle());
         set.await.map_err(|_| trouble(Error::ClientClosed))??;
         Ok(Watch::new(task))
     }

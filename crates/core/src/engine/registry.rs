@@ -35,10 +35,10 @@ pub(crate) struct Registry {
 
 #[derive(Default)]
 struct Inner {
-    waiting: HashMap<u64, Entry<Arc<Waiter>>>,
+    waiting: HashMap<u64, Scheduled<Arc<Waiter>>>,
     /// The waiters of each name, so that a hint need not look at all of them.
     names: BTreeSet<(Name, u64)>,
-    held: HashMap<u64, Entry<Arc<Hold>>>,
+    held: HashMap<u64, Scheduled<Arc<Hold>>>,
     /// Lost, but their guards are still there: given back when these go or the keeper closes.
     lost: HashMap<u64, Arc<Hold>>,
     /// The latest grants that live on elsewhere: a late message about them is not for this keeper.
@@ -53,7 +53,7 @@ struct Inner {
     closed: bool,
 }
 
-struct Entry<T> {
+struct Scheduled<T> {
     what: T,
     due: BootTime,
 }
@@ -92,7 +92,7 @@ impl Registry {
         if inner.closed {
             return false;
         }
-        inner.waiting.insert(waiter.slot(), Entry { what: waiter.clone(), due: BootTime::NEVER });
+        inner.waiting.insert(waiter.slot(), Scheduled { what: waiter.clone(), due: BootTime::NEVER });
         inner.names.insert((waiter.claim().name.clone(), waiter.slot()));
         inner.touched = true;
         true
@@ -321,7 +321,7 @@ impl Inner {
     }
 
     fn insert_held(&mut self, hold: &Arc<Hold>, due: BootTime) -> bool {
-        self.held.insert(hold.slot, Entry { what: hold.clone(), due: BootTime::NEVER });
+        self.held.insert(hold.slot, Scheduled { what: hold.clone(), due: BootTime::NEVER });
         self.schedule_held(hold.slot, due)
     }
 

@@ -26,14 +26,14 @@ const LINGER: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(crate) struct Subscriptions {
-    topics: Mutex<HashMap<Topic, Entry>>,
+    topics: Mutex<HashMap<Topic, Subscribed>>,
     /// The names whose grants a task is subscribing to.
     attempts: Mutex<HashSet<Name>>,
     /// The store said that grants reach the keeper without subscribing.
     grants_come_by_themselves: AtomicBool,
 }
 
-struct Entry {
+struct Subscribed {
     shared: Arc<Shared>,
     idle_since: Option<BootTime>,
 }
@@ -71,7 +71,7 @@ pub(crate) struct Subscription {
     pub(crate) new: bool,
 }
 
-impl Entry {
+impl Subscribed {
     /// Whether nobody cares. Others join only under the lock of the topics.
     fn is_idle(&self) -> bool {
         Arc::strong_count(&self.shared) == 1
@@ -108,7 +108,7 @@ impl Subscription {
 }
 
 impl Subscriptions {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Topic, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Topic, Subscribed>> {
         support::lock(&self.topics)
     }
 
@@ -129,7 +129,7 @@ impl Subscriptions {
     /// What those who care for a topic share, and whether there is a subscription already.
     fn join(&self, topic: &Topic) -> (Arc<Shared>, bool) {
         let mut topics = self.lock();
-        let entry = topics.entry(topic.clone()).or_insert_with(|| Entry {
+        let entry = topics.entry(topic.clone()).or_insert_with(|| Subscribed {
             shared: Arc::new(Shared {
                 watch: Arc::default(),
                 made: AtomicBool::new(false),
@@ -197,7 +197,7 @@ impl Subscriptions {
             let ended: Vec<Topic> = ending.into_iter().map(|(topic, ending)| ending.end(topic)).collect();
             topics = self.lock();
             for topic in ended {
-                if topics.get(&topic).is_some_and(Entry::is_over) {
+                if topics.get(&topic).is_some_and(Subscribed::is_over) {
                     topics.remove(&topic);
                 }
             }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{
     guard::{Guard, Leadership, Permit, ReadGuard, WriteGuard},
+    guard_errors::IntoLeaseError,
     lease::Lease,
-    unchanged::IntoLeaseError,
 };
 use crate::{
     engine::release::OwnedHold,

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::guard_count::{GuardCount, Left, Refused};
+use super::guard_count::{GuardCount, GuardsLeft, Refused};
 use crate::{
     engine::{hold_step::HoldStep, release::OwnedHold},
     share::Units,
@@ -121,9 +121,9 @@ impl Entered {
     /// One guard less; the hold if it was the last.
     fn leave(self: Arc<Self>) -> Result<OwnedHold, Arc<Self>> {
         match self.guards.leave() {
-            Left::Others => return Err(self),
-            Left::Last { sealed: true } => self.opened.notify_waiters(),
-            Left::Last { sealed: false } => {}
+            GuardsLeft::Others => return Err(self),
+            GuardsLeft::None { sealed: true } => self.opened.notify_waiters(),
+            GuardsLeft::None { sealed: false } => {}
         }
         // Only an owner who looks at it at this moment may have another part in it.
         let step = Arc::try_unwrap(self).map_or_else(|shared| shared.step.clone(), |alone| alone.step);

@@ -10,8 +10,8 @@ use crate::{
     error::{InvalidInput, LeaseError, Lost, ReleaseError},
     lock::{
         entry::Entry,
+        guard_errors::{DowngradeError, IntoLeaseError},
         lease::Lease,
-        unchanged::{DowngradeError, IntoLeaseError},
     },
     name::Name,
     share::Units,

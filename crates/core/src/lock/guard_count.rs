@@ -28,11 +28,11 @@ pub(crate) enum Refused {
 
 /// What is left when a guard has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Left {
+pub(crate) enum GuardsLeft {
     /// Other guards.
     Others,
     /// Nothing: it was the last. If the hold was sealed, somebody may wait for that to end.
-    Last { sealed: bool },
+    None { sealed: bool },
 }
 
 impl GuardCount {
@@ -107,8 +107,12 @@ impl GuardCount {
     }
 
     /// One guard less. The last one sees all that the others did before they left.
-    pub(crate) fn leave(&self) -> Left {
+    pub(crate) fn leave(&self) -> GuardsLeft {
         let before = self.0.fetch_sub(1, Ordering::AcqRel);
-        if before & COUNT != 1 { Left::Others } else { Left::Last { sealed: before & SEALED != 0 } }
+        if before & COUNT != 1 {
+            GuardsLeft::Others
+        } else {
+            GuardsLeft::None { sealed: before & SEALED != 0 }
+        }
     }
 }

@@ -7,6 +7,7 @@ mod entry;
 mod fence;
 mod guard;
 mod guard_count;
+mod guard_errors;
 mod handle;
 mod latch;
 mod lease;
@@ -15,7 +16,6 @@ mod owner;
 mod rw_lock;
 mod segmented;
 mod semaphore;
-mod unchanged;
 
 /// What `guard_count` is made of; `interleavings` checks it with other types.
 mod sync {
@@ -27,6 +27,7 @@ pub use all::{All, AllGuard, all};
 pub use election::{Election, Leader, Observer};
 pub use fence::{Fence, StoredFence};
 pub use guard::{Exclusive, Guard, Leadership, Leads, Permit, Permits, Read, ReadGuard, Write, WriteGuard};
+pub use guard_errors::{DowngradeError, IntoLeaseError};
 pub use latch::{Latch, LatchState};
 pub use lease::Lease;
 pub use mutex::Mutex;
@@ -34,6 +35,5 @@ pub use owner::Owner;
 pub use rw_lock::RwLock;
 pub use segmented::Segmented;
 pub use semaphore::Semaphore;
-pub use unchanged::{DowngradeError, IntoLeaseError};
 
 pub(crate) use handle::Handle;

@@ -38,7 +38,7 @@ pub struct Owner {
 
 #[derive(Debug, Default)]
 struct Holds {
-    by_resource: HashMap<Resource, Arc<Held>>,
+    by_resource: HashMap<StoreAndName, Arc<Held>>,
     /// With how many entries to look for those that are over: twice as many as were left the last time, so that an
     /// owner of many names looks at each of them a few times only.
     sweep_at: usize,
@@ -48,7 +48,7 @@ struct Holds {
 const SWEEP: usize = 16;
 
 /// The store's own id, and the name in it.
-type Resource = (String, Name);
+type StoreAndName = (String, Name);
 
 /// What an owner holds of one name.
 #[derive(Debug, Default)]

@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub mod background;
 pub mod backoff;
 pub mod duration;
 pub mod percent;

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use super::reports::Report;
 use crate::{
     address::Address,
-    connect::{Driven, Opener, checked},
+    opener::{Driven, Opener, checked},
     trouble,
 };
 

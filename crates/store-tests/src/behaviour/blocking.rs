@@ -1,6 +1,5 @@
 //! The same primitives from threads, also from threads that belong to a runtime.
 
-use lockkeeper_core::store::Eviction;
 use std::{
     sync::{
         Arc,
@@ -10,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use lockkeeper_core::{AcquireError, LatchState, Lost, blocking::Keeper};
+use lockkeeper_core::{AcquireError, LatchState, Lost, blocking::Keeper, store::Eviction};
 use tokio::{runtime::Builder, task::spawn_blocking};
 
 use super::{

@@ -1,12 +1,11 @@
 //! Guards: what they say, and that they say it in time.
 
-use lockkeeper_core::store::Eviction;
 use std::{
     future::pending,
     time::{Duration, Instant},
 };
 
-use lockkeeper_core::{LeaseError, Lost, ReleaseError};
+use lockkeeper_core::{LeaseError, Lost, ReleaseError, store::Eviction};
 use tokio::{
     sync::oneshot,
     time::{sleep, timeout},

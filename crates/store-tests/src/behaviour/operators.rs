@@ -1,11 +1,10 @@
 //! For operators: who holds, who waits, since when; listings in pages; taking a lock back.
 
-use lockkeeper_core::store::Eviction;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
     Capacity, ContenderId, Keeper, KeeperId, Lost, Token, Units,
-    store::{HolderView, Kind},
+    store::{Eviction, HolderView, Kind},
 };
 
 use super::{Failure, Fixture, Outcome, fixture::soon, tests};

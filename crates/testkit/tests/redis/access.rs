@@ -1,10 +1,11 @@
 //! Ways to connect: TLS, sockets, users with few rights. And passwords, which are never shown.
 
-use lockkeeper_core::support;
 use std::{
     fmt::Write as _,
     sync::{Mutex, OnceLock},
 };
+
+use lockkeeper_core::support;
 
 use lockkeeper::Keeper;
 use lockkeeper_testkit::{

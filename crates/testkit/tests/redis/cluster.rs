@@ -7,7 +7,7 @@ use crate::{
     NAME, connect,
     connections::replies_get_lost,
     load::{Load, Rest},
-    millis, secs, times,
+    location, millis, neighbour, secs, times,
 };
 
 /// The keys of a resource in use move between nodes, and are on both for a moment.
@@ -102,13 +102,8 @@ async fn i9_a_lost_reply_of_a_node_is_asked_for_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn i3_a_moving_slot_costs_no_other_lock_of_its_node() {
     let cluster = RedisCluster::start().expect("started");
-    let place = |name: &str| {
-        let slot = cluster.slot_of(&format!("{{{name}}}")).expect("asked");
-        (slot, cluster.master_of(slot).expect("served"))
-    };
-    let (slot, node) = place(NAME);
-    let mut others = (0..).map(|nth| format!("other/{nth}"));
-    let other = others.find(|name| place(name).1 == node && place(name).0 != slot).expect("there is one");
+    let (slot, node) = location(&cluster, NAME);
+    let other = neighbour(&cluster, NAME);
     let keeper = connect(&cluster.url()).await;
     let (moving, staying) = (keeper.mutex(NAME).lease(secs(3)), keeper.mutex(&other).lease(secs(3)));
     let (moving, staying) = tokio::join!(moving.lock(), staying.lock());
@@ -183,8 +178,8 @@ async fn i2_a_renewal_while_a_slot_begins_to_move_takes_nothing_away() {
 
 /// The slot of the lock, and a node that does not keep it.
 fn leaving(cluster: &RedisCluster) -> (u16, usize) {
-    let slot = cluster.slot_of(&format!("{{{NAME}}}")).expect("asked");
-    (slot, (cluster.master_of(slot).expect("served") + 1) % 3)
+    let (slot, node) = location(cluster, NAME);
+    (slot, (node + 1) % 3)
 }
 
 /// Two names `lock/…` whose slots are the same.

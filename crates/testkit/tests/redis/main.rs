@@ -20,6 +20,7 @@ mod strangers;
 use std::time::Duration;
 
 use lockkeeper::Keeper;
+use lockkeeper_testkit::servers::RedisCluster;
 
 const NAME: &str = "stock/42";
 
@@ -51,4 +52,18 @@ async fn connect(url: &str) -> Keeper {
             }
         }
     }
+}
+
+/// The slot of a lock, and the node that keeps it.
+fn location(cluster: &RedisCluster, name: &str) -> (u16, usize) {
+    let slot = cluster.slot_of(&format!("{{{name}}}")).expect("asked");
+    (slot, cluster.master_of(slot).expect("served"))
+}
+
+/// The name of a lock that the same node keeps in another slot.
+fn neighbour(cluster: &RedisCluster, name: &str) -> String {
+    let (slot, node) = location(cluster, name);
+    let is_neighbour = |(other_slot, other_node)| other_node == node && other_slot != slot;
+    let mut names = (0..).map(|nth| format!("other/{nth}"));
+    names.find(|other| is_neighbour(location(cluster, other))).expect("there is one")
 }

@@ -13,7 +13,7 @@ use lockkeeper_core::{
 use lockkeeper_testkit::servers::{Redis, RedisCluster, RedisOptions};
 use tokio::time::timeout;
 
-use crate::{NAME, secs};
+use crate::{NAME, location, neighbour, secs};
 
 /// A client that uses a store directly.
 struct Asker {
@@ -379,13 +379,8 @@ async fn a_grant_in_an_answer_is_not_published() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_moves_neither_delays_nor_fails_the_rest_of_a_group() {
     let cluster = RedisCluster::start().expect("started");
-    let place = |name: &str| {
-        let slot = cluster.slot_of(&format!("{{{name}}}")).expect("asked");
-        (slot, cluster.master_of(slot).expect("served"))
-    };
-    let (slot, node) = place(NAME);
-    let mut others = (0..).map(|nth| format!("other/{nth}"));
-    let other = others.find(|name| place(name).1 == node && place(name).0 != slot).expect("there is one");
+    let (slot, node) = location(&cluster, NAME);
+    let other = neighbour(&cluster, NAME);
     let to = (node + 1) % 3;
     let asker = Asker::connect(&cluster.url()).await;
     let held = asker.ask(&asker.claim(1, Units::All, true)).await;

@@ -16,7 +16,7 @@ pub(crate) const APPLICATION: i32 = 0x4c4b_4b52;
 
 /// Whose database it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Owner {
+pub(crate) enum Provenance {
     Lockkeeper,
     /// It is empty.
     Nobody,
@@ -24,12 +24,12 @@ pub(crate) enum Owner {
 }
 
 /// Finds out whose database it is.
-pub(crate) fn of(connection: &Connection) -> rusqlite::Result<Owner> {
+pub(crate) fn of(connection: &Connection) -> rusqlite::Result<Provenance> {
     let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     Ok(match application {
-        APPLICATION => Owner::Lockkeeper,
-        0 if !connection.prepare("SELECT 1 FROM sqlite_schema")?.exists([])? => Owner::Nobody,
-        _ => Owner::AnotherProgram,
+        APPLICATION => Provenance::Lockkeeper,
+        0 if !connection.prepare("SELECT 1 FROM sqlite_schema")?.exists([])? => Provenance::Nobody,
+        _ => Provenance::AnotherProgram,
     })
 }
 
@@ -44,8 +44,8 @@ pub(crate) fn refuse_foreign(connection: &Connection, path: &Path) -> Result<(),
     // In one transaction: another process may be about to make our own tables.
     let owner = || of(&*connection.unchecked_transaction()?);
     match owner() {
-        Ok(Owner::AnotherProgram) => Err(foreign(path)),
-        Ok(Owner::Lockkeeper | Owner::Nobody) => Ok(()),
+        Ok(Provenance::AnotherProgram) => Err(foreign(path)),
+        Ok(Provenance::Lockkeeper | Provenance::Nobody) => Ok(()),
         Err(error) => Err(explain(path, error).not_applied()),
     }
 }

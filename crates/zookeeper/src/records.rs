@@ -13,9 +13,10 @@ use lockkeeper_core::{
     clock::BootTime,
     model::{FIRST_LEASE, Tombstones, WAIT_LEASE},
     store::{Claim, Counted, Grant, Left},
+    support::background::Background,
 };
 
-use crate::{codec::ClaimData, session::Session, task::Task};
+use crate::{codec::ClaimData, session::Session};
 
 /// One claim of this keeper.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ pub(crate) struct ClaimRecord {
     /// The claims behind it when it was admitted, in order; `None` if they are not known.
     pub(crate) behind: Option<Vec<String>>,
     /// Waits until it is admitted, or marks its node after that.
-    pub(crate) task: Option<Task>,
+    pub(crate) task: Option<Background>,
 }
 
 /// What a claim is doing.
@@ -143,7 +144,7 @@ impl ClaimRecord {
 
 /// What a keeper remembers.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct Records {
     /// Its claims.
     pub(crate) claims: HashMap<ContenderId, ClaimRecord>,
     /// Contenders that left while a copy of their claim may still be in flight.
