@@ -1,10 +1,11 @@
 //! Exit codes, and how every failure becomes one of them and one line with its remedy.
 
-use std::{error::Error as StdError, fmt};
+use std::fmt;
 
 use lockkeeper::{
     AcquireError, Error, ReleaseError, StoreError,
     error::{FenceError, InvalidInput, LatchError, LeaseError, StoreErrorKind},
+    support::sentence,
 };
 
 use nix::sys::signal::Signal;
@@ -60,28 +61,13 @@ impl Failure {
     }
 }
 
-/// The error and what caused it, in one line.
-fn chain(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        // A transparent wrapper says the same as what it wraps.
-        if !text.ends_with(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         let code = match error.kind() {
             StoreErrorKind::Config | StoreErrorKind::Unsupported => USAGE,
             _ => UNREACHABLE,
         };
-        Self::new(code, chain(&error))
+        Self::new(code, sentence::of(&error))
     }
 }
 
@@ -95,9 +81,9 @@ impl From<AcquireError> for Failure {
     fn from(error: AcquireError) -> Self {
         match error {
             AcquireError::Store(error) => error.into(),
-            AcquireError::TimedOut { .. } => Self::new(BUSY, chain(&error)),
-            AcquireError::Closed { .. } => Self::new(INTERNAL, chain(&error)),
-            _ => Self::usage(chain(&error)),
+            AcquireError::TimedOut { .. } => Self::new(BUSY, sentence::of(&error)),
+            AcquireError::Closed { .. } => Self::new(INTERNAL, sentence::of(&error)),
+            _ => Self::usage(sentence::of(&error)),
         }
     }
 }
@@ -106,7 +92,7 @@ impl From<ReleaseError> for Failure {
     fn from(error: ReleaseError) -> Self {
         match error {
             ReleaseError::Store(error) => error.into(),
-            _ => Self::new(LOST, format!("{}; somebody else may have had it", chain(&error))),
+            _ => Self::new(LOST, format!("{}; somebody else may have had it", sentence::of(&error))),
         }
     }
 }
@@ -115,8 +101,10 @@ impl From<LeaseError> for Failure {
     fn from(error: LeaseError) -> Self {
         match error {
             LeaseError::Store(error) => error.into(),
-            LeaseError::NotHeld { .. } => Self::new(LOST, format!("{}; acquire it anew", chain(&error))),
-            _ => Self::usage(chain(&error)),
+            LeaseError::NotHeld { .. } => {
+                Self::new(LOST, format!("{}; acquire it anew", sentence::of(&error)))
+            }
+            _ => Self::usage(sentence::of(&error)),
         }
     }
 }
@@ -125,9 +113,11 @@ impl From<LatchError> for Failure {
     fn from(error: LatchError) -> Self {
         match error {
             LatchError::Store(error) => error.into(),
-            LatchError::TimedOut { .. } => Self::new(BUSY, format!("{}; wait longer with -w", chain(&error))),
-            LatchError::Closed { .. } => Self::new(INTERNAL, chain(&error)),
-            _ => Self::usage(chain(&error)),
+            LatchError::TimedOut { .. } => {
+                Self::new(BUSY, format!("{}; wait longer with -w", sentence::of(&error)))
+            }
+            LatchError::Closed { .. } => Self::new(INTERNAL, sentence::of(&error)),
+            _ => Self::usage(sentence::of(&error)),
         }
     }
 }
@@ -141,8 +131,8 @@ impl From<Error> for Failure {
             Error::Latch(error) => error.into(),
             Error::Store(error) | Error::Fence(FenceError::Store(error)) => error.into(),
             Error::Invalid(error) => error.into(),
-            Error::Lost(_) => Self::new(LOST, chain(&error)),
-            _ => Self::new(INTERNAL, chain(&error)),
+            Error::Lost(_) => Self::new(LOST, sentence::of(&error)),
+            _ => Self::new(INTERNAL, sentence::of(&error)),
         }
     }
 }
@@ -157,6 +147,6 @@ mod tests {
         let error = StoreError::new(StoreErrorKind::Unreachable, "cannot write").with_source(source);
         let failure = Failure::from(AcquireError::from(error));
         assert_eq!(failure.code, UNREACHABLE);
-        assert_eq!(failure.message.as_deref(), Some("cannot write: disk full"));
+        assert_eq!(failure.message.as_deref(), Some("cannot write (disk full)"));
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! "Busy" is not an error (`try_lock` answers `None`), and losing a lock is a state ([`Lost`])
 //! before it is an error. No message ever holds a password: stores describe themselves by a
-//! redacted URL.
+//! redacted URL. `Debug` is the same sentence with its causes, because `main` and `unwrap` show it to people.
 
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 pub use crate::invalid::InvalidInput;
-use crate::{name::Name, share::Capacity, token::Token};
+use crate::{name::Name, share::Capacity, support::sentence, token::Token};
 
 /// Where something went wrong: which store, which resource, which operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -135,18 +135,6 @@ impl fmt::Display for StoreError {
     }
 }
 
-impl fmt::Debug for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreError")
-            .field("kind", &self.0.kind)
-            .field("at", &self.0.at.as_ref().map(ToString::to_string))
-            .field("message", &self.0.message)
-            .field("maybe_applied", &self.0.maybe_applied)
-            .field("source", &self.0.source)
-            .finish()
-    }
-}
-
 impl StdError for StoreError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source.as_deref().map(|source| source as _)
@@ -154,7 +142,7 @@ impl StdError for StoreError {
 }
 
 /// Why a guard no longer holds its lock.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Lost {
     /// The deadline passed without a renewal that arrived in time: the store was out of reach,
@@ -193,7 +181,7 @@ impl Lost {
 }
 
 /// Why a lock, permit or leadership was not acquired.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
     /// The limit passed while waiting in the queue.
@@ -268,7 +256,7 @@ impl AcquireError {
 }
 
 /// Why a release did not do what it says.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
     /// It was lost before: somebody else may have been in the critical section.
@@ -292,7 +280,7 @@ impl ReleaseError {
 }
 
 /// Why a held lease could not be extended, downgraded, detached or adopted.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
     /// It is not held any more.
@@ -324,7 +312,7 @@ impl LeaseError {
 }
 
 /// Why a latch operation failed.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LatchError {
     /// There is no such latch.
@@ -386,7 +374,7 @@ impl LatchError {
 }
 
 /// Why a fence did not admit a token.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
     /// A later holder has been here: this one's lock is no longer valid.
@@ -413,7 +401,7 @@ pub enum FenceError {
 }
 
 /// Everything that can go wrong, for applications that want one type for `?`.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Acquiring failed.
@@ -463,9 +451,33 @@ impl At {
     }
 }
 
+/// `main` shows the error that it returns with `Debug`, and so does `unwrap`.
+macro_rules! debug_is_the_sentence {
+    ($($error:ident)*) => {$(
+        impl fmt::Debug for $error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&sentence::of(self))
+            }
+        }
+    )*};
+}
+
+debug_is_the_sentence!(StoreError Lost AcquireError ReleaseError LeaseError LatchError FenceError Error InvalidInput);
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn main_shows_a_sentence_with_its_causes() {
+        let source = std::io::Error::other("connection refused");
+        let error = StoreError::new(StoreErrorKind::Unreachable, "no answer; check that it is up")
+            .with_source(source);
+        let error = Error::from(AcquireError::from(error));
+        assert_eq!(format!("{error:?}"), "no answer; check that it is up (connection refused)");
+        assert_eq!(format!("{:?}", Error::from(Lost::Evicted)), "lock lost: evicted by an operator");
+        assert_eq!(format!("{:?}", InvalidInput::new("too long; shorten it")), "too long; shorten it");
+    }
 
     #[test]
     fn messages_name_the_place_and_escape_names() {

@@ -1,7 +1,7 @@
 //! Input that is refused before anything is sent. Names, numbers and tokens need it, and all other errors build on those.
 
 /// Input that can never work, found before anything was sent. Says what to do instead.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidInput(String);
 

@@ -78,7 +78,8 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
     };
     if let Some(feature) = missing_feature(url) {
         return Err(config(format!(
-            "{scheme}: URLs need the feature {feature} of the crate lockkeeper, which this build is without; enable it"
+            "{scheme}: URLs need the feature `{feature}` of the crate lockkeeper, which this build is without; add the \
+             feature `{feature}` to it in Cargo.toml, such as by: cargo add lockkeeper --features {feature}"
         )));
     }
     match scheme {
@@ -116,7 +117,7 @@ mod tests {
                 None => assert_eq!(missing_feature(&url), None),
                 Some(feature) => {
                     let error = found.expect_err("this build is without it");
-                    assert!(error.contains(&format!("the feature {feature} of")), "{error}");
+                    assert!(error.contains(&format!("add the feature `{feature}`")), "{error}");
                     assert!(
                         !error.contains("canary") && !schemes().contains(&format!("{scheme}:")),
                         "{error}"

@@ -88,7 +88,7 @@ impl<G> fmt::Display for IntoLeaseError<G> {
 
 impl<G> fmt::Debug for IntoLeaseError<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IntoLeaseError").field("error", &self.error).finish_non_exhaustive()
+        fmt::Debug::fmt(&self.error, f)
     }
 }
 
@@ -106,7 +106,7 @@ impl<W, R> fmt::Display for DowngradeError<W, R> {
 
 impl<W, R> fmt::Debug for DowngradeError<W, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DowngradeError").field("error", self.error()).finish_non_exhaustive()
+        fmt::Debug::fmt(self.error(), f)
     }
 }
 

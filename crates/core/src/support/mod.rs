@@ -6,6 +6,7 @@ pub mod background;
 pub mod backoff;
 pub mod duration;
 pub mod percent;
+pub mod sentence;
 
 /// Locks `mutex`, also after a panic elsewhere.
 ///
