@@ -33,7 +33,7 @@ impl Survives {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// if !keeper.capability().between_processes {
 ///     println!("locks of this store are seen by this process only");
 /// }
@@ -43,7 +43,7 @@ impl Survives {
 /// A store begins with [`new`](Self::new), which promises nothing, and sets what it can do:
 ///
 /// ```
-/// use lockkeeper_core::{Capability, Survives};
+/// use lockkeeper::store::{Capability, Survives};
 ///
 /// static CAPABILITY: Capability = {
 ///     let mut can = Capability::new("an example");

@@ -101,7 +101,7 @@ impl Clock {
 /// ```
 /// # use std::time::Duration;
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
-/// use lockkeeper_core::testing::VirtualClock;
+/// use lockkeeper::testing::VirtualClock;
 ///
 /// let clock = VirtualClock::new();
 /// let start = clock.now();

@@ -33,8 +33,8 @@ use crate::{
 /// thread ends; [`close`](Self::close) gives everything back and waits for that.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// use lockkeeper_core::{Keeper, memory};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// use lockkeeper::{Keeper, memory};
 ///
 /// let keeper = Keeper::builder(memory::connector("memory:")).connect().await?;
 /// let guard = keeper.mutex("stock/42").lock().await?;
@@ -84,7 +84,7 @@ impl KeeperBuilder {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// use lockkeeper_core::{Keeper, KeeperId, memory};
+    /// use lockkeeper::{Keeper, memory, store::KeeperId};
     /// let builder = Keeper::builder(memory::connector("memory:")).test_id(KeeperId::random());
     /// let error = builder.connect().await.expect_err("not in virtual time");
     /// assert!(error.to_string().contains("virtual time"));
@@ -274,8 +274,8 @@ impl Keeper {
     /// The id of this keeper. Its own holds and waiters have it in every view.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-    /// let keeper = lockkeeper_core::testing::keeper().await;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+    /// let keeper = lockkeeper::testing::keeper().await;
     /// let guard = keeper.mutex("stock/42").lock().await?;
     /// let view = keeper.inspect("stock/42").await?.expect("it is held");
     /// assert_eq!(view.holders[0].contender.keeper, keeper.id());
@@ -341,8 +341,8 @@ impl Keeper {
     /// What this keeper has in hand at this moment.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-    /// let keeper = lockkeeper_core::testing::keeper().await;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+    /// let keeper = lockkeeper::testing::keeper().await;
     /// let guard = keeper.mutex("stock/42").lock().await?;
     /// assert_eq!(keeper.stats().held, 1);
     /// # drop(guard);

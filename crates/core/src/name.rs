@@ -9,7 +9,7 @@ use crate::invalid::InvalidInput;
 /// Names are compared byte for byte: `Stock` and `stock` are two resources.
 ///
 /// ```
-/// use lockkeeper_core::Name;
+/// use lockkeeper::store::Name;
 ///
 /// assert!(Name::new("stock/42").is_ok());
 /// assert!(Name::new("").is_err());

@@ -195,7 +195,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 /// Makes a store for a keeper: what a store crate exports, one function per URL.
 ///
 /// ```
-/// use lockkeeper_core::{StoreError, StoreErrorKind, store::Connector};
+/// use lockkeeper::{StoreError, error::StoreErrorKind, store::Connector};
 ///
 /// let never = Connector::new(|_context| async {
 ///     Err(StoreError::new(StoreErrorKind::Config, "this store is only an example"))

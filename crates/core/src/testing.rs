@@ -1,10 +1,11 @@
-//! For tests of code that uses locks: a keeper on a memory store, in virtual time if you like.
+//! For tests of code that uses locks: a keeper on a memory store, in virtual time if you like, with outages, slow
+//! answers and lost replies if you like ([`Network`]).
 //!
 //! ```
 //! # use std::time::Duration;
 //! // In a test: #[tokio::test(start_paused = true)], with tokio's feature `test-util`.
-//! # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() -> Result<(), lockkeeper_core::Error> {
-//! use lockkeeper_core::testing::Virtual;
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() -> Result<(), lockkeeper::Error> {
+//! use lockkeeper::testing::Virtual;
 //!
 //! let world = Virtual::new();
 //! let (ours, theirs) = (world.keeper().await, world.keeper().await);     // two "processes"
@@ -22,7 +23,10 @@ use crate::{
     memory::MemoryServer,
 };
 
+mod network;
+
 pub use crate::clock::VirtualClock;
+pub use network::{Fate, FateSource, Network};
 
 /// A keeper on a memory store of its own, in real time.
 ///
@@ -43,6 +47,8 @@ pub struct Virtual {
     pub clock: VirtualClock,
     /// The store.
     pub server: MemoryServer,
+    /// What its keepers reach the store through: [`cut`](Network::cut) it to test an outage.
+    pub network: Network,
 }
 
 impl Virtual {
@@ -51,19 +57,35 @@ impl Virtual {
     pub fn new() -> Self {
         let clock = VirtualClock::new();
         let server = MemoryServer::new(clock.clock());
-        Self { clock, server }
+        Self { clock, server, network: Network::new() }
     }
 
     /// A keeper to be, with virtual time.
     pub fn builder(&self) -> KeeperBuilder {
-        Keeper::builder(self.server.connector("memory:")).virtual_time(self.clock.clock())
+        self.builder_behind(&self.network)
+    }
+
+    /// A keeper to be that reaches the store through a network of its own.
+    pub fn builder_behind(&self, network: &Network) -> KeeperBuilder {
+        Keeper::builder(network.wrap(self.server.connector("memory:"))).virtual_time(self.clock.clock())
     }
 
     /// A keeper: another process, as far as the store can tell.
     ///
     /// # Panics
-    /// Outside of a runtime.
+    /// Outside of a runtime, and while the network is cut: there [`builder`](Self::builder) shows the error.
     pub async fn keeper(&self) -> Keeper {
-        self.builder().connect().await.expect("a memory store can always be connected to")
+        self.keeper_behind(&self.network).await
+    }
+
+    /// A keeper that reaches the store through a network of its own: its outages are not those of others.
+    ///
+    /// # Panics
+    /// As [`keeper`](Self::keeper).
+    pub async fn keeper_behind(&self, network: &Network) -> Keeper {
+        self.builder_behind(network)
+            .connect()
+            .await
+            .expect("a memory store behind a good network can be connected to")
     }
 }

@@ -14,13 +14,36 @@ pub type GrantNumber = u64;
 /// every reader of JSON keeps 64-bit numbers exact.
 ///
 /// ```
-/// use lockkeeper_core::Token;
+/// use lockkeeper::Token;
 ///
 /// let older = Token::new(7, 0);
 /// let newer = Token::new(7, 1);
 /// assert!(older < newer);
 /// assert_eq!(older.to_string().parse::<Token>()?, older);
-/// # Ok::<(), lockkeeper_core::InvalidInput>(())
+/// # Ok::<(), lockkeeper::error::InvalidInput>(())
+/// ```
+///
+/// In SQL a token is a `BIGINT`. The conversion to `i64` loses nothing and keeps the order, so the database can compare
+/// tokens by itself: one `UPDATE` is the whole fence. It changes no row if a newer holder has written before.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let keeper = lockkeeper::testing::keeper().await;
+/// # let database = rusqlite::Connection::open_in_memory()?;
+/// database.execute_batch(
+///     "CREATE TABLE stock (item TEXT PRIMARY KEY, amount INTEGER NOT NULL, token BIGINT NOT NULL);
+///      INSERT INTO stock VALUES ('42', 10, 0)",
+/// )?;
+/// let guard = keeper.mutex("stock/42").lock().await?;
+/// let sell = "UPDATE stock SET amount = amount - 1, token = ?1 WHERE item = '42' AND token <= ?1";
+/// assert_eq!(database.execute(sell, [i64::from(guard.token())])?, 1);
+///
+/// let written: i64 = database.query_row("SELECT token FROM stock", [], |row| row.get(0))?;
+/// assert_eq!(lockkeeper::Token::try_from(written)?, guard.token());
+///
+/// let stale = lockkeeper::Token::new(1, 0);
+/// assert_eq!(database.execute(sell, [i64::from(stale)])?, 0);
+/// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(NonZeroU64);
@@ -42,16 +65,7 @@ impl Token {
         Self(NonZeroU64::new(value).expect("a grant number is at least 1"))
     }
 
-    /// A token received as a plain number, such as from a database column.
-    pub fn from_i64(value: i64) -> Option<Self> {
-        let value = u64::try_from(value).ok()?;
-        if value < u64::from(Self::STEPS) {
-            return None;
-        }
-        NonZeroU64::new(value).map(Self)
-    }
-
-    /// The token as a number for a signed 64-bit column.
+    /// The token as a number for a signed 64-bit column, as `i64::from` gives it.
     pub fn as_i64(self) -> i64 {
         i64::try_from(self.0.get()).expect("a token fits 63 bits by construction")
     }
@@ -79,14 +93,33 @@ impl fmt::Debug for Token {
     }
 }
 
+/// Lossless, and in the same order: every token is a positive number below 2^63.
+impl From<Token> for i64 {
+    fn from(token: Token) -> Self {
+        token.as_i64()
+    }
+}
+
+/// The way back, for what `i64::from` gave. Numbers below 1,024 are no tokens, so a column may begin at 0.
+impl TryFrom<i64> for Token {
+    type Error = InvalidInput;
+
+    fn try_from(value: i64) -> Result<Self, Self::Error> {
+        let token = u64::try_from(value).ok().filter(|value| *value >= u64::from(Self::STEPS));
+        token.and_then(NonZeroU64::new).map(Self).ok_or_else(|| not_a_token(value))
+    }
+}
+
 impl FromStr for Token {
     type Err = InvalidInput;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse::<i64>().ok().and_then(Self::from_i64).ok_or_else(|| {
-            InvalidInput::new(format!("{text:?} is not a token; pass on the number that `token()` printed"))
-        })
+        text.parse::<i64>().ok().and_then(|value| value.try_into().ok()).ok_or_else(|| not_a_token(text))
     }
+}
+
+fn not_a_token(found: impl fmt::Debug) -> InvalidInput {
+    InvalidInput::new(format!("{found:?} is not a token; pass on the number that `token()` printed"))
 }
 
 #[cfg(test)]
@@ -97,7 +130,25 @@ mod tests {
     fn the_largest_token_fits_a_signed_column() {
         let last = Token::new(Token::NUMBER_LIMIT - 1, Token::STEPS - 1);
         assert_eq!(last.as_i64(), i64::MAX);
-        assert_eq!(Token::from_i64(i64::MAX), Some(last));
+        assert_eq!(Token::try_from(i64::MAX), Ok(last));
+    }
+
+    #[test]
+    fn the_way_to_a_column_and_back_keeps_tokens_and_their_order() {
+        let numbers = [1, 2, 1 << 20, Token::NUMBER_LIMIT - 1];
+        let tokens = numbers.map(|number| [0, 1, Token::STEPS - 1].map(|step| Token::new(number, step)));
+        let columns = tokens.as_flattened().iter().map(|token| i64::from(*token));
+        assert!(columns.clone().is_sorted_by(|a, b| a < b));
+        let back: Result<Vec<Token>, _> = columns.map(Token::try_from).collect();
+        assert_eq!(back.as_deref(), Ok(tokens.as_flattened()));
+    }
+
+    #[test]
+    fn a_column_that_holds_no_token_is_told() {
+        for value in [i64::MIN, -1, 0, 1023] {
+            let error = Token::try_from(value).expect_err("no token");
+            assert!(error.to_string().contains(&format!("{value} is not a token")), "{error}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ impl Work<'_> {
         let name = admit.name.as_str();
         let mut find = self.transaction.prepare_cached("SELECT highest FROM fence WHERE name = ?")?;
         let seen: Option<i64> = find.query_row([name], |row| row.get(0)).optional()?;
-        let highest = seen.and_then(Token::from_i64);
+        let highest = seen.and_then(|seen| Token::try_from(seen).ok());
         if let Some(highest) = highest.filter(|highest| admit.token < *highest) {
             return Ok(Admitted::Stale { highest });
         }

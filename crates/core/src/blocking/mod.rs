@@ -4,9 +4,9 @@
 //! runtime, and inside one it does not panic (though it blocks that worker while it waits).
 //!
 //! ```
-//! use lockkeeper_core::{blocking::Keeper, memory};
+//! use lockkeeper::{blocking::Keeper, memory};
 //!
-//! # fn main() -> Result<(), lockkeeper_core::Error> {
+//! # fn main() -> Result<(), lockkeeper::Error> {
 //! let keeper = Keeper::connect(memory::connector("memory:"))?;
 //! let guard = keeper.mutex("stock/42").lock()?;
 //! println!("token {}", guard.token());

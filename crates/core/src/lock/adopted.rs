@@ -21,9 +21,9 @@ use crate::{
 /// Match on it where the primitive matters. Where it does not, these methods are those of the guard.
 ///
 /// ```
-/// use lockkeeper_core::Adopted;
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// use lockkeeper::lock::Adopted;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let lease = keeper.semaphore("gpu", 4).detachable().acquire().await?.into_lease().await?;
 /// match keeper.adopt(&lease).await? {
 ///     Adopted::Permits(permit) => permit.release().await?,

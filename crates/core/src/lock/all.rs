@@ -27,10 +27,10 @@ pub struct All {
 /// had, all are given back, and without their `min_hold`, since nobody has begun anything.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let (a, b) = (keeper.mutex("account/1"), keeper.mutex("account/2"));
-/// let both = lockkeeper_core::all([&a, &b]).lock().await?;
+/// let both = lockkeeper::all([&a, &b]).lock().await?;
 /// println!("{} and {}", both.tokens()[0], both.tokens()[1]);
 /// both.release().await?;
 /// # Ok(()) }

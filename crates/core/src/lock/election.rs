@@ -32,8 +32,8 @@ const POLL: Duration = Duration::from_secs(2);
 /// [`lost`](Guard::lost), and show the [token](Guard::token) to what it leads.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let election = keeper.election("scheduler");
 /// let leadership = election.campaign("10.0.0.7:80").await?;
 /// let leader = election.leader().await?.expect("somebody leads");

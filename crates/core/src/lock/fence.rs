@@ -16,7 +16,7 @@ use crate::{
 /// A fence kept in this process, for a server that owns its resource.
 ///
 /// ```
-/// use lockkeeper_core::{Fence, Token};
+/// use lockkeeper::{Fence, Token};
 ///
 /// let fence = Fence::new();
 /// assert!(fence.admit(Token::new(7, 0)).is_ok());
@@ -40,7 +40,7 @@ impl Fence {
 
     /// The highest floor seen, to be kept with the data.
     pub fn highest(&self) -> Option<Token> {
-        Token::from_i64(self.highest.load(Ordering::Acquire))
+        Token::try_from(self.highest.load(Ordering::Acquire)).ok()
     }
 
     /// Admits the token of an exclusive holder, or says which later one has been here.
@@ -60,7 +60,7 @@ impl Fence {
         let mut rejected = None;
         // One step decides and remembers, so two at a time cannot both pass an old check.
         let outcome = self.highest.fetch_update(Ordering::AcqRel, Ordering::Acquire, |highest| {
-            rejected = Token::from_i64(highest).filter(|highest| token < *highest);
+            rejected = Token::try_from(highest).ok().filter(|highest| token < *highest);
             rejected.is_none().then_some(highest.max(floor.min(token).as_i64()))
         });
         match (outcome, rejected) {
@@ -82,8 +82,8 @@ impl Fence {
 /// and treat zero changed rows as "no longer the holder".
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let guard = keeper.mutex("stock/42").lock().await?;
 /// keeper.fence("stock/42").admit(guard.token()).await?;
 /// # Ok(()) }

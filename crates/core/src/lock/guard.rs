@@ -48,8 +48,8 @@ pub enum Leads {}
 /// [`token`](Self::token) to the resource and let it reject older ones.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let guard = keeper.mutex("stock/42").lock().await?;
 /// println!("token {}", guard.token());
 /// guard.release().await?;

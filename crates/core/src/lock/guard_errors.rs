@@ -7,8 +7,8 @@ use crate::error::{Error, LeaseError};
 /// Why a guard did not become a [`Lease`](crate::Lease), with the guard, which holds as before.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let guard = keeper.mutex("deploy").lock().await?;    // not detachable
 /// let guard = guard.into_lease().await.expect_err("refused").into_guard();
 /// assert!(guard.is_held());

@@ -15,8 +15,8 @@ use crate::{
 /// space of its own, so a latch and a lock may share one.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let latch = keeper.latch("import");
 /// latch.create(2).await?;
 /// latch.count_down().await?;

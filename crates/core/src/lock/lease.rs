@@ -23,8 +23,8 @@ use crate::{
 /// Whoever has the text can renew and release the lock, so treat it like a key.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let guard = keeper.mutex("deploy").detachable().lock().await?;
 /// let text = guard.into_lease().await?.to_string();
 /// // … in another process:

@@ -19,8 +19,8 @@ use crate::{engine::patience::Patience, error::AcquireError};
 /// is cheap to clone and to make.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let stock = keeper.mutex("stock/42");
 /// let guard = stock.lock().await?;
 /// assert!(stock.try_lock().await?.is_none());
@@ -111,8 +111,8 @@ impl Mutex {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-    /// # let keeper = lockkeeper_core::testing::keeper().await;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+    /// # let keeper = lockkeeper::testing::keeper().await;
     /// let (owner, stock) = (keeper.owner(), keeper.mutex("stock/42"));
     /// let outer = stock.lock_as_within(&owner, Duration::from_secs(1)).await?;
     /// assert!(stock.try_lock_as(&owner).await?.is_some());             // entered again

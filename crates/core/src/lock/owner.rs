@@ -21,8 +21,8 @@ use crate::{
 /// Somebody who may enter the same lock several times; made by [`Keeper::owner`](crate::Keeper::owner).
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let owner = keeper.owner();
 /// let stock = keeper.mutex("stock/42");
 /// let outer = stock.lock_as(&owner).await?;

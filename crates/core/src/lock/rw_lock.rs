@@ -20,8 +20,8 @@ use crate::{
 /// for each other: an [`Owner`] that tries gets an error instead.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let catalog = keeper.rw_lock("catalog");
 /// let (one, two) = (catalog.read().await?, catalog.read().await?);
 /// assert!(catalog.try_write().await?.is_none());

@@ -10,8 +10,8 @@ use crate::keeper::Keeper;
 /// the key's bytes modulo the number of segments.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let stock = keeper.segmented("stock/42", 100);
 /// let guard = stock.for_key("user-17").lock().await?;
 /// # drop(guard);

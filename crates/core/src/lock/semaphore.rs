@@ -18,8 +18,8 @@ use crate::{
 /// All users of one name must give the same number.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// # let keeper = lockkeeper::testing::keeper().await;
 /// let gpus = keeper.semaphore("gpu", 4);
 /// let three = gpus.acquire_many(3).await?;
 /// assert!(gpus.try_acquire_many(2).await?.is_none());

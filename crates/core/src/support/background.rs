@@ -6,7 +6,7 @@ use tokio::{runtime::Handle, task::AbortHandle};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-/// use lockkeeper_core::support::background::Background;
+/// use lockkeeper::support::background::Background;
 /// let (_never, listens) = tokio::sync::oneshot::channel::<()>();
 /// let task = Background::spawn(&tokio::runtime::Handle::current(), async move { drop(listens.await) });
 /// drop(task);

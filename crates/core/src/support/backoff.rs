@@ -6,7 +6,7 @@ use std::time::Duration;
 ///
 /// ```
 /// # use std::time::Duration;
-/// use lockkeeper_core::support::backoff::Backoff;
+/// use lockkeeper::support::backoff::Backoff;
 /// let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(150));
 /// assert_eq!(backoff.pause(), Duration::from_millis(50));
 /// assert_eq!(backoff.pause(), Duration::from_millis(100));

@@ -14,7 +14,7 @@ const UNITS: [(&str, u64); 5] = [
 ///
 /// ```
 /// # use std::time::Duration;
-/// use lockkeeper_core::support::duration;
+/// use lockkeeper::support::duration;
 /// assert_eq!(duration::parse("1h30m"), Ok(Duration::from_secs(5400)));
 /// ```
 ///

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 /// `keep` must refuse `%` itself, and every byte beyond ASCII, or the text does not come back.
 ///
 /// ```
-/// use lockkeeper_core::support::percent;
+/// use lockkeeper::support::percent;
 /// let written = percent::encode("stock 42", |_, byte| byte.is_ascii_alphanumeric());
 /// assert_eq!(written, "stock%2042");
 /// assert_eq!(percent::decode(&written).as_deref(), Some("stock 42"));
