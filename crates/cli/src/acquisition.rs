@@ -11,6 +11,7 @@ use crate::{
     exit::{BUSY, Failure},
     progress::Progress,
     signals::Signals,
+    store::Connected,
     text,
 };
 
@@ -101,6 +102,7 @@ impl Lifetime {
 
 /// One acquisition: which lock, for how long, and how to wait for it.
 pub(crate) struct Acquisition<'a> {
+    pub(crate) connected: &'a Connected,
     pub(crate) name: &'a str,
     pub(crate) kind: LockKind,
     pub(crate) lifetime: Lifetime,
@@ -164,11 +166,8 @@ impl Acquisition<'_> {
 
     /// Acquires the lock, and shows at a terminal what it waits for. A signal ends the wait; closing the
     /// keeper then leaves the queue.
-    pub(crate) async fn acquire(
-        &self,
-        keeper: &Keeper,
-        signals: &mut Signals,
-    ) -> Result<Box<dyn AnyGuard>, Failure> {
+    pub(crate) async fn acquire(&self, signals: &mut Signals) -> Result<Box<dyn AnyGuard>, Failure> {
+        let keeper = &self.connected.keeper;
         let clock = std::time::Instant::now();
         let progress = Progress::new(self.name, self.wait.quiet);
         let acquired = tokio::select! {
@@ -184,7 +183,7 @@ impl Acquisition<'_> {
         };
         match acquired {
             Ok(Some(held)) => {
-                if self.wait.verbose {
+                if self.connected.verbose {
                     let waited = duration::show(clock.elapsed());
                     text::say(&format!("holds {:?} after {waited}, token {}", self.name, held.token()));
                 }

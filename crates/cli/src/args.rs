@@ -32,6 +32,9 @@ pub(crate) struct StoreArgs {
     /// A file whose first line is the store's URL
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) store_file: Option<PathBuf>,
+    /// Print what happens, and on which store
+    #[arg(short = 'v', long, global = true)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Subcommand, Debug)]
@@ -88,11 +91,8 @@ pub(crate) struct WaitArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
     /// Print nothing but errors
-    #[arg(short = 'q', long)]
+    #[arg(short = 'q', long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Print what happens
-    #[arg(short = 'v', long, conflicts_with = "quiet")]
-    pub(crate) verbose: bool,
 }
 
 /// How much of the lock to hold.

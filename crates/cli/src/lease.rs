@@ -10,11 +10,12 @@ use crate::{
     args::{AcquireArgs, ReleaseArgs, RenewArgs},
     exit::Failure,
     signals::Signals,
+    store::Connected,
     text,
 };
 
 /// `lockkeeper acquire`.
-pub(crate) async fn acquire(keeper: &Keeper, args: &AcquireArgs) -> Result<u8, Failure> {
+pub(crate) async fn acquire(connected: &Connected, args: &AcquireArgs) -> Result<u8, Failure> {
     if args.wait.skip_ok {
         let message =
             "--skip-ok would exit with 0 and print no lease; use it with `run`, or handle exit code 75";
@@ -22,8 +23,9 @@ pub(crate) async fn acquire(keeper: &Keeper, args: &AcquireArgs) -> Result<u8, F
     }
     let mut signals = Signals::listen()?;
     let kind = LockKind::of(&args.share);
-    let acquisition = Acquisition { name: &args.name, kind, lifetime: Lifetime::Detached, wait: &args.wait };
-    let held = acquisition.acquire(keeper, &mut signals).await?;
+    let lifetime = Lifetime::Detached;
+    let acquisition = Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait };
+    let held = acquisition.acquire(&mut signals).await?;
     // Before the lease is made to last longer once more: it is at least this.
     let (token, remaining) = (held.token(), held.remaining());
     let lease = held.into_lease().await?;
@@ -40,7 +42,7 @@ pub(crate) async fn acquire(keeper: &Keeper, args: &AcquireArgs) -> Result<u8, F
     let printed = text::print(&format!("{line}\n"));
     if printed.is_err() {
         // Nobody has the lease, so nobody could release it.
-        adopt_and_release(keeper, &lease).await?;
+        adopt_and_release(&connected.keeper, &lease).await?;
     }
     printed.map(|()| 0)
 }

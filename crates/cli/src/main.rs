@@ -96,14 +96,15 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::internal("cannot start", error))?;
     runtime.block_on(async {
-        let keeper = &store::connect(&cli.store).await?;
+        let connected = &store::connect(&cli.store).await?;
+        let keeper = &connected.keeper;
         let result = match &cli.action {
-            Action::Run(args) => run::run(keeper, args).await,
-            Action::Acquire(args) => lease::acquire(keeper, args).await,
+            Action::Run(args) => run::run(connected, args).await,
+            Action::Acquire(args) => lease::acquire(connected, args).await,
             Action::Renew(args) => lease::renew(keeper, args).await,
             Action::Release(args) => lease::release(keeper, args).await,
             Action::Elect(args) if args.observe => observe::observe(keeper, args).await,
-            Action::Elect(args) => run::elect(keeper, args).await,
+            Action::Elect(args) => run::elect(connected, args).await,
             Action::Latch(args) => latch::latch(keeper, args).await,
             Action::List(args) => view::list(keeper, args).await,
             Action::Show(args) => view::show(keeper, args).await,

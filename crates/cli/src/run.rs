@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, time::Duration};
 
-use lockkeeper::{Keeper, Lost, ReleaseError, error::LeaseError, support::duration};
+use lockkeeper::{Lost, ReleaseError, error::LeaseError, support::duration};
 use lockkeeper_core::clock::{BootTime, Clock};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -15,6 +15,7 @@ use crate::{
     group::{self, Notice},
     guardian::{Guardian, GuardianEvent},
     signals::Signals,
+    store::Connected,
     terminal::Terminal,
     text,
 };
@@ -25,24 +26,22 @@ const LOOK: Duration = Duration::from_millis(50);
 const GUARDIANS: u32 = 10;
 
 /// `lockkeeper run`.
-pub(crate) async fn run(keeper: &Keeper, args: &RunArgs) -> Result<u8, Failure> {
+pub(crate) async fn run(connected: &Connected, args: &RunArgs) -> Result<u8, Failure> {
     let kind = LockKind::of(&args.share);
     let lifetime = Lifetime::of(&args.hold)?;
-    hold(keeper, Acquisition { name: &args.name, kind, lifetime, wait: &args.wait }, &args.command).await
+    let acquisition = Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait };
+    hold(acquisition, &args.command).await
 }
 
 /// `lockkeeper elect NAME -- CMD`.
-pub(crate) async fn elect(keeper: &Keeper, args: &ElectArgs) -> Result<u8, Failure> {
+pub(crate) async fn elect(connected: &Connected, args: &ElectArgs) -> Result<u8, Failure> {
     let kind = LockKind::Leadership { value: args.value.clone().unwrap_or_default() };
     let lifetime = Lifetime::of(&args.hold)?;
-    hold(keeper, Acquisition { name: &args.name, kind, lifetime, wait: &args.wait }, &args.command).await
+    let acquisition = Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait };
+    hold(acquisition, &args.command).await
 }
 
-async fn hold(
-    keeper: &Keeper,
-    mut acquisition: Acquisition<'_>,
-    command: &[OsString],
-) -> Result<u8, Failure> {
+async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
     let notice = Notice::of_lease(acquisition.wait.lease);
     let (mut most, mut least) = (None, Duration::ZERO);
@@ -55,7 +54,7 @@ async fn hold(
             if matches!(acquisition.kind, LockKind::Exclusive { .. }) { Duration::ZERO } else { *min_hold };
     }
     let clock = Clock::boot();
-    let held = acquisition.acquire(keeper, &mut signals).await?;
+    let held = acquisition.acquire(&mut signals).await?;
     let start = clock.now();
     let lease =
         confirm(&*held, acquisition.wait.lease, most.map(|most| most + notice.grace + notice.reserve))
@@ -64,7 +63,6 @@ async fn hold(
         .map_err(|error| Failure::internal("cannot listen for signals", error))?;
     let mut supervisor = Supervisor {
         acquisition: &acquisition,
-        keeper,
         lease,
         notice: Notice::of_lease(lease),
         clock: clock.clone(),
@@ -128,7 +126,7 @@ fn conclude(
     }
     if let Err(error) = released {
         text::say(&format!("{error}; {name:?} stays held until its lease ends"));
-    } else if acquisition.wait.verbose {
+    } else if acquisition.connected.verbose {
         text::say(&format!("released {name:?}"));
     }
     Ok(code)
@@ -137,7 +135,6 @@ fn conclude(
 /// Runs CMD while the lock is held, and ends CMD before the lease can end.
 struct Supervisor<'a> {
     acquisition: &'a Acquisition<'a>,
-    keeper: &'a Keeper,
     lease: Duration,
     notice: Notice,
     clock: Clock,
@@ -189,8 +186,8 @@ impl Supervisor<'_> {
         if self.guardians > GUARDIANS {
             return Err(Failure::new(INTERNAL, "the guardian of CMD was killed too often; do not kill it"));
         }
-        let guardian =
-            Guardian::start(self.notice, self.keeper.life_line(), job.group(), self.deadline).await;
+        let life_line = self.acquisition.connected.keeper.life_line();
+        let guardian = Guardian::start(self.notice, life_line, job.group(), self.deadline).await;
         guardian.map_err(|error| command::not_started(&error))
     }
 

@@ -13,16 +13,33 @@ const VARIABLE: &str = "LOCKKEEPER_STORE";
 const NOT_BUILT_IN: &str = "this lockkeeper was built without that store; build it with its feature full, which has every \
                             store: cargo install --path crates/cli --features full";
 
+/// The error for a store that nobody else would see.
+const NOT_SHARED: &str = "a memory: store is within one process, so nobody else would see the lock; name a store that \
+                          others share, such as sqlite:PATH";
+
 /// How long the last requests may take before the program ends without their answers.
 const LAST_REQUESTS: Duration = Duration::from_secs(3);
 
+/// A connected keeper, and whether to print what happens with it.
+pub(crate) struct Connected {
+    pub(crate) keeper: Keeper,
+    pub(crate) verbose: bool,
+}
+
 /// Connects to the store that the options name, else the environment, else the default.
-pub(crate) async fn connect(args: &StoreArgs) -> Result<Keeper, Failure> {
+pub(crate) async fn connect(args: &StoreArgs) -> Result<Connected, Failure> {
     let url = url(args)?;
     if lockkeeper::url::missing_feature(&url).is_some() {
         return Err(Failure::usage(NOT_BUILT_IN));
     }
-    Ok(lockkeeper::builder(&url)?.program("lockkeeper").connect().await?)
+    if url.starts_with("memory:") {
+        return Err(Failure::usage(NOT_SHARED));
+    }
+    let keeper = lockkeeper::builder(&url)?.program("lockkeeper").connect().await?;
+    if args.verbose {
+        text::say(&format!("the store is {}", keeper.url()));
+    }
+    Ok(Connected { keeper, verbose: args.verbose })
 }
 
 /// Releases everything and leaves every queue. If the store is out of reach, leases end by themselves.
@@ -52,11 +69,14 @@ fn url(args: &StoreArgs) -> Result<String, Failure> {
         };
     }
     match std::env::var(VARIABLE) {
-        Ok(url) if !url.is_empty() => Ok(url),
+        Ok(url) if url.trim().is_empty() => Err(Failure::usage(format!(
+            "{VARIABLE} is set but empty; set it to the store's URL, or unset it to use the default store"
+        ))),
+        Ok(url) => Ok(url),
         Err(std::env::VarError::NotUnicode(_)) => {
             Err(Failure::usage(format!("{VARIABLE} is not UTF-8; set it to the store's URL")))
         }
-        _ => Ok(lockkeeper::url::default_store()?),
+        Err(std::env::VarError::NotPresent) => Ok(lockkeeper::url::default_store()?),
     }
 }
 

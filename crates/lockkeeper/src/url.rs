@@ -1,6 +1,11 @@
 //! Which store a URL means. A new store adds one row here.
 
-use std::{env, ffi::OsString, path::PathBuf};
+use std::{
+    env,
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector};
 
@@ -39,13 +44,30 @@ pub fn missing_feature(url: &str) -> Option<&'static str> {
 
 /// The URL of the store that a program without other orders uses: a SQLite file of this user,
 /// `$XDG_STATE_HOME/lockkeeper/locks.db`, where `XDG_STATE_HOME` is `$HOME/.local/state` by
-/// default. Without `HOME`, the user database says where home is.
+/// default. Without `HOME`, the user database says where home is. The folder is made if it is not there, for its owner
+/// only.
 ///
 /// # Errors
-/// [`StoreErrorKind::Config`] if nobody says where home is.
+/// [`StoreErrorKind::Config`] if nobody says where home is, or if the folder cannot be made.
 pub fn default_store() -> Result<String, StoreError> {
-    default_file(env::var_os("XDG_STATE_HOME"), env::home_dir())
-        .map_err(|why| StoreError::new(StoreErrorKind::Config, why))
+    let config = |why: String| StoreError::new(StoreErrorKind::Config, why);
+    let file =
+        default_file(env::var_os("XDG_STATE_HOME"), env::home_dir()).map_err(|why| config(why.into()))?;
+    let folder = Path::new(&file).parent().unwrap_or(Path::new("/"));
+    make_private(folder).map_err(|error| {
+        let folder = folder.display();
+        config(format!(
+            "could not make the folder {folder} of the default store: {error}; make it, or name a store by its URL"
+        ))
+    })?;
+    Ok(format!("sqlite:{file}"))
+}
+
+fn make_private(folder: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(folder)
 }
 
 fn default_file(state: Option<OsString>, home: Option<PathBuf>) -> Result<String, &'static str> {
@@ -56,8 +78,7 @@ fn default_file(state: Option<OsString>, home: Option<PathBuf>) -> Result<String
     let state =
         state.ok_or("there is no home folder for the default store; set HOME, or name a store by its URL")?;
     let file = state.join("lockkeeper").join("locks.db").into_os_string().into_string();
-    file.map(|file| format!("sqlite:{file}"))
-        .map_err(|_| "the path of the home folder is not UTF-8; name a store by its URL")
+    file.map_err(|_| "the path of the home folder is not UTF-8; name a store by its URL")
 }
 
 /// The connector for `url`.
@@ -132,8 +153,8 @@ mod tests {
         let file = |state: Option<&str>, home: Option<&str>| {
             default_file(state.map(OsString::from), home.map(PathBuf::from)).ok()
         };
-        let of_home = Some("sqlite:/home/a/.local/state/lockkeeper/locks.db".to_owned());
-        assert_eq!(file(Some("/state"), None).as_deref(), Some("sqlite:/state/lockkeeper/locks.db"));
+        let of_home = Some("/home/a/.local/state/lockkeeper/locks.db".to_owned());
+        assert_eq!(file(Some("/state"), None).as_deref(), Some("/state/lockkeeper/locks.db"));
         assert_eq!(file(None, Some("/home/a")), of_home);
         assert_eq!(file(Some(""), Some("/home/a")), of_home);
         assert_eq!(file(Some("relative"), Some("/home/a")), of_home);

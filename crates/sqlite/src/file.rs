@@ -43,11 +43,12 @@ pub(crate) struct FileId {
 }
 
 impl DatabaseFile {
-    /// Makes the file if it is not there, and checks that it may be used and that locks can work here.
+    /// Makes the file if it is not there, and checks that it may be used and that locks can work here. Its folder must be
+    /// there: with a path that was mistyped, the locks of this process would mean nothing to the others.
     pub(crate) fn find(path: &Path) -> Result<Self, StoreError> {
         let given = std::path::absolute(path).map_err(|error| file_trouble("find", path, error))?;
         let folder = given.parent().unwrap_or(Path::new("/"));
-        make_folder(folder, 0o700)?;
+        refuse_missing(folder)?;
         refuse_network(folder)?;
         if fs::symlink_metadata(&given).is_err() {
             new_file::make(&given)?;
@@ -59,6 +60,10 @@ impl DatabaseFile {
         let facts = fs::metadata(&path).map_err(|error| file_trouble("look at", &path, error))?;
         if !facts.is_file() {
             return Err(bad_file(&path, "is not a file; name one"));
+        }
+        // SQLite takes a file of one byte for an empty one.
+        if facts.len() == 1 {
+            return Err(provenance::no_database(&path));
         }
         refuse_mounted_alone(&path, folder)?;
         refuse_hard_links(&path)?;
@@ -144,6 +149,18 @@ impl DatabaseFile {
     }
 }
 
+/// Refuses a folder that does not exist.
+fn refuse_missing(folder: &Path) -> Result<(), StoreError> {
+    match fs::metadata(folder) {
+        Ok(facts) if facts.is_dir() => Ok(()),
+        Ok(_) => Err(bad_file(folder, "is not a folder; check the path")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(bad_file(folder, "does not exist; make it, or check the path"))
+        }
+        Err(error) => Err(file_trouble("look at", folder, error)),
+    }
+}
+
 /// Makes a folder; an existing one stays as it is.
 fn make_folder(folder: &Path, mode: u32) -> Result<(), StoreError> {
     if folder.is_dir() {
@@ -164,10 +181,8 @@ mod tests {
     #[test]
     fn new_files_are_for_the_owner_only() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("new/deep/locks.db");
+        let file = folder.path().join("locks.db");
         let found = DatabaseFile::prepare(&file).expect("it is made");
-        assert_eq!(mode_of(&folder.path().join("new")), 0o700);
-        assert_eq!(mode_of(&folder.path().join("new/deep")), 0o700);
         assert_eq!(mode_of(&file), 0o600);
         assert_eq!(mode_of(&found.keepers), 0o700);
     }

@@ -1,6 +1,7 @@
 //! The SQLite store: the processes of one host share locks through one file, without a server.
 //!
-//! `sqlite:PATH` is all it takes. The file is made if it is not there, readable by its owner only. Beside it is the folder
+//! `sqlite:PATH` is all it takes. The file is made if it is not there, readable by its owner only; its folder must be
+//! there, so that a mistyped path is an error. Beside it is the folder
 //! `PATH-keepers` with two small files per keeper: one that shows whether the keeper is alive, and a socket that it is
 //! woken through.
 //!
@@ -121,8 +122,8 @@ mod writer;
 #[cfg(target_os = "linux")]
 pub use store::CAPABILITY;
 
-/// Connects to the file that `url` names, and makes it if it is not there: `sqlite:PATH`, where a relative path starts at
-/// the current folder.
+/// Connects to the file that `url` names, and makes it if it is not there, but not its folder: `sqlite:PATH`, where a
+/// relative path starts at the current folder.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -9,7 +9,7 @@ use std::{fmt::Write as _, os::unix::ffi::OsStrExt, path::Path};
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use rusqlite::{Connection, OpenFlags};
 
-use crate::trouble::{explain, is_damage};
+use crate::trouble::{bad_file, explain, is_damage, is_no_database};
 
 /// SQLite's `application_id` of our databases ("LKKR"), so that no other program's database is ever touched.
 pub(crate) const APPLICATION: i32 = 0x4c4b_4b52;
@@ -39,6 +39,11 @@ pub(crate) fn foreign(path: &Path) -> StoreError {
     StoreError::new(StoreErrorKind::Config, message).not_applied()
 }
 
+/// The error that refuses a file that is no database.
+pub(crate) fn no_database(path: &Path) -> StoreError {
+    bad_file(path, "is not a database, and is left as it is; name a file of its own").not_applied()
+}
+
 /// Refuses the database of another program.
 pub(crate) fn refuse_foreign(connection: &Connection, path: &Path) -> Result<(), StoreError> {
     // In one transaction: another process may be about to make our own tables.
@@ -50,8 +55,9 @@ pub(crate) fn refuse_foreign(connection: &Connection, path: &Path) -> Result<(),
     }
 }
 
-/// Refuses the database of another program without leaving a trace: it takes no lock, makes nothing beside the file, and
-/// leaves a half-done change of that program as it is. It does not see tables that are only in a log.
+/// Refuses the database of another program, and a file that is no database, without leaving a trace: it takes no lock,
+/// makes nothing beside the file, and leaves a half-done change of that program as it is. It does not see tables that are
+/// only in a log.
 ///
 /// A file with a log may look damaged and be sound: SQLite moves pages from the log into the file one by one, and a
 /// process that is killed meanwhile leaves it so. Then the file has to be opened to know.
@@ -59,6 +65,7 @@ pub(crate) fn refuse_foreign_untouched(path: &Path, has_log: impl Fn() -> bool) 
     let before = has_log();
     match look_untouched(path) {
         Err(error) if is_damage(&error) && (before || has_log()) => Ok(()),
+        Err(error) if is_no_database(&error) && !before && !has_log() => Err(no_database(path)),
         looked => looked,
     }
 }

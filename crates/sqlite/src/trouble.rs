@@ -45,6 +45,11 @@ pub(crate) fn is_busy(error: &StoreError) -> bool {
     code_of(error).is_some_and(is_busy_code)
 }
 
+/// Whether SQLite says that the file is no database at all.
+pub(crate) fn is_no_database(error: &StoreError) -> bool {
+    code_of(error) == Some(ErrorCode::NotADatabase)
+}
+
 /// Whether SQLite says that the file is a damaged database.
 pub(crate) fn is_damage(error: &StoreError) -> bool {
     code_of(error) == Some(ErrorCode::DatabaseCorrupt)

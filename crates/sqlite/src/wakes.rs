@@ -165,8 +165,9 @@ mod tests {
     #[test]
     fn sockets_work_however_long_the_path_is_and_a_missing_one_is_no_error() {
         let folder = tempfile::tempdir().expect("a folder");
-        let deep = folder.path().join("long".repeat(50)).join("locks.db");
-        let file = DatabaseFile::prepare(&deep).expect("prepared");
+        let deep = folder.path().join("long".repeat(50));
+        std::fs::create_dir(&deep).expect("made");
+        let file = DatabaseFile::prepare(&deep.join("locks.db")).expect("prepared");
         let quiet = || WakeSink::new(|_| {});
         let (ours, theirs) = (KeeperId::random(), KeeperId::random());
         let (sender, _) = WakeSender::open(&file, ours, quiet());

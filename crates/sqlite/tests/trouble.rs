@@ -55,20 +55,50 @@ async fn a_file_that_is_replaced_or_deleted_is_noticed() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_no_database_is_refused_and_left_as_it_is() {
+    let text = "this is no database, only text that is long enough to be taken for a header\n";
+    for content in ["x", "a short text\n", "SQLite format 3\0", text, &text.repeat(9), &text.repeat(99)] {
+        let folder = folder();
+        let file = folder.path().join("notes.txt");
+        fs::write(&file, content).expect("written");
+        let facts = fs::metadata(&file).expect("there");
+        let error = refused(&file).await;
+        assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("name a file of its own"), "{error}");
+        assert_eq!(fs::read_to_string(&file).expect("read"), content);
+        let after = fs::metadata(&file).expect("there");
+        assert_eq!((facts.modified().ok(), facts.ino()), (after.modified().ok(), after.ino()));
+        assert_eq!(beside(&file), ["notes.txt"]);
+    }
+}
+
+#[tokio::test]
 async fn a_damaged_file_is_reported_and_left_as_it_is() {
     let folder = folder();
     let file = folder.path().join("locks.db");
-    fs::write(
-        &file,
-        "this is no database, only text that is long enough to be taken for a header\n".repeat(9),
-    )
-    .expect("written");
-    let before = fs::read(&file).expect("read");
+    connect(&file).await.expect("connected").close().await;
+    let mut content = fs::read(&file).expect("read");
+    content.truncate(100);
+    content.extend([0xee; 9000]);
+    fs::write(&file, &content).expect("written");
+    let before = beside(&file);
     let error = refused(&file).await;
     assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
     assert!(error.to_string().contains("move it away"), "{error}");
-    assert_eq!(fs::read(&file).expect("read"), before);
-    assert_eq!(beside(&file), ["locks.db"]);
+    assert_eq!(fs::read(&file).expect("read"), content);
+    assert_eq!(beside(&file), before);
+}
+
+#[tokio::test]
+async fn a_folder_that_is_not_there_is_not_made() {
+    let folder = folder();
+    for path in ["missing/locks.db", "missing/deep/locks.db"] {
+        let error = refused(&folder.path().join(path)).await;
+        assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
+        let words = error.to_string();
+        assert!(words.contains("/missing") && words.contains("does not exist; make it"), "{error}");
+        assert!(!folder.path().join("missing").exists());
+    }
 }
 
 /// The last version of a page in SQLite's log: after a header of 32 bytes, each page has one of 24 before it, which

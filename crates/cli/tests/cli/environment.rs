@@ -20,6 +20,41 @@ fn the_default_store_is_a_file_of_the_user() {
     assert!(nowhere.err.contains("HOME"), "{nowhere:?}");
 }
 
+/// An empty variable is what a script with a misspelt name of its own leaves, and `-v` says which store it is.
+#[test]
+fn no_wrong_store_is_picked_in_silence() {
+    let world = World::new();
+    let with = |url: &str, args: &[&str]| -> Done {
+        world.lockkeeper(args).env("LOCKKEEPER_STORE", url).output().expect("starts").into()
+    };
+    for url in ["", " "] {
+        let empty = with(url, &["run", "x", "--", "touch", "ran"]);
+        assert_eq!(empty.code, Some(64), "{empty:?}");
+        assert!(empty.err.contains("LOCKKEEPER_STORE is set but empty; "), "{empty:?}");
+    }
+    for url in ["memory:", "memory:shared"] {
+        let refused = with(url, &["run", "x", "--", "touch", "ran"]);
+        assert_eq!(refused.code, Some(64), "{refused:?}");
+        assert!(
+            refused.err.contains("within one process") && refused.err.contains("sqlite:PATH"),
+            "{refused:?}"
+        );
+    }
+    let missing = with("sqlite:no/such/folder/locks.db", &["run", "x", "--", "touch", "ran"]);
+    assert_eq!(missing.code, Some(64), "{missing:?}");
+    assert!(missing.err.contains("does not exist; make it") && !world.path("no").exists(), "{missing:?}");
+    std::fs::write(world.path("notes.txt"), "not a database\n").expect("written");
+    let text = with("sqlite:notes.txt", &["run", "x", "--", "touch", "ran"]);
+    assert_eq!(text.code, Some(64), "{text:?}");
+    let left = std::fs::read_dir(world.path("")).expect("read").count();
+    assert_eq!((world.read("notes.txt").as_str(), left), ("not a database\n", 1), "nothing beside it");
+    let store = format!("the store is sqlite:{}\n", world.path("locks.db").display());
+    for args in [&["-v", "list"][..], &["show", "x", "-v"], &["run", "x", "-v", "--", "true"]] {
+        let told = world.run(args);
+        assert!(told.code == Some(0) && told.err.contains(&store), "{told:?}");
+    }
+}
+
 #[test]
 fn cron_has_no_home_and_no_terminal() {
     let world = World::new();
