@@ -12,7 +12,7 @@ use crate::{
     progress::Progress,
     signals::Signals,
     store::Connected,
-    text,
+    text, view,
 };
 
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -189,14 +189,30 @@ impl Acquisition<'_> {
                 }
                 Ok(held)
             }
-            Ok(None) => Err(self.busy(format!("{:?} is held by others; wait for it with -w", self.name))),
-            Err(error @ AcquireError::TimedOut { .. }) => Err(self.busy(error.to_string())),
+            Ok(None) => Err(self.busy(None).await),
+            Err(AcquireError::TimedOut { waited, .. }) => Err(self.busy(Some(waited)).await),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn busy(&self, message: String) -> Failure {
+    /// The lock is held by others, or a wait for it was too short. A caller that skips it expects that, and a cron
+    /// would mail every word.
+    async fn busy(&self, waited: Option<Duration>) -> Failure {
         let code = if self.wait.skip_ok { 0 } else { self.wait.conflict_exit_code.unwrap_or(BUSY) };
-        if self.wait.quiet { Failure::silent(code) } else { Failure::new(code, message) }
+        if self.wait.quiet || self.wait.skip_ok && !self.connected.verbose {
+            return Failure::silent(code);
+        }
+        // If the store cannot be asked, the message says less.
+        let view = self.connected.keeper.inspect(self.name).await.ok().flatten();
+        let holder = view.and_then(|view| view::holders(&view)).unwrap_or_else(|| "others".to_owned());
+        let held = format!("{:?} is held by {holder}", self.name);
+        let message = match waited {
+            _ if self.wait.skip_ok => format!("skipped: {held}"),
+            None => format!("{held}; wait for it with -w"),
+            Some(waited) => {
+                format!("{held}, and was not acquired within {}; wait longer with -w", duration::show(waited))
+            }
+        };
+        Failure::new(code, message)
     }
 }

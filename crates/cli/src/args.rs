@@ -81,7 +81,7 @@ pub(crate) struct WaitArgs {
     /// Exit with CODE instead of 75 when NAME is held or the wait is over
     #[arg(short = 'E', long, value_name = "CODE")]
     pub(crate) conflict_exit_code: Option<u8>,
-    /// Exit with 0 when NAME is held or the wait is over: somebody else does the work
+    /// Exit with 0 when NAME is held or the wait is over, and say nothing: somebody else does the work
     #[arg(long, conflicts_with = "conflict_exit_code")]
     pub(crate) skip_ok: bool,
     /// Length of the lease: how long NAME stays held after a crash

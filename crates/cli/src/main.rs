@@ -12,6 +12,7 @@ mod evict;
 mod exit;
 mod group;
 mod guardian;
+mod hint;
 mod latch;
 mod lease;
 mod observe;
@@ -72,14 +73,9 @@ fn parse() -> Result<Option<Cli>, Failure> {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         return text::print(&error.render().to_string()).map(|()| None);
     }
-    // One line: what is wrong, and where to look. The rest of it repeats the help.
-    let rendered = error.render().to_string();
-    let what: Vec<&str> = rendered.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    let what = what.join(" ");
-    let what = what.strip_prefix("error: ").unwrap_or(&what);
-    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-    let what = store::without_passwords(what, words);
-    Err(Failure::usage(format!("{what}; see lockkeeper --help")))
+    let words: Vec<String> =
+        std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    Err(Failure::usage(store::without_passwords(&hint::explain(&error, &words), words)))
 }
 
 fn act(cli: &Cli) -> Result<u8, Failure> {

@@ -3,9 +3,9 @@
 use std::{convert::Infallible, io::IsTerminal, time::Duration};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lockkeeper::{Keeper, store::ResourceView, support::duration};
+use lockkeeper::{Keeper, store::ResourceView};
 
-use crate::text::{ago, plain};
+use crate::{text::plain, view};
 
 /// A shorter wait shows nothing.
 const FIRST: Duration = Duration::from_millis(300);
@@ -55,17 +55,8 @@ impl Drop for Progress {
 
 fn describe(view: &ResourceView, position: Option<usize>) -> String {
     let mut text = format!("waiting for {:?}", plain(view.name.as_str()));
-    if let Some(holder) = view.holders.first() {
-        let process = &holder.details.process;
-        let since = duration::show(ago(holder.since));
-        text +=
-            &format!(", held for {since} by {} (pid {} on {})", process.program, process.pid, process.host);
-        if let Some(label) = &holder.details.label {
-            text += &format!(": {label}");
-        }
-        if view.holders.len() > 1 {
-            text += &format!(" and {} more", view.holders.len() - 1);
-        }
+    if let Some(holders) = view::holders(view) {
+        text += &format!(", held by {holders}");
     }
     if let Some(position) = position {
         text += &format!("; position {} of {} in the queue", position + 1, view.waiters.len());

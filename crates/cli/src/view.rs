@@ -127,6 +127,21 @@ fn details(view: &ResourceView) -> String {
     text
 }
 
+/// The first holder, since when, and how many others there are; `None` if nobody holds it.
+pub(crate) fn holders(view: &ResourceView) -> Option<String> {
+    let holder = view.holders.first()?;
+    let mut text = process(&holder.details);
+    match &*label(&holder.details) {
+        "" => {}
+        label => text += &format!(" ({label})"),
+    }
+    text += &format!(" for {}", duration::show(ago(holder.since)));
+    if view.holders.len() > 1 {
+        text += &format!(" and {} more", view.holders.len() - 1);
+    }
+    Some(text)
+}
+
 /// Program, process id and host.
 pub(crate) fn process(details: &Details) -> String {
     plain(&format!("{}[{}]@{}", details.process.program, details.process.pid, details.process.host))

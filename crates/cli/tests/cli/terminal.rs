@@ -40,7 +40,7 @@ fn who_waits_at_a_terminal_sees_for_whom() {
     let lease = world.run(&["acquire", "x", "--label", label]).out;
     let mut screen = Screen::start(&run(&world, "echo runs"));
     screen.expect("waiting for \"x\"");
-    screen.expect("by lockkeeper (pid ");
+    screen.expect("held by lockkeeper[");
     screen.expect("position 1 of 1 in the queue");
     assert!(!screen.text().contains("\u{1b}[31m") && screen.text().contains("hand"), "{:?}", screen.text());
     assert_eq!(world.run(&["release", lease.trim()]).code, Some(0));
