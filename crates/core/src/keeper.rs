@@ -32,6 +32,17 @@ use crate::{
 /// whatever the rest of the program does. When the last clone, handle and guard is gone, the
 /// thread ends; [`close`](Self::close) gives everything back and waits for that.
 ///
+/// # The end of a program
+/// A program may return from `main` while it holds locks. The last of a keeper's clones, handles and guards that is
+/// dropped gives everything back, and blocks its thread until the store has answered, but not longer than 500 ms. It
+/// blocks nobody in virtual time, nor if the last request to the store had no answer.
+///
+/// Call [`close`](Self::close) where nothing is dropped, or locks stay held until their leases end:
+/// - if a keeper or a guard is in a `static`;
+/// - before `std::process::exit`;
+/// - on SIGTERM and Ctrl-C, which end a process that does not handle them (see the example `leader_election`);
+/// - before `Runtime::shutdown_background`, which does not wait for its tasks.
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
 /// use lockkeeper::{Keeper, memory};
@@ -330,7 +341,8 @@ impl Keeper {
     /// again waits for the same end.
     ///
     /// # When the store is unreachable
-    /// Goes on trying until the leases end by themselves.
+    /// Goes on trying until the leases end by themselves. Limit the wait at the end of a program:
+    /// `tokio::time::timeout(limit, keeper.close())`.
     pub async fn close(&self) {
         self.alive.engine().close().await;
     }

@@ -16,6 +16,7 @@ use lockkeeper_core::{
     support::{self, backoff::Backoff},
 };
 use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
+use tokio::runtime::{Handle, Id};
 
 use crate::{
     address::Address,
@@ -82,9 +83,33 @@ struct Waited {
 
 /// The connection while there is one.
 struct Live {
-    open: Driven,
+    open: Opened,
     generation: Generation,
+}
+
+/// An open connection.
+struct Opened {
+    driven: Driven,
     peer: Address,
+    /// The runtime that owns it.
+    runtime: Id,
+}
+
+/// The connection as a request uses it.
+struct Current {
+    connection: MultiplexedConnection,
+    generation: Generation,
+    runtime: Id,
+}
+
+impl Live {
+    fn current(&self) -> Current {
+        Current {
+            connection: self.open.driven.connection.clone(),
+            generation: self.generation,
+            runtime: self.open.runtime,
+        }
+    }
 }
 
 /// The tries to open the connection so far.
@@ -125,19 +150,18 @@ impl Connection {
     }
 
     /// The connection, if there is one that is not known to be broken.
-    fn current(&self) -> Option<(MultiplexedConnection, Generation)> {
+    fn current(&self) -> Option<Current> {
         let live = self.live();
-        let live = live.as_ref().filter(|live| !live.open.has_ended())?;
-        Some((live.open.connection.clone(), live.generation))
+        Some(live.as_ref().filter(|live| !live.open.driven.has_ended())?.current())
     }
 
     /// The address that the connection goes to, while there is one.
     pub(crate) fn peer(&self) -> Option<Address> {
-        self.live().as_ref().map(|live| live.peer.clone())
+        self.live().as_ref().map(|live| live.open.peer.clone())
     }
 
     /// The connection, which is opened if there is none.
-    async fn connected(&self) -> Result<(MultiplexedConnection, Generation), StoreError> {
+    async fn connected(&self) -> Result<Current, StoreError> {
         if let Some(current) = self.current() {
             return Ok(current);
         }
@@ -162,42 +186,46 @@ impl Connection {
         }
     }
 
-    /// Opens the connection; again, if the master has moved meanwhile.
-    async fn open(
-        &self,
-        generation: &mut Generation,
-    ) -> Result<(MultiplexedConnection, Generation), StoreError> {
+    /// Opens the connection; again, if the master has moved meanwhile, or another runtime is to own it.
+    async fn open(&self, generation: &mut Generation) -> Result<Current, StoreError> {
         loop {
-            let (open, peer) = self.open_on_runtime().await?;
+            let open = self.open_on_runtime().await?;
             *generation += 1;
             let mut live = self.live();
-            // Checked under the lock: a task that learns of another master later finds this connection in its place.
-            if self.location.is_at(&peer) {
-                let current = (open.connection.clone(), *generation);
-                *live = Some(Live { open, generation: *generation, peer });
-                return Ok(current);
+            // Checked under the lock: a task that learns of another master or runtime later finds this connection in
+            // its place.
+            if self.location.is_at(&open.peer) && self.runtime.is_chosen(open.runtime) {
+                return Ok(live.insert(Live { open, generation: *generation }).current());
             }
         }
     }
 
-    async fn open_on_runtime(&self) -> Result<(Driven, Address), StoreError> {
+    async fn open_on_runtime(&self) -> Result<Opened, StoreError> {
         let open = || {
             let (opener, location) = (self.opener.clone(), self.location.clone());
             async move {
                 let address = location.locate().await?;
-                let mut open = opener.for_requests(&address, None).await?;
+                let mut driven = opener.for_requests(&address, None).await?;
                 let named = matches!(location, Location::Sentinels(_));
-                if named && is_replica(&mut open.connection, opener.settings().connect_limit).await {
+                if named && is_replica(&mut driven.connection, opener.settings().connect_limit).await {
                     return Err(trouble::not_a_master(&address));
                 }
-                Ok((open, address))
+                Ok(Opened { driven, peer: address, runtime: Handle::current().id() })
             }
         };
         // In a task of its own: the socket and its timers belong to the runtime that they are made in.
-        self.runtime.spawn(open).await.unwrap_or_else(|_| {
+        self.runtime.run(open).await.unwrap_or_else(|| {
             let message = "the runtime that connects has ended; if this happens again, make a new keeper";
             Err(StoreError::new(StoreErrorKind::Unreachable, message).not_applied())
         })
+    }
+
+    /// The runtime of the caller may be blocked or gone: the keeper's runtime owns the connection from now on. Requests
+    /// in flight on the old one fail.
+    pub(crate) fn leave_caller(&self) {
+        if self.runtime.choose_keeper() {
+            self.close();
+        }
     }
 
     /// A request got no answer: the runtime that owns the connection may be blocked or gone.
@@ -211,14 +239,15 @@ impl Connection {
         commands: Vec<Cmd>,
         until: Instant,
     ) -> Result<(Vec<Value>, Generation), StoreError> {
-        let (connection, generation) = match self.current() {
+        let current = match self.current() {
             Some(current) => current,
             None => tokio::time::timeout_at(until.into(), self.connected()).await.map_err(|_| {
                 self.check_runtime();
                 trouble::too_late(&self.address.to_string()).not_applied()
             })??,
         };
-        Ok((self.exchange(connection, generation, commands, until).await?, generation))
+        let generation = current.generation;
+        Ok((self.exchange(current, commands, until).await?, generation))
     }
 
     /// Sends one command on the connection of this generation; `None` if it is gone.
@@ -228,22 +257,29 @@ impl Connection {
         command: Cmd,
         until: Instant,
     ) -> Result<Option<Value>, StoreError> {
-        let Some((connection, _)) = self.current().filter(|(_, current)| *current == generation) else {
+        let Some(current) = self.current().filter(|current| current.generation == generation) else {
             return Ok(None);
         };
-        Ok(self.exchange(connection, generation, vec![command], until).await?.pop())
+        Ok(self.exchange(current, vec![command], until).await?.pop())
     }
 
     async fn exchange(
         &self,
-        connection: MultiplexedConnection,
-        generation: Generation,
+        current: Current,
         commands: Vec<Cmd>,
         until: Instant,
     ) -> Result<Vec<Value>, StoreError> {
         let count = commands.len();
         let address = || self.peer().unwrap_or_else(|| self.address.clone()).to_string();
-        let error = match tokio::time::timeout_at(until.into(), send_packed(connection, commands)).await {
+        let answered = tokio::select! {
+            biased;
+            answered = tokio::time::timeout_at(until.into(), send_packed(current.connection, commands)) => answered,
+            () = self.runtime.left(current.runtime) => {
+                self.give_up(current.generation);
+                return Err(trouble::caller_left(&address()));
+            }
+        };
+        let error = match answered {
             Ok(Ok(values)) if values.len() == count => return Ok(values),
             Ok(Ok(_)) => trouble::nonsense("a wrong number of replies"),
             Ok(Err(error)) => trouble::unanswered(&address(), error),
@@ -252,7 +288,7 @@ impl Connection {
                 trouble::too_late(&address())
             }
         };
-        self.give_up(generation);
+        self.give_up(current.generation);
         Err(error)
     }
 
@@ -292,7 +328,7 @@ impl Connection {
 
     /// Closes the connection unless it goes to `master`.
     pub(crate) fn give_up_unless_at(&self, master: &Address) {
-        let ended = self.live().take_if(|live| live.peer != *master);
+        let ended = self.live().take_if(|live| live.open.peer != *master);
         drop(ended);
     }
 

@@ -112,6 +112,8 @@ pub(crate) struct Servers {
     pub(crate) map_changes: watch::Sender<u64>,
     /// Whether a task asks the cluster which node keeps what.
     refreshing: AtomicBool,
+    /// Whether connections may no longer belong to the caller's runtime.
+    caller_left: AtomicBool,
     next_number: AtomicUsize,
     /// For tasks that outlive a call.
     this: Weak<Self>,
@@ -139,6 +141,7 @@ impl Servers {
             map: RwLock::default(),
             map_changes: watch::channel(0).0,
             refreshing: AtomicBool::new(false),
+            caller_left: AtomicBool::new(false),
             next_number: AtomicUsize::new(0),
             this: this.clone(),
             nonces: AtomicU64::new(1),
@@ -166,7 +169,17 @@ impl Servers {
 
     /// The runtime for one more connection.
     pub(crate) fn runtime(&self) -> ConnectionRuntime {
-        ConnectionRuntime::new(&self.caller, &self.keeper)
+        let left = self.caller_left.load(Ordering::Acquire);
+        ConnectionRuntime::new(if left { &self.keeper } else { &self.caller }, &self.keeper)
+    }
+
+    /// The caller's runtime may be blocked or gone: the keeper's runtime owns all connections from now on.
+    pub(crate) fn leave_caller(&self) {
+        // Before the look at the map: a server that is added later sees it.
+        self.caller_left.store(true, Ordering::Release);
+        for server in &self.map().servers {
+            server.normal.leave_caller();
+        }
     }
 
     pub(crate) fn is_cluster(&self) -> bool {

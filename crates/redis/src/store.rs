@@ -137,6 +137,10 @@ impl Store for RedisStore {
         })
     }
 
+    fn leave_caller(&self) {
+        self.servers.leave_caller();
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.listeners.close();
         self.servers.close();

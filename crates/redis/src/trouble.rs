@@ -163,6 +163,14 @@ pub(crate) fn unanswered(address: &str, error: RedisError) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, message).with_source(error)
 }
 
+/// The runtime that drove the connection is left before the answer came: the request may have been done.
+pub(crate) fn caller_left(address: &str) -> StoreError {
+    let message = format!(
+        "the runtime of the connection to {address} is blocked or gone; the next request opens a new one"
+    );
+    StoreError::new(StoreErrorKind::Unreachable, message)
+}
+
 /// No answer within the limit.
 pub(crate) fn too_late(address: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, format!("no answer from {address} in time"))

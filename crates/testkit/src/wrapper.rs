@@ -32,6 +32,10 @@ macro_rules! same_store {
             self.inner.life_line()
         }
 
+        fn leave_caller(&self) {
+            self.inner.leave_caller();
+        }
+
         fn close(&self) -> lockkeeper_core::store::BoxFuture<'_, ()> {
             self.inner.close()
         }

@@ -13,6 +13,9 @@
 //! guard.release()?;
 //! # Ok(()) }
 //! ```
+//!
+//! A program may return from `main` while it holds locks: see
+//! [the end of a program](crate::Keeper#the-end-of-a-program).
 
 mod guards;
 mod locks;

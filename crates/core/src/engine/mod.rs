@@ -9,6 +9,7 @@ pub(crate) mod counting;
 mod dispatch;
 pub(crate) mod hold;
 pub(crate) mod hold_step;
+mod last_handle;
 mod local_queue;
 pub(crate) mod looks;
 pub(crate) mod patience;
@@ -29,7 +30,7 @@ use std::{
     fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -48,14 +49,11 @@ use self::{
     waiter::Outcome,
 };
 use crate::{
-    clock::Clock,
+    clock::{BootTime, Clock},
     error::StoreError,
     id::{ContenderId, Ids, KeeperId},
     store::{ProcessInfo, Reply, Store, Topic, Wake},
 };
-
-/// How long a keeper that was dropped without `close` goes on giving back.
-const LAST_ERRANDS: Duration = Duration::from_secs(10);
 
 /// What a keeper is made with.
 pub(crate) struct Settings {
@@ -94,6 +92,8 @@ pub(crate) struct Engine {
     /// How far this keeper's polls are shifted, so that not all keepers of a store poll at once.
     phase: Duration,
     closed: AtomicBool,
+    /// When the user's last handle went.
+    last_handle_gone: OnceLock<BootTime>,
     stop: Stop,
 }
 
@@ -120,6 +120,7 @@ impl Engine {
             process,
             outage_limit,
             closed: AtomicBool::new(false),
+            last_handle_gone: OnceLock::new(),
             stop,
         })
     }
@@ -231,8 +232,11 @@ fn phase(keeper: KeeperId) -> Duration {
     Duration::from_millis(hasher.finish() % 3_600_000)
 }
 
-/// The engine, for as long as somebody outside has it: handles, guards and waiting tasks. When the last one goes, what is
-/// still to be given back is given back in the background, and the keeper's thread ends.
+/// The engine, for as long as a user has it: keepers, locks, guards and their futures. When the last one goes, it waits
+/// for what is being given back (I16), and the keeper's thread ends.
+///
+/// Tasks of the engine's own have the engine and never this, or a user's last handle would not be seen as the last, and
+/// the task would wait for itself.
 pub(crate) struct Alive(Arc<Engine>);
 
 impl Alive {
@@ -247,7 +251,7 @@ impl Alive {
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        self.0.shut(Some(LAST_ERRANDS));
+        last_handle::gone(&self.0);
     }
 }
 

@@ -19,6 +19,7 @@ use super::{
     dispatch::{Asker, InFlight, Standing, mismatched},
     hold::Hold,
     hold_step::HoldStep,
+    last_handle,
     local_queue::Turn,
     registry::Recipient,
     store_client::BACKOFF,
@@ -57,12 +58,25 @@ enum HowEnded {
     Detached,
 }
 
-/// What became of a hold.
-enum Ended {
-    /// Nothing is to be sent: another task has it, or another process.
-    Passed,
-    /// Its leave is on its way; the caller has the request in flight polled, if it gets one.
-    Leaving { in_flight: Option<InFlight>, lost: Option<Lost>, awaited: Option<Awaited> },
+/// A hold that its owner is done with.
+struct Ended {
+    /// The request with its leave, if the owner is to have it polled.
+    in_flight: Option<InFlight>,
+    lost: Option<Lost>,
+    awaited: Option<Awaited>,
+    /// The user's handle. It may be the last one and then waits for the leave, so somebody must poll the request before
+    /// this is dropped.
+    alive: Arc<Alive>,
+}
+
+impl Ended {
+    /// Has a task poll the request.
+    fn spawn(self) {
+        if let Some(in_flight) = self.in_flight {
+            in_flight.spawn();
+        }
+        drop(self.alive);
+    }
 }
 
 /// The answer to a leave that somebody waits for.
@@ -99,8 +113,8 @@ impl OwnedHold {
     }
 
     fn end(mut self, how: HowEnded) {
-        if let Ended::Leaving { in_flight: Some(in_flight), .. } = end(self.take(), how) {
-            in_flight.spawn();
+        if let Some(ended) = end(self.take(), how) {
+            ended.spawn();
         }
     }
 
@@ -116,16 +130,16 @@ impl OwnedHold {
 
     /// Gives it back and says how that went.
     pub(crate) async fn release(mut self) -> Result<(), ReleaseError> {
-        let Ended::Leaving { in_flight, lost, awaited: Some(Awaited { at, answer }) } =
-            end(self.take(), HowEnded::Released)
-        else {
-            return Ok(());
-        };
-        if let Some(why) = lost {
+        let Some(ended) = end(self.take(), HowEnded::Released) else { return Ok(()) };
+        // Dropped last, also if this future is dropped half-way: by then the request is polled elsewhere.
+        let _alive = ended.alive;
+        let Some(Awaited { at, answer }) = ended.awaited else { return Ok(()) };
+        if let Some(why) = ended.lost {
+            drop(ended.in_flight);
             // Whatever the store says now, somebody else may have been in between.
             return Err(ReleaseError::NotHeld { at, why });
         }
-        let answer = match in_flight {
+        let answer = match ended.in_flight {
             Some(in_flight) => in_flight.bring(answer).await,
             None => answer.await,
         };
@@ -143,15 +157,15 @@ impl OwnedHold {
 impl Drop for OwnedHold {
     fn drop(&mut self) {
         if let Some(step) = self.0.take()
-            && let Ended::Leaving { in_flight: Some(in_flight), .. } = end(step, HowEnded::Dropped)
+            && let Some(ended) = end(step, HowEnded::Dropped)
         {
-            in_flight.spawn();
+            ended.spawn();
         }
     }
 }
 
-/// Ends a hold for its owner.
-fn end(step: Box<HoldStep>, how: HowEnded) -> Ended {
+/// Ends a hold for its owner; `None` if another task of this process has it now.
+fn end(step: Box<HoldStep>, how: HowEnded) -> Option<Ended> {
     let now = step.now();
     let lost = step.check_at(now).err();
     let step = match how {
@@ -160,7 +174,7 @@ fn end(step: Box<HoldStep>, how: HowEnded) -> Ended {
             if lost.is_none() && step.hold.may_be_handed_on() =>
         {
             match hand_on(step, now) {
-                Ok(()) => return Ended::Passed,
+                Ok(()) => return None,
                 Err(step) => step,
             }
         }
@@ -170,25 +184,25 @@ fn end(step: Box<HoldStep>, how: HowEnded) -> Ended {
     let HoldStep { alive, hold, .. } = *step;
     let engine = alive.engine();
     hold.finish();
-    let leaving = |in_flight, awaited| Ended::Leaving { in_flight, lost, awaited };
-    let ended = match how {
+    let mut awaited = None;
+    let in_flight = match how {
         HowEnded::Detached => {
             engine.registry.detached(&hold);
-            Ended::Passed
+            None
         }
-        HowEnded::CalledOff => leaving(leave_hold(engine, &hold, Duration::ZERO, None), None),
-        HowEnded::Dropped => leaving(leave_hold(engine, &hold, minimum_to_keep(&hold), None), None),
+        HowEnded::CalledOff => leave_hold(engine, &hold, Duration::ZERO, None),
+        HowEnded::Dropped => leave_hold(engine, &hold, minimum_to_keep(&hold), None),
         HowEnded::Released => {
             let (reply, answer) = oneshot::channel();
-            let in_flight = leave_hold(engine, &hold, minimum_to_keep(&hold), Some(reply));
-            leaving(in_flight, at.map(|at| Awaited { at, answer }))
+            awaited = at.map(|at| Awaited { at, answer });
+            leave_hold(engine, &hold, minimum_to_keep(&hold), Some(reply))
         }
     };
     if hold.terms.hands_on() {
         // After the leave is on its way, so that the local queue's next claim comes behind it.
         engine.local_queues.close(&hold.name, hold.slot);
     }
-    ended
+    Some(Ended { in_flight, lost, awaited, alive })
 }
 
 /// Hands it on to the next task of this process that waits for it; comes back if there is none.
@@ -390,7 +404,7 @@ impl Asker for Leaving {
     }
 
     /// The task that waits for the answer hears of a failure at once; the leave itself goes on being tried.
-    fn answered(self: Arc<Self>, _sent: BootTime, answer: Result<Answer, StoreError>) {
+    fn answered(self: Arc<Self>, sent: BootTime, answer: Result<Answer, StoreError>) {
         // Only the dispatcher has had it.
         let Some(mut leaving) = Arc::into_inner(self) else { return };
         let engine = leaving.engine.clone();
@@ -421,7 +435,8 @@ impl Asker for Leaving {
             engine.leaves.end();
             return;
         }
-        let pause = leaving.backoff.pause();
+        let cut = last_handle::may_have_cut(&engine, sent);
+        let pause = if cut { Duration::ZERO } else { leaving.backoff.pause() };
         engine.client.background.clone().spawn(async move {
             engine.clock().sleep_until(now.after(pause)).await;
             engine.dispatcher.submit_all([Arc::new(leaving) as Arc<dyn Asker>]);

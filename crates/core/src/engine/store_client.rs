@@ -3,7 +3,10 @@
 
 use std::{
     future::poll_fn,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Poll, ready},
     time::Duration,
 };
@@ -29,6 +32,8 @@ pub(crate) struct StoreClient {
     pub(super) request_limit: Duration,
     /// The keeper's own runtime.
     pub(super) background: Handle,
+    /// Whether the last request that ended had no answer.
+    silent: AtomicBool,
 }
 
 impl StoreClient {
@@ -38,7 +43,13 @@ impl StoreClient {
         request_limit: Duration,
         background: Handle,
     ) -> Self {
-        Self { store, store_clock: StoreClock::default(), clock, request_limit, background }
+        let (store_clock, silent) = (StoreClock::default(), AtomicBool::new(false));
+        Self { store, store_clock, clock, request_limit, background, silent }
+    }
+
+    /// Whether the last request that ended had no answer.
+    pub(super) fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
     }
 
     pub(super) fn server_of(&self, name: &Name) -> usize {
@@ -86,6 +97,8 @@ impl StoreClient {
     }
 
     fn located<T>(&self, operation: &'static str, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        let silent = matches!(&result, Err(error) if error.kind() == StoreErrorKind::Unreachable);
+        self.silent.store(silent, Ordering::Relaxed);
         result.map_err(|error| error.at(At { store: self.store.url().clone(), resource: None, operation }))
     }
 

@@ -1,10 +1,11 @@
 //! The keeper's own thread with its own runtime: whatever the user's runtime does, renewals go on.
 
 use std::{
+    cell::Cell,
     io,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -15,6 +16,16 @@ use tokio::{
     sync::watch,
 };
 
+thread_local! {
+    /// Whether [`start`] made this thread.
+    static IS_OF_A_KEEPER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread belongs to a keeper, whichever it is: blocked, it would delay renewals.
+pub(crate) fn is_of_a_keeper() -> bool {
+    IS_OF_A_KEEPER.get()
+}
+
 /// Ends the keeper's background work.
 #[derive(Clone, Debug)]
 pub(crate) struct Stop(Arc<Shared>);
@@ -22,6 +33,7 @@ pub(crate) struct Stop(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     stopped: watch::Sender<bool>,
+    has_thread: AtomicBool,
     kept_alive_by: AtomicUsize,
     gone: tokio::sync::Notify,
 }
@@ -31,6 +43,7 @@ impl Stop {
         let (stopped, _) = watch::channel(false);
         Self(Arc::new(Shared {
             stopped,
+            has_thread: AtomicBool::new(false),
             kept_alive_by: AtomicUsize::new(0),
             gone: tokio::sync::Notify::new(),
         }))
@@ -47,6 +60,11 @@ impl Stop {
     pub(crate) async fn stopped(&self) {
         // The sender is in `self`, so this ends only by `stop`.
         drop(self.0.stopped.subscribe().wait_for(|stopped| *stopped).await);
+    }
+
+    /// Whether the background work has a thread of its own, which goes on while another one is blocked.
+    pub(crate) fn has_thread(&self) -> bool {
+        self.0.has_thread.load(Ordering::Acquire)
     }
 
     /// Somebody elsewhere who has timers on the thread, which ends only when all of them are gone.
@@ -81,9 +99,10 @@ impl Drop for KeepAlive {
 
 /// Starts a thread whose runtime runs until `stop`, and gives the way into it.
 pub(crate) fn start(stop: &Stop) -> io::Result<Handle> {
-    let stop = stop.clone();
     let (ready, is_ready) = mpsc::channel();
+    let until = stop.clone();
     thread::Builder::new().name("lockkeeper".into()).spawn(move || {
+        IS_OF_A_KEEPER.set(true);
         // Made here: if no thread can be had, there is no runtime to be dropped where that is forbidden.
         let runtime = match Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
@@ -92,13 +111,15 @@ pub(crate) fn start(stop: &Stop) -> io::Result<Handle> {
         };
         runtime.block_on(async {
             drop(ready.send(Ok(runtime.handle().clone())));
-            stop.stopped().await;
-            stop.without_kept_alive_by().await;
+            until.stopped().await;
+            until.without_kept_alive_by().await;
         });
         // Tasks that still run belong to nobody any more.
         runtime.shutdown_background();
     })?;
-    is_ready.recv().map_err(|_| io::Error::other("the keeper's thread ended at once"))?
+    let handle = is_ready.recv().map_err(|_| io::Error::other("the keeper's thread ended at once"))??;
+    stop.0.has_thread.store(true, Ordering::Release);
+    Ok(handle)
 }
 
 /// Stops the thread of something that did not come to be.

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::mpsc;
 
-use super::{Alive, Engine, subscriptions::Subscription};
+use super::{Engine, subscriptions::Subscription};
 use crate::{
     error::StoreError,
     store::{BoxFuture, Topic},
@@ -57,7 +57,7 @@ impl Watching {
 /// Looks at `topic` again and again, and sends what is new until nobody listens or the keeper is closed. It does not keep
 /// the keeper alive.
 pub(crate) async fn follow<T: Clone + PartialEq>(
-    alive: Weak<Alive>,
+    engine: Weak<Engine>,
     topic: Topic,
     poll: Duration,
     look: impl Fn(Arc<Engine>) -> BoxFuture<'static, Result<T, StoreError>>,
@@ -66,15 +66,13 @@ pub(crate) async fn follow<T: Clone + PartialEq>(
     let mut watching = Watching::new(topic, poll);
     let mut seen = None;
     loop {
-        // Only for the look.
-        let Some(alive) = alive.upgrade() else { return };
-        let engine = alive.engine().clone();
+        // The engine without its user's handle: the look of a task is nobody's reason to go on.
+        let Some(engine) = engine.upgrade() else { return };
         if engine.is_closed() {
             return;
         }
         watching.subscribed(&engine).await;
         let found = look(engine.clone()).await;
-        drop(alive);
         let failed = found.is_err();
         let is_new = found.as_ref().map_or(true, |found| seen.as_ref() != Some(found));
         if let Ok(found) = &found {

@@ -117,7 +117,7 @@ impl Election {
     pub fn observe(&self) -> Observer {
         let (sender, changes) = mpsc::channel(1);
         let name = self.name_or_error("observe");
-        let alive = Arc::downgrade(&self.handle.alive);
+        let engine = Arc::downgrade(self.handle.alive.engine());
         self.handle.alive.engine().background().spawn(async move {
             match name {
                 Ok(name) => {
@@ -126,7 +126,7 @@ impl Election {
                         let name = name.clone();
                         Box::pin(async move { look(&engine, &name).await })
                     };
-                    watching::follow(alive, topic, POLL, look, sender).await;
+                    watching::follow(engine, topic, POLL, look, sender).await;
                 }
                 // The receiver may be gone already.
                 Err(error) => drop(sender.send(Err(error)).await),

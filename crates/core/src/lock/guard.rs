@@ -39,9 +39,9 @@ pub enum Leads {}
 /// **Release on drop is not immediate**: dropping sends the release in the background, together with
 /// what the keeper is asked for next, and within 20 ms also if the runtime is kept busy or there is
 /// none. [`release`](Self::release) waits for it and tells whether the lock was
-/// held to the end. Before a process ends, do that or [`close`](crate::Keeper::close) the keeper, or
-/// what was dropped just before stays held until its lease ends. A panic in the critical section drops the guard and so releases the lock;
-/// there is no poisoning.
+/// held to the end. A program may simply return from `main`: the last handle of a keeper
+/// [waits for the releases](crate::Keeper#the-end-of-a-program). A panic in the critical section drops the guard and so
+/// releases the lock; there is no poisoning.
 ///
 /// No method answers "held" after the deadline, also when the process was suspended in between.
 /// What a lock cannot do is stop a write that is already on its way: give

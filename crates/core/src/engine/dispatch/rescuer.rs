@@ -32,6 +32,8 @@ pub(crate) struct Rescuer {
     keeper: Handle,
     stop: Stop,
     watched: Mutex<Vec<Watched>>,
+    /// Whether requests are polled here from the start.
+    takes_all: AtomicBool,
     on_duty: AtomicBool,
     wanted: Notify,
 }
@@ -48,6 +50,7 @@ impl Rescuer {
             keeper,
             stop,
             watched: Mutex::default(),
+            takes_all: AtomicBool::new(false),
             on_duty: AtomicBool::new(false),
             wanted: Notify::new(),
         })
@@ -77,7 +80,7 @@ impl Rescuer {
         list.retain(|watched| watched.exchange.strong_count() > 0);
         list.push(Watched { exchange: Arc::downgrade(exchange), seen_before: false });
         drop(list);
-        if self.stop.is_stopped() {
+        if self.stop.is_stopped() || self.takes_all.load(Ordering::Acquire) {
             // The last round is over, or takes this one over as well.
             self.take_over(exchange);
         } else if !self.on_duty.swap(true, Ordering::AcqRel) {
@@ -102,10 +105,23 @@ impl Rescuer {
             () = rounds => {}
         }
         // The thread waits for what is still in flight, and nobody will watch that any more.
-        let last = std::mem::take(&mut *self.list());
-        for exchange in last.iter().filter_map(|watched| watched.exchange.upgrade()) {
+        self.take_over_watched();
+    }
+
+    fn take_over_watched(&self) {
+        let watched = std::mem::take(&mut *self.list());
+        for exchange in watched.iter().filter_map(|watched| watched.exchange.upgrade()) {
             self.take_over(&exchange);
         }
+    }
+
+    /// Has the keeper's runtime poll all requests from now on, because users' runtimes may not come to it.
+    ///
+    /// The caller may be inside of a request that it polls, so the keeper's thread takes the requests.
+    pub(crate) fn take_all(self: &Arc<Self>) {
+        self.takes_all.store(true, Ordering::Release);
+        let rescuer = self.clone();
+        self.keeper.spawn(async move { rescuer.take_over_watched() });
     }
 
     /// Takes over what was seen before. True if nothing was in flight since the last round: then the next one calls.

@@ -1,0 +1,184 @@
+//! Programs that end without `close`: what they held is free when they are gone (I16), and no end takes long (I17).
+//!
+//! The programs are those of `src/bin/exits.rs`.
+#![cfg(target_os = "linux")]
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    process::{Child, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use lockkeeper::Keeper;
+use lockkeeper_testkit::{
+    proxy::Proxy,
+    servers::{Redis, ZooKeeper},
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_exits");
+
+/// No program takes longer to end, even on a busy machine. It is far below the leases that would end by themselves.
+const SOON: Duration = Duration::from_secs(8);
+
+/// How long an end waits at most.
+const WAIT: Duration = Duration::from_millis(500);
+
+/// A program that holds its locks.
+struct Ending {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    since: Instant,
+}
+
+impl Ending {
+    /// Starts the program and waits until it holds.
+    fn start(way: &str, url: &str, name: &str) -> Self {
+        let mut this = Self::begin(way, url, name);
+        this.until_held();
+        this
+    }
+
+    fn until_held(&mut self) {
+        let mut line = String::new();
+        self.out.read_line(&mut line).expect("it says something");
+        assert_eq!(line, "held\n");
+        self.since = Instant::now();
+    }
+
+    fn begin(way: &str, url: &str, name: &str) -> Self {
+        let mut command = Command::new(PROGRAM);
+        command.args([way, url, name]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let out = BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, out, since: Instant::now() }
+    }
+
+    /// Tells the program to end.
+    fn tell(&mut self) {
+        self.since = Instant::now();
+        self.child.stdin.take().expect("piped").write_all(b"\n").expect("it listens");
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        self.since = Instant::now();
+        let id = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a process");
+        kill_process(id, signal).expect("it lives");
+    }
+
+    /// Waits until it has ended, and says how long that took.
+    fn end(mut self) -> Duration {
+        self.out.read_to_string(&mut String::new()).expect("it ends");
+        let took = self.since.elapsed();
+        let status = self.child.wait().expect("it ended");
+        assert!(status.code().is_some(), "{status}");
+        took
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // It has ended, unless the test failed.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn ways() -> Vec<String> {
+    let ways = Command::new(PROGRAM).arg("ways").output().expect("it runs").stdout;
+    let ways = String::from_utf8(ways).expect("text");
+    ways.lines().filter(|way| !["told", "refused", "signalled"].contains(way)).map(str::to_owned).collect()
+}
+
+/// What is held or waited for and starts with `prefix`.
+async fn held(keeper: &Keeper, prefix: &str) -> Vec<String> {
+    let page = keeper.list(prefix, None, 1000).await.expect("asked");
+    page.resources.iter().map(|view| view.name.to_string()).collect()
+}
+
+/// Runs all ways against a store, and lists those that left something behind.
+async fn nothing_is_left_by_any_way(url: &str) {
+    let keeper = lockkeeper::connect(url).await.expect("connected");
+    let mut left = Vec::new();
+    for way in ways() {
+        for attempt in 1.. {
+            let prefix = format!("{way}/{attempt}");
+            let took = Ending::start(&way, url, &prefix).end();
+            let count = held(&keeper, &prefix).await.len();
+            println!("{way}: {took:?}");
+            assert!(took < SOON, "{way}: {took:?}");
+            if count == 0 {
+                break;
+            }
+            // On a busy machine the answer may come later than anybody waits, but not every time.
+            if took < WAIT || attempt == 5 {
+                left.push(format!("{way} left {count} locks after {took:?}"));
+                break;
+            }
+        }
+    }
+    assert!(left.is_empty(), "{left:#?}");
+}
+
+#[tokio::test]
+async fn i16_nothing_stays_held_on_redis() {
+    let redis = Redis::start().expect("started");
+    nothing_is_left_by_any_way(&redis.url()).await;
+}
+
+#[tokio::test]
+async fn i16_nothing_stays_held_on_zookeeper() {
+    let zookeeper = ZooKeeper::start().expect("started");
+    nothing_is_left_by_any_way(&zookeeper.url()).await;
+}
+
+/// Here the end of a process frees what it held, so this shows only that every end comes soon.
+#[tokio::test]
+async fn i17_every_end_comes_soon_on_sqlite() {
+    let folder = tempfile::tempdir().expect("a folder");
+    nothing_is_left_by_any_way(&format!("sqlite:{}", folder.path().join("locks.db").display())).await;
+}
+
+/// The server went silent after the last request: half a second and no more.
+#[test]
+fn i17_a_silent_store_delays_the_end_by_half_a_second() {
+    let redis = Redis::start().expect("started");
+    let proxy = Proxy::start(redis.address()).expect("started");
+    let mut program = Ending::start("told", &format!("redis://{}", proxy.address()), "stock");
+    proxy.pause(true);
+    program.tell();
+    let took = program.end();
+    proxy.pause(false);
+    assert!(took > Duration::from_millis(450) && took < Duration::from_secs(3), "{took:?}");
+}
+
+/// A request has failed before the end, so nobody is waited for.
+#[test]
+fn i17_a_store_that_was_silent_before_the_end_delays_nothing() {
+    let redis = Redis::start().expect("started");
+    let proxy = Proxy::start(redis.address()).expect("started");
+    let mut program = Ending::start("refused", &format!("redis://{}", proxy.address()), "stock");
+    proxy.refuse(true);
+    proxy.cut_all();
+    program.tell();
+    program.until_held();
+    let took = program.end();
+    assert!(took < Duration::from_millis(400), "{took:?}");
+}
+
+/// The example hands its office over when it is asked to end.
+#[tokio::test]
+async fn the_election_ends_well_on_a_signal() {
+    let redis = Redis::start().expect("started");
+    let keeper = lockkeeper::connect(&redis.url()).await.expect("connected");
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut program = Ending::begin("signalled", &redis.url(), "office");
+        while keeper.inspect("office").await.expect("asked").is_none_or(|view| view.waiters.len() < 2) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        program.signal(signal);
+        let took = program.end();
+        assert!(took < SOON, "{took:?}");
+        assert_eq!(held(&keeper, "office").await, [""; 0], "{signal:?}");
+    }
+}
