@@ -7,9 +7,10 @@
 use std::{
     cell::RefCell,
     error::Error,
-    future::pending,
+    future::{pending, poll_fn},
     io::{self, Write as _},
     process::ExitCode,
+    task::Poll,
     thread,
     time::Duration,
 };
@@ -51,6 +52,8 @@ const WAYS: &[(&str, Way)] = &[
     ("many_guards", many_guards),
     ("leave_in_flight_on_current_thread", |url, name| leave_in_flight(&current_thread()?, url, name)),
     ("leave_in_flight_on_one_worker", |url, name| leave_in_flight(&workers(1)?, url, name)),
+    ("claims_in_flight_on_current_thread", |url, name| claims_in_flight(&current_thread()?, url, name)),
+    ("claims_in_flight_on_one_worker", |url, name| claims_in_flight(&workers(1)?, url, name)),
     ("wait_cancelled", wait_cancelled),
     ("observed", observed),
     ("nested_runtime", nested_runtime),
@@ -229,6 +232,25 @@ fn leave_in_flight(runtime: &Runtime, url: &str, name: &str) -> Outcome {
         drop(first);
         yield_now().await;
         drop((second, keeper));
+        Ok(())
+    }))?
+}
+
+/// As many claims as may be in flight were given to the connection and dropped, before the last handle goes.
+fn claims_in_flight(runtime: &Runtime, url: &str, name: &str) -> Outcome {
+    let (url, name) = (url.to_owned(), name.to_owned());
+    runtime.block_on(runtime.spawn(async move {
+        let (keeper, _guard) = lock(&url, &name).await?;
+        let mutexes: Vec<_> = (0..8).map(|number| keeper.mutex(&format!("{name}/{number}"))).collect();
+        let mut claims: Vec<_> = mutexes.iter().map(|mutex| Box::pin(mutex.lock())).collect();
+        poll_fn(|context| {
+            for claim in &mut claims {
+                assert!(claim.as_mut().poll(context).is_pending(), "it needs an answer");
+            }
+            Poll::Ready(())
+        })
+        .await;
+        held();
         Ok(())
     }))?
 }

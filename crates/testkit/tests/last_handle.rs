@@ -1,0 +1,221 @@
+//! The user's last handle of a keeper: who waits when it goes, for what, and for how long (I16, I17, I18).
+//!
+//! In real time, inside of this process. Whole programs are in `exits.rs`.
+
+use std::{
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use lockkeeper_core::{
+    Guard, Keeper, clock::Clock, memory::MemoryServer, store::Connector, testing::Virtual,
+};
+use lockkeeper_testkit::faulty::{Fate, Faults, Network, faulty};
+use tokio::runtime::{Builder, Handle, Runtime};
+
+const NAME: &str = "stock/42";
+
+/// The longest wait.
+const WAIT: Duration = Duration::from_millis(500);
+
+/// Nothing arrives.
+const SILENCE: Faults = Faults { lost_request: 1000, ..Faults::NONE };
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// A store and the network before it.
+struct World {
+    server: MemoryServer,
+    network: Arc<Network>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { server: MemoryServer::new(Clock::boot()), network: Network::good() }
+    }
+
+    fn connector(&self) -> Connector {
+        faulty(self.server.connector("memory:"), self.network.clone())
+    }
+
+    async fn keeper(&self) -> Keeper {
+        let builder = Keeper::builder(self.connector()).request_limit(millis(100));
+        builder.connect().await.expect("a good network")
+    }
+
+    /// A keeper and the way onto its own thread.
+    async fn keeper_and_thread(&self) -> (Keeper, Handle) {
+        let (connector, (tell, told)) = (self.connector(), mpsc::channel());
+        let connector = Connector::new(move |context| {
+            tell.send(context.background.clone()).expect("somebody listens");
+            connector.connect(context)
+        });
+        let keeper = Keeper::builder(connector).connect().await.expect("a good network");
+        (keeper, told.recv().expect("connected"))
+    }
+}
+
+async fn lock(keeper: &Keeper) -> Guard {
+    keeper.mutex(NAME).lock().await.expect("free")
+}
+
+/// How long it takes to drop something.
+fn dropped<T>(what: T) -> Duration {
+    let since = Instant::now();
+    drop(what);
+    since.elapsed()
+}
+
+#[test]
+fn i16_nothing_is_held_when_the_last_handle_is_gone() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let guard = lock(&keeper).await;
+        world.network.next(Fate::late(millis(50)));
+        drop(keeper);
+        let waited = dropped(guard);
+        assert!(waited >= millis(50), "{waited:?}");
+        assert_eq!(world.server.kept(), 0);
+    });
+}
+
+/// Only the last one waits.
+#[test]
+fn i16_a_handle_that_is_not_the_last_waits_for_nothing() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let mutex = keeper.mutex(NAME);
+        let guard = lock(&keeper).await;
+        world.network.next(Fate::late(millis(300)));
+        let waited = dropped((guard, keeper));
+        assert!(waited < millis(250), "{waited:?}");
+        let waited = dropped(mutex);
+        assert!(waited > millis(40), "{waited:?}");
+        assert_eq!(world.server.kept(), 0);
+    });
+}
+
+#[test]
+fn i16_a_lost_leave_is_sent_again_while_the_last_handle_waits() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let guard = lock(&keeper).await;
+        world.network.next(Fate { arrives: false, ..Fate::GOOD });
+        let waited = dropped((guard, keeper));
+        assert!(waited > millis(100) && world.server.kept() == 0, "{waited:?}");
+    });
+}
+
+/// A release that waits for its answer is a handle as well. When it is over, nothing is left to wait for.
+#[test]
+fn i16_a_release_that_was_answered_leaves_nothing_to_wait_for() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let guard = lock(&keeper).await;
+        drop(keeper);
+        let since = Instant::now();
+        guard.release().await.expect("held");
+        assert!(since.elapsed() < WAIT - millis(100), "{:?}", since.elapsed());
+        assert_eq!(world.server.kept(), 0);
+    });
+}
+
+/// All guards are waited for together.
+#[test]
+fn i17_many_guards_wait_no_longer_than_one() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let mut guards = Vec::new();
+        for number in 0..500 {
+            guards.push(keeper.mutex(&format!("{NAME}/{number}")).lock().await.expect("free"));
+        }
+        drop(keeper);
+        world.network.set(SILENCE);
+        let waited = dropped(guards);
+        assert!(waited >= WAIT && waited < 3 * WAIT, "{waited:?}");
+    });
+}
+
+#[test]
+fn i17_a_store_that_did_not_answer_before_is_not_waited_for() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let guard = lock(&keeper).await;
+        world.network.set(SILENCE);
+        keeper.inspect(NAME).await.expect_err("no answer");
+        let waited = dropped((guard, keeper));
+        assert!(waited < WAIT - millis(100), "{waited:?}");
+    });
+}
+
+/// The leaves need that thread.
+#[test]
+fn i17_a_keepers_own_thread_does_not_wait() {
+    let world = World::new();
+    runtime().block_on(async {
+        let (keeper, thread) = world.keeper_and_thread().await;
+        let guard = lock(&keeper).await;
+        let waited = thread.spawn(async { dropped((guard, keeper)) }).await.expect("no panic");
+        assert!(waited < WAIT - millis(100), "{waited:?}");
+        while world.server.kept() > 0 {
+            tokio::time::sleep(millis(1)).await;
+        }
+    });
+}
+
+/// Other locks are renewed there.
+#[test]
+fn i17_another_keepers_thread_does_not_wait() {
+    let world = World::new();
+    runtime().block_on(async {
+        let (other, thread) = world.keeper_and_thread().await;
+        let keeper = world.keeper().await;
+        let guard = lock(&keeper).await;
+        world.network.set(SILENCE);
+        let waited = thread.spawn(async { dropped((guard, keeper)) }).await.expect("no panic");
+        assert!(waited < WAIT - millis(100), "{waited:?}");
+        drop(other);
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn i17_nobody_waits_in_virtual_time() {
+    let world = Virtual::new();
+    let keeper = world.keeper().await;
+    let guard = lock(&keeper).await;
+    let waited = dropped((guard, keeper));
+    assert!(waited < WAIT - millis(100), "{waited:?}");
+    tokio::time::sleep(millis(1)).await;
+    assert_eq!(world.server.kept(), 0);
+}
+
+/// The observer's task waits for an answer at the moment.
+#[test]
+fn i18_a_task_of_the_keeper_is_not_the_last_handle() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let election = keeper.election(NAME);
+        let leadership = election.campaign("me").await.expect("free");
+        world.network.next(Fate::late(millis(90)));
+        let observer = election.observe();
+        while world.network.scripted() > 0 {
+            tokio::time::sleep(millis(1)).await;
+        }
+        drop((keeper, election, leadership));
+        assert_eq!(world.server.kept(), 0);
+        drop(observer);
+    });
+}
