@@ -94,11 +94,6 @@ impl Network {
         self.network.next(fate);
     }
 
-    /// How many fates were decided for requests that are not sent yet.
-    pub fn scripted(&self) -> usize {
-        support::lock(&self.script).len()
-    }
-
     /// Other faults from now on.
     pub fn set(&self, faults: Faults) {
         *support::lock(&self.chance.faults) = faults;

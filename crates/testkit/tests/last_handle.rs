@@ -10,7 +10,10 @@ use std::{
 use lockkeeper_core::{
     Guard, Keeper, clock::Clock, memory::MemoryServer, store::Connector, testing::Virtual,
 };
-use lockkeeper_testkit::faulty::{Fate, Faults, Network, faulty};
+use lockkeeper_testkit::{
+    counting::RequestCounter,
+    faulty::{Fate, Faults, Network, faulty},
+};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 const NAME: &str = "stock/42";
@@ -33,15 +36,17 @@ fn runtime() -> Runtime {
 struct World {
     server: MemoryServer,
     network: Arc<Network>,
+    requests: RequestCounter,
 }
 
 impl World {
     fn new() -> Self {
-        Self { server: MemoryServer::new(Clock::boot()), network: Network::good() }
+        let (server, requests) = (MemoryServer::new(Clock::boot()), RequestCounter::default());
+        Self { server, network: Network::good(), requests }
     }
 
     fn connector(&self) -> Connector {
-        faulty(self.server.connector("memory:"), self.network.clone())
+        self.requests.of(faulty(self.server.connector("memory:"), self.network.clone()))
     }
 
     async fn keeper(&self) -> Keeper {
@@ -210,8 +215,10 @@ fn i18_a_task_of_the_keeper_is_not_the_last_handle() {
         let election = keeper.election(NAME);
         let leadership = election.campaign("me").await.expect("free");
         world.network.next(Fate::late(millis(90)));
+        let asked = || world.requests.so_far() - world.requests.watches();
+        let before = asked();
         let observer = election.observe();
-        while world.network.scripted() > 0 {
+        while asked() == before {
             tokio::time::sleep(millis(1)).await;
         }
         drop((keeper, election, leadership));

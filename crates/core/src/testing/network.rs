@@ -348,6 +348,10 @@ impl Store for DistantStore {
         self.inner.life_line()
     }
 
+    fn leave_caller(&self) {
+        self.inner.leave_caller();
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.inner.close()
     }
