@@ -2,7 +2,7 @@
 
 use lockkeeper::{
     Keeper,
-    store::{Capacity, Details, Name, ResourceView, Units},
+    store::{Capacity, Details, HolderView, Name, ResourceView, Units},
     support::duration,
 };
 use serde_json::{Value, json};
@@ -72,7 +72,7 @@ pub(crate) fn rows(views: &[ResourceView]) -> Vec<Vec<String>> {
                 process(&holder.details),
                 label(&holder.details),
                 duration::show(ago(holder.since)),
-                duration::show(holder.remaining),
+                left(holder),
                 holder.token.to_string(),
                 share,
                 view.waiters.len().to_string(),
@@ -89,13 +89,18 @@ pub(crate) fn rows(views: &[ResourceView]) -> Vec<Vec<String>> {
     rows
 }
 
+/// What is left of a holder's lease, or its length where the store cannot tell.
+fn left(holder: &HolderView) -> String {
+    holder.remaining.map_or_else(|| format!("up to {}", duration::show(holder.lease)), duration::show)
+}
+
 /// One name in full.
 fn details(view: &ResourceView) -> String {
     let kind = any_details(view).map_or("", |details| details.kind.word());
     let mut text = format!("{}: {kind}, capacity {}\n", plain(view.name.as_str()), view.capacity);
     let mut rows = Vec::new();
     for holder in &view.holders {
-        let mut left = format!("{} left", duration::show(holder.remaining));
+        let mut left = format!("{} left", left(holder));
         if holder.evicted {
             left += ", evicted";
         }
@@ -178,7 +183,7 @@ fn object(view: &ResourceView) -> Value {
                 "program": holder.details.process.program,
                 "label": holder.details.label.as_deref(),
                 "since": text::moment(holder.since),
-                "remaining_ms": u64::try_from(holder.remaining.as_millis()).unwrap_or(u64::MAX),
+                "remaining_ms": holder.remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
                 "units": units(holder.units),
             })
         })

@@ -74,6 +74,11 @@ pub struct Capability {
     pub lease_per_claim: bool,
     /// Whether a lease can outlive its process.
     pub detachable: bool,
+    /// Whether it has semaphores and latches.
+    pub counts_permits: bool,
+    /// Whether it may be a member of a quorum: one server, which grants numbers as high as it is asked to
+    /// ([`Claim::at_least`](crate::store::Claim::at_least), [`Renew::at_least`](crate::store::Renew::at_least)).
+    pub may_be_member: bool,
     /// Whether a process's death frees its locks before their leases end.
     pub frees_crashed_at_once: bool,
     /// The most entries of a group, and the most leases of one renewal.
@@ -108,6 +113,8 @@ impl Capability {
             max_lease: Duration::from_secs(24 * 3600),
             lease_per_claim: true,
             detachable: false,
+            counts_permits: false,
+            may_be_member: false,
             frees_crashed_at_once: false,
             group_limit: 1,
             requests_at_once: 1,

@@ -8,20 +8,21 @@ use crate::{
     capability::Capability,
     clock::Clock,
     engine::{
-        Alive, Engine, Settings, Stats, renewal,
-        terms::Terms,
+        Alive, Engine, Settings, Stats, release, renewal,
+        terms::{Terms, check_text},
         thread::{self, Stop, StopUnlessKept},
     },
-    error::{At, Error, InvalidInput, LeaseError, StoreError, StoreErrorKind},
+    error::{AcquireError, At, Error, InvalidInput, LeaseError, ReleaseError, StoreError, StoreErrorKind},
     id::{ContenderId, Ids, KeeperId},
     lock::{
-        Adopted, Election, Handle, Latch, Lease, Mutex, Owner, RwLock, Segmented, Semaphore, StoredFence,
+        AcquiredLease, Adopted, Election, Handle, Latch, Lease, LeaseClaim, Mutex, Owner, RwLock, Segmented,
+        Semaphore, StoredFence, lease,
     },
     name::Name,
     share::{Capacity, Units},
     store::{
-        Connector, Context, Evict, Evicted, Eviction, Kind, ListQuery, Page, ProcessInfo, ResourceView,
-        WakeSink,
+        Connector, Context, Evict, Evicted, Eviction, Kind, LatchPage, ListQuery, Page, ProcessInfo,
+        ResourceView, WakeSink,
     },
     token::Token,
 };
@@ -324,13 +325,66 @@ impl Keeper {
     /// # Errors
     /// [`LeaseError::NotHeld`] if it is over; [`LeaseError::Invalid`] if this store keeps no lease of that length.
     pub async fn adopt(&self, lease: &Lease) -> Result<Adopted, LeaseError> {
-        let engine = self.alive.engine();
-        let at = || At::resource(engine.store().url(), &lease.name, "adopt");
-        let terms = lease.terms();
-        // The rest was checked when it was granted, and of max_hold only a part is left.
-        terms.check_lease(engine.store().as_ref()).map_err(|why| LeaseError::Invalid { at: at(), why })?;
-        let owned = renewal::adopt(&self.alive, lease.detached(engine.next_id().seq, terms)).await?;
+        let detached = lease::checked(self.alive.engine(), lease, "adopt")?;
+        let owned = renewal::adopt(&self.alive, detached).await?;
         Ok(Adopted::new(owned, lease.kind, lease.units))
+    }
+
+    /// Gives a detached lease back with one request, without adopting it first. Its `min_hold` is kept.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not stop the release.
+    ///
+    /// # When the store is unreachable
+    /// Fails after the request limit; the keeper goes on trying until the lease ends by itself.
+    ///
+    /// # Errors
+    /// [`ReleaseError::NotHeld`] if it is over: somebody else may hold the lock.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
+    /// # let keeper = lockkeeper_core::testing::keeper().await;
+    /// let lease = keeper.mutex("deploy").detachable().lock().await?.into_lease().await?;
+    /// keeper.release_lease(&lease).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn release_lease(&self, lease: &Lease) -> Result<(), ReleaseError> {
+        let length = lease.terms().claim_lease();
+        release::leave_detached(self.alive.engine(), lease.leave(), length).await
+    }
+
+    /// Renews a detached lease for as long as it was taken for, with one request, and leaves it detached. Returns how
+    /// long it is certainly held from now on. A lease that was made with `expires_after` is only looked at.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves it open whether the lease was renewed.
+    ///
+    /// # When the store is unreachable
+    /// Fails after the request limit.
+    ///
+    /// # Errors
+    /// As [`adopt`](Self::adopt).
+    pub async fn renew_lease(&self, lease: &Lease) -> Result<Duration, LeaseError> {
+        lease::renew(self.alive.engine(), lease).await
+    }
+
+    /// Acquires a lease that belongs to no process from its grant on, for a caller that this program serves. It waits in
+    /// the queue for at most `limit`, or for as long as it takes; with a limit of zero it only tries. `None`: it is busy
+    /// and the caller does not wait.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the queue and gives back what was granted.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock_within`].
+    #[doc(hidden)]
+    pub async fn acquire_lease(
+        &self,
+        name: &str,
+        claim: &LeaseClaim,
+        limit: Option<Duration>,
+    ) -> Result<Option<AcquiredLease>, AcquireError> {
+        claim.acquire(&self.alive, name, limit).await
     }
 
     /// Gives everything back that this keeper holds or waits for, and returns when that is done.
@@ -404,6 +458,25 @@ impl Keeper {
         engine.ask("list", engine.store().list(&query)).await
     }
 
+    /// All latches whose names start with `prefix`, in order, at most `limit` (and at least one); go on with the `next`
+    /// of the page.
+    ///
+    /// # When the store is unreachable
+    /// Fails after the request limit.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the store could not be asked.
+    pub async fn latches(
+        &self,
+        prefix: &str,
+        after: Option<&Name>,
+        limit: usize,
+    ) -> Result<LatchPage, StoreError> {
+        let engine = self.alive.engine();
+        let query = ListQuery { prefix: prefix.to_owned(), after: after.cloned(), limit };
+        engine.ask("latches", engine.store().latches(&query)).await
+    }
+
     /// Takes a lock back from one holder, named by contender and token as
     /// [`inspect`](Self::inspect) shows them. [`Eviction`] says what the holder hears of it; a fixed
     /// lease is never renewed, so gracefully it only ends. False if it is not the holder.
@@ -423,7 +496,43 @@ impl Keeper {
         token: Token,
         how: Eviction,
     ) -> Result<bool, Error> {
-        let order = Evict { name: self.valid(name, "evict")?, contender, number: token.number(), how };
+        self.evict_as(name, contender, token, how, None).await
+    }
+
+    /// As [`evict`](Self::evict), and tells the holder why: see [`Guard::lost_because`](crate::Guard::lost_because). A
+    /// holder that is evicted at once does not hear it.
+    ///
+    /// # Cancel safety
+    /// As [`evict`](Self::evict).
+    ///
+    /// # When the store is unreachable
+    /// As [`evict`](Self::evict).
+    ///
+    /// # Errors
+    /// As [`evict`](Self::evict); [`Error::Invalid`] also for a reason of more than 4096 bytes.
+    pub async fn evict_because(
+        &self,
+        name: &str,
+        contender: ContenderId,
+        token: Token,
+        how: Eviction,
+        reason: &str,
+    ) -> Result<bool, Error> {
+        self.evict_as(name, contender, token, how, Some(reason)).await
+    }
+
+    async fn evict_as(
+        &self,
+        name: &str,
+        contender: ContenderId,
+        token: Token,
+        how: Eviction,
+        reason: Option<&str>,
+    ) -> Result<bool, Error> {
+        check_text("reason", reason)?;
+        let reason = reason.map(Into::into);
+        let order =
+            Evict { name: self.valid(name, "evict")?, contender, number: token.number(), how, reason };
         let engine = self.alive.engine();
         let evicted = engine.ask("evict", engine.store().evict(&order)).await;
         let evicted = evicted.map_err(|error| error.at(self.at(&order.name, "evict")))?;

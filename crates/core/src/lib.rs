@@ -35,6 +35,8 @@ pub use error::{
 };
 pub use id::{ContenderId, KeeperId};
 pub use keeper::{Keeper, KeeperBuilder};
+#[doc(hidden)]
+pub use lock::{AcquiredLease, LeaseClaim};
 pub use lock::{
     Adopted, All, AllGuard, DowngradeError, Election, Exclusive, Fence, Guard, IntoLeaseError, Latch,
     LatchState, Leader, Leadership, Leads, Lease, Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard,

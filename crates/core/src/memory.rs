@@ -18,8 +18,8 @@ use crate::{
     name::Name,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
-        Evicted, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, WakeSink,
-        Watch,
+        Evicted, LatchPage, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic,
+        Wake, WakeSink, Watch,
     },
 };
 
@@ -31,6 +31,8 @@ pub static CAPABILITY: Capability = {
     can.pushes = true;
     can.max_lease = Duration::from_secs(366 * 24 * 3600);
     can.detachable = true;
+    can.counts_permits = true;
+    can.may_be_member = true;
     can.group_limit = 1024;
     can.client_crash = Survives::NotApplicable;
     can.restart = Survives::NotApplicable;
@@ -81,11 +83,11 @@ impl MemoryServer {
 
     /// Connects a keeper to this store; `url` is what messages call it.
     pub fn connector(&self, url: &str) -> Connector {
-        let (server, url) = (self.clone(), Arc::from(url));
-        Connector::new(move |context: Context| async move {
-            let (keeper, wakes) = (context.keeper, context.wakes);
-            server.0.lock().keepers.insert(keeper, wakes);
-            Ok(Arc::new(MemoryStore { server, keeper, url }) as Arc<dyn Store>)
+        let (server, url) = (self.clone(), Arc::<str>::from(url));
+        Connector::new(move |context: Context| {
+            let (keeper, server, url) = (context.keeper, server.clone(), Arc::clone(&url));
+            server.0.lock().keepers.insert(keeper, context.wakes);
+            std::future::ready(Ok(Arc::new(MemoryStore { server, keeper, url }) as Arc<dyn Store>))
         })
     }
 
@@ -233,6 +235,10 @@ impl Store for MemoryStore {
 
     fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
         ready(self.run(|state, now| state.model.list(now, query)))
+    }
+
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        ready(self.run(|state, _| state.model.latches(query)))
     }
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {

@@ -38,9 +38,9 @@ mod messages;
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 pub use messages::{
-    Admit, Admitted, Answer, Answers, Claim, Count, CountAction, CountState, Counted, Details, Evict,
-    Evicted, Eviction, Grant, GrantNotice, HolderView, Kind, Leave, Left, ListQuery, Page, ProcessInfo,
-    Renew, Renewed, Request, ResourceView, StoreTime, Verdict, WaiterView,
+    Admit, Admitted, Answer, Answers, Attachment, Claim, Count, CountAction, CountState, Counted, Details,
+    Evict, Evicted, Eviction, Grant, GrantNotice, HolderView, Kind, LatchPage, Leave, Left, ListQuery, Page,
+    ProcessInfo, Renew, Renewed, Request, ResourceView, StoreTime, Verdict, WaiterView,
 };
 
 use crate::{capability::Capability, clock::Clock, error::StoreError, id::KeeperId, name::Name};
@@ -171,6 +171,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// All resources that are held or waited for.
     fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page>;
 
+    /// All latches.
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage>;
+
     /// Takes a lock back.
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted>;
 
@@ -197,7 +200,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-/// Makes a store for a keeper: what a store crate exports, one function per URL.
+/// Makes a store for a keeper: what a store crate exports, one function per URL. Each call connects anew.
 ///
 /// ```
 /// use lockkeeper::{StoreError, error::StoreErrorKind, store::Connector};
@@ -207,20 +210,21 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 /// });
 /// # drop(never);
 /// ```
-pub struct Connector(Box<dyn FnOnce(Context) -> Reply<'static, Arc<dyn Store>> + Send>);
+#[derive(Clone)]
+pub struct Connector(Arc<dyn Fn(Context) -> Reply<'static, Arc<dyn Store>> + Send + Sync>);
 
 impl Connector {
-    /// A connector that calls `connect`, once.
+    /// A connector that calls `connect` each time.
     pub fn new<F, R>(connect: F) -> Self
     where
-        F: FnOnce(Context) -> R + Send + 'static,
+        F: Fn(Context) -> R + Send + Sync + 'static,
         R: Future<Output = Result<Arc<dyn Store>, StoreError>> + Send + 'static,
     {
-        Self(Box::new(|context| Box::pin(connect(context))))
+        Self(Arc::new(move |context| Box::pin(connect(context))))
     }
 
     /// Connects.
-    pub fn connect(self, context: Context) -> Reply<'static, Arc<dyn Store>> {
+    pub fn connect(&self, context: Context) -> Reply<'static, Arc<dyn Store>> {
         (self.0)(context)
     }
 }

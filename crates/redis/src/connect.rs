@@ -20,9 +20,10 @@ use crate::{
 };
 
 pub(crate) fn connector(settings: Settings) -> Connector {
-    Connector::new(
-        move |context| async move { Ok(Arc::new(open(settings, context).await?) as Arc<dyn Store>) },
-    )
+    Connector::new(move |context| {
+        let settings = settings.clone();
+        async move { Ok(Arc::new(open(settings, context).await?) as Arc<dyn Store>) }
+    })
 }
 
 async fn open(settings: Settings, context: Context) -> Result<RedisStore, StoreError> {

@@ -207,8 +207,8 @@ impl RedisStore {
         self.doubt_unreplicated(&mut each, written).await;
         for (renew, renewed) in leases.iter().zip(&each) {
             match renewed {
-                Renewed::Held { remaining } if !renew.detach => {
-                    self.servers.follow_master(renew.contender, *remaining);
+                Renewed::Held(grant) if !renew.detach => {
+                    self.servers.follow_master(renew.contender, grant.remaining);
                 }
                 // The watchdog asks again.
                 Renewed::Unknown => {}

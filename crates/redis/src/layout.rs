@@ -107,6 +107,11 @@ impl Keys {
         self.name_in(key.strip_suffix('}')?)
     }
 
+    /// The name of the latch whose key is `key`.
+    pub(crate) fn name_of_latch(&self, key: &str) -> Option<Name> {
+        self.name_in(key.strip_suffix("}:latch")?)
+    }
+
     fn name_in(&self, key: &str) -> Option<Name> {
         Name::new(percent::decode(key.strip_prefix(&self.prefix)?.strip_prefix('{')?)?).ok()
     }
@@ -123,6 +128,11 @@ impl Keys {
             pattern.push(letter);
         }
         pattern + "*}"
+    }
+
+    /// The same for latches.
+    pub(crate) fn latch_pattern(&self, prefix: &str) -> String {
+        self.pattern(prefix) + ":latch"
     }
 }
 
@@ -222,6 +232,8 @@ mod tests {
                 let name = name(text);
                 let key = keys.resource(&name);
                 assert_eq!(keys.name(&key), Some(name.clone()));
+                assert_eq!(keys.name_of_latch(&keys.latch(&name)), Some(name.clone()));
+                assert_eq!(keys.name_of_latch(&key), None);
                 for other in [key.clone(), keys.latch(&name), keys.fence(&name)] {
                     assert_eq!(slot(&other), slot(&key), "{other}");
                     assert!(seen.insert(other.clone()) && other.starts_with("ns:"), "{other}");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use lockkeeper_core::{
     Name, StoreError,
-    store::{ListQuery, Page, ResourceView},
+    store::{LatchPage, ListQuery, Page, ResourceView},
 };
 
 use crate::{
@@ -21,11 +21,7 @@ const KEYS_PER_STEP: usize = 1000;
 impl RedisStore {
     /// The views of these resources, without those that have neither holders nor waiters.
     pub(crate) async fn inspect_all(&self, names: &[Name]) -> Result<Vec<ResourceView>, StoreError> {
-        let inspect = |name: &Name| {
-            let key = self.keys.resource(name);
-            Call::new(&INSPECT, &self.keys, name, 1, move |command, nonce| _ = command.arg(&key).arg(nonce))
-        };
-        let calls: Vec<_> = names.iter().map(inspect).collect();
+        let calls: Vec<_> = names.iter().map(|name| self.read_key(name, self.keys.resource(name))).collect();
         let mut views = Vec::new();
         for (name, reply) in names.iter().zip(self.servers.run(Priority::Normal, &calls).await) {
             views.extend(Reader::new(reply?).view(name)?);
@@ -33,10 +29,33 @@ impl RedisStore {
         Ok(views)
     }
 
+    /// A call that reads a key of the resource or latch `name`.
+    fn read_key<'a>(&self, name: &Name, key: String) -> Call<'a> {
+        Call::new(&INSPECT, &self.keys, name, 1, move |command, nonce| _ = command.arg(&key).arg(nonce))
+    }
+
+    pub(crate) async fn page_of_latches(&self, query: &ListQuery) -> Result<LatchPage, StoreError> {
+        let pattern = self.keys.latch_pattern(&query.prefix);
+        let mut names = self.names(&pattern, |key| self.keys.name_of_latch(key)).await?;
+        names.retain(|name| query.asks_for(name));
+        let mut latches = Vec::new();
+        for names in names.chunks(CAPABILITY.group_limit) {
+            let calls: Vec<_> = names.iter().map(|name| self.read_key(name, self.keys.latch(name))).collect();
+            for (name, reply) in names.iter().zip(self.servers.run(Priority::Normal, &calls).await) {
+                latches.extend(Reader::new(reply?).latch()?.map(|state| (name.clone(), state)));
+            }
+            if latches.len() > query.limit.max(1) {
+                break;
+            }
+        }
+        Ok(LatchPage::cut(latches, query))
+    }
+
     pub(crate) async fn page(&self, query: &ListQuery) -> Result<Page, StoreError> {
         let limit = query.limit.max(1);
-        let mut names = self.names(&query.prefix).await?;
-        names.retain(|name| query.after.as_ref().is_none_or(|after| name > after));
+        let pattern = self.keys.pattern(&query.prefix);
+        let mut names = self.names(&pattern, |key| self.keys.name(key)).await?;
+        names.retain(|name| query.asks_for(name));
         let mut resources = Vec::new();
         for names in names.chunks(CAPABILITY.group_limit) {
             resources.append(&mut self.inspect_all(names).await?);
@@ -50,32 +69,32 @@ impl RedisStore {
         Ok(Page { resources, next })
     }
 
-    /// The names of all resources that start with `prefix`, in order. Goes through all keys of all servers.
-    async fn names(&self, prefix: &str) -> Result<Vec<Name>, StoreError> {
+    /// The names that `name_of` finds in the keys that match `pattern`, in order. Goes through all keys of all servers.
+    async fn names(
+        &self,
+        pattern: &str,
+        name_of: impl Fn(&str) -> Option<Name> + Send + Sync,
+    ) -> Result<Vec<Name>, StoreError> {
         let mut names = BTreeSet::new();
         for server in &self.servers.map().in_use() {
-            self.scan(server, prefix, &mut names).await?;
+            names.extend(self.scan(server, pattern).await?.iter().filter_map(|key| name_of(key)));
         }
-        Ok(names.into_iter().filter(|name| name.as_str().starts_with(prefix)).collect())
+        Ok(names.into_iter().collect())
     }
 
-    /// Adds the names of one server, and perhaps some that start with something else.
-    async fn scan(
-        &self,
-        server: &Server,
-        prefix: &str,
-        names: &mut BTreeSet<Name>,
-    ) -> Result<(), StoreError> {
+    /// The keys of one server that match `pattern`.
+    async fn scan(&self, server: &Server, pattern: &str) -> Result<Vec<String>, StoreError> {
+        let mut all = Vec::new();
         let mut cursor = "0".to_owned();
         loop {
             let mut scan = redis::cmd("SCAN");
-            scan.arg(&cursor).arg("MATCH").arg(self.keys.pattern(prefix)).arg("COUNT").arg(KEYS_PER_STEP);
+            scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(KEYS_PER_STEP);
             let found = self.servers.ask(Priority::Normal, server, scan).await?;
-            let (next, keys): (String, Vec<String>) =
+            let (next, mut keys): (String, Vec<String>) =
                 redis::from_redis_value(found).map_err(|_| trouble::nonsense("a page of keys"))?;
-            names.extend(keys.iter().filter_map(|key| self.keys.name(key)));
+            all.append(&mut keys);
             if next == "0" {
-                return Ok(());
+                return Ok(all);
             }
             cursor = next;
         }

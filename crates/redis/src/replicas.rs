@@ -100,7 +100,7 @@ impl RedisStore {
         let mut replicas = self.replicas(Priority::Urgent);
         for Written { entries, source } in written {
             let entries = &mut renewed[entries];
-            let is_held = |renewed: &Renewed| matches!(renewed, Renewed::Held { .. });
+            let is_held = |renewed: &Renewed| matches!(renewed, Renewed::Held(_));
             if !entries.iter().any(is_held) {
                 continue;
             }

@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use lockkeeper_core::{
     Capability, KeeperId, Name, Survives,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, Eviction, ListQuery,
-        Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, Eviction, LatchPage,
+        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
     support::background::Background,
 };
@@ -27,6 +27,7 @@ pub static CAPABILITY: Capability = {
     can.min_lease = Duration::from_millis(100);
     can.max_lease = Duration::from_secs(366 * 24 * 3600);
     can.detachable = true;
+    can.counts_permits = true;
     can.group_limit = 256;
     can.requests_at_once = 3;
     can.client_crash = Survives::Fully;
@@ -107,8 +108,12 @@ impl Store for RedisStore {
         Box::pin(self.page(query))
     }
 
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        Box::pin(self.page_of_latches(query))
+    }
+
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
-        let Evict { name, contender, number, how } = order;
+        let Evict { name, contender, number, how, reason: _ } = order;
         let call = Call::new(&EVICT, &self.keys, name, 2, move |command, nonce| {
             command.arg(self.keys.high_water(name)).arg(self.keys.resource(name)).arg(nonce);
             command.arg(contender.to_string()).arg(*number).arg(u8::from(*how == Eviction::Immediate));

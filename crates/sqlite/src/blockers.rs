@@ -31,7 +31,7 @@ mod tests {
     use lockkeeper_core::{
         Capacity, Name, Units,
         model::{Effects, HighWater, Now},
-        store::{Claim, Details, Kind, ProcessInfo, StoreTime},
+        store::{Attachment, Claim, Details, Kind, ProcessInfo, StoreTime},
     };
 
     use super::*;
@@ -53,7 +53,9 @@ mod tests {
                 capacity,
                 lease: Duration::from_secs(60),
                 queue: true,
-                detachable: false,
+                attachment: Attachment::Process,
+                renewed: true,
+                at_least: 0,
                 min_hold: Duration::ZERO,
                 not_after: StoreTime(u64::MAX),
                 stamp: 1,

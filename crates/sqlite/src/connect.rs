@@ -19,9 +19,10 @@ use crate::{
 
 /// Connects keepers to the file that `settings` name.
 pub(crate) fn connector(settings: Settings) -> Connector {
-    Connector::new(
-        move |context| async move { Ok(Arc::new(connect(settings, context).await?) as Arc<dyn Store>) },
-    )
+    Connector::new(move |context| {
+        let settings = settings.clone();
+        async move { Ok(Arc::new(connect(settings, context).await?) as Arc<dyn Store>) }
+    })
 }
 
 async fn connect(settings: Settings, context: Context) -> Result<SqliteStore, StoreError> {

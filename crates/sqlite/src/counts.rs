@@ -1,12 +1,47 @@
 //! Latches: the tables `latch` and `counted`.
 
 use lockkeeper_core::{
+    StoreError,
     model::{COUNT_MEMORY, Counter},
-    store::{Count, CountAction, CountState, Counted, Topic},
+    store::{Count, CountAction, CountState, Counted, LatchPage, ListQuery, Topic},
 };
-use rusqlite::{OptionalExtension, Result, Row, params};
+use rusqlite::{OptionalExtension, Result, Row, Transaction, params};
 
-use crate::{codec::unsigned, subscribers, work::Work};
+use crate::{
+    codec::{self, unsigned},
+    database::Database,
+    subscribers,
+    ticket::Ticket,
+    work::Work,
+};
+
+impl Database {
+    /// A part of all latches.
+    pub(crate) fn latches(&mut self, ticket: &Ticket, query: &ListQuery) -> Result<LatchPage, StoreError> {
+        ticket.begin();
+        self.read(|transaction, _| page_of(transaction, query))
+    }
+}
+
+fn page_of(transaction: &Transaction<'_>, query: &ListQuery) -> Result<LatchPage> {
+    let after = query.after.as_ref().map_or("", |name| name.as_str());
+    let mut find = transaction.prepare_cached(
+        "SELECT remaining, initial, opened, born, name FROM latch WHERE name >= ?1 AND name > ?2 ORDER BY name",
+    )?;
+    let mut rows = find.query([query.prefix.as_str(), after])?;
+    let mut latches = Vec::new();
+    // One more than the page has shows that there are more.
+    while let Some(row) = rows.next()?
+        && latches.len() <= query.limit.max(1)
+    {
+        let name = codec::name_from(row.get(4)?)?;
+        if !query.asks_for(&name) {
+            break;
+        }
+        latches.push((name, state_from(row, 0)?));
+    }
+    Ok(LatchPage::cut(latches, query))
+}
 
 impl Work<'_> {
     /// Does a latch operation. However often it arrives, it counts once.

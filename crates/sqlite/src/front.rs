@@ -50,7 +50,7 @@ mod tests {
 
     use lockkeeper_core::{
         Capacity, ContenderId, KeeperId, Units,
-        store::{Details, Kind, ProcessInfo, StoreTime},
+        store::{Attachment, Details, Kind, ProcessInfo, StoreTime},
     };
 
     use super::*;
@@ -68,7 +68,9 @@ mod tests {
             capacity: Capacity::All,
             lease,
             queue: true,
-            detachable: false,
+            attachment: Attachment::Process,
+            renewed: true,
+            at_least: 0,
             min_hold: Duration::ZERO,
             not_after: StoreTime(u64::MAX),
             stamp: seq,

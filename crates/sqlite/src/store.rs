@@ -9,8 +9,8 @@ use std::{
 use lockkeeper_core::{
     Capability, KeeperId, Name, Survives,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Count, CountAction, Counted, Evict, Evicted, ListQuery,
-        Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Count, CountAction, Counted, Evict, Evicted, LatchPage,
+        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
     support,
 };
@@ -28,6 +28,7 @@ pub static CAPABILITY: Capability = {
     can.min_lease = Duration::from_millis(100);
     can.max_lease = Duration::from_secs(366 * 24 * 3600);
     can.detachable = true;
+    can.counts_permits = true;
     can.frees_crashed_at_once = true;
     can.group_limit = 1024;
     can.client_crash = Survives::Fully;
@@ -112,6 +113,11 @@ impl Store for SqliteStore {
     fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
         let query = query.clone();
         Box::pin(self.writer.ask(Urgency::Usual, move |database, ticket| database.list(ticket, &query)))
+    }
+
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        let query = query.clone();
+        Box::pin(self.writer.ask(Urgency::Usual, move |database, ticket| database.latches(ticket, &query)))
     }
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {

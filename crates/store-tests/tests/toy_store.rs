@@ -13,8 +13,8 @@ use lockkeeper_core::{
     Capability, KeeperId, Name, StoreError, StoreErrorKind, Survives,
     model::{Effects, Model, Now},
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Count, Counted, Evict, Evicted, ListQuery,
-        Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime, Topic, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Count, Counted, Evict, Evicted, LatchPage,
+        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime, Topic, Watch,
     },
 };
 use lockkeeper_store_tests::{run, trials};
@@ -25,6 +25,8 @@ static CAPABILITY: Capability = {
     let mut can = Capability::new("toy");
     can.min_lease = Duration::from_millis(100);
     can.detachable = true;
+    can.counts_permits = true;
+    can.may_be_member = true;
     can.group_limit = 16;
     can.client_crash = Survives::NotApplicable;
     can.restart = Survives::NotApplicable;
@@ -142,6 +144,11 @@ impl Store for Toy {
         self.ask(move |server| server.model.list(server.now(), &query))
     }
 
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        let query = query.clone();
+        self.ask(move |server| server.model.latches(&query))
+    }
+
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
         let order = order.clone();
         self.ask(move |server| {
@@ -171,8 +178,9 @@ impl Store for Toy {
 /// Step 7: the connector, which is all that the rest of the world sees of a store.
 fn connector(jobs: &mpsc::Sender<Job>, id: &Arc<str>) -> Connector {
     let (jobs, id) = (jobs.clone(), id.clone());
-    Connector::new(move |_context| async move {
-        Ok(Arc::new(Toy { url: "toy:".into(), id, jobs }) as Arc<dyn Store>)
+    Connector::new(move |_context| {
+        let toy = Toy { url: "toy:".into(), id: id.clone(), jobs: jobs.clone() };
+        std::future::ready(Ok(Arc::new(toy) as Arc<dyn Store>))
     })
 }
 

@@ -12,8 +12,8 @@ use lockkeeper_core::{
     ContenderId, Name,
     store::{
         Admit, Admitted, Answer, Answers, Claim, Connector, Context, Count, CountAction, Counted, Evict,
-        Evicted, Grant, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store,
-        StoreTime, Topic, Verdict, Wake, WakeSink, Watch,
+        Evicted, Grant, LatchPage, Leave, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView,
+        Store, StoreTime, Topic, Verdict, Wake, WakeSink, Watch,
     },
     support,
 };
@@ -119,7 +119,7 @@ pub fn broken(connector: Connector, bug: Bug) -> Connector {
     if bug == Bug::None {
         return connector;
     }
-    Connector::new(move |mut context: Context| async move {
+    Connector::new(move |mut context: Context| {
         if bug == Bug::LostWakeWithoutPoll {
             let sink = context.wakes.clone();
             context.wakes = WakeSink::new(move |wake| {
@@ -128,8 +128,11 @@ pub fn broken(connector: Connector, bug: Bug) -> Connector {
                 }
             });
         }
-        let inner = connector.connect(context).await?;
-        Ok(Arc::new(BrokenStore { inner, bug, memory: Arc::default() }) as Arc<dyn Store>)
+        let connecting = connector.connect(context);
+        async move {
+            let inner = connecting.await?;
+            Ok(Arc::new(BrokenStore { inner, bug, memory: Arc::default() }) as Arc<dyn Store>)
+        }
     })
 }
 
@@ -145,6 +148,7 @@ struct BrokenStore {
 struct Memory {
     copies: u64,
     undead: HashMap<ContenderId, Claim>,
+    held: HashMap<ContenderId, Grant>,
 }
 
 impl BrokenStore {
@@ -200,6 +204,7 @@ impl BrokenStore {
                     lease: Duration::from_secs(5),
                     lower_to: None,
                     detach: false,
+                    at_least: 0,
                 };
                 drop(inner.renew(&[renew]).await);
                 let again = Claim { again: true, not_after: StoreTime(u64::MAX), ..claim };
@@ -211,9 +216,9 @@ impl BrokenStore {
     /// Spoils an answer on its way out.
     fn spoil_verdict(&self, claim: &Claim, verdict: Verdict, took: Duration) -> Verdict {
         match (self.bug, verdict) {
-            (Bug::TokenReset, Verdict::Granted(mut grant)) => {
-                grant.number = 1 + grant.number % 7;
-                grant.floor = grant.number;
+            (Bug::TokenReset, Verdict::Granted(grant)) => Verdict::Granted(reset(grant)),
+            (Bug::RenewalRevives, Verdict::Granted(grant)) => {
+                self.memory().held.insert(claim.contender, grant);
                 Verdict::Granted(grant)
             }
             (Bug::DeadlineAfterReply, Verdict::Granted(mut grant)) => {
@@ -238,6 +243,12 @@ impl BrokenStore {
         memory.copies += 1;
         memory.copies.is_multiple_of(5)
     }
+}
+
+/// The grant with a number that does not grow.
+fn reset(grant: Grant) -> Grant {
+    let number = 1 + grant.number % 7;
+    Grant { number, floor: number, ..grant }
 }
 
 /// A grant that the store knows nothing of.
@@ -284,11 +295,18 @@ impl Store for BrokenStore {
             let mut answers = self.inner.renew(&spoiled).await?;
             for (renew, answer) in leases.iter().zip(&mut answers.each) {
                 match (self.bug, &mut *answer) {
-                    (Bug::RenewalRevives, Renewed::Gone) => {
-                        *answer = Renewed::Held { remaining: renew.lease }
+                    (Bug::RenewalRevives, Renewed::Held(grant)) => {
+                        self.memory().held.insert(renew.contender, *grant);
                     }
-                    (Bug::DeadlineAfterReply, Renewed::Held { remaining }) => *remaining += asked.elapsed(),
-                    (Bug::FullLeaseTold, Renewed::Held { remaining }) => *remaining = renew.lease,
+                    (Bug::RenewalRevives, Renewed::Gone) => {
+                        let held = self.memory().held.get(&renew.contender).copied();
+                        // Of a lease that it never knew, it has the number that the behaviour suite made up.
+                        let made_up = Grant { number: 9, floor: 9, remaining: renew.lease };
+                        *answer = Renewed::Held(Grant { remaining: renew.lease, ..held.unwrap_or(made_up) });
+                    }
+                    (Bug::TokenReset, Renewed::Held(grant)) => *grant = reset(*grant),
+                    (Bug::DeadlineAfterReply, Renewed::Held(grant)) => grant.remaining += asked.elapsed(),
+                    (Bug::FullLeaseTold, Renewed::Held(grant)) => grant.remaining = renew.lease,
                     _ => {}
                 }
             }
@@ -321,6 +339,10 @@ impl Store for BrokenStore {
             }
             Ok(page)
         })
+    }
+
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        self.inner.latches(query)
     }
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {

@@ -8,8 +8,8 @@ use std::sync::{
 use lockkeeper_core::{
     Name,
     store::{
-        Admit, Admitted, Answer, Answers, Connector, Context, Count, Counted, Evict, Evicted, ListQuery,
-        Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        Admit, Admitted, Answer, Answers, Connector, Context, Count, Counted, Evict, Evicted, LatchPage,
+        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
 };
 
@@ -39,9 +39,9 @@ impl RequestCounter {
     /// The store that `connector` connects to, with its requests counted here.
     pub fn of(&self, connector: Connector) -> Connector {
         let requests = self.clone();
-        Connector::new(|context: Context| async move {
-            let inner = connector.connect(context).await?;
-            Ok(Arc::new(CountingStore { inner, requests }) as Arc<dyn Store>)
+        Connector::new(move |context: Context| {
+            let (connecting, requests) = (connector.connect(context), requests.clone());
+            async move { Ok(Arc::new(CountingStore { inner: connecting.await?, requests }) as Arc<dyn Store>) }
         })
     }
 }
@@ -83,6 +83,10 @@ impl Store for CountingStore {
 
     fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
         self.ask().list(query)
+    }
+
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        self.ask().latches(query)
     }
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {

@@ -6,8 +6,8 @@ use lockkeeper_core::{
     Capability, Name,
     store::{
         Admit, Admitted, Answer, Answers, Claim, Connector, Context, Count, Counted, Evict, Evicted,
-        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Verdict, Wake, WakeSink,
-        Watch,
+        LatchPage, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Verdict,
+        Wake, WakeSink, Watch,
     },
 };
 
@@ -71,17 +71,20 @@ impl Overrides {
     /// The store that `connector` connects to, with these overrides.
     pub fn of(self, connector: Connector) -> Connector {
         let overrides = Arc::new(self);
-        Connector::new(move |mut context: Context| async move {
+        Connector::new(move |mut context: Context| {
             let (sink, of_wakes) = (context.wakes.clone(), overrides.clone());
             context.wakes = WakeSink::new(move |wake| {
                 if let Some(wake) = (of_wakes.wake)(wake) {
                     sink.wake(wake);
                 }
             });
-            let inner = connector.connect(context).await?;
-            let mut capability = inner.capability().clone();
-            (overrides.capability)(&mut capability);
-            Ok(Arc::new(OverriddenStore { inner, overrides, capability }) as Arc<dyn Store>)
+            let (connecting, overrides) = (connector.connect(context), overrides.clone());
+            async move {
+                let inner = connecting.await?;
+                let mut capability = inner.capability().clone();
+                (overrides.capability)(&mut capability);
+                Ok(Arc::new(OverriddenStore { inner, overrides, capability }) as Arc<dyn Store>)
+            }
         })
     }
 }
@@ -136,6 +139,10 @@ impl Store for OverriddenStore {
 
     fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
         self.inner.list(query)
+    }
+
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        self.inner.latches(query)
     }
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {

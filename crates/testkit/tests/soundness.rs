@@ -33,7 +33,7 @@ async fn behind_a_network(world: &Virtual) -> (Keeper, Arc<Network>) {
 /// What is left of the first holder's lease, by the store's own clock.
 async fn left_at_the_store(keeper: &Keeper) -> Duration {
     let view = keeper.inspect(NAME).await.expect("a good network");
-    view.and_then(|view| Some(view.holders.first()?.remaining)).unwrap_or_default()
+    view.and_then(|view| view.holders.first()?.remaining).unwrap_or_default()
 }
 
 /// Invariant I3: whoever believes to hold ends believing before the store ends the lease.

@@ -357,9 +357,9 @@ async fn a_doubled_message_does_not_overtake_the_release_under_way() {
         })
         .of(store);
     let sink = told.clone();
-    let store = Connector::new(move |context: lockkeeper_core::store::Context| async move {
+    let store = Connector::new(move |context: lockkeeper_core::store::Context| {
         *support::lock(&sink) = Some(context.wakes.clone());
-        store.connect(context).await
+        store.connect(context)
     });
     let ours = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("memory");
     let theirs = world.keeper().await;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{ContenderId, StoreError, support::background::Background};
+use lockkeeper_core::{ContenderId, StoreError, store::Renewed, support::background::Background};
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult};
 
 use crate::{
@@ -15,13 +15,13 @@ use crate::{
 pub(crate) const TRIES: u32 = 10;
 
 /// What came of a change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Changed {
     Done,
     /// The node is gone, or belongs to another session.
     Gone,
-    /// An operator wants it back, so nothing was changed.
-    Evicted,
+    /// An operator wants it back, so nothing was changed. This is the answer to a renewal.
+    Evicted(Renewed),
 }
 
 /// Whether a node that an operator wants back is changed.
@@ -96,7 +96,7 @@ impl KeeperState {
             _ => own.clone(),
         };
         if data.evicted && if_evicted == IfEvicted::Leave {
-            return Ok(Changed::Evicted);
+            return Ok(Changed::Evicted(data.refused_renewal()));
         }
         change(&mut data);
         match self.write_data(&session, &node, marker, &data, version).await {

@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, Name, Units,
-    store::{Details, Kind, ProcessInfo},
+    store::{Claim, Details, Kind, ProcessInfo, Renewed},
     support::percent,
 };
 
@@ -122,6 +122,10 @@ pub(crate) struct ClaimData {
     pub(crate) granted: bool,
     /// An operator wants it back.
     pub(crate) evicted: bool,
+    /// Why the operator wants it back, in words.
+    pub(crate) reason: Option<Arc<str>>,
+    /// Nobody renews it.
+    pub(crate) fixed: bool,
     /// Only its lease ends it.
     pub(crate) detached: bool,
     /// Its owner has left before the minimum hold.
@@ -130,8 +134,27 @@ pub(crate) struct ClaimData {
 
 impl ClaimData {
     pub(crate) fn new(lease: Duration, details: Details) -> Self {
-        let (granted, evicted, detached, retired) = (false, false, false, false);
-        Self { lease, details, number: None, granted, evicted, detached, retired }
+        Self {
+            lease,
+            details,
+            number: None,
+            granted: false,
+            evicted: false,
+            reason: None,
+            fixed: false,
+            detached: false,
+            retired: false,
+        }
+    }
+
+    /// The data that the node of a claim begins with.
+    pub(crate) fn of(claim: &Claim) -> Self {
+        Self { fixed: !claim.renewed, ..Self::new(claim.lease, claim.details.clone()) }
+    }
+
+    /// The answer to a renewal of a claim that an operator wants back.
+    pub(crate) fn refused_renewal(&self) -> Renewed {
+        Renewed::Evicted(self.reason.clone())
     }
 
     /// The grant number of the claim whose node was made by the transaction `czxid`.
@@ -149,7 +172,7 @@ impl ClaimData {
             process.pid,
             encode(&process.program),
         );
-        for (word, value) in [("label", label), ("value", value)] {
+        for (word, value) in [("label", label), ("value", value), ("reason", &self.reason)] {
             if let Some(value) = value {
                 text.push_str(&format!("{word} {}\n", encode(value)));
             }
@@ -160,6 +183,7 @@ impl ClaimData {
         let flags = [
             ("granted", self.granted),
             ("evicted", self.evicted),
+            ("fixed", self.fixed),
             ("detached", self.detached),
             ("retired", self.retired),
         ];
@@ -190,6 +214,8 @@ impl ClaimData {
                 "number" => data.number = value.parse().ok(),
                 "granted" => data.granted = true,
                 "evicted" => data.evicted = true,
+                "reason" => data.reason = decode(value).map(Into::into),
+                "fixed" => data.fixed = true,
                 "detached" => data.detached = true,
                 "retired" => data.retired = true,
                 _ => {}
@@ -263,8 +289,13 @@ mod tests {
             label: Some("two\nlines, ü %".into()),
             value: Some("".into()),
         };
-        let data =
-            ClaimData { number: Some(9), evicted: true, ..ClaimData::new(Duration::from_secs(30), details) };
+        let data = ClaimData {
+            number: Some(9),
+            evicted: true,
+            reason: Some("a\nb".into()),
+            fixed: true,
+            ..ClaimData::new(Duration::from_secs(30), details)
+        };
         assert_eq!(ClaimData::from_bytes(&data.to_bytes()), data);
     }
 

@@ -28,6 +28,7 @@ pub static CAPABILITY: Capability = {
     can.max_lease = Duration::from_secs(366 * 24 * 3600);
     can.lease_per_claim = false;
     can.detachable = true;
+    can.counts_permits = true;
     can.group_limit = 256;
     can.client_crash = Survives::Fully;
     can.restart = Survives::Fully;
@@ -38,11 +39,12 @@ pub static CAPABILITY: Capability = {
 
 /// Connects a keeper by `settings`.
 pub(crate) fn connector(settings: Settings) -> Connector {
-    Connector::new(move |context| async move {
-        let background = context.background.clone();
-        let connected = background.spawn(connect(settings, context)).await;
-        let store = connected.unwrap_or_else(|_| Err(trouble(Error::ClientClosed)))?;
-        Ok(Arc::new(store) as Arc<dyn Store>)
+    Connector::new(move |context| {
+        let connecting = context.background.clone().spawn(connect(settings.clone(), context));
+        async move {
+            let store = connecting.await.unwrap_or_else(|_| Err(trouble(Error::ClientClosed)))?;
+            Ok(Arc::new(store) as Arc<dyn Store>)
+        }
     })
 }
 

@@ -8,11 +8,12 @@ use std::time::Duration;
 use lockkeeper_core::{
     StoreError,
     model::{COUNT_MEMORY, Counter, HighWater, Now},
-    store::{Answers, Count, CountAction, CountState, Counted},
+    store::{Answers, Count, CountAction, CountState, Counted, LatchPage, ListQuery},
 };
 use zookeeper_client::{Error, MultiWriteError, MultiWriteResult};
 
 use crate::{
+    codec::name_of,
     keeper::KeeperState,
     nodes::{add_number, grant_number, number_of},
     session::Session,
@@ -94,6 +95,32 @@ impl KeeperState {
             }
         }
         Ok(Answers { now, each: vec![counted] })
+    }
+
+    /// One page of all latches.
+    pub(crate) async fn latches(
+        &self,
+        session: &Session,
+        query: &ListQuery,
+    ) -> Result<LatchPage, StoreError> {
+        let folder = self.settings.paths.latches();
+        let synced = session.client.sync(&folder);
+        let listed = session.client.list_children(&folder);
+        session.read(synced).await.map_err(trouble)?;
+        let children = session.read(listed).await.map_err(trouble)?;
+        let mut names: Vec<_> = children.iter().filter_map(|child| name_of(child)).collect();
+        names.retain(|name| query.asks_for(name));
+        names.sort_unstable();
+        let mut latches = Vec::new();
+        for name in names {
+            let Some((data, stat)) = session.data(&self.settings.paths.latch(&name)).await? else { continue };
+            latches.extend(read_state(&data, stat.czxid).map(|state| (name, state)));
+            // One more than the page has shows that there are more.
+            if latches.len() > query.limit.max(1) {
+                break;
+            }
+        }
+        Ok(LatchPage::cut(latches, query))
     }
 
     async fn count_once(&self, session: &Session, count: &Count) -> Result<Counted, StoreError> {

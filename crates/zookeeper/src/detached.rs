@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, Name, StoreError, StoreErrorKind, Units,
-    store::{Renew, Renewed},
+    store::{Grant, Renew, Renewed},
 };
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::Error;
@@ -43,9 +43,9 @@ pub(crate) struct FoundLease {
 impl KeeperState {
     /// Lets a lease outlive this process: from now on only the lease ends it.
     pub(crate) async fn detach(&self, renew: &Renew) -> Result<Renewed, StoreError> {
-        let (session, expires) = match self.records().claims.get(&renew.contender) {
-            Some(ClaimRecord { session, state: ClaimState::Holding(hold), .. }) => {
-                (session.clone(), hold.expires)
+        let (session, expires, grant) = match self.records().claims.get(&renew.contender) {
+            Some(record @ ClaimRecord { session, state: ClaimState::Holding(hold), .. }) => {
+                (session.clone(), hold.expires, record.grant(hold, self.now()))
             }
             _ => return Ok(Renewed::Gone),
         };
@@ -55,7 +55,7 @@ impl KeeperState {
                 return Ok(Renewed::Gone);
             };
             if found.data.evicted {
-                return Ok(Renewed::Evicted);
+                return Ok(found.data.refused_renewal());
             }
             let own = self.own_session_for(lease).await?.open()?;
             let data = ClaimData { detached: true, ..found.data };
@@ -65,9 +65,10 @@ impl KeeperState {
             match self.change(renew.contender, None, detach).await? {
                 Changed::Done => {}
                 Changed::Gone => return Ok(Renewed::Gone),
-                Changed::Evicted => return Ok(Renewed::Evicted),
+                Changed::Evicted(refused) => return Ok(refused),
             }
-            Renewed::Held { remaining: lease.min(session.deadline().since(self.now())) }
+            let remaining = lease.min(session.deadline().since(self.now()));
+            Renewed::Held(Grant { remaining, ..grant })
         };
         self.records().claims.remove(&renew.contender);
         Ok(detached)
@@ -115,7 +116,7 @@ impl KeeperState {
                 return Ok(Renewed::Gone);
             }
             if found.data.evicted {
-                return Ok(Renewed::Evicted);
+                return Ok(found.data.refused_renewal());
             }
             let lease = renew.lease.max(found.left);
             let own = self.own_session_for(lease).await?.open()?;
@@ -208,8 +209,8 @@ impl KeeperState {
             behind: None,
             task: None,
         };
-        let remaining = record.remaining(&hold, self.now());
+        let grant = record.grant(&hold, self.now());
         self.records().claims.insert(found.contender, record);
-        Ok(Renewed::Held { remaining })
+        Ok(Renewed::Held(grant))
     }
 }

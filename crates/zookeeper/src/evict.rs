@@ -49,6 +49,7 @@ impl KeeperState {
             return Ok(Evicted::NotHeld);
         }
         data.evicted = true;
+        data.reason.clone_from(&order.reason);
         let sent = session.now();
         let marked = session.client.set_data(&path, &data.to_bytes(), Some(stat.version));
         let marked = session.write(sent, marked).await?;
@@ -58,7 +59,7 @@ impl KeeperState {
             session.read(delete_markers(&session.client, &markers)).await?;
             self.records().claims.remove(&order.contender);
         } else if let Some(record) = self.records().claims.get_mut(&order.contender) {
-            record.data.evicted = true;
+            (record.data.evicted, record.data.reason) = (true, order.reason.clone());
         }
         Ok(Evicted::Done)
     }

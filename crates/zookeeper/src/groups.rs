@@ -129,7 +129,7 @@ impl KeeperState {
     ) -> Result<(), StoreError> {
         let verdict = match self.remembered(claim) {
             Remembered::Verdict(verdict) => verdict,
-            Remembered::Nothing if claim.queue && !claim.detachable && !claim.again => {
+            Remembered::Nothing if claim.queue && !claim.attachment.may_outlive_process() && !claim.again => {
                 if group.bytes + size(claim) > MOST_BYTES {
                     self.send_pending(group).await?;
                 }

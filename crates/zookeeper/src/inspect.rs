@@ -41,12 +41,8 @@ impl KeeperState {
         let listed = session.client.list_children(&locks);
         session.read(synced).await.map_err(trouble)?;
         let children = session.read(listed).await.map_err(trouble)?;
-        let mut names: Vec<Name> = children
-            .iter()
-            .filter_map(|child| name_of(child))
-            .filter(|name| name.as_str().starts_with(&query.prefix))
-            .filter(|name| query.after.as_ref().is_none_or(|after| name > after))
-            .collect();
+        let mut names: Vec<Name> =
+            children.iter().filter_map(|child| name_of(child)).filter(|name| query.asks_for(name)).collect();
         names.sort_unstable();
         let limit = query.limit.max(1);
         let mut resources: Vec<ResourceView> = Vec::new();
@@ -105,20 +101,22 @@ impl KeeperState {
             token: Token::new(data.number(stat.czxid), 0),
             units: claim.units,
             since: wall_time(if data.granted { stat.mtime } else { stat.ctime }),
-            remaining: self.lease_left(claim.contender, &data),
+            lease: data.lease,
+            remaining: self.lease_left(claim.contender),
+            renewed: !data.fixed && !data.detached,
             evicted: data.evicted,
             detached: data.detached,
             details: data.details,
         }
     }
 
-    /// What is left of a lease. Only its own keeper knows; of other leases the whole length is shown.
-    fn lease_left(&self, contender: ContenderId, data: &ClaimData) -> Duration {
+    /// What is left of a lease, which only its own keeper knows.
+    fn lease_left(&self, contender: ContenderId) -> Option<Duration> {
         let now = self.now();
-        match self.records().claims.get(&contender).map(|record| record.state) {
-            Some(ClaimState::Holding(hold)) => hold.expires.since(now),
-            Some(ClaimState::Retired { until }) => until.since(now),
-            _ => data.lease,
+        match self.records().claims.get(&contender).map(|record| record.state)? {
+            ClaimState::Holding(hold) => Some(hold.expires.since(now)),
+            ClaimState::Retired { until } => Some(until.since(now)),
+            _ => None,
         }
     }
 }

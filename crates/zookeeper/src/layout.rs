@@ -38,6 +38,10 @@ impl Paths {
         format!("{}/locks/{}", self.root, codec::encode(name.as_str()))
     }
 
+    pub(crate) fn latches(&self) -> String {
+        self.folder("latches")
+    }
+
     pub(crate) fn latch(&self, name: &Name) -> String {
         format!("{}/latches/{}", self.root, codec::encode(name.as_str()))
     }

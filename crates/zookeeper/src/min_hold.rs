@@ -26,7 +26,7 @@ impl KeeperState {
                 self.records().claims.remove(&leave.contender);
                 Ok(Left::NotThere)
             }
-            Ok(Changed::Evicted) => {
+            Ok(Changed::Evicted(_)) => {
                 if let Some(record) = self.records().claims.get_mut(&leave.contender) {
                     record.leave(Left::Released);
                 }

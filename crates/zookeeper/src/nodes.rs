@@ -79,7 +79,7 @@ impl KeeperState {
         claim: &Claim,
     ) -> Result<Option<Created>, StoreError> {
         let (folder, path) = (self.settings.paths.lock(&claim.name), self.claim_path(claim));
-        let data = ClaimData::new(claim.lease, claim.details.clone()).to_bytes();
+        let data = ClaimData::of(claim).to_bytes();
         let options = self.sequential();
         let sent = session.now();
         let created = session.client.create(&path, &data, &options);
@@ -102,7 +102,7 @@ impl KeeperState {
         claim: &Claim,
     ) -> Result<Option<Created>, StoreError> {
         let folder = self.settings.paths.lock(&claim.name);
-        let data = ClaimData::new(claim.lease, claim.details.clone()).to_bytes();
+        let data = ClaimData::of(claim).to_bytes();
         let sent = session.now();
         let mut multi = session.client.new_multi_writer();
         multi.add_create(&folder, b"", &self.container()).map_err(trouble)?;

@@ -107,7 +107,7 @@ impl ClaimRecord {
             node,
             markers: Vec::new(),
             number,
-            data: ClaimData::new(claim.lease, claim.details.clone()),
+            data: ClaimData::of(claim),
             version: 0,
             state,
             behind: None,

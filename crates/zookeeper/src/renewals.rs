@@ -175,18 +175,18 @@ impl KeeperState {
             let ClaimState::Holding(hold) = &mut record.state else { return Ok(Renewed::Gone) };
             hold.confirm(record.data.lease);
             if record.data.evicted {
-                return Ok(Renewed::Evicted);
+                return Ok(record.data.refused_renewal());
             }
             hold.expires = hold.expires.max(now.after(renew.lease));
             let hold = *hold;
-            let held = Renewed::Held { remaining: record.remaining(&hold, now) };
+            let held = Renewed::Held(record.grant(&hold, now));
             (held, renew.lower_to.filter(|units| units.below(record.units)))
         };
         if let Some(units) = lower_to {
             match self.lower(renew.contender, units).await? {
                 Changed::Done => {}
                 Changed::Gone => return Ok(Renewed::Gone),
-                Changed::Evicted => return Ok(Renewed::Evicted),
+                Changed::Evicted(refused) => return Ok(refused),
             }
         }
         if renew.detach { self.detach(renew).await } else { Ok(held) }

@@ -33,7 +33,8 @@ impl KeeperState {
         let mut opening = JoinSet::new();
         for request in requests {
             let Request::Claim(claim) = request else { continue };
-            if claim.detachable && matches!(self.remembered(claim), Remembered::Nothing) {
+            if claim.attachment.may_outlive_process() && matches!(self.remembered(claim), Remembered::Nothing)
+            {
                 let (keeper, claim) = (self.clone(), claim.clone());
                 opening.spawn(async move { Some((claim.contender, keeper.open_for(&claim).await?)) });
             }
@@ -80,7 +81,7 @@ impl KeeperState {
                 Newcomer::Holds => {}
             }
         }
-        if !claim.detachable {
+        if !claim.attachment.may_outlive_process() {
             return self.enter_queue(session, claim).await;
         }
         let own_session = match own_session {
@@ -130,7 +131,7 @@ impl KeeperState {
         claim: &Claim,
         error: StoreError,
     ) -> Result<Verdict, StoreError> {
-        if !claim.detachable || !session.is_connected() {
+        if !claim.attachment.may_outlive_process() || !session.is_connected() {
             return Err(error);
         }
         if claim.queue && error.is_passing() {
@@ -167,6 +168,7 @@ impl KeeperState {
             lease: Duration::ZERO,
             lower_to: None,
             detach: false,
+            at_least: 0,
         };
         self.take_over(session, &confirm).await?;
         let records = self.records();

@@ -10,8 +10,8 @@ use std::{
 use lockkeeper_core::{
     Capability, Name, StoreError,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, ListQuery, Page, Renew,
-        Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, LatchPage, ListQuery,
+        Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
     support,
     support::background::Background,
@@ -109,6 +109,14 @@ impl Store for ZooKeeperStore {
         self.ask(async move |keeper| {
             let session = keeper.session()?;
             keeper.list(&session, &query).await
+        })
+    }
+
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        let query = query.clone();
+        self.ask(async move |keeper| {
+            let session = keeper.session()?;
+            keeper.latches(&session, &query).await
         })
     }
 

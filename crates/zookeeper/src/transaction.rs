@@ -102,7 +102,7 @@ impl KeeperState {
                     }
                 }
                 Operation::Create { claim, .. } => {
-                    let data = ClaimData::new(claim.lease, claim.details.clone());
+                    let data = ClaimData::of(claim);
                     let path = self.claim_path(claim);
                     multi.add_create(&path, &data.to_bytes(), &self.sequential()).map_err(trouble)?;
                     folder.get_or_insert_with(|| self.settings.paths.lock(&claim.name));

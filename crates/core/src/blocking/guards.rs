@@ -58,6 +58,11 @@ impl<M: 'static> Guard<M> {
         wait(&self.keeper.on, async move { tokio::time::timeout(limit, lost).await.ok() })
     }
 
+    /// What is known of the loss of the lock beyond [`Lost`].
+    pub fn lost_because(&self) -> Option<String> {
+        self.inner.lost_because()
+    }
+
     /// A second guard on the same hold.
     pub fn reenter(&self) -> Result<Self, Lost> {
         Ok(self.keeper.with(self.inner.reenter()?))

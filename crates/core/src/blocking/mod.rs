@@ -38,7 +38,7 @@ use crate::{
     keeper::{self, KeeperBuilder},
     lock::{self, Lease, Owner},
     name::Name,
-    store::{Connector, Eviction, Page, ResourceView},
+    store::{Connector, Eviction, LatchPage, Page, ResourceView},
     token::Token,
 };
 
@@ -186,6 +186,12 @@ impl Keeper {
     pub fn list(&self, prefix: &str, after: Option<&Name>, limit: usize) -> Result<Page, StoreError> {
         let (inner, prefix, after) = (self.inner.clone(), prefix.to_owned(), after.cloned());
         wait(&self.on, async move { inner.list(&prefix, after.as_ref(), limit).await })
+    }
+
+    /// As [`Keeper::latches`](crate::Keeper::latches).
+    pub fn latches(&self, prefix: &str, after: Option<&Name>, limit: usize) -> Result<LatchPage, StoreError> {
+        let (inner, prefix, after) = (self.inner.clone(), prefix.to_owned(), after.cloned());
+        wait(&self.on, async move { inner.latches(&prefix, after.as_ref(), limit).await })
     }
 
     /// Takes a lock back; see [`Keeper::evict`](crate::Keeper::evict).

@@ -20,7 +20,7 @@ use crate::{
     clock::BootTime,
     error::{AcquireError, At, InvalidInput, StoreError, StoreErrorKind},
     name::Name,
-    store::{Answer, Claim, Details, GrantNotice, Request, StoreTime, Topic, Verdict},
+    store::{Answer, Attachment, Claim, Details, GrantNotice, Request, StoreTime, Topic, Verdict},
     telemetry,
 };
 
@@ -96,7 +96,7 @@ impl Acquisition<'_> {
     fn check(&self) -> Result<(), InvalidInput> {
         let (store, terms) = (self.engine().store(), self.terms);
         terms.check(store.as_ref())?;
-        if (terms.detachable || !terms.min_hold.is_zero()) && !store.capability().detachable {
+        if terms.claim_attachment().may_outlive_process() && !store.capability().detachable {
             return Err(InvalidInput::new("this store has no leases that outlive their process"));
         }
         Ok(())
@@ -198,14 +198,16 @@ impl Acquisition<'_> {
             capacity: terms.capacity,
             lease: terms.claim_lease(),
             queue: self.patience.waits(),
-            detachable: terms.detachable || !terms.min_hold.is_zero(),
+            attachment: terms.claim_attachment(),
+            renewed: terms.renewed && terms.attachment != Attachment::Detached,
+            at_least: 0,
             min_hold: terms.min_hold,
             not_after: StoreTime(0),
             stamp: 0,
             again: false,
             details: Details {
                 kind: terms.kind,
-                process: engine.process.clone(),
+                process: terms.process.as_ref().unwrap_or(&engine.process).clone(),
                 label: terms.label.clone(),
                 value: terms.value.clone(),
             },

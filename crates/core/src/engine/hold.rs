@@ -70,6 +70,8 @@ struct Renewing {
     left: bool,
     /// The length of the lease that runs now: a first lease is shorter than the rest.
     running: Duration,
+    /// What is known of a loss beyond its kind.
+    lost_because: Option<Arc<str>>,
 }
 
 /// Who a grant is for.
@@ -146,9 +148,8 @@ impl Hold {
 
     /// A grant that was pushed and received at `now`; `None` if the notice is only a hint (invariant I4).
     pub(crate) fn from_notice(grantee: Grantee, notice: &GrantNotice, now: BootTime) -> Option<Self> {
-        // With a minimum the store must know that the grant is acted upon before it is, because an unconfirmed grant
-        // ends with its process. So the notice is only a hint to claim.
-        if !grantee.terms.min_hold.is_zero() {
+        // The store must know that the grant is acted upon before it is. So the notice is only a hint to claim.
+        if grantee.terms.needs_confirming() {
             return None;
         }
         let leased = Leased {
@@ -296,6 +297,20 @@ impl Hold {
         if self.end(lost) {
             telemetry::lost(&self.name, lost);
         }
+    }
+
+    /// Makes it lost as [`lose`](Self::lose) does, and keeps what is known of the loss beyond its kind.
+    pub(crate) fn lose_because(&self, lost: Lost, because: Option<Arc<str>>) {
+        if self.lost().is_none() {
+            // Before the loss can be seen.
+            self.renewing().lost_because = because;
+        }
+        self.lose(lost);
+    }
+
+    /// What is known of a loss beyond its kind.
+    pub(crate) fn lost_because(&self) -> Option<Arc<str>> {
+        self.lost().and_then(|_| self.renewing().lost_because.clone())
     }
 
     /// Makes it released, unless it was lost before.

@@ -93,9 +93,9 @@ mod tests {
     async fn keeper_with_sink(world: &Virtual) -> (Keeper, WakeSink) {
         let (sender, mut sink) = tokio::sync::mpsc::channel(1);
         let store = world.server.connector("memory:");
-        let store = Connector::new(move |context: Context| async move {
+        let store = Connector::new(move |context: Context| {
             sender.try_send(context.wakes.clone()).expect("room for one");
-            store.connect(context).await
+            store.connect(context)
         });
         let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await;
         (keeper.expect("memory"), sink.recv().await.expect("connected"))

@@ -139,7 +139,15 @@ impl OwnedHold {
             // Whatever the store says now, somebody else may have been in between.
             return Err(ReleaseError::NotHeld { at, why });
         }
-        let answer = match ended.in_flight {
+        Awaited { at, answer }.released(ended.in_flight).await
+    }
+}
+
+impl Awaited {
+    /// How the leave went.
+    async fn released(self, in_flight: Option<InFlight>) -> Result<(), ReleaseError> {
+        let Self { at, answer } = self;
+        let answer = match in_flight {
             Some(in_flight) => in_flight.bring(answer).await,
             None => answer.await,
         };
@@ -152,6 +160,18 @@ impl OwnedHold {
             Err(_) => Err(StoreError::new(StoreErrorKind::Unreachable, "the keeper has ended").at(at).into()),
         }
     }
+}
+
+/// Gives back a detached lease of this length, with one request and without holding it first.
+pub(crate) async fn leave_detached(
+    engine: &Arc<Engine>,
+    leave: Leave,
+    lease: Duration,
+) -> Result<(), ReleaseError> {
+    let at = At::resource(engine.store().url(), &leave.name, "release");
+    let (reply, answer) = oneshot::channel();
+    let in_flight = Leaving::send(engine, leave, pointless_after(engine, lease), Some(reply));
+    Awaited { at, answer }.released(in_flight).await
 }
 
 impl Drop for OwnedHold {
@@ -306,11 +326,15 @@ pub(super) fn leave_queue(waiter: &Waiter) {
 
 /// Leaves in the background, trying until a lease of that length would have ended anyway.
 fn leave_in_background(engine: &Arc<Engine>, leave: Leave, lease: Duration) {
-    let lease = lease.max(Duration::from_secs(60));
-    let until = engine.clock().now().after(lease).after(deadline::margin(lease) * 2);
-    if let Some(in_flight) = Leaving::send(engine, leave, until.after(engine.client.request_limit), None) {
+    let until = pointless_after(engine, lease.max(Duration::from_secs(60)));
+    if let Some(in_flight) = Leaving::send(engine, leave, until, None) {
         in_flight.into_background();
     }
+}
+
+/// When a leave that is sent from now on becomes pointless, because a lease of that length has ended anyway.
+fn pointless_after(engine: &Engine, lease: Duration) -> BootTime {
+    engine.clock().now().after(lease).after(deadline::margin(lease) * 2).after(engine.client.request_limit)
 }
 
 /// Counts the leaves that are not answered yet.

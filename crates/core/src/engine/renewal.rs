@@ -15,7 +15,7 @@ use crate::{
     clock::BootTime,
     error::{At, LeaseError, Lost, StoreError, StoreErrorKind},
     share::Units,
-    store::{Renew, Renewed},
+    store::{Grant, Renew, Renewed},
     telemetry,
     token::{GrantNumber, Token},
 };
@@ -64,7 +64,8 @@ async fn send(
 
 /// A renewal that only extends.
 fn plain(hold: &Hold, lease: Duration) -> Renew {
-    Renew { name: hold.name.clone(), contender: hold.contender, lease, lower_to: None, detach: false }
+    let (name, contender) = (hold.name.clone(), hold.contender);
+    Renew { name, contender, lease, lower_to: None, detach: false, at_least: 0 }
 }
 
 /// Renews the holds that are due.
@@ -115,12 +116,14 @@ async fn renew_group(engine: Arc<Engine>, mut group: Vec<(Arc<Hold>, Duration)>)
 /// Takes in the answer to a renewal that was sent at `sent`.
 fn settle(engine: &Engine, hold: &Hold, sent: BootTime, answer: Renewed, now: BootTime) {
     match answer {
-        Renewed::Held { remaining } => {
+        // A late copy of its claim was granted anew, so this grant must be over (rule 3 of the design).
+        Renewed::Held(grant) if grant.number != hold.number => hold.lose(Lost::Gone),
+        Renewed::Held(Grant { remaining, .. }) => {
             telemetry::renewed(&hold.name, hold.ends().since(now), hold.running());
             hold.answered(sent, remaining, now);
         }
         Renewed::Gone => hold.lose(Lost::Gone),
-        Renewed::Evicted => hold.lose(Lost::Evicted),
+        Renewed::Evicted(reason) => hold.lose_because(Lost::Evicted, reason),
         Renewed::Unknown => hold.unanswered(sent, now),
     }
     if hold.lost().is_some() {
@@ -155,9 +158,10 @@ pub(crate) async fn change(
     }
     let answers = send(&engine.client, operation, &[renewal]).await;
     let answers = answers.map_err(|error| error.at(step.at(operation)))?;
-    let answer = answers.each.first().copied().unwrap_or(Renewed::Unknown);
+    let answer = answers.each.into_iter().next().unwrap_or(Renewed::Unknown);
+    let is_unknown = answer == Renewed::Unknown;
     settle(engine, hold, sent, answer, answers.received);
-    if answer == Renewed::Unknown {
+    if is_unknown {
         return Err(unknown().at(step.at(operation)).into());
     }
     step.check().map(|_| ()).map_err(not_held)
@@ -165,31 +169,50 @@ pub(crate) async fn change(
 
 /// Goes on with a lease of another process.
 pub(crate) async fn adopt(alive: &Arc<Alive>, lease: DetachedLease) -> Result<OwnedHold, LeaseError> {
-    let (engine, grantee) = (alive.engine(), lease.grantee);
-    let name = grantee.name.clone();
-    let at = || At::resource(engine.store().url(), &name, "adopt");
-    let not_held = |why| Err(LeaseError::NotHeld { at: at(), why });
-    let renewal = Renew {
-        name: name.clone(),
-        contender: grantee.contender,
-        lease: grantee.terms.lease_to_ask_for(Duration::MAX),
-        lower_to: None,
-        detach: true,
-    };
-    let sent = engine.clock().now();
-    let answers = send(&engine.client, "adopt", &[renewal]).await;
-    let answers = answers.map_err(|error| error.at(at()))?;
-    let remaining = match answers.each.first().copied().unwrap_or(Renewed::Unknown) {
-        Renewed::Held { remaining } => remaining,
-        Renewed::Evicted => return not_held(Lost::Evicted),
-        Renewed::Gone => return not_held(Lost::Gone),
-        Renewed::Unknown => return Err(unknown().at(at()).into()),
-    };
-    let hold = Arc::new(Hold::adopted(grantee, lease.token, lease.floor, sent, remaining));
+    let engine = alive.engine();
+    let DetachedRenewal { sent, remaining } = renew_detached(engine, &lease, "adopt").await?;
+    let at = At::resource(engine.store().url(), &lease.grantee.name, "adopt");
+    let hold = Arc::new(Hold::adopted(lease.grantee, lease.token, lease.floor, sent, remaining));
     if !engine.registry.adopt(&hold) {
-        return not_held(Lost::Closed);
+        return Err(LeaseError::NotHeld { at, why: Lost::Closed });
     }
     Ok(OwnedHold::new(alive, hold, lease.token.step()))
+}
+
+/// A renewal of a detached lease that was answered.
+pub(crate) struct DetachedRenewal {
+    pub(crate) sent: BootTime,
+    /// What was left of the lease at the moment of the answer.
+    pub(crate) remaining: Duration,
+}
+
+/// Renews a lease of another process once, and leaves it detached.
+pub(crate) async fn renew_detached(
+    engine: &Engine,
+    lease: &DetachedLease,
+    operation: &'static str,
+) -> Result<DetachedRenewal, LeaseError> {
+    let Grantee { name, contender, terms, .. } = &lease.grantee;
+    let at = || At::resource(engine.store().url(), name, operation);
+    let renewal = Renew {
+        name: name.clone(),
+        contender: *contender,
+        lease: terms.lease_to_ask_for(Duration::MAX),
+        lower_to: None,
+        detach: true,
+        at_least: 0,
+    };
+    let sent = engine.clock().now();
+    let answers = send(&engine.client, operation, &[renewal]).await.map_err(|error| error.at(at()))?;
+    let not_held = |why| Err(LeaseError::NotHeld { at: at(), why });
+    match answers.each.into_iter().next().unwrap_or(Renewed::Unknown) {
+        Renewed::Held(grant) if grant.number == lease.token.number() => {
+            Ok(DetachedRenewal { sent, remaining: grant.remaining })
+        }
+        Renewed::Evicted(_) => not_held(Lost::Evicted),
+        Renewed::Held(_) | Renewed::Gone => not_held(Lost::Gone),
+        Renewed::Unknown => Err(unknown().at(at()).into()),
+    }
 }
 
 /// The one lease that was to be renewed is not known to be.

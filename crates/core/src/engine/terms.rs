@@ -7,7 +7,7 @@ use crate::{
     deadline,
     error::InvalidInput,
     share::{Capacity, Units},
-    store::{Kind, Store},
+    store::{Attachment, Kind, ProcessInfo, Store},
 };
 
 /// The lease of a lock that says nothing else.
@@ -24,11 +24,25 @@ pub(crate) struct Terms {
     pub(crate) renewed: bool,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
-    pub(crate) detachable: bool,
+    pub(crate) attachment: Attachment,
     /// Whether every acquisition has its own position in the store's queue, instead of one per process.
     pub(crate) fifo: bool,
     pub(crate) label: Option<Arc<str>>,
     pub(crate) value: Option<Arc<str>>,
+    /// The process to show, if it is not this one.
+    pub(crate) process: Option<Arc<ProcessInfo>>,
+}
+
+/// The most bytes of a label, a value or a reason.
+pub(crate) const LONGEST_TEXT: usize = 4096;
+
+/// Refuses a text that is too long to be kept with a hold.
+pub(crate) fn check_text(what: &str, text: Option<&str>) -> Result<(), InvalidInput> {
+    if text.is_some_and(|text| text.len() > LONGEST_TEXT) {
+        let message = format!("the {what} is longer than {LONGEST_TEXT} bytes; shorten it");
+        return Err(InvalidInput::new(message));
+    }
+    Ok(())
 }
 
 impl Terms {
@@ -41,11 +55,26 @@ impl Terms {
             renewed: true,
             max_hold: None,
             min_hold: Duration::ZERO,
-            detachable: false,
+            attachment: Attachment::Process,
             fifo: kind != Kind::Mutex,
             label: None,
             value: None,
+            process: None,
         }
+    }
+
+    /// What a claim on these terms asks for. A hold with a minimum may outlive its process.
+    pub(crate) fn claim_attachment(&self) -> Attachment {
+        match self.attachment {
+            Attachment::Process if !self.min_hold.is_zero() => Attachment::Detachable,
+            attachment => attachment,
+        }
+    }
+
+    /// Whether a hold may be acted upon only once the store knows that its owner knows: an unconfirmed grant ends with
+    /// its first short lease.
+    pub(crate) fn needs_confirming(&self) -> bool {
+        !self.min_hold.is_zero() || self.attachment == Attachment::Detached
     }
 
     /// Whether tasks of this process wait behind one waiter.
@@ -107,14 +136,20 @@ impl Terms {
                 self.units, self.capacity
             )));
         }
-        let longest = 4096;
-        for (what, text) in [("label", &self.label), ("value", &self.value)] {
-            if text.as_ref().is_some_and(|text| text.len() > longest) {
-                return Err(InvalidInput::new(format!(
-                    "the {what} is longer than {longest} bytes; shorten it"
-                )));
-            }
+        if self.capacity != Capacity::All {
+            check_counts_permits(store)?;
         }
-        Ok(())
+        check_text("label", self.label.as_deref())?;
+        check_text("value", self.value.as_deref())
     }
+}
+
+/// Refuses semaphores and latches where `store` has none.
+pub(crate) fn check_counts_permits(store: &dyn Store) -> Result<(), InvalidInput> {
+    if store.capability().counts_permits {
+        return Ok(());
+    }
+    Err(InvalidInput::new(
+        "this store has no semaphores and no latches; use a mutex, or a store that has them",
+    ))
 }

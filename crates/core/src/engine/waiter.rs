@@ -280,7 +280,7 @@ mod tests {
         id::{Ids, KeeperId},
         name::Name,
         share::Units,
-        store::{Context, Details, Kind, ProcessInfo, WakeSink},
+        store::{Attachment, Context, Details, Kind, ProcessInfo, WakeSink},
         testing::Virtual,
     };
 
@@ -306,7 +306,9 @@ mod tests {
             capacity: Capacity::All,
             lease: Duration::from_secs(30),
             queue: true,
-            detachable: false,
+            attachment: Attachment::Process,
+            renewed: true,
+            at_least: 0,
             min_hold: Duration::ZERO,
             not_after: StoreTime(0),
             stamp: 0,

@@ -104,6 +104,11 @@ impl Adopted {
         each!(self, guard => guard.lost().await)
     }
 
+    /// What is known of its loss beyond [`Lost`]; see [`Guard::lost_because`].
+    pub fn lost_because(&self) -> Option<String> {
+        each!(self, guard => guard.lost_because())
+    }
+
     /// Makes the lease last at least `length` from now; see [`Guard::extend`].
     ///
     /// # Cancel safety

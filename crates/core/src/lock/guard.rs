@@ -15,6 +15,7 @@ use crate::{
     },
     name::Name,
     share::Units,
+    store::Attachment,
     token::Token,
 };
 
@@ -127,6 +128,12 @@ impl<M> Guard<M> {
         async move { hold.until_lost(step, &clock).await }
     }
 
+    /// What is known of the loss of the lock beyond [`Lost`]: the operator's reason if it was evicted. `None` if there
+    /// is nothing to say, or if the lock is not lost.
+    pub fn lost_because(&self) -> Option<String> {
+        self.entry.hold().lost_because().map(|because| because.to_string())
+    }
+
     /// Runs `work` for as long as the lock is held, and drops it the moment the lock is lost.
     ///
     /// # Cancel safety
@@ -218,7 +225,7 @@ impl<M> Guard<M> {
         let hold = self.entry.hold().clone();
         let invalid =
             |why: &str| LeaseError::Invalid { at: self.entry.at("into_lease"), why: InvalidInput::new(why) };
-        if !hold.terms.detachable {
+        if hold.terms.attachment == Attachment::Process {
             let error = invalid("make the handle with .detachable() before locking");
             return Err(IntoLeaseError::new(self, error));
         }

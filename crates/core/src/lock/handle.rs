@@ -135,7 +135,7 @@ macro_rules! lease_settings {
 
         /// The guard may become a [`Lease`](crate::Lease) that outlives this process.
         pub fn detachable(self) -> Self {
-            Self { handle: self.handle.with(|terms| terms.detachable = true) }
+            Self { handle: self.handle.with(|terms| terms.attachment = crate::store::Attachment::Detachable) }
         }
 
         /// Words for people: shown with the holder in listings.

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::handle::Handle;
 use crate::{
-    engine::{counting, patience::Patience},
+    engine::{counting, patience::Patience, terms::check_counts_permits},
     error::{InvalidInput, LatchError},
+    name::Name,
     store::{CountAction, CountState, Counted},
 };
 
@@ -140,8 +141,15 @@ impl Latch {
     }
 
     async fn wait_until(&self, patience: Patience) -> Result<(), LatchError> {
-        let name = self.handle.name().map_err(|why| self.invalid(why, "wait"))?;
+        let name = self.name("wait")?;
         counting::wait(self.handle.alive.engine(), name, patience).await
+    }
+
+    /// The name of a latch that this store can have.
+    fn name(&self, operation: &'static str) -> Result<&Name, LatchError> {
+        check_counts_permits(self.handle.alive.engine().store().as_ref())
+            .and_then(|()| self.handle.name())
+            .map_err(|why| self.invalid(why, operation))
     }
 
     fn invalid(&self, why: InvalidInput, operation: &'static str) -> LatchError {
@@ -157,7 +165,7 @@ impl Latch {
     }
 
     async fn count(&self, action: CountAction, operation: &'static str) -> Result<Counted, LatchError> {
-        let name = self.handle.name().map_err(|why| self.invalid(why, operation))?;
+        let name = self.name(operation)?;
         counting::count(self.handle.alive.engine(), name, action, operation).await
     }
 }

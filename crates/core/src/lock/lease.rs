@@ -4,16 +4,18 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use crate::{
     clock::BootTime,
+    deadline,
     engine::{
+        Engine,
         hold::{Grantee, Hold},
-        renewal::DetachedLease,
+        renewal::{self, DetachedLease, DetachedRenewal},
         terms::Terms,
     },
-    error::InvalidInput,
+    error::{At, InvalidInput, LeaseError},
     id::ContenderId,
     name::Name,
     share::{Capacity, Units},
-    store::{Kind, StoreTime},
+    store::{Attachment, Kind, Leave, StoreTime},
     support::percent,
     token::{GrantNumber, Token},
 };
@@ -84,6 +86,21 @@ impl Lease {
         Token::new(self.number, self.step)
     }
 
+    /// The smallest token that still held when this was granted: the token itself if it is exclusive.
+    pub fn floor(&self) -> Token {
+        if self.units == Units::All { self.token() } else { Token::new(self.floor, 0) }
+    }
+
+    /// The request that gives it back.
+    pub(crate) fn leave(&self) -> Leave {
+        Leave {
+            name: self.name.clone(),
+            contender: self.contender,
+            tombstone_until: self.tombstone_until,
+            hold_at_least: self.min_hold,
+        }
+    }
+
     /// What a keeper needs that goes on with it; `slot` is that keeper's number for it.
     pub(crate) fn detached(&self, slot: u64, terms: Arc<Terms>) -> DetachedLease {
         let grantee = Grantee {
@@ -102,7 +119,7 @@ impl Lease {
         terms.renewed = self.renewed;
         terms.max_hold = self.max_hold;
         terms.min_hold = self.min_hold;
-        terms.detachable = true;
+        terms.attachment = Attachment::Detachable;
         // Its grant was made elsewhere: it is never handed on here.
         terms.fifo = true;
         Arc::new(terms)
@@ -160,6 +177,28 @@ impl Lease {
             tombstone_until,
         })
     }
+}
+
+/// What `engine` needs to go on with `lease`, if its store keeps a lease of that length.
+pub(crate) fn checked(
+    engine: &Engine,
+    lease: &Lease,
+    operation: &'static str,
+) -> Result<DetachedLease, LeaseError> {
+    let terms = lease.terms();
+    // The rest was checked when it was granted, and of max_hold only a part is left.
+    terms.check_lease(engine.store().as_ref()).map_err(|why| {
+        let at = At::resource(engine.store().url(), &lease.name, operation);
+        LeaseError::Invalid { at, why }
+    })?;
+    Ok(lease.detached(engine.next_id().seq, terms))
+}
+
+/// Renews `lease` once; see [`Keeper::renew_lease`](crate::Keeper::renew_lease).
+pub(crate) async fn renew(engine: &Engine, lease: &Lease) -> Result<Duration, LeaseError> {
+    let detached = checked(engine, lease, "renew")?;
+    let DetachedRenewal { sent, remaining } = renewal::renew_detached(engine, &detached, "renew").await?;
+    Ok(deadline::from_answer(sent, remaining).since(engine.clock().now()))
 }
 
 /// Letters, digits and a few signs stay readable.

@@ -10,7 +10,8 @@ mod guard_count;
 mod guard_errors;
 mod handle;
 mod latch;
-mod lease;
+pub(crate) mod lease;
+mod lease_claim;
 mod mutex;
 mod owner;
 mod rw_lock;
@@ -30,6 +31,7 @@ pub use guard::{Exclusive, Guard, Leadership, Leads, Permit, Permits, Read, Read
 pub use guard_errors::{DowngradeError, IntoLeaseError};
 pub use latch::{Latch, LatchState};
 pub use lease::Lease;
+pub use lease_claim::{AcquiredLease, LeaseClaim};
 pub use mutex::Mutex;
 pub use owner::Owner;
 pub use rw_lock::RwLock;

@@ -68,8 +68,19 @@ impl HighWater {
     /// The next number: above all before it, and above all from before a loss of data as long as
     /// the wall clock is sane (invariant I6).
     pub fn next(&mut self, now: Now) -> GrantNumber {
-        self.0 = (self.0 + 1).max(now.wall).min(Token::NUMBER_LIMIT - 1);
+        self.next_at_least(0, now)
+    }
+
+    /// The next number, at least `number`. The wall clock counts only if that is zero.
+    pub fn next_at_least(&mut self, number: GrantNumber, now: Now) -> GrantNumber {
+        self.0 += 1;
+        self.raise(if number == 0 { now.wall } else { number });
         self.0
+    }
+
+    /// Makes it at least `number`.
+    pub fn raise(&mut self, number: GrantNumber) {
+        self.0 = self.0.max(number).min(Token::NUMBER_LIMIT - 1);
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeSet, VecDeque},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -15,8 +16,8 @@ use crate::{
     name::Name,
     share::{Capacity, Units},
     store::{
-        Claim, Details, Evict, Evicted, Eviction, Grant, GrantNotice, HolderView, Leave, Left, Renew,
-        Renewed, ResourceView, StoreTime, Verdict, WaiterView,
+        Attachment, Claim, Details, Evict, Evicted, Eviction, Grant, GrantNotice, HolderView, Leave, Left,
+        Renew, Renewed, ResourceView, StoreTime, Verdict, WaiterView,
     },
     token::{GrantNumber, Token},
 };
@@ -42,8 +43,12 @@ pub struct Holder {
     pub min_hold: Duration,
     /// Whether its owner has been heard of since the grant.
     pub confirmed: bool,
+    /// Whether its keeper said that it would renew it.
+    pub renewed: bool,
     /// Whether an operator asked for it back: no renewals.
     pub evicted: bool,
+    /// Why the operator did so, in words.
+    pub reason: Option<Arc<str>>,
     /// Whether its owner has left before the minimum hold: the id no longer renews or leaves.
     pub retired: bool,
     /// Whether only its lease ends it.
@@ -63,6 +68,12 @@ pub struct Waiter {
     pub lease: Duration,
     /// How long it is to be kept from the grant on, even if its process dies.
     pub min_hold: Duration,
+    /// Whether its keeper will renew it.
+    pub renewed: bool,
+    /// Whether a grant belongs to no process.
+    pub detached: bool,
+    /// The number of a grant is at least this, if it is not zero.
+    pub at_least: GrantNumber,
     /// The stamp of the last claim copy that was written down.
     pub stamp: u64,
     /// When that copy was processed.
@@ -116,22 +127,24 @@ impl Resource {
         while self.queue.front().is_some_and(|head| self.fits(head.units)) {
             let Some(head) = self.queue.pop_front() else { break };
             let lease = head.lease.min(FIRST_LEASE);
+            let number = high_water.next_at_least(head.at_least, now);
             let grant = self.grant(
                 now,
-                high_water,
                 Holder {
                     contender: head.contender,
                     units: head.units,
-                    number: 0,
+                    number,
                     granted: now.lease,
                     since: now.wall,
                     expires: now.lease.after(lease),
                     lease: head.lease,
                     min_hold: head.min_hold,
                     confirmed: false,
+                    renewed: head.renewed,
                     evicted: false,
+                    reason: None,
                     retired: false,
-                    detached: false,
+                    detached: head.detached,
                     details: head.details,
                 },
                 effects,
@@ -151,14 +164,7 @@ impl Resource {
         self.capacity.fits(self.holders.iter().map(|holder| holder.units), units)
     }
 
-    fn grant(
-        &mut self,
-        now: Now,
-        high_water: &mut HighWater,
-        mut holder: Holder,
-        effects: &mut Effects,
-    ) -> Grant {
-        holder.number = high_water.next(now);
+    fn grant(&mut self, now: Now, holder: Holder, effects: &mut Effects) -> Grant {
         effects.changed = true;
         let remaining = holder.expires.since(now.lease);
         let number = holder.number;
@@ -212,7 +218,8 @@ impl Resource {
             return self.busy(now, place);
         }
         if self.queue.is_empty() && self.fits(claim.units) {
-            return Verdict::Granted(self.grant(now, high_water, Holder::granted_to(claim, now), effects));
+            let number = high_water.next_at_least(claim.at_least, now);
+            return Verdict::Granted(self.grant(now, Holder::granted_to(claim, number, now), effects));
         }
         if claim.queue {
             self.queue.push_back(Waiter {
@@ -220,6 +227,9 @@ impl Resource {
                 units: claim.units,
                 lease: claim.lease,
                 min_hold: claim.min_hold,
+                renewed: claim.renewed,
+                detached: claim.attachment == Attachment::Detached,
+                at_least: claim.at_least,
                 stamp: claim.stamp,
                 asked: now.lease,
                 since: now.wall,
@@ -250,17 +260,28 @@ impl Resource {
         };
         holder.confirm();
         if holder.evicted {
-            return Renewed::Evicted;
+            return Renewed::Evicted(holder.reason.clone());
         }
         holder.expires = holder.expires.max(now.lease.after(renew.lease));
         holder.detached |= renew.detach;
         let remaining = holder.expires.since(now.lease);
-        if let Some(units) = renew.lower_to.filter(|units| units.below(holder.units)) {
+        if renew.at_least > holder.number {
+            high_water.raise(renew.at_least);
+            holder.number = renew.at_least.min(high_water.0);
+            effects.changed = true;
+        }
+        let number = holder.number;
+        let lower_to = renew.lower_to.filter(|units| units.below(holder.units));
+        if let Some(units) = lower_to {
             holder.units = units;
             effects.changed = true;
+        }
+        self.holders.sort_by_key(|holder| holder.number);
+        let floor = self.floor();
+        if lower_to.is_some() {
             self.settle(now, high_water, effects);
         }
-        Renewed::Held { remaining }
+        Renewed::Held(Grant { number, floor, remaining })
     }
 
     /// Give a hold or a position back.
@@ -315,6 +336,7 @@ impl Resource {
             self.settle(now, high_water, effects);
         } else {
             holder.evicted = true;
+            holder.reason.clone_from(&order.reason);
             effects.changed = true;
         }
         Evicted::Done
@@ -357,7 +379,9 @@ impl Resource {
                     units: holder.units,
                     details: holder.details.clone(),
                     since: wall(holder.since),
-                    remaining: holder.expires.since(now.lease),
+                    lease: holder.lease,
+                    remaining: Some(holder.expires.since(now.lease)),
+                    renewed: holder.renewed && !holder.detached,
                     evicted: holder.evicted,
                     detached: holder.detached,
                 })
@@ -380,20 +404,22 @@ impl Resource {
 
 impl Holder {
     /// A holder whose own claim found the resource free: confirmed, with the full lease.
-    fn granted_to(claim: &Claim, now: Now) -> Self {
+    fn granted_to(claim: &Claim, number: GrantNumber, now: Now) -> Self {
         Self {
             contender: claim.contender,
             units: claim.units,
-            number: 0,
+            number,
             granted: now.lease,
             since: now.wall,
             expires: now.lease.after(claim.lease),
             lease: claim.lease,
             min_hold: claim.min_hold,
             confirmed: true,
+            renewed: claim.renewed,
             evicted: false,
+            reason: None,
             retired: false,
-            detached: false,
+            detached: claim.attachment == Attachment::Detached,
             details: claim.details.clone(),
         }
     }

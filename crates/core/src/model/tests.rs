@@ -149,7 +149,9 @@ fn run(capacity: Capacity, ops: &[Op], mut check: impl FnMut(&Step<'_>)) -> Mode
                     capacity,
                     lease: SECOND * u32::from(lease),
                     queue,
-                    detachable: false,
+                    attachment: Attachment::Process,
+                    renewed: true,
+                    at_least: 0,
                     min_hold: Duration::ZERO,
                     not_after: now.lease.after(SECOND * u32::from(life)),
                     stamp: now.lease.0,
@@ -179,6 +181,7 @@ fn run(capacity: Capacity, ops: &[Op], mut check: impl FnMut(&Step<'_>)) -> Mode
                     lease: SECOND * u32::from(lease),
                     lower_to: lower.then_some(Units::ONE),
                     detach,
+                    at_least: 0,
                 };
                 renewed = Some(model.renew(now, &renew, &mut effects));
             }
@@ -204,6 +207,7 @@ fn run(capacity: Capacity, ops: &[Op], mut check: impl FnMut(&Step<'_>)) -> Mode
                     contender: contender(who),
                     number,
                     how: if at_once { Eviction::Immediate } else { Eviction::Graceful },
+                    reason: None,
                 };
                 model.evict(now, &order, &mut effects);
             }
@@ -399,17 +403,17 @@ proptest! {
             let before = step.before.resource(&name())
                 .and_then(|r| r.holders.iter().find(|h| h.contender == step.who() && !h.retired))
                 .filter(|holder| holder.expires > step.now.lease);
-            match (before, step.renewed) {
+            match (before, step.renewed.clone()) {
                 (None, Some(renewed)) => {
                     let just_granted = step.effects.grants.iter().any(|g| g.contender == step.who());
                     assert!(just_granted || renewed == Renewed::Gone, "revived: {renewed:?}");
                 }
-                (Some(holder), Some(Renewed::Held { remaining })) => {
+                (Some(holder), Some(Renewed::Held(Grant { remaining, .. }))) => {
                     assert!(!holder.evicted);
                     assert!(remaining >= holder.expires.since(step.now.lease));
                     assert!(remaining >= SECOND * u32::from(lease));
                 }
-                (Some(holder), Some(Renewed::Evicted)) => assert!(holder.evicted),
+                (Some(holder), Some(Renewed::Evicted(_))) => assert!(holder.evicted),
                 (_, other) => panic!("{other:?}"),
             }
         });

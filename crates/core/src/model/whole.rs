@@ -6,8 +6,8 @@ use super::{COUNT_MEMORY, Counter, Effects, HighWater, Now, Resource, Tombstones
 use crate::{
     name::Name,
     store::{
-        Admit, Admitted, Answer, Claim, Count, CountAction, Counted, Evict, Evicted, Leave, Left, ListQuery,
-        Page, Renew, Renewed, Request, ResourceView, Verdict,
+        Admit, Admitted, Answer, Claim, Count, CountAction, Counted, Evict, Evicted, LatchPage, Leave, Left,
+        ListQuery, Page, Renew, Renewed, Request, ResourceView, Verdict,
     },
     token::Token,
 };
@@ -96,17 +96,24 @@ impl Model {
 
     /// All resources that are held or waited for, in order of name.
     pub fn list(&self, now: Now, query: &ListQuery) -> Page {
-        let mut names: Vec<&Name> = self
-            .resources
-            .keys()
-            .filter(|name| name.as_str().starts_with(&query.prefix))
-            .filter(|name| query.after.as_ref().is_none_or(|after| *name > after))
-            .collect();
+        let mut names: Vec<&Name> = self.resources.keys().filter(|name| query.asks_for(name)).collect();
         names.sort_unstable();
         let mut views = names.into_iter().filter_map(|name| self.inspect(now, name));
         let resources: Vec<_> = views.by_ref().take(query.limit.max(1)).collect();
         let next = views.next().and_then(|_| resources.last()).map(|last| last.name.clone());
         Page { resources, next }
+    }
+
+    /// All latches, in order of name.
+    pub fn latches(&self, query: &ListQuery) -> LatchPage {
+        let mut latches: Vec<_> = self
+            .counters
+            .iter()
+            .filter(|(name, _)| query.asks_for(name))
+            .filter_map(|(name, counter)| Some((name.clone(), counter.0?)))
+            .collect();
+        latches.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        LatchPage::cut(latches, query)
     }
 
     /// The transition of a latch operation: however often it arrives, it counts once.

@@ -84,6 +84,25 @@ pub struct Details {
     pub value: Option<Arc<str>>,
 }
 
+/// What a grant belongs to, which may end it before its lease does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Attachment {
+    /// The process of its keeper, whose crash ends it where a store can tell.
+    #[default]
+    Process,
+    /// The same, but it may be detached later: then it outlives the process (rule 11 of the design).
+    Detachable,
+    /// Nothing, from the grant on: only its lease or a leave ends it.
+    Detached,
+}
+
+impl Attachment {
+    /// Whether a grant may outlive the process of its keeper, now or later.
+    pub fn may_outlive_process(self) -> bool {
+        self != Self::Process
+    }
+}
+
 /// Enter the queue of a resource, or ask again.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Claim {
@@ -99,8 +118,13 @@ pub struct Claim {
     pub lease: Duration,
     /// Whether to wait in the queue when it is not free.
     pub queue: bool,
-    /// Whether the lease may later outlive this keeper (rule 11 of the design).
-    pub detachable: bool,
+    /// What a grant belongs to.
+    pub attachment: Attachment,
+    /// Whether its keeper will renew it. For people only; it decides nothing.
+    pub renewed: bool,
+    /// If this is not zero, the number of a grant is at least this, and the store's clock has no part in it. A waiter
+    /// keeps it. Only for stores that [may be members](crate::Capability::may_be_member) of a quorum.
+    pub at_least: GrantNumber,
     /// A grant that was confirmed is kept until it is this old, even if this keeper's process dies. The lease is no
     /// shorter, so this matters only to stores that free crashed processes before their leases end.
     pub min_hold: Duration,
@@ -152,7 +176,7 @@ impl Request {
 pub struct Grant {
     /// The grant's number.
     pub number: GrantNumber,
-    /// The smallest number still holding when this was granted: its own if exclusive.
+    /// The smallest number still holding at the moment of the answer: its own if exclusive.
     pub floor: GrantNumber,
     /// What is left of the lease at the moment of the answer.
     pub remaining: Duration,
@@ -245,20 +269,20 @@ pub struct Renew {
     pub lower_to: Option<Units>,
     /// From now on only the lease ends it, not the death of the process.
     pub detach: bool,
+    /// Raises the number of the grant to this, and the store's high-water mark with it, if they are below. Zero raises
+    /// nothing. Only for stores that [may be members](crate::Capability::may_be_member) of a quorum.
+    pub at_least: GrantNumber,
 }
 
 /// The answer to a renewal.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Renewed {
-    /// Still held, for at least this long from the moment of the answer.
-    Held {
-        /// What is left of the lease.
-        remaining: Duration,
-    },
+    /// Still held: the grant as it is now.
+    Held(Grant),
     /// Not held any more.
     Gone,
-    /// Held, but an operator wants it back: the lease was not extended.
-    Evicted,
+    /// Held, but an operator wants it back, for this reason: the lease was not extended.
+    Evicted(Option<Arc<str>>),
     /// Not known: this one was refused for now, or got no answer, while others of its group did. It is asked again.
     Unknown,
 }
@@ -293,8 +317,12 @@ pub struct HolderView {
     pub details: Details,
     /// When it was granted, on the store's wall clock.
     pub since: SystemTime,
-    /// What is left of its lease.
-    pub remaining: Duration,
+    /// The length of its lease.
+    pub lease: Duration,
+    /// What is left of its lease, if the store can tell.
+    pub remaining: Option<Duration>,
+    /// Whether its keeper renews its lease. False once it is detached.
+    pub renewed: bool,
     /// Whether an operator asked for it back.
     pub evicted: bool,
     /// Whether only its lease ends it: detached, or released before its `min_hold`.
@@ -338,6 +366,13 @@ pub struct ListQuery {
     pub limit: usize,
 }
 
+impl ListQuery {
+    /// Whether a resource or latch with this name belongs to the listing, on this page or a later one.
+    pub fn asks_for(&self, name: &Name) -> bool {
+        name.as_str().starts_with(&self.prefix) && self.after.as_ref().is_none_or(|after| name > after)
+    }
+}
+
 /// A part of a listing, in order of name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Page {
@@ -345,6 +380,26 @@ pub struct Page {
     pub resources: Vec<ResourceView>,
     /// Where the next page starts, if there is more.
     pub next: Option<Name>,
+}
+
+/// A part of a listing of latches, in order of name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LatchPage {
+    /// The latches.
+    pub latches: Vec<(Name, CountState)>,
+    /// Where the next page starts, if there is more.
+    pub next: Option<Name>,
+}
+
+impl LatchPage {
+    /// The first page of `latches`, which are those that `query` asks for, in order of name.
+    pub fn cut(mut latches: Vec<(Name, CountState)>, query: &ListQuery) -> Self {
+        let limit = query.limit.max(1);
+        let more = latches.len() > limit;
+        latches.truncate(limit);
+        let next = latches.last().filter(|_| more).map(|(name, _)| name.clone());
+        Self { latches, next }
+    }
 }
 
 /// An operator's order to take a lock back. Naming contender and number, a repeated order never
@@ -359,6 +414,8 @@ pub struct Evict {
     pub number: GrantNumber,
     /// How it is taken back.
     pub how: Eviction,
+    /// The operator's words to the holder, if any. A holder that is evicted at once does not hear them.
+    pub reason: Option<Arc<str>>,
 }
 
 /// How a lock is taken back from its holder.

@@ -20,7 +20,8 @@ use crate::{
     name::Name,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Evict, Evicted,
-        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, WakeSink, Watch,
+        LatchPage, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake,
+        WakeSink, Watch,
     },
     support,
 };
@@ -181,13 +182,13 @@ impl Network {
     /// The store that `connector` connects to, behind this network.
     pub fn wrap(&self, connector: Connector) -> Connector {
         let network = self.clone();
-        Connector::new(move |mut context: Context| async move {
+        Connector::new(move |mut context: Context| {
             let (sink, background) = (context.wakes.clone(), context.background.clone());
             support::lock(&network.0.state).sinks.push(sink.clone());
             let wakes = network.clone();
             context.wakes = WakeSink::new(move |wake| wakes.wake(&sink, &wake, &background));
-            let inner = connector.connect(context).await?;
-            Ok(Arc::new(DistantStore { inner, network }) as Arc<dyn Store>)
+            let (connecting, network) = (connector.connect(context), network.clone());
+            async move { Ok(Arc::new(DistantStore { inner: connecting.await?, network }) as Arc<dyn Store>) }
         })
     }
 
@@ -329,6 +330,10 @@ impl Store for DistantStore {
 
     fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
         self.send(query, |store, query| store.list(query))
+    }
+
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        self.send(query, |store, query| store.latches(query))
     }
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {

@@ -107,8 +107,10 @@ fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
         lease,
         queue,
         // The lease ends what a crashed keeper held, detached or not.
-        detachable: _,
+        attachment: _,
         min_hold: _,
+        renewed: _,
+        at_least: _,
         not_after,
         stamp,
         again,

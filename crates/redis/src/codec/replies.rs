@@ -49,17 +49,17 @@ impl Reader {
         self.number().map(StoreTime)
     }
 
+    fn grant(&mut self) -> Result<Grant, StoreError> {
+        Ok(Grant { number: self.grant_number()?, floor: self.grant_number()?, remaining: self.length()? })
+    }
+
     pub(crate) fn verdict(&mut self, claim: &Claim, now: StoreTime) -> Result<Verdict, StoreError> {
         Ok(match self.number()? {
             kind @ (0 | 9) => {
                 let number = if kind == 0 { now.0 } else { self.grant_number()? };
                 Verdict::Granted(Grant { number, floor: number, remaining: claim.lease })
             }
-            1 => Verdict::Granted(Grant {
-                number: self.grant_number()?,
-                floor: self.grant_number()?,
-                remaining: self.length()?,
-            }),
+            1 => Verdict::Granted(self.grant()?),
             2 => Verdict::busy(u32::try_from(self.number()?).unwrap_or(u32::MAX), self.length()?),
             3 => Verdict::Stale,
             4 => {
@@ -82,10 +82,13 @@ impl Reader {
 
     pub(crate) fn renewed(&mut self, renew: &Renew) -> Result<Renewed, StoreError> {
         match self.number()? {
-            0 => Ok(Renewed::Held { remaining: renew.lease }),
-            1 => Ok(Renewed::Held { remaining: self.length()? }),
+            0 => {
+                let number = self.grant_number()?;
+                Ok(Renewed::Held(Grant { number, floor: number, remaining: renew.lease }))
+            }
+            1 => self.grant().map(Renewed::Held),
             2 => Ok(Renewed::Gone),
-            3 => Ok(Renewed::Evicted),
+            3 => Ok(Renewed::Evicted(None)),
             _ => Err(trouble::nonsense("an answer to a renewal")),
         }
     }
@@ -104,6 +107,15 @@ impl Reader {
         Ok(if kind == 3 { Counted::Exists(state) } else { Counted::State(state) })
     }
 
+    /// The latch whose key was read, if there is one.
+    pub(crate) fn latch(&mut self) -> Result<Option<CountState>, StoreError> {
+        let Value::Array(elements) = std::mem::replace(&mut self.more, Value::Nil) else {
+            return Err(trouble::nonsense("missing rows"));
+        };
+        // A key that holds something else is no latch.
+        Ok(elements.into_iter().next().and_then(text).and_then(|text| state(&text)))
+    }
+
     pub(crate) fn token(&mut self) -> Result<Token, StoreError> {
         self.word()?.parse().map_err(|_| trouble::nonsense("a token"))
     }
@@ -117,6 +129,14 @@ impl Reader {
         // A key that holds something else is no resource, and claims of it are refused.
         Ok(view(name, now, elements.into_iter().filter_map(text)))
     }
+}
+
+/// A latch as its key has it: see `count.lua`.
+fn state(text: &str) -> Option<CountState> {
+    let mut numbers = text.split(' ').map(|number| number.parse().ok());
+    let mut next = || numbers.next().flatten();
+    let state = CountState { remaining: next()?, initial: next()?, opened: next()?, born: next()? };
+    numbers.next().is_none().then_some(state)
 }
 
 fn text(element: Value) -> Option<String> {

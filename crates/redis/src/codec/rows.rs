@@ -64,17 +64,21 @@ fn holder(row: &str, now: StoreTime) -> Option<HolderRow> {
     let contender = next()?.parse().ok()?;
     let capacity = next()?.parse().ok()?;
     let units = next()?.parse().ok()?;
-    let (_lease, _later) = (next()?, next()?);
+    let lease = Duration::from_micros(next()?.parse().ok()?);
+    let _later = next()?;
     let details = details(next()?)?;
+    let detached = flags.contains('d');
     let holder = HolderView {
         contender,
         token: Token::new(number, 0),
         units,
         details,
         since,
-        remaining: expires.since(now),
+        lease,
+        remaining: Some(expires.since(now)),
+        renewed: !detached,
         evicted: flags.contains('e'),
-        detached: flags.contains('d'),
+        detached,
     };
     Some(HolderRow { capacity, expires, holder })
 }

@@ -3,7 +3,8 @@
 -- ARGV[2]    the first lease
 -- ARGV[3..]  per entry: flags and id as in the row of the only holder; before them 's' and the lease, if it is not that
 --            of the entry before; or, to lower or detach, 'b', the id, the units to lower to or '', and '1' to detach
--- Reply      nonce, now, then per entry: 0 (held for the whole lease), 1 remaining (held), 2 (gone), 3 (evicted)
+-- Reply      nonce, now, then per entry: 0 number (held alone, for the whole lease), 1 number floor remaining (held),
+--            2 (gone), 3 (evicted)
 -- Invariant  The lease of an only holder is extended by writing the new end over the old one; resource.lua does the
 --            rest.
 local reply, at, lib = {ARGV[1], now_text}, 3, nil
@@ -38,7 +39,7 @@ for entry = 2, #KEYS do
         call('SETRANGE', key, '0', lasts)
         call('PEXPIRE', key, life)
       end
-      reply[entry + 1] = '0'
+      reply[entry + 1] = '0 ' .. string.sub(row, 44, 59)
     else
       lib = lib or library()
       reply[entry + 1] = lib.renew(key, string.sub(word, 6, -2), lease, '', false)

@@ -465,7 +465,7 @@ local function library()
       serve(r)
     end
     lib.save(r)
-    return string.format('1 %d', remaining)
+    return string.format('1 %d %d %d', holder.number, r.holders[1].number, remaining)
   end
 
   function lib.evict(key, id, number, at_once)

@@ -4,7 +4,7 @@ use std::{fs, path::Path, sync::mpsc};
 
 use lockkeeper_core::{
     Capacity, ContenderId, Name, Units,
-    store::{Claim, Details, Kind, Leave, ProcessInfo, Verdict, Wake},
+    store::{Attachment, Claim, Details, Kind, Leave, ProcessInfo, Verdict, Wake},
     testing::VirtualClock,
 };
 use rusqlite::params;
@@ -42,7 +42,9 @@ fn claim(keeper: KeeperId, seq: u64, units: Units, lease: Duration) -> Claim {
         capacity: Capacity::All,
         lease,
         queue: true,
-        detachable: false,
+        attachment: Attachment::Process,
+        renewed: true,
+        at_least: 0,
         min_hold: Duration::ZERO,
         not_after: StoreTime(u64::MAX),
         stamp: 1,

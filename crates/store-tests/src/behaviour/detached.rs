@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, Lease, LeaseError, Lost};
+use lockkeeper_core::{Error, Lease, LeaseError, Lost, ReleaseError};
 use tokio::time::timeout;
 
 use super::{Fixture, Outcome, fixture::soon, tests};
@@ -14,6 +14,8 @@ tests! {
     an_adopted_lease_is_renewed if |can| can.detachable,
     a_fixed_lease_stays_fixed if |can| can.detachable,
     a_lease_that_nobody_adopts_ends if |can| can.detachable,
+    a_lease_is_released_without_being_adopted if |can| can.detachable,
+    a_lease_is_renewed_without_being_adopted if |can| can.detachable,
     permits_can_be_handed_over if |can| can.detachable,
     only_what_is_detachable_is_detached,
     a_reentered_guard_is_not_detached if |can| can.detachable,
@@ -91,6 +93,37 @@ async fn a_lease_that_nobody_adopts_ends(fixture: &Fixture) -> Outcome {
     assert!(error.to_string().contains(&name) && error.to_string().contains("adopt"), "{error}");
     assert!(next.is_held() && next.token() > lease.token());
     Ok(next.release().await?)
+}
+
+async fn a_lease_is_released_without_being_adopted(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("deploy"));
+    let lease = a.mutex(&name).detachable().lock().await?.into_lease().await?;
+    let theirs = a.mutex(&name);
+    let waiter = fixture.start_waiter(&name, 1, async move { theirs.lock().await }).await?;
+    b.release_lease(&lease).await?;
+    let next = soon(waiter).await???;
+    assert!(next.token() > lease.token());
+    let error = b.release_lease(&lease).await.expect_err("it is over");
+    assert!(matches!(&error, ReleaseError::NotHeld { why: Lost::Gone, .. }), "{error}");
+    assert!(next.is_held() && a.mutex(&name).try_lock().await?.is_none(), "it is another's");
+    Ok(next.release().await?)
+}
+
+async fn a_lease_is_renewed_without_being_adopted(fixture: &Fixture) -> Outcome {
+    let ((a, b), name, length) =
+        (fixture.two_keepers().await?, fixture.name("deploy"), fixture.renewed_lease());
+    let lease = a.mutex(&name).lease(length).detachable().lock().await?.into_lease().await?;
+    let started = Instant::now();
+    while started.elapsed() < 2 * length {
+        let left = b.renew_lease(&lease).await?;
+        assert!(left > length / 2 && left <= length, "{left:?}");
+        tokio::time::sleep(length / 3).await;
+    }
+    assert!(a.mutex(&name).try_lock().await?.is_none());
+    b.release_lease(&lease).await?;
+    let error = b.renew_lease(&lease).await.expect_err("it is over");
+    assert!(matches!(&error, LeaseError::NotHeld { why: Lost::Gone, .. }), "{error}");
+    Ok(())
 }
 
 async fn permits_can_be_handed_over(fixture: &Fixture) -> Outcome {

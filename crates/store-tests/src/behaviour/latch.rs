@@ -26,6 +26,7 @@ tests! {
     deleted_and_created_anew_is_another_latch,
     it_outlives_who_created_it,
     it_shares_no_name_with_locks,
+    all_are_listed_page_by_page,
 }
 
 /// A task that waits for the latch by now.
@@ -215,4 +216,37 @@ async fn it_shares_no_name_with_locks(fixture: &Fixture) -> Outcome {
     guard.release().await?;
     assert_eq!(latch.state().await?, Some(LatchState { remaining: 0, initial: 1 }));
     Ok(latch.delete().await?)
+}
+
+async fn all_are_listed_page_by_page(fixture: &Fixture) -> Outcome {
+    let keeper = fixture.keeper().await?;
+    // Whatever a store thinks of these signs, a name is a name.
+    let names: Vec<_> = ["a", "a%", "a*", "aü", "b}:latch", "{c"].map(|what| fixture.name(what)).into();
+    for (count, name) in names.iter().enumerate() {
+        keeper.latch(name).create(count as u64 + 1).await?;
+    }
+    keeper.latch(&names[1]).count_down().await?;
+    let lock = keeper.mutex(&fixture.name("a lock is no latch")).lock().await?;
+    let mut expected: Vec<_> = names.iter().cloned().zip([1, 1, 3, 4, 5, 6]).collect();
+    expected.sort_unstable();
+    for limit in [1, 4, 100] {
+        let (mut listed, mut after) = (Vec::new(), None);
+        loop {
+            let page = keeper.latches(fixture.prefix(), after.as_ref(), limit).await?;
+            assert!(page.latches.len() <= limit, "{page:?}");
+            listed.extend(page.latches.iter().map(|(name, state)| (name.to_string(), state.remaining)));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(listed, expected, "pages of {limit}");
+    }
+    assert_eq!(keeper.latches(&names[4], None, 100).await?.latches.len(), 1);
+    assert!(keeper.latches(&fixture.name("none"), None, 100).await?.latches.is_empty());
+    for name in &names {
+        keeper.latch(name).delete().await?;
+    }
+    assert!(keeper.latches(fixture.prefix(), None, 100).await?.latches.is_empty());
+    Ok(lock.release().await?)
 }

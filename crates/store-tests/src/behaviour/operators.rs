@@ -53,7 +53,10 @@ async fn a_holder_is_shown_with_its_facts(fixture: &Fixture) -> Outcome {
     let process = &shown.details.process;
     assert_eq!((process.pid, process.program.as_str()), (std::process::id(), "payroll"));
     assert!(!process.host.is_empty());
-    assert!(!shown.remaining.is_zero() && shown.remaining <= lease, "{:?}", shown.remaining);
+    assert_eq!(shown.lease, lease);
+    assert!(shown.remaining.is_none_or(|left| !left.is_zero() && left <= lease), "{:?}", shown.remaining);
+    let can_tell = fixture.capability().lease_per_claim;
+    assert!(shown.remaining.is_some() || !can_tell, "this store knows how long others' leases last");
     assert!(!shown.evicted && !shown.detached);
     // Wall clocks of two machines: a wrong unit or epoch is what this would show.
     let now = SystemTime::now();

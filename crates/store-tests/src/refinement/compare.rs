@@ -9,7 +9,7 @@ use std::{
 
 use lockkeeper_core::{
     GrantNumber, Name, Token,
-    store::{Answer, CountState, Counted, GrantNotice, HolderView, Renewed, ResourceView, Verdict},
+    store::{Answer, CountState, Counted, Grant, GrantNotice, HolderView, Renewed, ResourceView, Verdict},
 };
 
 /// Nothing, or what differs.
@@ -104,9 +104,7 @@ impl Numbers {
     fn verdicts(&mut self, name: &Name, model: &Verdict, store: &Verdict, leniency: Leniency) -> Compared {
         match (model, store) {
             (Verdict::Granted(expected), Verdict::Granted(grant)) => {
-                leniency.remaining("remaining", expected.remaining, grant.remaining)?;
-                self.grant(name, "the floor", expected.floor, grant.floor)?;
-                self.grant(name, "the number", expected.number, grant.number)
+                self.grants(name, expected, grant, leniency)
             }
             (
                 Verdict::Busy { ahead: expected, retry_in: in_model, .. },
@@ -179,8 +177,12 @@ impl Numbers {
         let ids = |holders: &[HolderView]| holders.iter().map(|holder| holder.contender).collect::<Vec<_>>();
         same("holders", &ids(&model.holders), &ids(&store.holders))?;
         for (expected, holder) in model.holders.iter().zip(&store.holders) {
-            if !leniency.in_parts {
-                near("remaining in view", expected.remaining, holder.remaining, leniency.tolerance)?;
+            match (expected.remaining, holder.remaining) {
+                (Some(expected), Some(remaining)) if !leniency.in_parts => {
+                    near("remaining in view", expected, remaining, leniency.tolerance)?;
+                }
+                (_, None) if !leniency.in_parts => return differ("remaining in view", expected, holder),
+                _ => {}
             }
             self.grant(name, "the number in view", expected.token.number(), holder.token.number())?;
             let expected = HolderView {
@@ -199,13 +201,26 @@ impl Numbers {
         };
         same("waiters", &queue(model), &queue(store))
     }
-}
-
-pub(super) fn renewals(model: &Renewed, store: &Renewed, leniency: Leniency) -> Compared {
-    match (model, store) {
-        (Renewed::Held { remaining: expected }, Renewed::Held { remaining }) => {
-            leniency.remaining("remaining", *expected, *remaining)
+    pub(super) fn renewals(
+        &mut self,
+        name: &Name,
+        model: &Renewed,
+        store: &Renewed,
+        leniency: Leniency,
+    ) -> Compared {
+        match (model, store) {
+            (Renewed::Held(expected), Renewed::Held(grant)) => {
+                // Such a store does not look at others for a renewal.
+                let floor = if leniency.in_parts { expected.floor } else { grant.floor };
+                self.grants(name, expected, &Grant { floor, ..*grant }, leniency)
+            }
+            _ => same("renewal", model, store),
         }
-        _ => same("renewal", model, store),
+    }
+
+    fn grants(&mut self, name: &Name, model: &Grant, store: &Grant, leniency: Leniency) -> Compared {
+        leniency.remaining("remaining", model.remaining, store.remaining)?;
+        self.grant(name, "the floor", model.floor, store.floor)?;
+        self.grant(name, "the number", model.number, store.number)
     }
 }

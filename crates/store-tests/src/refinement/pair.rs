@@ -25,7 +25,7 @@ use requests::{Acquisition, later};
 
 use super::{
     Subject, Tally,
-    compare::{Compared, Leniency, Numbers, renewals},
+    compare::{Compared, Leniency, Numbers},
     plan::{EACH, KEEPERS, LATCHES, LatchAction, RESOURCES, Renewal, Step, TimeMode},
 };
 
@@ -262,7 +262,7 @@ impl<'a> Pair<'a> {
         let leases: Vec<Renew> = entries
             .filter_map(|entry| {
                 let claim = &self.acquisitions.get(&entry.who)?.claim;
-                let lease = match self.lease(entry.lease, claim.detachable) {
+                let lease = match self.lease(entry.lease, claim.attachment.may_outlive_process()) {
                     _ if entry.lease.is_zero() => entry.lease,
                     // A session is as long as what it began with.
                     lease if self.in_parts() => lease.max(claim.lease),
@@ -273,7 +273,8 @@ impl<'a> Pair<'a> {
                     contender: claim.contender,
                     lease,
                     lower_to: entry.lower.then_some(Units::ONE),
-                    detach: entry.detach && claim.detachable,
+                    detach: entry.detach && claim.attachment.may_outlive_process(),
+                    at_least: 0,
                 })
             })
             .collect();
@@ -285,12 +286,14 @@ impl<'a> Pair<'a> {
             let mut effects = Effects::default();
             let expected = self.model.renew(at(answers.now), renew, &mut effects);
             self.note(&renew.name, effects);
-            renewals(&expected, answer, self.leniency(Duration::ZERO))
+            let leniency = self.leniency(Duration::ZERO);
+            self.numbers
+                .renewals(&renew.name, &expected, answer, leniency)
                 .map_err(|what| format!("{what}\nto {renew:?}\nat {:?}", answers.now))?;
             match answer {
-                Renewed::Held { .. } => self.tally.held += 1,
+                Renewed::Held(_) => self.tally.held += 1,
                 Renewed::Gone => self.tally.gone += 1,
-                Renewed::Evicted => self.tally.refused_renewals += 1,
+                Renewed::Evicted(_) => self.tally.refused_renewals += 1,
                 Renewed::Unknown => {}
             }
         }
@@ -306,7 +309,7 @@ impl<'a> Pair<'a> {
         // Who does not hold has no number; any will do.
         let in_store = self.numbers.of_store(&name, number).unwrap_or(1);
         let wrong = u64::from(wrong);
-        let order = Evict { name: name.clone(), contender, number: in_store + wrong, how };
+        let order = Evict { name: name.clone(), contender, number: in_store + wrong, how, reason: None };
         let before = self.now().await?;
         let answer = self.store().evict(&order).await.map_err(|error| store_failed(&error))?;
         let took = self.now().await?.since(before);

@@ -15,7 +15,7 @@ use lockkeeper_core::{
     clock::BootTime,
     deadline,
     model::FIRST_LEASE,
-    store::{Claim, GrantNotice, Renewed, StoreTime, Verdict},
+    store::{Claim, Grant, GrantNotice, Renewed, StoreTime, Verdict},
 };
 use stateright::{Model, Property};
 
@@ -285,7 +285,7 @@ impl World {
         let Phase::Holding { deadline, renew_at, .. } = &mut state.waiters[nth].phase else { return };
         match answer {
             // A success that arrives after the deadline is not a success.
-            Renewed::Held { remaining } if now.boot() < *deadline => {
+            Renewed::Held(Grant { remaining, .. }) if now.boot() < *deadline => {
                 *deadline = deadline::from_answer(now.boot(), remaining);
                 *renew_at = now.ticks + third(remaining);
             }

@@ -15,7 +15,7 @@ use lockkeeper_core::{
     ContenderId, GrantNumber, Token,
     clock::BootTime,
     deadline,
-    store::{Claim, GrantNotice, Renewed, Verdict},
+    store::{Claim, Grant, GrantNotice, Renewed, Verdict},
 };
 use stateright::{Model, Property};
 
@@ -481,7 +481,7 @@ impl Model for World {
                 let now = next.now.boot();
                 let hold = next.hold_mut(slot)?;
                 match answer {
-                    Renewed::Held { remaining } if now < hold.deadline => {
+                    Renewed::Held(Grant { remaining, .. }) if now < hold.deadline => {
                         hold.deadline = deadline::from_answer(now, remaining);
                         hold.renew_at = now.after(remaining / 3);
                     }

@@ -13,8 +13,8 @@ use lockkeeper_core::{
     clock::BootTime,
     model::{Effects, HighWater, Holder, Model, Now, Resource},
     store::{
-        Answer, Claim, Details, GrantNotice, Kind, Leave, Left, ProcessInfo, Renew, Renewed, Request,
-        StoreTime, Verdict,
+        Answer, Attachment, Claim, Details, GrantNotice, Kind, Leave, Left, ProcessInfo, Renew, Renewed,
+        Request, StoreTime, Verdict,
     },
 };
 
@@ -74,7 +74,9 @@ pub(crate) fn claim(contender: ContenderId, lease: Duration, sent: Time) -> Clai
         capacity: Capacity::All,
         lease,
         queue: true,
-        detachable: false,
+        attachment: Attachment::Process,
+        renewed: true,
+        at_least: 0,
         min_hold: Duration::ZERO,
         not_after: StoreTime(u64::MAX),
         stamp: sent.boot().0,
@@ -167,7 +169,8 @@ impl Store {
         contender: ContenderId,
         lease: Duration,
     ) -> (Renewed, Vec<GrantNotice>) {
-        let renew = Renew { name: NAME.clone(), contender, lease, lower_to: None, detach: false };
+        let renew =
+            Renew { name: NAME.clone(), contender, lease, lower_to: None, detach: false, at_least: 0 };
         self.step(|model, effects| model.renew(now.now(), &renew, effects))
     }
 

@@ -10,8 +10,8 @@ use lockkeeper_core::{
     Capacity, ContenderId, KeeperId, Name, Units,
     clock::Clock,
     store::{
-        Answer, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Request, StoreTime, Verdict,
-        WakeSink,
+        Answer, Attachment, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Request, StoreTime,
+        Verdict, WakeSink,
     },
 };
 use lockkeeper_testkit::{history, processes::Task, servers::Redis};
@@ -52,7 +52,7 @@ fn i8_a_killed_holder_is_passed_when_its_lease_ends() {
         let killed = wall();
         let view = keeper.inspect("load/0").expect("reachable");
         let old = view.iter().flat_map(|view| &view.holders).find(|old| old.token.as_i64() == token as i64);
-        let ended = old.map_or(killed, |old| wall() + old.remaining);
+        let ended = old.map_or(killed, |old| wall() + old.remaining.unwrap_or_default());
         let mut next = None;
         let passed = crew.listen(secs(60), |crew| {
             next = crew.holders().iter().map(|(_, new)| *new).find(|new| *new > token);
@@ -131,7 +131,9 @@ async fn thousands_of_readers_enter_together() {
             capacity: Capacity::All,
             lease: secs(120),
             queue: true,
-            detachable: false,
+            attachment: Attachment::Process,
+            renewed: true,
+            at_least: 0,
             min_hold: Duration::ZERO,
             not_after: StoreTime(u64::MAX),
             stamp: 0,

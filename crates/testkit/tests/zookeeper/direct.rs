@@ -6,8 +6,8 @@ use lockkeeper_core::{
     Capacity, ContenderId, KeeperId, Name, Units,
     clock::Clock,
     store::{
-        Answer, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Request, Store, StoreTime, Verdict,
-        WakeSink,
+        Answer, Attachment, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Request, Store,
+        StoreTime, Verdict, WakeSink,
     },
 };
 use lockkeeper_testkit::proxy::Proxy;
@@ -44,7 +44,9 @@ impl Asker {
             capacity: Capacity::All,
             lease: Duration::from_secs(30),
             queue: true,
-            detachable: false,
+            attachment: Attachment::Process,
+            renewed: true,
+            at_least: 0,
             min_hold: Duration::ZERO,
             not_after: StoreTime(u64::MAX),
             stamp: 0,
@@ -85,7 +87,7 @@ async fn a_silent_session_costs_no_other_of_its_group() {
     let asker = Asker::connect(proxy.address(), Duration::from_secs(2)).await;
     let other = servers[1..].iter().find(|server| server.mode().as_deref() == Some("follower")).expect("one");
     proxy.lead_to(other.address());
-    let lonely = Claim { detachable: true, ..asker.claim("lonely", 1) };
+    let lonely = Claim { attachment: Attachment::Detachable, ..asker.claim("lonely", 1) };
     let answers = asker.ask(&[Request::Claim(lonely.clone())]).await;
     assert!(matches!(&answers[..], [Answer::Claim(Verdict::Granted(_))]), "{answers:?}");
     proxy.lead_to(servers[0].address());

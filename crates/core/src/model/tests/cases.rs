@@ -44,7 +44,9 @@ fn i9_a_tombstone_lasts_as_long_as_the_copy_it_is_against() {
         capacity: Capacity::All,
         lease: SECOND,
         queue: true,
-        detachable: false,
+        attachment: Attachment::Process,
+        renewed: true,
+        at_least: 0,
         min_hold: Duration::ZERO,
         not_after: until,
         stamp: 0,
@@ -75,7 +77,9 @@ fn i8_a_clock_that_went_back_keeps_no_released_lock() {
             capacity: Capacity::All,
             lease: SECOND,
             queue: true,
-            detachable: false,
+            attachment: Attachment::Process,
+            renewed: true,
+            at_least: 0,
             min_hold: Duration::ZERO,
             not_after: StoreTime(hour),
             stamp: 0,
@@ -104,7 +108,9 @@ fn i8_crashed_keepers_keep_what_they_confirmed_for_its_minimum() {
         capacity: Capacity::All,
         lease: 60 * SECOND,
         queue: true,
-        detachable: true,
+        attachment: Attachment::Detachable,
+        renewed: true,
+        at_least: 0,
         min_hold,
         not_after: StoreTime(u64::MAX),
         stamp: 0,
@@ -136,4 +142,134 @@ fn i8_crashed_keepers_keep_what_they_confirmed_for_its_minimum() {
         let kept = resource.holders.first().map(|holder| (holder.expires, holder.retired));
         assert_eq!(kept, ends.map(|ends| (ends, true)), "{min_hold:?}, confirmed: {confirmed}");
     }
+}
+
+fn at(lease: u64) -> Now {
+    Now { lease: StoreTime(lease), wall: 1_000_000 }
+}
+
+/// A reader that claims at one second, with a grant number of at least `at_least`.
+fn reader(who: u8, at_least: GrantNumber) -> Claim {
+    Claim {
+        name: name(),
+        contender: contender(who),
+        units: Units::ONE,
+        capacity: Capacity::All,
+        lease: 60 * SECOND,
+        queue: true,
+        attachment: Attachment::Process,
+        renewed: true,
+        at_least,
+        min_hold: Duration::ZERO,
+        not_after: StoreTime(u64::MAX),
+        stamp: 0,
+        again: false,
+        details: details(),
+    }
+}
+
+fn renewal(who: u8, at_least: GrantNumber) -> Renew {
+    let lease = Duration::ZERO;
+    Renew { name: name(), contender: contender(who), lease, lower_to: None, detach: false, at_least }
+}
+
+fn leave(who: u8) -> Request {
+    let (tombstone_until, hold_at_least) = (None, Duration::ZERO);
+    Request::Leave(Leave { name: name(), contender: contender(who), tombstone_until, hold_at_least })
+}
+
+/// Members of a quorum grant equal numbers although their clocks differ, so such a number owes nothing to the clock.
+#[test]
+fn i6_a_number_is_as_high_as_asked_and_still_grows() {
+    let (mut model, mut effects) = (Model::default(), Effects::default());
+    let mut claim =
+        |model: &mut Model, claim: Claim| match model.apply(at(1), &Request::Claim(claim), &mut effects) {
+            Answer::Claim(Verdict::Granted(grant)) => Some(grant.number),
+            Answer::Claim(Verdict::Busy { .. }) => None,
+            answer => panic!("{answer:?}"),
+        };
+    assert_eq!(claim(&mut model, reader(0, 5_000)), Some(5_000));
+    assert_eq!(claim(&mut model, reader(1, 10)), Some(5_001));
+    let writer = Claim { units: Units::All, ..reader(2, 7_000) };
+    assert_eq!(claim(&mut model, writer), None, "it waits");
+    for who in [0, 1] {
+        model.apply(at(1), &leave(who), &mut Effects::default());
+    }
+    assert_eq!(model.high_water, HighWater(7_000), "the waiter has kept it");
+    assert_eq!(claim(&mut model, reader(3, u64::MAX)), None);
+    model.apply(at(1), &leave(2), &mut Effects::default());
+    assert_eq!(model.high_water, HighWater(Token::NUMBER_LIMIT - 1), "no more than a token has room for");
+}
+
+#[test]
+fn i7_a_raised_number_counts_for_the_floor_and_for_later_grants() {
+    let (mut model, mut effects) = (Model::default(), Effects::default());
+    for who in [0, 1] {
+        model.apply(at(1), &Request::Claim(reader(who, 100 + u64::from(who))), &mut effects);
+    }
+    let mut raise = |who, at_least| model.renew(at(1), &renewal(who, at_least), &mut effects);
+    let held = |number, floor| Renewed::Held(Grant { number, floor, remaining: 60 * SECOND });
+    assert_eq!(raise(0, 0), held(100, 100), "zero raises nothing");
+    assert_eq!(raise(0, 99), held(100, 100), "and nothing is lowered");
+    assert_eq!(raise(0, 200), held(200, 101));
+    assert_eq!(raise(1, 200), held(200, 200), "two readers may come to the same number");
+    assert_eq!(model.high_water, HighWater(200));
+    let view = model.inspect(at(1), &name()).expect("held");
+    assert_eq!(view.holders.iter().map(|holder| holder.token.number()).collect::<Vec<_>>(), [200, 200]);
+}
+
+#[test]
+fn an_evicted_holder_is_told_the_reason_of_the_last_order() {
+    let (mut model, mut effects) = (Model::default(), Effects::default());
+    model.apply(at(1), &Request::Claim(reader(0, 100)), &mut effects);
+    for reason in [None, Some("first"), Some("last")] {
+        let reason: Option<Arc<str>> = reason.map(Into::into);
+        let (contender, how) = (contender(0), Eviction::Graceful);
+        let order = Evict { name: name(), contender, number: 100, how, reason: reason.clone() };
+        assert_eq!(model.evict(at(1), &order, &mut effects), Evicted::Done);
+        assert_eq!(model.renew(at(1), &renewal(0, 0), &mut effects), Renewed::Evicted(reason));
+    }
+}
+
+/// What was claimed for somebody else goes on without the process that claimed it, also if it had to wait.
+#[test]
+fn i8_what_was_born_detached_outlives_its_process() {
+    let dead = BTreeSet::from([contender(0).keeper]);
+    for attachment in [Attachment::Process, Attachment::Detachable, Attachment::Detached] {
+        let (mut resource, mut high_water) = (Resource::free(Capacity::All), HighWater::default());
+        let mut effects = Effects::default();
+        for who in [0, 1] {
+            let claim = Claim { attachment, units: Units::All, ..reader(who, 0) };
+            resource.claim(at(1), &mut high_water, &claim, &mut effects);
+        }
+        for holder in [0, 1] {
+            let mut after = resource.clone();
+            after.expire_keepers(at(2), &mut high_water, &dead, &mut effects);
+            let holders: Vec<_> = after.holders.iter().map(|holder| holder.contender).collect();
+            let kept = if attachment == Attachment::Detached { vec![contender(holder)] } else { vec![] };
+            assert_eq!(holders, kept, "{attachment:?}");
+            let Request::Leave(leave) = leave(holder) else { unreachable!() };
+            resource.leave(at(2), &mut high_water, &leave, &mut effects);
+        }
+    }
+}
+
+#[test]
+fn latches_are_listed_in_order_page_by_page() {
+    let mut model = Model::default();
+    let latch = |text: &str| Name::new(text).expect("valid");
+    for (seq, text) in ["b", "a", "ab", "ac"].into_iter().enumerate() {
+        let op = ContenderId { keeper: KeeperId::from_u128(1), seq: seq as u64 };
+        let action = CountAction::Create(seq as u64);
+        model.count(at(1), &Count { name: latch(text), op, not_after: StoreTime(2), action });
+    }
+    let page = |prefix: &str, after: Option<&Name>, limit| {
+        let query = ListQuery { prefix: prefix.into(), after: after.cloned(), limit };
+        let LatchPage { latches, next } = model.latches(&query);
+        (latches.into_iter().map(|(name, state)| (name.to_string(), state.initial)).collect::<Vec<_>>(), next)
+    };
+    let (first, next) = page("a", None, 2);
+    assert_eq!(first, [("a".to_owned(), 1), ("ab".to_owned(), 2)]);
+    assert_eq!(page("a", next.as_ref(), 2), (vec![("ac".to_owned(), 3)], None));
+    assert_eq!(page("", None, 0).0.len(), 1, "at least one");
 }

@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, Name, Units,
-    store::{Claim, Details, Kind, Leave, ProcessInfo, Request, StoreTime},
+    store::{Attachment, Claim, Details, Kind, Leave, ProcessInfo, Request, StoreTime},
 };
 
 use super::{
@@ -72,7 +72,9 @@ impl Pair<'_> {
                 capacity: if permits { Capacity::count(PERMITS).expect("not zero") } else { Capacity::All },
                 lease,
                 queue: *queue,
-                detachable,
+                attachment: if detachable { Attachment::Detachable } else { Attachment::Process },
+                renewed: true,
+                at_least: 0,
                 min_hold: Duration::ZERO,
                 not_after,
                 stamp: 0,
@@ -97,7 +99,8 @@ impl Pair<'_> {
         let acquisition = self.acquisitions.remove(&who)?;
         let tombstone_until = tombstone.then_some(acquisition.not_after);
         self.left.insert(acquisition.claim.contender, tombstone_until);
-        let hold_at_least = if acquisition.claim.detachable { hold_at_least } else { Duration::ZERO };
+        let hold_at_least =
+            if acquisition.claim.attachment.may_outlive_process() { hold_at_least } else { Duration::ZERO };
         Some(Leave {
             name: acquisition.claim.name,
             contender: acquisition.claim.contender,

@@ -23,6 +23,7 @@ impl Pair<'_> {
                     lease: Duration::ZERO,
                     lower_to: None,
                     detach: false,
+                    at_least: 0,
                 };
                 let mut effects = Effects::default();
                 self.model.renew(at(end), &renew, &mut effects);
