@@ -19,7 +19,7 @@ use std::{
 #[path = "../../../lockkeeper/examples/leader_election.rs"]
 mod leader_election;
 
-use lockkeeper::{Guard, Keeper, blocking, testing};
+use lockkeeper::{Guard, Keeper, KeeperBuilder, StoreError, blocking, testing};
 use tokio::{
     runtime::{Builder, Runtime},
     sync::oneshot,
@@ -105,8 +105,17 @@ fn held() {
     io::stdout().flush().ok();
 }
 
+/// The disk of a shared machine can stand still for seconds, and no way is about that.
+fn builder(url: &str) -> Result<KeeperBuilder, StoreError> {
+    Ok(lockkeeper::builder(url)?.request_limit(Duration::from_secs(20)))
+}
+
+async fn connect(url: &str) -> Result<Keeper, StoreError> {
+    builder(url)?.connect().await
+}
+
 async fn lock(url: &str, name: &str) -> Result<(Keeper, Guard), lockkeeper::Error> {
-    let keeper = lockkeeper::connect(url).await?;
+    let keeper = connect(url).await?;
     let guard = keeper.mutex(name).lock().await?;
     Ok((keeper, guard))
 }
@@ -209,7 +218,7 @@ fn several_keepers(url: &str, name: &str) -> Outcome {
 
 fn many_guards(url: &str, name: &str) -> Outcome {
     current_thread()?.block_on(async {
-        let keeper = lockkeeper::connect(url).await?;
+        let keeper = connect(url).await?;
         let mut guards = Vec::new();
         for number in 0..300 {
             guards.push(keeper.mutex(&format!("{name}/{number}")).lock().await?);
@@ -225,7 +234,7 @@ fn many_guards(url: &str, name: &str) -> Outcome {
 fn leave_in_flight(runtime: &Runtime, url: &str, name: &str) -> Outcome {
     let (url, name) = (url.to_owned(), name.to_owned());
     runtime.block_on(runtime.spawn(async move {
-        let keeper = lockkeeper::connect(&url).await?;
+        let keeper = connect(&url).await?;
         let first = keeper.mutex(&format!("{name}/1")).lock().await?;
         let second = keeper.mutex(&format!("{name}/2")).lock().await?;
         held();
@@ -259,7 +268,7 @@ fn claims_in_flight(runtime: &Runtime, url: &str, name: &str) -> Outcome {
 fn wait_cancelled(url: &str, name: &str) -> Outcome {
     current_thread()?.block_on(async {
         let (_holder, _guard) = lock(url, name).await?;
-        let keeper = lockkeeper::connect(url).await?;
+        let keeper = connect(url).await?;
         let mutex = keeper.mutex(name);
         let mut locking = Box::pin(mutex.lock());
         tokio::select! {
@@ -281,7 +290,7 @@ fn wait_cancelled(url: &str, name: &str) -> Outcome {
 /// A task of the keeper's own looks at an election when the last handle goes.
 fn observed(url: &str, name: &str) -> Outcome {
     current_thread()?.block_on(async {
-        let keeper = lockkeeper::connect(url).await?;
+        let keeper = connect(url).await?;
         let election = keeper.election(name);
         let mut observers: Vec<_> = (0..50).map(|_| election.observe()).collect();
         let _leadership = election.campaign("me").await?;
@@ -324,7 +333,7 @@ fn in_a_thread_local(url: &str, name: &str) -> Outcome {
 }
 
 fn with_threads(url: &str, name: &str) -> Outcome {
-    let keeper = blocking::Keeper::connect(lockkeeper::url::connector(url)?)?;
+    let keeper = blocking::Keeper::build(builder(url)?)?;
     let _guard = keeper.mutex(name).lock()?;
     drop(keeper);
     held();
@@ -339,7 +348,7 @@ fn blocking_in_a_task(url: &str, name: &str) -> Outcome {
 
 fn told(url: &str, name: &str, refused: bool) -> Outcome {
     current_thread()?.block_on(async {
-        let keeper = lockkeeper::connect(url).await?;
+        let keeper = connect(url).await?;
         let _guard = keeper.mutex(name).lease(Duration::from_secs(3)).lock().await?;
         held();
         io::stdin().read_line(&mut String::new())?;
