@@ -193,7 +193,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// The program has no handle of this keeper any more: the runtime that it connected in may be blocked, ending or
     /// gone. Requests from now on must not need that runtime. A request in flight that does fails at once, and the engine
-    /// sends it again.
+    /// sends it again. Must not block.
     fn leave_caller(&self) {}
 
     /// Ends the connection. Called once, after everything was left.

@@ -132,6 +132,14 @@ impl RedisStore {
         Ok(Answers { now, each: answers.into_iter().map(|(_, answer)| answer).collect() })
     }
 
+    /// Once the program has dropped its last handle, nothing is renewed any more, and the renewals' connection is often
+    /// open already. Opening another one may take longer than the end of a program waits. Claims stay where `WAIT` looks
+    /// for them.
+    fn priority_of(&self, group: &[&Request]) -> Priority {
+        let only_leaves = || group.iter().all(|request| matches!(request, Request::Leave(_)));
+        if self.servers.has_left_caller() && only_leaves() { Priority::Urgent } else { Priority::Normal }
+    }
+
     async fn apply_sorted(&self, group: &[&Request]) -> Result<Answers<Answer>, StoreError> {
         for request in group {
             if let Request::Leave(leave) = request {
@@ -139,7 +147,7 @@ impl RedisStore {
             }
         }
         let calls = self.apply_calls(group);
-        let replies = self.servers.run(Priority::Normal, &calls).await;
+        let replies = self.servers.run(self.priority_of(group), &calls).await;
         if group.iter().any(|request| matches!(request, Request::Claim(claim) if claim.again)) {
             self.listeners.check_runtime();
         }

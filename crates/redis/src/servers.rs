@@ -169,8 +169,13 @@ impl Servers {
 
     /// The runtime for one more connection.
     pub(crate) fn runtime(&self) -> ConnectionRuntime {
-        let left = self.caller_left.load(Ordering::Acquire);
-        ConnectionRuntime::new(if left { &self.keeper } else { &self.caller }, &self.keeper)
+        let first = if self.has_left_caller() { &self.keeper } else { &self.caller };
+        ConnectionRuntime::new(first, &self.keeper)
+    }
+
+    /// Whether the keeper's runtime owns all connections.
+    pub(crate) fn has_left_caller(&self) -> bool {
+        self.caller_left.load(Ordering::Acquire)
     }
 
     /// The caller's runtime may be blocked or gone: the keeper's runtime owns all connections from now on.

@@ -12,7 +12,7 @@ use std::{
 use lockkeeper::Keeper;
 use lockkeeper_testkit::{
     proxy::Proxy,
-    servers::{Redis, ZooKeeper},
+    servers::{Redis, RedisCluster, RedisSentinel, ZooKeeper},
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -48,7 +48,7 @@ impl Ending {
 
     fn begin(way: &str, url: &str, name: &str) -> Self {
         let mut command = Command::new(PROGRAM);
-        command.args([way, url, name]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args([way, url, name]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let out = BufReader::new(child.stdout.take().expect("piped"));
         Self { child, out, since: Instant::now() }
@@ -126,6 +126,35 @@ async fn nothing_is_left_by_any_way(url: &str) {
 async fn i16_nothing_stays_held_on_redis() {
     let redis = Redis::start().expect("started");
     nothing_is_left_by_any_way(&redis.url()).await;
+}
+
+#[tokio::test]
+async fn i16_nothing_stays_held_on_a_cluster() {
+    let cluster = RedisCluster::start().expect("started");
+    nothing_is_left_by_any_way(&cluster.url()).await;
+}
+
+#[tokio::test]
+async fn i16_nothing_stays_held_behind_sentinels() {
+    let sentinel = RedisSentinel::start().expect("started");
+    nothing_is_left_by_any_way(&sentinel.url()).await;
+}
+
+/// Opening a connection may take longer than anybody waits.
+#[tokio::test]
+async fn i16_the_last_leave_takes_the_connection_for_renewals() {
+    let redis = Redis::start().expect("started");
+    let proxy = Proxy::start(redis.address()).expect("started");
+    let keeper = lockkeeper::connect(&redis.url()).await.expect("connected");
+    let mut program = Ending::start("told", &format!("redis://{}", proxy.address()), "stock");
+    // Requests, messages, and after a second renewals.
+    while proxy.accepted() < 3 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    program.tell();
+    program.end();
+    assert_eq!(held(&keeper, "stock").await, [""; 0]);
+    assert_eq!(proxy.accepted(), 3);
 }
 
 #[tokio::test]
