@@ -42,7 +42,8 @@ use crate::{
 /// - if a keeper or a guard is in a `static`;
 /// - before `std::process::exit`;
 /// - on SIGTERM and Ctrl-C, which end a process that does not handle them (see the example `leader_election`);
-/// - before `Runtime::shutdown_background`, which does not wait for its tasks.
+/// - before `Runtime::shutdown_background`, which does not wait for its tasks;
+/// - if a thread has the last handle that nobody joins before `main` returns.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
