@@ -21,6 +21,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     boot::Boot,
+    checkpoint::{self, Checkpoints},
     crashes::{CrashMonitor, OnCrash},
     durability::Durability,
     expiry::has_rows,
@@ -63,6 +64,8 @@ pub(crate) struct Database {
     connection: Connection,
     /// What the connection is set to.
     durability: Durability,
+    /// Where SQLite must not run checkpoints by itself.
+    checkpoints: Option<Checkpoints>,
     write_order: Arc<WriteOrder>,
     file: DatabaseFile,
     boot: Boot,
@@ -89,6 +92,7 @@ impl Database {
             crashes: CrashMonitor::new(&file.keepers, options.background, options.on_crash),
             connection,
             durability: Durability::Synced,
+            checkpoints: checkpoint::are_ours().then(Checkpoints::default),
             write_order,
             file,
             boot,
@@ -242,6 +246,13 @@ impl Database {
             liveness::remove_files(&self.file.keepers, crashed);
         }
         self.crashes.monitor(after_commit.blockers);
+    }
+
+    /// Runs a checkpoint if one is due and SQLite does not do it.
+    pub(crate) fn checkpoint_if_due(&mut self) {
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.run_if_due(&self.connection, &self.file.path);
+        }
     }
 
     /// Does work that only reads. It makes no grant, so it needs no high-water mark.

@@ -38,6 +38,9 @@
 //! * SQLite allows one writer at a time. A process that is stopped in the middle of its transaction stops the others until
 //!   it continues or is ended. They report [`StoreErrorKind::Conflict`](lockkeeper_core::StoreErrorKind::Conflict) and go
 //!   on asking. Listings wait behind them.
+//! * Any SQLite from 3.46 on may be linked (rusqlite 0.32 to 0.41), so that the store fits beside other crates that link
+//!   it. Versions before 3.51.3 have a bug in their checkpoints, which the store avoids. Other programs cannot know that:
+//!   nothing else should write to the file, such as an old `sqlite3` command.
 //! * A child that was forked without `exec` shares its parent's life file, so the parent counts as alive until that child
 //!   has ended too. `exec` closes it.
 
@@ -47,6 +50,8 @@ use lockkeeper_core::{StoreError, store::Connector};
 mod blockers;
 #[cfg(target_os = "linux")]
 mod boot;
+#[cfg(target_os = "linux")]
+mod checkpoint;
 #[cfg(target_os = "linux")]
 mod codec;
 #[cfg(target_os = "linux")]

@@ -7,10 +7,11 @@ use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
 use crate::{
     boot::Boot,
+    checkpoint,
     durability::Durability,
     file::DatabaseFile,
     layout, liveness,
-    patience::{give_up_after, patiently, wait_for_others},
+    patience::{be_patient, give_up_after, patiently},
     provenance,
     trouble::explain,
 };
@@ -29,7 +30,7 @@ pub(crate) fn open(file: &DatabaseFile, boot: &Boot, limit: Duration) -> Result<
     let store_id = patiently(|| layout::settle(&mut connection, &file.path, &boot.id, any_alive))?;
     // Only now: until here each of many processes that open the file at once must look again, after each wait, whether
     // another has done the work.
-    connection.busy_handler(Some(wait_for_others)).map_err(|error| explain(&file.path, error))?;
+    be_patient(&mut connection).map_err(|error| explain(&file.path, error))?;
     Ok(OpenConnection { connection, store_id })
 }
 
@@ -46,6 +47,9 @@ pub(crate) fn connect(path: &Path, limit: Duration) -> Result<Connection, StoreE
     patiently(|| provenance::refuse_foreign(&connection, path))?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(explain)?;
     patiently(|| connection.pragma_update_and_check(None, "journal_mode", "WAL", is_wal).map_err(explain))?;
+    if checkpoint::are_ours() {
+        checkpoint::take_over(&connection).map_err(explain)?;
+    }
     connection.pragma_update(None, "synchronous", Durability::Synced.synchronous()).map_err(explain)?;
     connection.set_prepared_statement_cache_capacity(64);
     // Else SQLite compiles a statement anew whenever another name is bound to it.

@@ -9,6 +9,7 @@ use std::{
 };
 
 use lockkeeper_core::StoreError;
+use rusqlite::Connection;
 
 use crate::trouble::is_busy;
 
@@ -29,11 +30,16 @@ pub(crate) fn give_up_after(limit: Duration) -> Instant {
     until
 }
 
+/// Makes `connection` wait while another process has the database locked, until the request gives up.
+pub(crate) fn be_patient(connection: &mut Connection) -> rusqlite::Result<()> {
+    connection.busy_handler(Some(wait_for_others))
+}
+
 /// Waits a little while another process has the database locked; false once the request has waited for too long.
 ///
 /// All pauses are equally long, so that no process overtakes another that has waited for longer. Only where a process
 /// must be stuck are they longer. SQLite's own handler sleeps ever longer, up to 100 ms.
-pub(crate) fn wait_for_others(tries: i32) -> bool {
+fn wait_for_others(tries: i32) -> bool {
     if GIVE_UP.get().is_some_and(|limit| Instant::now() >= limit) {
         return false;
     }

@@ -128,6 +128,8 @@ impl Writer {
                 };
                 while let Some(action) = exit.backlog.next() {
                     action(&mut database);
+                    // The action has sent its answer, so nobody waits for this.
+                    database.checkpoint_if_due();
                 }
             }
         };
