@@ -7,17 +7,7 @@
 //! redis+cluster://host,host                       rediss+cluster://…
 //! ```
 //!
-//! | option | means | default |
-//! |---|---|---|
-//! | `namespace=app` | the beginning of all keys and channels | `lockkeeper` |
-//! | `db=0` | the database | 0 |
-//! | `protocol=resp2` | for old servers and proxies | `resp3` |
-//! | `wait=1`, `wait_limit=500ms` | how many replicas must have a grant or renewal before it counts, and how long they
-//! are waited for | 0, 500ms | | `strict=true` | refuse servers on which locks are at risk | `false`: warn |
-//! | `request_limit=1s`, `connect_limit=1s` | how long a request, or connecting, may take | the keeper's, 1s |
-//! | `nodelay=false` | for a server on the same host | `true` |
-//! | `ca=`, `cert=`, `key=` | PEM files for TLS | the system's certificates |
-//! | `sentinel_user=`, `sentinel_password=` | if the sentinels ask for them | |
+//! `docs/stores.md` in the repository says what each of the [options](OPTIONS) means.
 //!
 //! # How it works
 //!
@@ -64,6 +54,9 @@ mod trouble;
 mod wakes;
 
 use lockkeeper_core::{StoreError, store::Connector};
+
+/// The options that a URL may have.
+pub const OPTIONS: &[&str] = settings::OPTIONS;
 
 pub use check::{Finding, Risk, check};
 pub use store::CAPABILITY;

@@ -70,6 +70,24 @@ pub(crate) struct Settings {
 const FORMS: &str = "redis://HOST:PORT/DB, rediss://… for TLS, redis+unix:///PATH, redis+sentinel://HOST,HOST/MASTER \
                      or redis+cluster://HOST,HOST";
 
+/// All options of a URL. Each has a row in `docs/stores.md`.
+pub(crate) const OPTIONS: &[&str] = &[
+    "namespace",
+    "db",
+    "wait",
+    "wait_limit",
+    "strict",
+    "request_limit",
+    "connect_limit",
+    "protocol",
+    "nodelay",
+    "ca",
+    "cert",
+    "key",
+    "sentinel_user",
+    "sentinel_password",
+];
+
 /// Times in a URL lie between these.
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(1000 * 3600);
@@ -154,7 +172,8 @@ impl Settings {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), StoreError> {
-        match key {
+        // So that no option can be added without being listed.
+        match OPTIONS.iter().find(|known| **known == key).copied().unwrap_or_default() {
             "db" => {
                 let database = value.parse().ok().filter(|database| *database >= 0);
                 self.database = database.ok_or_else(|| needs(key, "a number"))?;
@@ -179,11 +198,10 @@ impl Settings {
             "sentinel_user" => self.sentinel_login.user = Some(value.to_owned()),
             "sentinel_password" => self.sentinel_login.password = Some(Secret(value.to_owned())),
             _ => {
-                return Err(config(
-                    "the URL has an option that the Redis store does not know; it knows db, namespace, protocol, \
-                     nodelay, strict, connect_limit, request_limit, wait, wait_limit, ca, cert, key, sentinel_user \
-                     and sentinel_password",
-                ));
+                return Err(config(format!(
+                    "the URL has an option that the Redis store does not know; it knows {}",
+                    OPTIONS.join(", ")
+                )));
             }
         }
         Ok(())

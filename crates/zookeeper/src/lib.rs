@@ -1,15 +1,8 @@
 //! The ZooKeeper store: locks kept by a quorum, one ephemeral node per claim.
 //!
 //! The URL is `zookeeper://HOST:PORT,HOST:PORT/CHROOT`. A login goes before the hosts as `USER:PASSWORD@`. Options follow a
-//! question mark, with `&` between them:
-//!
-//! | option | meaning |
-//! |---|---|
-//! | `namespace=NAME` | the node under the chroot that everything is kept in; `lockkeeper` by default |
-//! | `session=10s` | how long a session lasts without a sign of life, which is how long a killed process may block others |
-//! | `tick=2s` | the servers' `tickTime`, or more; it is taken off the time that a session is sure to last. The store notices longer ticks by the shortest session that the servers grant, and allows for them, unless `minSessionTimeout` is below two ticks |
-//! | `auth=digest`, `auth=sasl` | how user and password are sent: by ZooKeeper's own scheme (the default) or by DIGEST-MD5 |
-//! | `tls=true` | encrypted, to servers whose certificates were signed by `ca=FILE`; with `cert=FILE&key=FILE` for a client certificate |
+//! question mark, with `&` between them; `docs/stores.md` in the repository says what each of the [options](OPTIONS)
+//! means.
 //!
 //! # How it works
 //!
@@ -78,6 +71,9 @@ mod wakes;
 mod watch_budget;
 
 use lockkeeper_core::{StoreError, store::Connector};
+
+/// The options that a URL may have.
+pub const OPTIONS: &[&str] = settings::OPTIONS;
 
 pub use connect::CAPABILITY;
 
