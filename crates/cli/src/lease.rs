@@ -2,7 +2,10 @@
 
 use std::io::Read;
 
-use lockkeeper::{Keeper, Lease, error::LeaseError};
+use lockkeeper::{
+    Keeper, Lease, ReleaseError,
+    error::{At, LeaseError},
+};
 use serde_json::json;
 
 use crate::{
@@ -51,7 +54,10 @@ pub(crate) async fn acquire(connected: &Connected, args: &AcquireArgs) -> Result
 pub(crate) async fn renew(keeper: &Keeper, args: &RenewArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
     // Adopting renews it for as long as it was taken for.
-    let adopted = keeper.adopt(&lease).await?;
+    let adopted = keeper.adopt(&lease).await.map_err(|error| match error {
+        LeaseError::NotHeld { at, why } => LeaseError::NotHeld { at: At { operation: "renew", ..at }, why },
+        error => error,
+    })?;
     let extended = match args.length {
         Some(length) => adopted.extend(length).await,
         None => Ok(()),
@@ -69,17 +75,26 @@ pub(crate) async fn release(keeper: &Keeper, args: &ReleaseArgs) -> Result<u8, F
 }
 
 async fn adopt_and_release(keeper: &Keeper, lease: &Lease) -> Result<(), Failure> {
-    Ok(keeper.adopt(lease).await?.release().await?)
+    match keeper.adopt(lease).await {
+        Ok(adopted) => Ok(adopted.release().await?),
+        Err(LeaseError::NotHeld { at, why }) => {
+            Err(ReleaseError::NotHeld { at: At { operation: "release", ..at }, why }.into())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The lease as it was given, or from stdin.
 fn given(lease: &str) -> Result<Lease, Failure> {
-    if lease != "-" {
-        return Ok(lease.parse()?);
-    }
     let mut text = String::new();
-    std::io::stdin()
-        .read_to_string(&mut text)
-        .map_err(|error| Failure::usage(format!("cannot read the lease from stdin: {error}; pipe it in")))?;
-    Ok(text.parse()?)
+    if lease == "-" {
+        std::io::stdin().read_to_string(&mut text).map_err(|error| {
+            Failure::usage(format!("cannot read the lease from stdin: {error}; pipe it in"))
+        })?;
+    } else {
+        text.push_str(lease);
+    }
+    text.parse().map_err(|_| {
+        Failure::usage("this is not a lease; pass on the whole line that `lockkeeper acquire` printed")
+    })
 }

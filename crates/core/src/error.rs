@@ -7,7 +7,12 @@
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 pub use crate::invalid::InvalidInput;
-use crate::{name::Name, share::Capacity, support::sentence, token::Token};
+use crate::{
+    name::Name,
+    share::Capacity,
+    support::{duration::show, sentence},
+    token::Token,
+};
 
 /// Where something went wrong: which store, which resource, which operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -185,7 +190,7 @@ impl Lost {
 #[non_exhaustive]
 pub enum AcquireError {
     /// The limit passed while waiting in the queue.
-    #[error("{at}: not acquired within {waited:?}{}; wait longer, or see who holds it", ahead_text(*ahead))]
+    #[error("{at}: not acquired within {}{}; wait longer, or see who holds it", show(*waited), ahead_text(*ahead))]
     TimedOut {
         /// Where.
         at: At,
@@ -338,7 +343,7 @@ pub enum LatchError {
         at: At,
     },
     /// The limit passed.
-    #[error("{at}: still {remaining} to go after {waited:?}")]
+    #[error("{at}: still {remaining} to go after {}", show(*waited))]
     TimedOut {
         /// Where.
         at: At,

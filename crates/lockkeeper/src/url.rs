@@ -94,6 +94,9 @@ fn default_file(state: Option<OsString>, home: Option<PathBuf>) -> Result<String
 /// what comes after the scheme, where passwords are.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
     let config = |message: String| StoreError::new(StoreErrorKind::Config, message);
+    if let Some(meant) = with_scheme(url) {
+        return Err(config(format!("the store's URL has no scheme; write {meant}")));
+    }
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(config(format!("the store's URL has no scheme; it starts with one of {}", schemes())));
     };
@@ -124,6 +127,22 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
     }
 }
 
+/// What was probably meant by the host and port of a server, or by the path of a file. Shows nothing but these: other text
+/// may have a password in it.
+fn with_scheme(url: &str) -> Option<String> {
+    let plain = |text: &str| {
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+    };
+    if let Some((host, port)) = url.split_once(':') {
+        let number: u16 = port.trim_end_matches('/').parse().ok()?;
+        let scheme = if number == 2181 { "zookeeper" } else { "redis" };
+        return plain(host).then(|| format!("{scheme}://{host}:{number}"));
+    }
+    let is_file = url.starts_with('/') || url.starts_with("./") || url.ends_with(".db");
+    let path = url.split('/').all(|part| part.is_empty() || plain(part));
+    (is_file && path).then(|| format!("sqlite:{url}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,6 +164,23 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    #[test]
+    fn an_address_or_a_path_gets_the_url_that_was_meant() {
+        for (given, meant) in [
+            ("127.0.0.1:6379", "write redis://127.0.0.1:6379"),
+            ("localhost:6379/", "write redis://localhost:6379"),
+            ("redis.example:7000", "write redis://redis.example:7000"),
+            ("zk1:2181", "write zookeeper://zk1:2181"),
+            ("/var/lib/app/locks.db", "write sqlite:/var/lib/app/locks.db"),
+            ("locks.db", "write sqlite:locks.db"),
+            ("nonsense", "starts with one of"),
+            ("ada:canary@host", "no store of this build"),
+        ] {
+            let error = connector(given).map(drop).expect_err("no URL").to_string();
+            assert!(error.contains(meant) && !error.contains("canary"), "{given}: {error}");
         }
     }
 

@@ -50,6 +50,7 @@ mod slots;
 mod store;
 #[cfg_attr(not(feature = "tls"), path = "without_tls.rs")]
 mod tls;
+mod tls_probe;
 mod trouble;
 mod wakes;
 

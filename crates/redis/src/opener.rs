@@ -1,8 +1,12 @@
 //! Opens connections over TCP, TLS and unix sockets, logs in, and nothing more: what they carry is not known here.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
-use lockkeeper_core::StoreError;
+use lockkeeper_core::{StoreError, StoreErrorKind};
 use redis::{
     AsyncConnectionConfig, ProtocolVersion, RedisConnectionInfo, Value,
     aio::{AsyncPushSender, MultiplexedConnection, PubSub},
@@ -17,7 +21,7 @@ use crate::{
     address::Address,
     settings::{Login, Settings},
     tls::Tls,
-    trouble,
+    tls_probe, trouble,
 };
 
 /// A connected socket of any kind.
@@ -47,12 +51,14 @@ impl Drop for Driven {
 pub(crate) struct Opener {
     settings: Settings,
     tls: Option<Tls>,
+    /// Whether any connection was ever opened.
+    was_let_in: AtomicBool,
 }
 
 impl Opener {
     pub(crate) fn new(settings: Settings) -> Result<Self, StoreError> {
         let tls = settings.tls.as_ref().map(Tls::new).transpose()?;
-        Ok(Self { settings, tls })
+        Ok(Self { settings, tls, was_let_in: AtomicBool::new(false) })
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -121,7 +127,32 @@ impl Opener {
         work: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let timed_out = |_| trouble::too_late(&address.to_string()).not_applied();
-        tokio::time::timeout(self.settings.connect_limit, work).await.map_err(timed_out)?
+        let opened = tokio::time::timeout(self.settings.connect_limit, work).await.map_err(timed_out);
+        match opened.flatten() {
+            Ok(opened) => {
+                self.was_let_in.store(true, Ordering::Relaxed);
+                Ok(opened)
+            }
+            Err(error) => Err(self.wrong_scheme(address, &error).await.unwrap_or(error)),
+        }
+    }
+
+    /// The error for a server that would answer with TLS, or without. Once any server has let us in, the URL is right,
+    /// and a server that is down is not asked.
+    async fn wrong_scheme(&self, address: &Address, error: &StoreError) -> Option<StoreError> {
+        if self.was_let_in.load(Ordering::Relaxed) {
+            return None;
+        }
+        let wrong = match (&self.tls, error.kind()) {
+            // What is not TLS looks like a bad certificate, or it waits for the end of a line.
+            (Some(_), StoreErrorKind::Denied | StoreErrorKind::Unreachable) => {
+                tls_probe::speaks_plain(address).await
+            }
+            // A server that wants TLS ends the connection.
+            (None, StoreErrorKind::Unreachable) => tls_probe::speaks_tls(address).await,
+            _ => false,
+        };
+        wrong.then(|| trouble::wrong_scheme(address, &self.settings.shape, self.tls.is_none()))
     }
 
     fn info(&self, login: &Login, database: i64, resp3: bool) -> RedisConnectionInfo {

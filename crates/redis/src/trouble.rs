@@ -6,7 +6,7 @@ use std::io;
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use redis::{RedisError, ServerError};
 
-use crate::address::Address;
+use crate::{address::Address, settings::Shape};
 
 /// The server answered with an error.
 pub(crate) fn refused(error: &ServerError) -> StoreError {
@@ -235,6 +235,21 @@ pub(crate) fn not_greeted(address: &Address, resp3: bool, error: RedisError) -> 
         "{address} does not know the greeting of RESP3, or refuses it; add protocol=resp2 to the URL (the server said: ERR {details})"
     );
     StoreError::new(StoreErrorKind::Config, message).not_applied()
+}
+
+/// The server speaks TLS and the URL does not ask for it, or the other way round: nothing was done.
+pub(crate) fn wrong_scheme(address: &Address, shape: &Shape, speaks_tls: bool) -> StoreError {
+    let form = match shape {
+        Shape::Single(_) => "",
+        Shape::Sentinel(..) => "+sentinel",
+        Shape::Cluster(_) => "+cluster",
+    };
+    let message = if speaks_tls {
+        format!("{address} speaks TLS; write rediss{form}:// in the URL instead of redis{form}://")
+    } else {
+        format!("{address} does not speak TLS; write redis{form}:// in the URL instead of rediss{form}://")
+    };
+    config(message).not_applied()
 }
 
 fn is_unknown_command(details: &str) -> bool {

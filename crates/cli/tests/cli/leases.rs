@@ -22,6 +22,11 @@ fn a_lease_outlives_the_commands_that_work_on_it() {
     for late in ["release", "renew"] {
         let done = world.run(&[late, lease]);
         assert_eq!(done.code, Some(79), "{late}: {done:?}");
+        assert!(done.err.contains(&format!("lockkeeper: {late} of ")), "{done:?}");
+    }
+    for nonsense in [&["release", "nonsense"][..], &["renew", "nonsense"]] {
+        let done = world.run(nonsense);
+        assert!(done.code == Some(64) && done.err.contains("`lockkeeper acquire` printed"), "{done:?}");
     }
 }
 

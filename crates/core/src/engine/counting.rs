@@ -14,7 +14,7 @@ use crate::{
     model::COUNT_MEMORY,
     name::Name,
     store::{Count, CountAction, Counted, Topic},
-    support::backoff::Backoff,
+    support::{backoff::Backoff, duration::show},
 };
 
 /// How often a task that waits for a latch looks without being told.
@@ -93,7 +93,8 @@ pub(crate) async fn wait(engine: &Arc<Engine>, name: &Name, patience: Patience) 
             Err(LatchError::TimedOut { at: at(), waited, remaining })
         }
         (None, None) => {
-            let message = format!("no answer within {waited:?}; check that the store is up and reachable");
+            let message =
+                format!("no answer within {}; check that the store is up and reachable", show(waited));
             Err(StoreError::new(StoreErrorKind::Unreachable, message).at(at()).into())
         }
     }

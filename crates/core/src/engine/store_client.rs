@@ -19,7 +19,7 @@ use crate::{
     error::{At, StoreError, StoreErrorKind},
     name::Name,
     store::{Reply, Store},
-    support::backoff::Backoff,
+    support::{backoff::Backoff, duration::show},
 };
 
 /// The pauses between copies of one request that fail.
@@ -111,6 +111,6 @@ impl StoreClient {
 }
 
 fn no_answer(limit: Duration) -> StoreError {
-    let message = format!("no answer within {limit:?}; check that the store is up and reachable");
+    let message = format!("no answer within {}; check that the store is up and reachable", show(limit));
     StoreError::new(StoreErrorKind::Unreachable, message)
 }

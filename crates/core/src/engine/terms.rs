@@ -8,6 +8,7 @@ use crate::{
     error::InvalidInput,
     share::{Capacity, Units},
     store::{Attachment, Kind, ProcessInfo, Store},
+    support::duration::show,
 };
 
 /// The lease of a lock that says nothing else.
@@ -108,8 +109,12 @@ impl Terms {
         let Capability { min_lease: min, max_lease: max, .. } = store.capability();
         for lease in [self.lease, self.claim_lease()] {
             if lease < *min || lease > *max {
-                let mut message =
-                    format!("a lease of {lease:?} is outside what this store keeps; give {min:?} to {max:?}");
+                let mut message = format!(
+                    "a lease of {} is outside what this store keeps; give {} to {}",
+                    show(lease),
+                    show(*min),
+                    show(*max)
+                );
                 if let Some(change) = store.shorter_leases().filter(|_| lease < *min) {
                     message.push_str(&format!(" ({change})"));
                 }

@@ -16,6 +16,7 @@ use crate::{
     name::Name,
     share::Units,
     store::Attachment,
+    support::duration::show,
     token::Token,
 };
 
@@ -160,7 +161,10 @@ impl<M> Guard<M> {
         let capability = self.entry.alive().engine().store().capability();
         let invalid = |why: String| LeaseError::Invalid { at: at(), why: InvalidInput::new(why) };
         if length.is_zero() || length > capability.max_lease {
-            return Err(invalid(format!("extend by more than zero and at most {:?}", capability.max_lease)));
+            return Err(invalid(format!(
+                "extend by more than zero and at most {}",
+                show(capability.max_lease)
+            )));
         }
         if hold.terms.max_hold.is_some_and(|most| self.held_for() + length > most) {
             return Err(invalid("that is past max_hold".into()));

@@ -56,16 +56,37 @@ fn scaled(number: &str, size: u64) -> Option<u64> {
     whole.parse::<u64>().ok()?.checked_mul(size)?.checked_add(u64::try_from(part).ok()?)
 }
 
-/// The same for people, in the two largest units: `1h30m`, `12s`, `300ms`.
+/// The same for people, rounded to what they care for, in at most two units: `1h30m`, `12s`, `1.5s`, `300ms`, `2 years`.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use lockkeeper_core::support::duration;
+/// assert_eq!(duration::show(Duration::from_micros(500_731)), "500ms");
+/// assert_eq!(duration::show(Duration::from_secs(365 * 86_400)), "1 year");
+/// ```
 pub fn show(length: Duration) -> String {
-    let seconds = length.as_secs();
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes, seconds % 60) {
-        (0, 0, 0, 0) => format!("{}ms", length.as_millis()),
-        (0, 0, 0, s) => format!("{s}s"),
-        (0, 0, m, s) => format!("{m}m{s:02}s"),
-        (0, h, m, _) => format!("{h}h{m:02}m"),
-        (d, h, _, _) => format!("{d}d{h:02}h"),
+    // About three digits of it are of interest: 2, 49, 500 milliseconds, 1.5 seconds.
+    let millis = match length.as_micros() {
+        micros @ 0..99_500 => (micros + 500) / 1000,
+        micros @ 99_500..995_000 => (micros + 5000) / 10_000 * 10,
+        micros @ 995_000..9_950_000 => (micros + 50_000) / 100_000 * 100,
+        micros => (micros + 500_000) / 1_000_000 * 1000,
+    };
+    let (seconds, rest) = (millis / 1000, millis % 1000);
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    let two = |large: u128, unit: &str, small: u128, sub: &str| match small {
+        0 => format!("{large}{unit}"),
+        small => format!("{large}{unit}{small:02}{sub}"),
+    };
+    match seconds {
+        0 => format!("{rest}ms"),
+        _ if rest > 0 => format!("{seconds}.{}s", rest / 100),
+        1..60 => format!("{seconds}s"),
+        60..3600 => two(minutes, "m", seconds % 60, "s"),
+        3600..86_400 => two(hours, "h", minutes % 60, "m"),
+        _ if days < 365 => two(days, "d", hours % 24, "h"),
+        _ if days < 2 * 365 => "1 year".into(),
+        _ => format!("{} years", days / 365),
     }
 }
 
@@ -117,13 +138,26 @@ mod tests {
     fn lengths_are_shown_short() {
         for (millis, text) in [
             (0, "0ms"),
+            (7, "7ms"),
             (300, "300ms"),
+            (504, "500ms"),
+            (999, "1s"),
+            (1000, "1s"),
+            (1540, "1.5s"),
+            (9_960, "10s"),
             (12_000, "12s"),
+            (29_970, "30s"),
+            (59_700, "1m"),
             (61_000, "1m01s"),
+            (300_000, "5m"),
+            (3_600_000, "1h"),
             (5_400_000, "1h30m"),
+            (86_400_000, "1d"),
             (90_000_000, "1d01h"),
+            (31_536_000_000, "1 year"),
+            (63_072_000_000, "2 years"),
         ] {
-            assert_eq!(show(Duration::from_millis(millis)), text);
+            assert_eq!(show(Duration::from_millis(millis)), text, "{millis}");
         }
     }
 }

@@ -44,14 +44,25 @@ async fn over_tls_and_over_a_socket() {
     let redis = RedisOptions::default().tls().start().expect("started");
     use_everything(&redis.url()).await;
     use_everything(&redis.socket_url()).await;
-    let strangers = [
-        // The URL does not say who signed the server's certificate.
-        redis.url().split('?').next().expect("the front").to_owned(),
-        format!("redis://{}/", redis.address()),
-    ];
-    for url in strangers {
+    // The URL does not say who signed the server's certificate.
+    let stranger = redis.url().split('?').next().expect("the front").to_owned();
+    let error = lockkeeper::connect(&stranger).await.expect_err("not like this");
+    assert!(error.to_string().contains("ca= names who signed it"), "{error}");
+}
+
+/// Both ways round, the error names the URL that is right.
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_where_there_is_none_and_none_where_there_is() {
+    let secured = RedisOptions::default().tls().start().expect("started");
+    let open = RedisOptions::default().password("pass").start().expect("started");
+    for (url, words) in [
+        (format!("redis://{}/", secured.address()), "speaks TLS; write rediss://"),
+        (format!("redis+cluster://{}", secured.address()), "speaks TLS; write rediss+cluster://"),
+        (format!("rediss://{}/", open.address()), "does not speak TLS; write redis://"),
+        (format!("rediss+cluster://{}", open.address()), "does not speak TLS; write redis+cluster://"),
+    ] {
         let error = lockkeeper::connect(&url).await.expect_err("not like this");
-        println!("{error}");
+        assert!(error.to_string().contains(words), "{url}: {error}");
     }
 }
 
