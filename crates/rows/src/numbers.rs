@@ -1,0 +1,73 @@
+//! Single values as SQL has them.
+
+use std::time::Duration;
+
+use lockkeeper_core::{Capacity, Name, Units, store::Kind};
+
+use crate::BadRow;
+
+/// Units as a number.
+pub fn units_number(units: Units) -> i64 {
+    match units {
+        Units::All => 0,
+        Units::Count(count) => count.get().into(),
+    }
+}
+
+/// The way back.
+///
+/// # Errors
+/// If `number` is not that of any units.
+pub fn units_from(number: i64) -> Result<Units, BadRow> {
+    match number {
+        0 => Ok(Units::All),
+        number => count(number).and_then(|count| Units::count(count).ok()).ok_or(BadRow::at("units")),
+    }
+}
+
+/// A capacity as a number.
+pub fn capacity_number(capacity: Capacity) -> i64 {
+    match capacity {
+        Capacity::All => 0,
+        Capacity::Count(count) => count.get().into(),
+    }
+}
+
+/// The way back.
+///
+/// # Errors
+/// If `number` is not that of any capacity.
+pub fn capacity_from(number: i64) -> Result<Capacity, BadRow> {
+    match number {
+        0 => Ok(Capacity::All),
+        number => count(number).and_then(|count| Capacity::count(count).ok()).ok_or(BadRow::at("capacity")),
+    }
+}
+
+fn count(number: i64) -> Option<u32> {
+    u32::try_from(number).ok()
+}
+
+/// A kind by its [word](Kind::word).
+///
+/// # Errors
+/// If no kind has this word.
+pub fn kind_from(word: &str) -> Result<Kind, BadRow> {
+    Kind::from_word(word).ok_or(BadRow::at("kind"))
+}
+
+/// A name as it was stored.
+///
+/// # Errors
+/// If it is none.
+pub fn name_from(text: impl AsRef<str>) -> Result<Name, BadRow> {
+    Name::new(text).map_err(|_| BadRow::at("name"))
+}
+
+pub(crate) fn micros(length: Duration) -> i64 {
+    i64::try_from(length.as_micros()).unwrap_or(i64::MAX)
+}
+
+pub(crate) fn length(micros: i64) -> Duration {
+    Duration::from_micros(micros.cast_unsigned())
+}
