@@ -6,6 +6,7 @@
 
 mod certificates;
 mod clock;
+mod postgres;
 mod process;
 mod redis;
 mod redis_cluster;
@@ -21,6 +22,7 @@ use std::{
 };
 
 pub use certificates::Certificates;
+pub use postgres::{Postgres, PostgresEnd, PostgresOptions};
 pub use process::Process;
 pub use redis::{Redis, RedisOptions};
 pub use redis_cluster::RedisCluster;

@@ -23,6 +23,7 @@ pub struct Process {
     program: PathBuf,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
+    privileges: Vec<String>,
     log: PathBuf,
     child: Mutex<Option<Child>>,
 }
@@ -35,6 +36,7 @@ impl Process {
             program: program.to_owned(),
             arguments: Vec::new(),
             environment: Vec::new(),
+            privileges: Vec::new(),
             log,
             child: Mutex::new(None),
         }
@@ -47,6 +49,12 @@ impl Process {
 
     pub(super) fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
         self.environment.extend(variables);
+        self
+    }
+
+    /// It runs with the privileges that these words of `setpriv` say.
+    pub(super) fn privileges(mut self, words: Vec<String>) -> Self {
+        self.privileges = words;
         self
     }
 
@@ -82,7 +90,8 @@ impl Process {
         let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
         // The kernel kills it when the thread that started it ends, and that one ends with this process.
         let mut command = Command::new(program("setpriv", "util-linux")?);
-        command.args(["--pdeathsig", "KILL", "--"]).arg(&self.program).args(&self.arguments);
+        command.args(["--pdeathsig", "KILL"]).args(&self.privileges);
+        command.arg("--").arg(&self.program).args(&self.arguments);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         spawn_from_a_lasting_thread(command)
@@ -108,10 +117,28 @@ impl Process {
     /// Kills it and its children at once (SIGKILL); it is gone on return.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
+        self.forget();
+    }
+
+    fn forget(&self) {
         if let Some(mut child) = self.child().take() {
             // It cannot be a failure: the child is ours and nobody else waits for it.
             drop(child.wait());
         }
+    }
+
+    /// Sends it a signal that ends it in an orderly way, and kills it if that takes too long; it is gone on return.
+    pub(super) fn end(&self, signal: Signal) {
+        self.signal(signal);
+        let what = format!("{} ends", self.name);
+        let ended = until(&what, || {
+            let status = self.child().as_mut().map(Child::try_wait).transpose()?;
+            Ok(Answer::when(!matches!(status, Some(None)), "it runs"))
+        });
+        if ended.is_err() {
+            self.signal(Signal::KILL);
+        }
+        self.forget();
     }
 
     /// Its process id, unless it was killed.
