@@ -56,9 +56,9 @@ pub mod error {
 /// Every primitive, what its guards hold, and what it tells about itself.
 pub mod lock {
     pub use lockkeeper_core::{
-        Adopted, All, AllGuard, Election, Exclusive, Fence, Guard, Latch, LatchState, Leader, Leadership,
-        Leads, Lease, Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard, RwLock, Segmented, Semaphore,
-        StoredFence, Write, WriteGuard, all,
+        AcquiredLease, Adopted, All, AllGuard, Election, Exclusive, Fence, Guard, Latch, LatchState, Leader,
+        Leadership, Leads, Lease, LeaseClaim, Mutex, Observer, Owner, Permit, Permits, Read, ReadGuard,
+        RwLock, Segmented, Semaphore, StoredFence, Write, WriteGuard, all,
     };
 }
 

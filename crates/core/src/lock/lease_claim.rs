@@ -17,9 +17,9 @@ use crate::{
 /// What [`Keeper::acquire_lease`](crate::Keeper::acquire_lease) asks for.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-/// use lockkeeper_core::{Capacity, LeaseClaim, Units, store::{Kind, ProcessInfo}};
-/// # let keeper = lockkeeper_core::testing::keeper().await;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+/// use lockkeeper::{lock::LeaseClaim, store::{Capacity, Kind, ProcessInfo, Units}};
+/// # let keeper = lockkeeper::testing::keeper().await;
 ///
 /// let mut claim = LeaseClaim::new(Kind::Mutex, Units::All, Capacity::All);
 /// claim.process = Some(ProcessInfo { host: "web-1".into(), pid: 0, program: "curl".into() });
