@@ -26,6 +26,7 @@ pub(crate) trait AnyGuard {
     fn extend(&self, length: Duration) -> Pin<Box<dyn Future<Output = Result<(), LeaseError>> + '_>>;
     fn release(self: Box<Self>) -> Boxed<Result<(), ReleaseError>>;
     fn into_lease(self: Box<Self>) -> Boxed<Result<Lease, LeaseError>>;
+    fn lease_for_guardian(&self) -> Lease;
 }
 
 impl<M: 'static> AnyGuard for Guard<M> {
@@ -56,6 +57,10 @@ impl<M: 'static> AnyGuard for Guard<M> {
     fn into_lease(self: Box<Self>) -> Boxed<Result<Lease, LeaseError>> {
         // The command ends with this error, and the guard with the command.
         Box::pin(async move { Ok((*self).into_lease().await?) })
+    }
+
+    fn lease_for_guardian(&self) -> Lease {
+        self.lease_for_guardian()
     }
 }
 
@@ -112,7 +117,7 @@ pub(crate) struct Acquisition<'a> {
 /// The same calls on handles of different types: settings first, then one of three ways to wait.
 macro_rules! ask {
     ($self:ident, $handle:expr, $try:ident, $within:ident, $forever:ident $(, $arg:expr)*) => {{
-        let mut handle = $handle.lease($self.wait.lease);
+        let mut handle = $handle.lease($self.lease());
         if let Some(label) = &$self.wait.label {
             handle = handle.label(label);
         }
@@ -134,6 +139,11 @@ fn boxed<M: 'static>(guard: Guard<M>) -> Box<dyn AnyGuard> {
 }
 
 impl Acquisition<'_> {
+    /// The length of the lease.
+    pub(crate) fn lease(&self) -> Duration {
+        self.wait.lease.unwrap_or_else(|| self.connected.keeper.default_lease())
+    }
+
     /// How long to wait; `None` means without a limit.
     fn patience(&self) -> Option<Duration> {
         if self.wait.nonblock { Some(Duration::ZERO) } else { self.wait.wait }

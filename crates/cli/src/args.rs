@@ -84,9 +84,9 @@ pub(crate) struct WaitArgs {
     /// Exit with 0 when NAME is held or the wait is over, and say nothing: somebody else does the work
     #[arg(long, conflicts_with = "conflict_exit_code")]
     pub(crate) skip_ok: bool,
-    /// Length of the lease: how long NAME stays held after a crash
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
-    pub(crate) lease: Duration,
+    /// Length of the lease: how long NAME stays held after a crash. Default: lease= of the store's URL, else 30s
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    pub(crate) lease: Option<Duration>,
     /// Text that is shown with the holder
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
@@ -289,7 +289,7 @@ mod tests {
         ] {
             let Ok(Cli { action: Action::Run(run), .. }) = parse(line) else { panic!("{line}") };
             assert!(run.wait.nonblock && run.name == "x", "{line}");
-            assert_eq!(run.wait.lease, Duration::from_secs(5));
+            assert_eq!(run.wait.lease, Some(Duration::from_secs(5)));
             assert_eq!(run.command, ["echo", "-n", "--", "hi"]);
         }
     }

@@ -1,10 +1,13 @@
 //! The guardian: a second process of this program, outside of CMD's process group, that ends
 //! CMD's group in time when `lockkeeper run` cannot.
 //!
-//! It learns the group and each new deadline over a socket that is its stdin. When the socket
-//! ends, `lockkeeper run` has died; when a deadline comes near without a newer one, it is
-//! stopped, and is continued after its CMD has ended. Its stdout is the keeper's life line, if the store has one: while the guardian lives,
-//! the store counts the keeper as alive, so the lock is not free before CMD's group is gone.
+//! It learns the group, each new deadline and what is held over a socket that is its stdin. When the socket ends,
+//! `lockkeeper run` has died: the guardian ends CMD's group, and then releases the lock. When a deadline comes near
+//! without a newer one, `lockkeeper run` is stopped, and is continued after its CMD has ended. The guardian's stdout is the
+//! keeper's life line, if the store has one: while the guardian lives, the store counts the keeper as alive, so the lock is
+//! not free before CMD's group is gone.
+//!
+//! The store's URL may hold a password, so it comes over the socket and never by argument or environment.
 
 use std::{
     io,
@@ -16,6 +19,10 @@ use std::{
     time::Duration,
 };
 
+use lockkeeper::{
+    Lease, ReleaseError, StoreError,
+    support::{backoff::Backoff, percent},
+};
 use lockkeeper_core::clock::{BootTime, Clock};
 use nix::{
     sys::signal::{Signal, kill},
@@ -33,7 +40,7 @@ use crate::{
     exit::{Failure, INTERNAL},
     group::{self, Notice},
     signals::Signals,
-    text,
+    store, text,
 };
 
 /// The first argument that makes this program a guardian.
@@ -41,6 +48,10 @@ pub(crate) const ROLE: &str = "__guard";
 
 /// How long telling it something may take: its socket holds hundreds of messages.
 const TELLING: Duration = Duration::from_millis(10);
+/// How often to look whether the parent is dead.
+const LOOK: Duration = Duration::from_millis(5);
+/// The pauses between attempts to release what a dead process held.
+const RELEASES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// How long to wait for its last word.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
@@ -65,6 +76,20 @@ pub(crate) struct Guardian {
     told: OwnedWriteHalf,
 }
 
+/// What `lockkeeper run` holds, for a guardian that outlives it.
+pub(crate) struct Held {
+    /// The store's URL, with any password.
+    pub(crate) url: String,
+    pub(crate) lease: Lease,
+}
+
+impl Held {
+    fn to_line(&self) -> String {
+        let url = percent::encode(&self.url, |_, byte| byte.is_ascii_graphic() && byte != b'%');
+        format!("held {} {url}", self.lease)
+    }
+}
+
 /// What the guardian reports, or what happened to it.
 pub(crate) enum GuardianEvent {
     /// It ends CMD's group, because no newer deadline came in time.
@@ -74,16 +99,22 @@ pub(crate) enum GuardianEvent {
 }
 
 impl Guardian {
-    /// Starts one that watches over `group` until `deadline`.
+    /// Starts one that watches over `group` until `deadline`, and releases `held` if this process dies.
     pub(crate) async fn start(
         notice: Notice,
         life_line: Option<OwnedFd>,
+        held: &Held,
         group: Pid,
         deadline: BootTime,
     ) -> io::Result<Self> {
         let (ours, theirs) = Socket::pair()?;
+        // With a life line the lock is free as soon as the guardian ends.
+        let released_by_guardian = life_line.is_none();
         let mut guardian = Self::spawn(notice, life_line, ours, theirs)?;
         guardian.tell(&format!("group {group}")).await?;
+        if released_by_guardian {
+            guardian.tell(&held.to_line()).await?;
+        }
         guardian.extend(deadline).await;
         Ok(guardian)
     }
@@ -94,6 +125,7 @@ impl Guardian {
             .args([ROLE, &notice.grace.as_millis().to_string(), &notice.reserve.as_millis().to_string()])
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(life_line.map_or_else(Stdio::null, Stdio::from))
+            .env_remove(store::VARIABLE)
             // Signals to the group of `lockkeeper run` do not reach it.
             .process_group(0)
             .spawn()?;
@@ -159,6 +191,8 @@ pub(crate) fn main(args: &[String]) -> Result<(), Failure> {
 struct Orders {
     group: Option<Pid>,
     deadline: BootTime,
+    /// The lease, and the URL of its store.
+    held: Option<(Lease, String)>,
 }
 
 async fn watch(notice: Notice) -> io::Result<()> {
@@ -171,7 +205,7 @@ async fn watch(notice: Notice) -> io::Result<()> {
     let (read, mut write) = UnixStream::from_std(socket)?.into_split();
     let mut lines = BufReader::new(read).lines();
     let clock = Clock::boot();
-    let mut orders = Orders { group: None, deadline: BootTime::NEVER };
+    let mut orders = Orders { group: None, deadline: BootTime::NEVER, held: None };
     let died = loop {
         let overdue = async {
             clock.sleep_until(notice.term_at(orders.deadline)).await;
@@ -201,12 +235,47 @@ async fn watch(notice: Notice) -> io::Result<()> {
     if died && alive {
         text::say("the process that held the lock was killed, so its command was ended; start it anew");
     }
+    if let Some((lease, url)) = orders.held.filter(|_| died) {
+        release_for_dead(parent, &clock, orders.deadline, &lease, &url).await;
+    }
     Ok(())
+}
+
+/// Releases the lock of a `lockkeeper run` that was killed, so that nobody waits for its lease to end. Nothing of CMD's group
+/// is alive any more. At its deadline the lock counts as free anyway.
+async fn release_for_dead(parent: Pid, clock: &Clock, deadline: BootTime, lease: &Lease, url: &str) {
+    // The socket ends a moment before the process. It also ends when `lockkeeper run` is about to release the lock itself
+    // and to dismiss its guardian.
+    while getppid() == parent && clock.now() < deadline {
+        tokio::time::sleep(LOOK).await;
+    }
+    let mut backoff = RELEASES;
+    while clock.now() < deadline {
+        match release(lease, url).await {
+            Err(error) if error.is_passing() => tokio::time::sleep(backoff.pause()).await,
+            // Released, over already, or impossible: then its lease ends it.
+            _ => return,
+        }
+    }
+}
+
+async fn release(lease: &Lease, url: &str) -> Result<(), StoreError> {
+    let keeper = lockkeeper::builder(url)?.program("lockkeeper").connect().await?;
+    let released = keeper.release_lease(lease).await;
+    store::close(&keeper).await;
+    match released {
+        Err(ReleaseError::Store(error)) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 impl Orders {
     fn hear(&mut self, line: &str) {
         match line.split_once(' ') {
+            Some(("held", held)) => {
+                let parse = |(lease, url): (&str, &str)| Some((lease.parse().ok()?, percent::decode(url)?));
+                self.held = held.split_once(' ').and_then(parse);
+            }
             Some(("group", pid)) => self.group = pid.parse().ok().map(Pid::from_raw),
             Some(("until", nanos)) => {
                 if let Ok(nanos) = nanos.parse() {

@@ -13,7 +13,7 @@ use crate::{
     command::{self, Change, Job, LockFacts},
     exit::{Failure, INTERNAL, LOST},
     group::{self, Notice},
-    guardian::{Guardian, GuardianEvent},
+    guardian::{Guardian, GuardianEvent, Held},
     signals::Signals,
     store::Connected,
     terminal::Terminal,
@@ -43,7 +43,7 @@ pub(crate) async fn elect(connected: &Connected, args: &ElectArgs) -> Result<u8,
 
 async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
-    let notice = Notice::of_lease(acquisition.wait.lease);
+    let notice = Notice::of_lease(acquisition.lease());
     let (mut most, mut least) = (None, Duration::ZERO);
     if let Lifetime::Renewed { max_hold, min_hold } = &mut acquisition.lifetime {
         most = *max_hold;
@@ -57,12 +57,13 @@ async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<
     let held = acquisition.acquire(&mut signals).await?;
     let start = clock.now();
     let lease =
-        confirm(&*held, acquisition.wait.lease, most.map(|most| most + notice.grace + notice.reserve))
-            .await?;
+        confirm(&*held, acquisition.lease(), most.map(|most| most + notice.grace + notice.reserve)).await?;
     let continued = signal(SignalKind::from_raw(Signal::SIGCONT as i32))
         .map_err(|error| Failure::internal("cannot listen for signals", error))?;
+    let connected = acquisition.connected;
     let mut supervisor = Supervisor {
         acquisition: &acquisition,
+        held: Held { url: connected.url.clone(), lease: held.lease_for_guardian() },
         lease,
         notice: Notice::of_lease(lease),
         clock: clock.clone(),
@@ -135,6 +136,7 @@ fn conclude(
 /// Runs CMD while the lock is held, and ends CMD before the lease can end.
 struct Supervisor<'a> {
     acquisition: &'a Acquisition<'a>,
+    held: Held,
     lease: Duration,
     notice: Notice,
     clock: Clock,
@@ -187,7 +189,7 @@ impl Supervisor<'_> {
             return Err(Failure::new(INTERNAL, "the guardian of CMD was killed too often; do not kill it"));
         }
         let life_line = self.acquisition.connected.keeper.life_line();
-        let guardian = Guardian::start(self.notice, life_line, job.group(), self.deadline).await;
+        let guardian = Guardian::start(self.notice, life_line, &self.held, job.group(), self.deadline).await;
         guardian.map_err(|error| command::not_started(&error))
     }
 

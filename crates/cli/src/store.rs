@@ -7,7 +7,7 @@ use lockkeeper::Keeper;
 use crate::{args::StoreArgs, exit::Failure, text};
 
 /// The variable that names the store.
-const VARIABLE: &str = "LOCKKEEPER_STORE";
+pub(crate) const VARIABLE: &str = "LOCKKEEPER_STORE";
 
 /// The error for a store that this program was built without.
 const NOT_BUILT_IN: &str = "this lockkeeper was built without that store; build it with its feature full, which has every \
@@ -20,9 +20,10 @@ const NOT_SHARED: &str = "a memory: store is within one process, so nobody else 
 /// How long the last requests may take before the program ends without their answers.
 const LAST_REQUESTS: Duration = Duration::from_secs(3);
 
-/// A connected keeper, and whether to print what happens with it.
+/// A connected keeper, its URL with any password, and whether to print what happens.
 pub(crate) struct Connected {
     pub(crate) keeper: Keeper,
+    pub(crate) url: String,
     pub(crate) verbose: bool,
 }
 
@@ -39,7 +40,7 @@ pub(crate) async fn connect(args: &StoreArgs) -> Result<Connected, Failure> {
     if args.verbose {
         text::say(&format!("the store is {}", keeper.url()));
     }
-    Ok(Connected { keeper, verbose: args.verbose })
+    Ok(Connected { keeper, url, verbose: args.verbose })
 }
 
 /// Releases everything and leaves every queue. If the store is out of reach, leases end by themselves.

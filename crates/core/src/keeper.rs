@@ -9,7 +9,7 @@ use crate::{
     clock::Clock,
     engine::{
         Alive, Engine, Settings, Stats, release, renewal,
-        terms::{Terms, check_text},
+        terms::{DEFAULT_LEASE, Terms, check_lease, check_text},
         thread::{self, Stop, StopUnlessKept},
     },
     error::{AcquireError, At, Error, InvalidInput, LeaseError, ReleaseError, StoreError, StoreErrorKind},
@@ -68,6 +68,7 @@ pub struct KeeperBuilder {
     connector: Connector,
     request_limit: Duration,
     outage_limit: Duration,
+    default_lease: Option<Duration>,
     program: Option<String>,
     id: Option<KeeperId>,
     virtual_time: Option<Clock>,
@@ -83,6 +84,23 @@ impl KeeperBuilder {
     /// How long those who wait in the queue go on when the store cannot be reached (default 30 s).
     pub fn outage_limit(mut self, limit: Duration) -> Self {
         self.outage_limit = limit;
+        self
+    }
+
+    /// The lease of locks whose handle names none (default: that of the store's URL, else 30 s): how long a lock stays held
+    /// after a crash of its holder, where the store does not notice the crash by itself.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+    /// let keeper = lockkeeper::builder("memory:?lease=1m")?.connect().await?;
+    /// assert_eq!(keeper.default_lease(), Duration::from_secs(60));
+    /// let keeper = lockkeeper::builder("memory:?lease=1m")?.default_lease(Duration::from_secs(10)).connect().await?;
+    /// assert_eq!(keeper.default_lease(), Duration::from_secs(10));
+    /// # Ok(()) }
+    /// ```
+    pub fn default_lease(mut self, lease: Duration) -> Self {
+        self.default_lease = Some(lease);
         self
     }
 
@@ -165,10 +183,17 @@ impl KeeperBuilder {
             clock,
             request_limit: self.request_limit,
             outage_limit: self.outage_limit,
+            default_lease: self.default_lease.or(self.connector.lease()).unwrap_or(DEFAULT_LEASE),
             process: Arc::new(this_process(self.program)),
         };
         let unless_kept = StopUnlessKept::new(&stop);
         let connected = self.connector.connect(context).await?;
+        if settings.default_lease != DEFAULT_LEASE {
+            check_lease(settings.default_lease, connected.as_ref()).map_err(|why| {
+                let message = format!("the default lease does not fit: {why}");
+                StoreError::new(StoreErrorKind::Config, message).not_applied()
+            })?;
+        }
         let engine = Engine::new(connected, settings, ids, background, stop);
         // Set once, here.
         drop(engine_slot.set(Arc::downgrade(&engine)));
@@ -217,6 +242,7 @@ impl Keeper {
             connector,
             request_limit: Duration::from_secs(2),
             outage_limit: Duration::from_secs(30),
+            default_lease: None,
             program: None,
             id: None,
             virtual_time: None,
@@ -224,7 +250,8 @@ impl Keeper {
     }
 
     fn handle(&self, name: &str, kind: Kind, units: Units, capacity: Capacity) -> Handle {
-        Handle::new(&self.alive, name, Terms::new(kind, units, capacity))
+        let lease = self.default_lease();
+        Handle::new(&self.alive, name, Terms { lease, ..Terms::new(kind, units, capacity) })
     }
 
     /// A mutex.
@@ -282,6 +309,11 @@ impl Keeper {
     /// The store's URL, without secrets.
     pub fn url(&self) -> &str {
         self.alive.engine().store().url()
+    }
+
+    /// The lease of locks whose handle names none: that of the builder, else that of the store's URL, else 30 s.
+    pub fn default_lease(&self) -> Duration {
+        self.alive.engine().default_lease()
     }
 
     /// The id of this keeper. Its own holds and waiters have it in every view.

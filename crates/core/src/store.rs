@@ -211,7 +211,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 /// # drop(never);
 /// ```
 #[derive(Clone)]
-pub struct Connector(Arc<dyn Fn(Context) -> Reply<'static, Arc<dyn Store>> + Send + Sync>);
+pub struct Connector {
+    connect: Arc<dyn Fn(Context) -> Reply<'static, Arc<dyn Store>> + Send + Sync>,
+    lease: Option<Duration>,
+}
 
 impl Connector {
     /// A connector that calls `connect` each time.
@@ -220,12 +223,24 @@ impl Connector {
         F: Fn(Context) -> R + Send + Sync + 'static,
         R: Future<Output = Result<Arc<dyn Store>, StoreError>> + Send + 'static,
     {
-        Self(Arc::new(move |context| Box::pin(connect(context))))
+        Self { connect: Arc::new(move |context| Box::pin(connect(context))), lease: None }
+    }
+
+    /// The same with a lease for locks whose handle and keeper name none, as a URL's
+    /// [`lease=`](crate::support::lease_option) says.
+    #[must_use]
+    pub fn with_lease(self, lease: Option<Duration>) -> Self {
+        Self { lease, ..self }
+    }
+
+    /// The lease for locks whose handle and keeper name none.
+    pub fn lease(&self) -> Option<Duration> {
+        self.lease
     }
 
     /// Connects.
     pub fn connect(&self, context: Context) -> Reply<'static, Arc<dyn Store>> {
-        (self.0)(context)
+        (self.connect)(context)
     }
 }
 

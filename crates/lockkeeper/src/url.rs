@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector};
+use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector, support::lease_option};
 
 /// The schemes of URLs, the feature that each needs, and whether this build has it.
 const SCHEMES: [(&str, Option<&str>, bool); 10] = [
@@ -97,7 +97,7 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
     if let Some(meant) = with_scheme(url) {
         return Err(config(format!("the store's URL has no scheme; write {meant}")));
     }
-    let Some((scheme, rest)) = url.split_once(':') else {
+    let Some((scheme, _)) = url.split_once(':') else {
         return Err(config(format!("the store's URL has no scheme; it starts with one of {}", schemes())));
     };
     if let Some(feature) = missing_feature(url) {
@@ -107,10 +107,13 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
         )));
     }
     match scheme {
-        "memory" if rest.contains('?') => {
-            Err(config("memory: has no options; remove everything from the question mark on".into()))
+        "memory" => {
+            let (url, lease) = lease_option::take(url)?;
+            if url.contains('?') {
+                return Err(config("memory: has only the option lease; remove the others".into()));
+            }
+            Ok(memory::connector(&url).with_lease(lease))
         }
-        "memory" => Ok(memory::connector(url)),
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
         | "rediss+cluster" => lockkeeper_redis::connector(url),

@@ -54,7 +54,7 @@ mod tls_probe;
 mod trouble;
 mod wakes;
 
-use lockkeeper_core::{StoreError, store::Connector};
+use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
 
 /// The options that a URL may have.
 pub const OPTIONS: &[&str] = settings::OPTIONS;
@@ -77,7 +77,8 @@ pub use store::CAPABILITY;
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong; the message never repeats it.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
-    Ok(connect::connector(settings::Settings::parse(url)?))
+    let (url, lease) = lease_option::take(url)?;
+    Ok(connect::connector(settings::Settings::parse(&url)?).with_lease(lease))
 }
 
 #[cfg(all(test, not(feature = "tls")))]

@@ -44,7 +44,7 @@
 //! * A child that was forked without `exec` shares its parent's life file, so the parent counts as alive until that child
 //!   has ended too. `exec` closes it.
 
-use lockkeeper_core::{StoreError, store::Connector};
+use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
 
 #[cfg(target_os = "linux")]
 mod blockers;
@@ -144,7 +144,8 @@ pub use store::CAPABILITY;
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind::Config) if `url` names no file.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
-    connect_with(settings::Settings::parse(url)?)
+    let (url, lease) = lease_option::take(url)?;
+    Ok(connect_with(settings::Settings::parse(&url)?)?.with_lease(lease))
 }
 
 #[cfg(target_os = "linux")]

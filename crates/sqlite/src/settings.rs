@@ -22,7 +22,7 @@ impl Settings {
         // Many programs write `sqlite:///var/lib/locks.db`.
         let path = path.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(path);
         if path.contains('?') {
-            return config("sqlite: has no options; remove everything from the question mark on");
+            return config("sqlite: has only the option lease; remove the others");
         }
         if path.is_empty() || path.ends_with('/') {
             return config("the URL names no file; write sqlite:PATH, such as sqlite:/var/lib/app/locks.db");

@@ -70,7 +70,7 @@ mod waiter;
 mod wakes;
 mod watch_budget;
 
-use lockkeeper_core::{StoreError, store::Connector};
+use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
 
 /// The options that a URL may have.
 pub const OPTIONS: &[&str] = settings::OPTIONS;
@@ -87,5 +87,6 @@ pub use connect::CAPABILITY;
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind::Config) if `url` is not understood.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
-    Ok(connect::connector(settings::Settings::parse(url)?))
+    let (url, lease) = lease_option::take(url)?;
+    Ok(connect::connector(settings::Settings::parse(&url)?).with_lease(lease))
 }

@@ -46,6 +46,31 @@ fn a_lease_is_not_renewed_by_itself_but_by_renew() {
     assert_eq!(world.run(&["release", short.trim()]).code, Some(79));
 }
 
+/// `--lease`, else the store's URL, else 30 s.
+#[test]
+fn the_stores_url_may_set_the_lease() {
+    let world = World::new();
+    let plain = format!("sqlite:{}", world.path("locks.db").display());
+    let left = |url: &str, options: &[&str]| {
+        let args = [&["--store", url, "acquire", "x", "--json"], options].concat();
+        let done = world.run(&args);
+        let told: Value = serde_json::from_str(&done.out).unwrap_or_else(|error| panic!("{error}: {done:?}"));
+        assert_eq!(world.run(&["release", told["lease"].as_str().expect("text")]).code, Some(0));
+        Duration::from_millis(told["expires_in_ms"].as_u64().expect("a number"))
+    };
+    let near = |left: Duration, seconds: u64| {
+        let lease = Duration::from_secs(seconds);
+        assert!(left <= lease && left > lease * 3 / 4, "{left:?} of {seconds} s");
+    };
+    near(left(&plain, &[]), 30);
+    near(left(&format!("{plain}?lease=10m"), &[]), 600);
+    near(left(&format!("{plain}?lease=10m"), &["--lease", "1h"]), 3600);
+    for wrong in ["?lease=soon", "?lease=1ms", "?lease=20y", "?colour=red"] {
+        let done = world.run(&["--store", &format!("{plain}{wrong}"), "list"]);
+        assert!(done.code == Some(64) && done.err.contains("lease"), "{wrong}: {done:?}");
+    }
+}
+
 #[test]
 fn acquire_tells_all_in_json() {
     let world = World::new();

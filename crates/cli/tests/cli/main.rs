@@ -5,6 +5,8 @@ mod crowd;
 mod documentation;
 mod endings;
 mod environment;
+#[cfg(feature = "full")]
+mod guardians;
 mod leases;
 mod operators;
 mod pty;

@@ -60,6 +60,8 @@ pub(crate) struct Settings {
     pub(crate) clock: Clock,
     pub(crate) request_limit: Duration,
     pub(crate) outage_limit: Duration,
+    /// The lease of a lock that says nothing else.
+    pub(crate) default_lease: Duration,
     pub(crate) process: Arc<ProcessInfo>,
 }
 
@@ -89,6 +91,7 @@ pub(crate) struct Engine {
     ids: Arc<Ids>,
     process: Arc<ProcessInfo>,
     outage_limit: Duration,
+    default_lease: Duration,
     /// How far this keeper's polls are shifted, so that not all keepers of a store poll at once.
     phase: Duration,
     closed: AtomicBool,
@@ -105,7 +108,7 @@ impl Engine {
         background: Handle,
         stop: Stop,
     ) -> Arc<Self> {
-        let Settings { clock, request_limit, outage_limit, process } = settings;
+        let Settings { clock, request_limit, outage_limit, default_lease, process } = settings;
         let client = Arc::new(StoreClient::new(store, clock.clone(), request_limit, background.clone()));
         let rescuer = Rescuer::new(background.clone(), stop.clone());
         Arc::new(Self {
@@ -119,6 +122,7 @@ impl Engine {
             ids,
             process,
             outage_limit,
+            default_lease,
             closed: AtomicBool::new(false),
             last_handle_gone: OnceLock::new(),
             stop,
@@ -135,6 +139,11 @@ impl Engine {
 
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
         &self.client.store
+    }
+
+    /// The lease of a lock that says nothing else.
+    pub(crate) fn default_lease(&self) -> Duration {
+        self.default_lease
     }
 
     pub(crate) fn clock(&self) -> &Clock {
@@ -283,8 +292,13 @@ mod tests {
         let connecting = MemoryServer::new(clock.clone()).connector("memory:").connect(context);
         let store = connecting.await.expect("a memory store");
         let process = ProcessInfo { host: "here".into(), pid: 1, program: "test".into() };
-        let settings =
-            Settings { clock, request_limit: limit, outage_limit: limit, process: Arc::new(process) };
+        let settings = Settings {
+            clock,
+            request_limit: limit,
+            outage_limit: limit,
+            default_lease: limit,
+            process: Arc::new(process),
+        };
         Engine::new(store, settings, ids, background, Stop::new())
     }
 

@@ -37,6 +37,21 @@ pub(crate) struct Terms {
 /// The most bytes of a label, a value or a reason.
 pub(crate) const LONGEST_TEXT: usize = 4096;
 
+/// Refuses a lease that `store` does not keep.
+pub(crate) fn check_lease(lease: Duration, store: &dyn Store) -> Result<(), InvalidInput> {
+    let Capability { min_lease: min, max_lease: max, .. } = store.capability();
+    if lease >= *min && lease <= *max {
+        return Ok(());
+    }
+    let (given, min_shown, max_shown) = (show(lease), show(*min), show(*max));
+    let mut message =
+        format!("a lease of {given} is outside what this store keeps; give {min_shown} to {max_shown}");
+    if let Some(change) = store.shorter_leases().filter(|_| lease < *min) {
+        message.push_str(&format!(" ({change})"));
+    }
+    Err(InvalidInput::new(message))
+}
+
 /// Refuses a text that is too long to be kept with a hold.
 pub(crate) fn check_text(what: &str, text: Option<&str>) -> Result<(), InvalidInput> {
     if text.is_some_and(|text| text.len() > LONGEST_TEXT) {
@@ -106,22 +121,8 @@ impl Terms {
 
     /// Refuses leases that `store` does not keep.
     pub(crate) fn check_lease(&self, store: &dyn Store) -> Result<(), InvalidInput> {
-        let Capability { min_lease: min, max_lease: max, .. } = store.capability();
-        for lease in [self.lease, self.claim_lease()] {
-            if lease < *min || lease > *max {
-                let mut message = format!(
-                    "a lease of {} is outside what this store keeps; give {} to {}",
-                    show(lease),
-                    show(*min),
-                    show(*max)
-                );
-                if let Some(change) = store.shorter_leases().filter(|_| lease < *min) {
-                    message.push_str(&format!(" ({change})"));
-                }
-                return Err(InvalidInput::new(message));
-            }
-        }
-        Ok(())
+        check_lease(self.lease, store)?;
+        check_lease(self.claim_lease(), store)
     }
 
     /// Refuses what can never work on `store`.

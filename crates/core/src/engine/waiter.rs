@@ -298,7 +298,7 @@ mod tests {
         let process = Arc::new(ProcessInfo { host: String::new(), pid: 1, program: String::new() });
         let details = Details { kind: Kind::Mutex, process: process.clone(), label: None, value: None };
         let (request_limit, outage_limit) = (Duration::from_secs(2), Duration::from_secs(30));
-        let settings = Settings { clock, request_limit, outage_limit, process };
+        let settings = Settings { clock, request_limit, outage_limit, default_lease: outage_limit, process };
         let claim = Claim {
             name: Name::new("stock").expect("a good name"),
             contender: ids.next(),

@@ -215,6 +215,14 @@ impl<M> Guard<M> {
         }
     }
 
+    /// The lease as it is, for a guardian that [releases](crate::Keeper::release_lease) it once this process has died. The
+    /// guard holds as before, so nobody may release it while this process lives.
+    #[doc(hidden)]
+    pub fn lease_for_guardian(&self) -> Lease {
+        let now = self.entry.alive().engine().clock().now();
+        Lease::of(self.entry.hold(), self.entry.units(), self.entry.step(), now)
+    }
+
     /// Turns the guard into a text that another process can [adopt](crate::Keeper::adopt) or
     /// release. From here on only the lease ends it, and nobody renews it. The handle must have
     /// been made with `detachable`.

@@ -60,7 +60,7 @@ fn scaled(number: &str, size: u64) -> Option<u64> {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use lockkeeper_core::support::duration;
+/// # use lockkeeper::support::duration;
 /// assert_eq!(duration::show(Duration::from_micros(500_731)), "500ms");
 /// assert_eq!(duration::show(Duration::from_secs(365 * 86_400)), "1 year");
 /// ```

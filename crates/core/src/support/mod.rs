@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub mod background;
 pub mod backoff;
 pub mod duration;
+pub mod lease_option;
 pub mod percent;
 pub mod sentence;
 

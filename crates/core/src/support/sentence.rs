@@ -5,7 +5,7 @@ use std::error::Error;
 /// What `error` says, followed by those of its causes that say something new.
 ///
 /// ```
-/// # use lockkeeper_core::{StoreError, StoreErrorKind, support::sentence};
+/// # use lockkeeper::{StoreError, error::StoreErrorKind, support::sentence};
 /// let cause = std::io::Error::other("disk full");
 /// let error = StoreError::new(StoreErrorKind::Conflict, "cannot write; free some space").with_source(cause);
 /// assert_eq!(sentence::of(&error), "cannot write; free some space (disk full)");

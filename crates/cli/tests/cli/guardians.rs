@@ -1,0 +1,124 @@
+//! A `lockkeeper run` that is killed: its guardian releases the lock on every store, after the end of CMD's group.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use nix::sys::signal::Signal;
+
+use crate::world::{Running, World, eventually};
+
+/// Ignores TERM, has a child that does, and says which group they are.
+const STUBBORN: &str = "trap '' TERM; sleep 600 & echo $$ > group; sleep 600";
+
+/// A server that ends with the test, and its URL.
+struct Server {
+    process: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(which: &str) -> Self {
+        // The command has a build without these stores, so its tests do not depend on the crate of this program.
+        let program = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).with_file_name("server");
+        let mut command = Command::new(&program);
+        command.arg(which).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap_or_else(|error| {
+            let program = program.display();
+            panic!("{program}: {error}; build it: cargo build -p lockkeeper-testkit --all-features")
+        });
+        let mut url = String::new();
+        let out = process.stdout.take().expect("piped");
+        BufReader::new(out).read_line(&mut url).expect("it says its URL");
+        Self { process, url: url.trim().to_owned() }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It ends with its stdin.
+        drop(self.process.stdin.take());
+        drop(self.process.wait());
+    }
+}
+
+/// `lockkeeper run x --lease 5m` on a store that only the environment names.
+fn start(world: &World, url: &str, options: &[&str], script: &str) -> Running {
+    let args = [&["run", "x", "--lease", "5m"], options, &["--", "sh", "-c", script]].concat();
+    let mut command = world.lockkeeper(&args);
+    command.env("LOCKKEEPER_STORE", url);
+    Running::spawn(command)
+}
+
+fn next(world: &World, url: &str, wait: &str, script: &str) -> Option<i32> {
+    let mut command = world.lockkeeper(&["run", "x", "--lease", "5m", "-w", wait, "--", "sh", "-c", script]);
+    command.env("LOCKKEEPER_STORE", url);
+    Running::spawn(command).done().code
+}
+
+/// The next holder comes long before the end of the lease, and sees nothing of CMD's group.
+fn a_killed_one_frees_its_lock(url: &str) {
+    let world = World::new();
+    let run = start(&world, url, &[], STUBBORN);
+    let group = world.line("group");
+    run.signal(Signal::SIGKILL);
+    assert_eq!(next(&world, url, "40s", "ps -eo pgid=,stat= > after"), Some(0));
+    let after = world.read("after");
+    let alive = |line: &&str| {
+        let mut fields = line.split_whitespace();
+        fields.next() == Some(&*group) && !fields.next().unwrap_or("Z").starts_with('Z')
+    };
+    assert!(after.lines().count() > 3, "{after}");
+    assert_eq!(after.lines().filter(alive).collect::<Vec<_>>(), [""; 0]);
+}
+
+#[test]
+fn a_killed_one_frees_its_lock_on_sqlite() {
+    let world = World::new();
+    a_killed_one_frees_its_lock(&format!("sqlite:{}", world.path("other.db").display()));
+}
+
+#[test]
+fn a_killed_one_frees_its_lock_on_redis() {
+    let server = Server::start("redis");
+    a_killed_one_frees_its_lock(&server.url);
+}
+
+/// Its session would keep the lock for a minute.
+#[test]
+fn a_killed_one_frees_its_lock_on_zookeeper() {
+    let server = Server::start("zookeeper");
+    a_killed_one_frees_its_lock(&format!("{}?session=60s", server.url));
+}
+
+/// A minimum hold outlives its holder, also one that was killed.
+#[test]
+fn a_minimum_hold_is_kept_for_a_killed_one() {
+    let (world, server) = (World::new(), Server::start("redis"));
+    let run = start(&world, &server.url, &["--min-hold", "4m"], "echo $$ > group; exec sleep 600");
+    let group = world.line("group");
+    let guardian = eventually("the guardian", || run.children("__guard").first().copied()).to_string();
+    run.signal(Signal::SIGKILL);
+    drop(run);
+    eventually("the end of the group", || (!crate::world::group_lives(&group)).then_some(()));
+    eventually("the end of the guardian", || (!crate::world::group_lives(&guardian)).then_some(()));
+    assert_eq!(next(&world, &server.url, "0", "true"), Some(75));
+}
+
+#[test]
+fn no_secret_is_in_sight_of_others() {
+    let (world, server) = (World::new(), Server::start("redis"));
+    let url = format!("{}?namespace=hidden-word", server.url.trim_end_matches('/'));
+    let run = start(&world, &url, &[], "echo $$ > group; exec sleep 600");
+    world.line("group");
+    let guardian = eventually("the guardian", || run.children("__guard").first().copied());
+    for file in ["cmdline", "environ"] {
+        let content = std::fs::read(format!("/proc/{guardian}/{file}")).expect("it lives");
+        let content = String::from_utf8_lossy(&content).into_owned();
+        assert!(!content.is_empty() && !content.contains("hidden-word"), "{file}: {content}");
+    }
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.done().code, Some(143));
+}
