@@ -114,6 +114,13 @@ impl StoreError {
         self
     }
 
+    /// Says that a wait of this length ended with this failure.
+    pub(crate) fn after_waiting(mut self, waited: Duration) -> Self {
+        let inner = self.inner();
+        inner.message = format!("gave up after {}: {}", show(waited), inner.message);
+        self
+    }
+
     /// The kind of trouble.
     pub fn kind(&self) -> StoreErrorKind {
         self.0.kind
@@ -189,7 +196,8 @@ impl Lost {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The limit passed while waiting in the queue.
+    /// The limit passed while others held it. If the store was out of reach when the limit passed, the error is
+    /// [`Store`](Self::Store) instead.
     #[error("{at}: not acquired within {}{}; wait longer, or see who holds it", show(*waited), ahead_text(*ahead))]
     TimedOut {
         /// Where.
@@ -235,7 +243,7 @@ pub enum AcquireError {
         /// Whether the store may know of the claim; closing gives it back.
         maybe_applied: bool,
     },
-    /// The store could not do it.
+    /// The store could not do it, or did not answer for as long as the call waited.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -342,7 +350,8 @@ pub enum LatchError {
         /// Where.
         at: At,
     },
-    /// The limit passed.
+    /// The limit passed while the latch was closed. If the store was out of reach when the limit passed, the error is
+    /// [`Store`](Self::Store) instead.
     #[error("{at}: still {remaining} to go after {}", show(*waited))]
     TimedOut {
         /// Where.

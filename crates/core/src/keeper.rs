@@ -81,7 +81,8 @@ impl KeeperBuilder {
         self
     }
 
-    /// How long those who wait in the queue go on when the store cannot be reached (default 30 s).
+    /// How long a wait goes on while the store cannot be reached (default 30 s). Waits without a limit of their own fail
+    /// after this long, too; with [`Duration::MAX`] they go on for ever.
     pub fn outage_limit(mut self, limit: Duration) -> Self {
         self.outage_limit = limit;
         self

@@ -1,9 +1,21 @@
-//! What the engine tells operators: `tracing` events and, with the feature `metrics`, counters
-//! and histograms. Names are part of the public contract and listed in `docs/observability.md`.
+//! What the engine tells operators: `tracing` events and, with the feature `metrics`, counters,
+//! histograms and gauges. Names are part of the public contract and listed in `docs/observability.md`.
 //!
 //! Resource names appear in events but never as metric labels: there may be millions of them.
 
+#[cfg(feature = "metrics")]
+mod gauges;
+#[cfg(not(feature = "metrics"))]
+#[path = "telemetry/no_gauges.rs"]
+mod gauges;
+#[cfg(feature = "metrics")]
+mod register;
+
 use std::time::Duration;
+
+pub(crate) use self::gauges::Gauges;
+#[cfg(feature = "metrics")]
+pub use self::register::register;
 
 use crate::{
     error::{AcquireError, Lost, StoreError},
@@ -34,6 +46,18 @@ pub const RENEWAL_FAILED: &str = "lockkeeper_renewal_failed_total";
 pub const LOST: &str = "lockkeeper_lost_total";
 /// Tokens that a fence rejected.
 pub const FENCE_REJECTED: &str = "lockkeeper_fence_rejected_total";
+/// Locks held at this moment: `store`.
+pub const HELD: &str = "lockkeeper_held";
+/// Claims that wait at the store at this moment: `store`.
+pub const WAITING: &str = "lockkeeper_waiting";
+/// 0 while requests to the store fail, else 1: `store`.
+pub const STORE_UP: &str = "lockkeeper_store_up";
+
+const GRANTED: &str = "granted";
+const BUSY: &str = "busy";
+const TIMED_OUT: &str = "timed_out";
+const STORE_ERROR: &str = "store_error";
+const REFUSED: &str = "refused";
 
 // Times are passed as functions: without listeners nobody reads the clock for them. Without the
 // feature the values are checked but never computed.
@@ -64,11 +88,11 @@ pub(crate) fn acquired(
     waited: impl Fn() -> Duration,
 ) {
     let outcome = match result {
-        Ok(Some(_)) => "granted",
-        Ok(None) => "busy",
-        Err(AcquireError::TimedOut { .. }) => "timed_out",
-        Err(AcquireError::Store(_)) => "store_error",
-        Err(_) => "refused",
+        Ok(Some(_)) => GRANTED,
+        Ok(None) => BUSY,
+        Err(AcquireError::TimedOut { .. }) => TIMED_OUT,
+        Err(AcquireError::Store(_)) => STORE_ERROR,
+        Err(_) => REFUSED,
     };
     count!(ACQUIRED, 1, "kind" => kind.word(), "outcome" => outcome);
     record!(WAIT, waited().as_secs_f64(), "kind" => kind.word());
@@ -98,27 +122,48 @@ pub(crate) fn queued(ahead: u32) {
     record!(QUEUE, f64::from(ahead));
 }
 
-/// A lease of which `left` was left was renewed; `running` was its length.
-pub(crate) fn renewed(name: &Name, left: Duration, running: Duration) {
+/// A lease was renewed, with less than a third of it left if `late`.
+pub(crate) fn renewed(late: bool) {
     count!(RENEWED, 1);
-    if left < running / 3 {
+    if late {
         count!(RENEWED_LATE, 1);
-        tracing::warn!(
-            name = name.as_str(),
-            left_ms = left.as_millis(),
-            "a renewal came late; the store or this machine is slow"
-        );
     }
 }
 
-pub(crate) fn renewal_failed(leases: usize, error: &StoreError) {
+/// The renewals of so many leases came late since the last event; `name` is one of them, of which `left` was left.
+pub(crate) fn renewals_are_late(name: &Name, left: Duration, leases: usize) {
+    tracing::warn!(
+        name = name.as_str(),
+        left_ms = left.as_millis(),
+        leases,
+        "a renewal came late; the store or this machine is slow"
+    );
+}
+
+pub(crate) fn renewal_failed(leases: usize) {
     count!(RENEWAL_FAILED, leases as u64);
+}
+
+/// The renewals of so many leases failed since the last event.
+pub(crate) fn renewals_fail(leases: usize, error: &StoreError) {
     tracing::warn!(leases, %error, "renewal failed; trying again");
 }
 
-pub(crate) fn lost(name: &Name, reason: Lost) {
+/// A request of a wait failed, and the wait goes on.
+pub(crate) fn wait_goes_on(store: &str, waiting: usize, error: &StoreError) {
+    tracing::warn!(store, waiting, %error, "the store fails; waiting goes on");
+}
+
+/// The server that failed `work` for `lasted` answers.
+pub(crate) fn answers_again(store: &str, work: &'static str, lasted: Duration) {
+    tracing::warn!(store, work, failed_for_ms = lasted.as_millis(), "the store answers again");
+}
+
+/// A lock was lost; `error` is that of its last renewal, if that is why.
+pub(crate) fn lost(name: &Name, reason: Lost, error: Option<&StoreError>) {
     count!(LOST, 1, "reason" => reason.word());
-    tracing::warn!(name = name.as_str(), reason = reason.word(), "lock lost");
+    let error = error.map(tracing::field::display);
+    tracing::warn!(name = name.as_str(), reason = reason.word(), error, "lock lost");
 }
 
 pub(crate) fn fence_rejected() {

@@ -8,9 +8,10 @@ use std::{
 };
 
 use lockkeeper_core::{Keeper, store::Eviction, support, testing::Virtual};
-use lockkeeper_testkit::faulty::{Fate, Network, faulty};
+use lockkeeper_testkit::faulty::{Fate, Faults, Network, faulty};
 use metrics::{
-    Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
+    SharedString, Unit,
 };
 use tokio::time::{sleep, timeout};
 
@@ -18,11 +19,15 @@ const DOCUMENT: &str = include_str!("../../../docs/observability.md");
 /// Part of every name used here, so that it can be looked for.
 const SECRET: &str = "stock-of-warehouse-7";
 
-/// Name and labels of a metric, and what was counted or recorded.
+/// Name and labels of a metric, and what was counted, recorded or set.
 type Seen = Arc<Mutex<BTreeMap<String, Vec<f64>>>>;
 
 #[derive(Default)]
-struct Memory(Seen);
+struct Memory {
+    seen: Seen,
+    /// Help texts by type and name.
+    help: Mutex<BTreeMap<String, (&'static str, String)>>,
+}
 
 struct Sink {
     seen: Seen,
@@ -52,24 +57,57 @@ impl HistogramFn for Sink {
     }
 }
 
+impl GaugeFn for Sink {
+    fn increment(&self, _: f64) {
+        panic!("gauges are only ever set, so an exporter may come late");
+    }
+
+    fn decrement(&self, _: f64) {
+        panic!("gauges are only ever set, so an exporter may come late");
+    }
+
+    fn set(&self, value: f64) {
+        self.add(value);
+    }
+}
+
 impl Memory {
     fn sink(&self, key: &Key) -> Arc<Sink> {
         let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
-        Arc::new(Sink { seen: self.0.clone(), key: format!("{}{{{}}}", key.name(), labels.join(",")) })
+        let key = format!("{}{{{}}}", key.name(), labels.join(","));
+        support::lock(&self.seen).entry(key.clone()).or_default();
+        Arc::new(Sink { seen: self.seen.clone(), key })
+    }
+
+    fn described(&self, kind: &'static str, name: &KeyName, help: SharedString) {
+        support::lock(&self.help).insert(name.as_str().to_owned(), (kind, help.into_owned()));
+    }
+
+    /// The last value of a metric.
+    fn last(&self, key: &str) -> Option<f64> {
+        support::lock(&self.seen).get(key)?.last().copied()
     }
 }
 
 impl Recorder for Memory {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_counter(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
+        self.described("counter", &name, help);
+    }
+
+    fn describe_gauge(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
+        self.described("gauge", &name, help);
+    }
+
+    fn describe_histogram(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
+        self.described("histogram", &name, help);
+    }
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         Counter::from_arc(self.sink(key))
     }
 
-    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
-        panic!("there are no gauges")
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(self.sink(key))
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
@@ -137,33 +175,48 @@ async fn live() {
     timeout(Duration::from_secs(600), ours.close()).await.expect("the leases are long over");
 }
 
-fn seen() -> BTreeMap<String, Vec<f64>> {
+/// Runs `work` in virtual time and tells what it brought forth.
+fn recorded(work: impl AsyncFnOnce(&Memory)) -> Memory {
     let memory = Memory::default();
     metrics::with_local_recorder(&memory, || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-        runtime.expect("a runtime").block_on(live());
+        runtime.expect("a runtime").block_on(work(&memory));
     });
-    let seen = support::lock(&memory.0);
-    seen.clone()
+    memory
+}
+
+/// What happened, without what was only registered.
+fn seen() -> BTreeMap<String, Vec<f64>> {
+    let memory = recorded(async |_| live().await);
+    let mut seen = support::lock(&memory.seen).clone();
+    seen.retain(|_, values| !values.is_empty());
+    seen
+}
+
+/// The names in the document's table of metrics, each with its type.
+fn table() -> BTreeMap<&'static str, &'static str> {
+    let rows = DOCUMENT.lines().filter(|row| row.starts_with("| `lockkeeper_"));
+    let cells = rows.filter_map(|row| {
+        let mut cells = row.split('|').map(|cell| cell.trim().trim_matches('`')).skip(1);
+        Some((cells.next()?, cells.next()?))
+    });
+    cells.filter(|(_, kind)| ["counter", "histogram", "gauge"].contains(kind)).collect()
 }
 
 #[test]
 fn metrics_are_those_of_the_document() {
     let seen = seen();
     let names: BTreeSet<&str> = seen.keys().filter_map(|key| key.split('{').next()).collect();
-    let documented: BTreeSet<&str> = DOCUMENT
-        .split('`')
-        .filter(|word| word.starts_with("lockkeeper_") && !word.contains([':', '{']))
-        .collect();
-    let documented: BTreeSet<&str> =
-        documented.into_iter().filter(|name| *name != "lockkeeper_core").collect();
-    assert_eq!(names, documented);
+    assert_eq!(names, table().into_keys().collect());
     for key in seen.keys() {
         assert!(!key.contains(SECRET), "{key} carries a resource name");
         for label in key.split(['{', '}', ',']).filter(|part| part.contains('=')) {
             let (label, value) = label.split_once('=').expect("looked for");
-            assert!(["kind", "outcome", "reason"].contains(&label), "{key}");
-            assert!(DOCUMENT.contains(&format!("`{value}`")), "{value} of {label} is not in the document");
+            assert!(["kind", "outcome", "reason", "store"].contains(&label), "{key}");
+            assert!(
+                label == "store" || DOCUMENT.contains(&format!("`{value}`")),
+                "{value} of {label} is not in the document"
+            );
         }
     }
 }
@@ -186,4 +239,134 @@ fn every_documented_word_occurs() {
     for reason in ["expired", "gone", "evicted", "max_hold", "closed"] {
         assert!(has("lockkeeper_lost_total", "reason", reason), "{reason}: {:?}", seen.keys());
     }
+}
+
+/// An alert on a counter works from the first scrape on, and `HELP` says what each metric is.
+#[test]
+fn a_keeper_that_has_done_nothing_shows_every_counter_and_gauge() {
+    let memory = recorded(async |_| drop(Virtual::new().keeper().await));
+    let help = support::lock(&memory.help).clone();
+    let described: BTreeMap<&str, &str> =
+        help.iter().map(|(name, (kind, _))| (name.as_str(), *kind)).collect();
+    assert_eq!(described, table());
+    assert!(help.values().all(|(_, help)| !help.is_empty()));
+    let seen = support::lock(&memory.seen);
+    for (name, kind) in table().iter().filter(|(_, kind)| **kind != "histogram") {
+        let registered: Vec<_> = seen.iter().filter(|(key, _)| key.split('{').next() == Some(name)).collect();
+        assert!(!registered.is_empty(), "{name}");
+        if *kind == "counter" {
+            assert!(registered.iter().all(|(_, values)| values.is_empty()), "{name} is not zero");
+        }
+    }
+    for (metric, label) in [("acquired_total{kind=mutex,", "outcome"), ("lost_total{", "reason")] {
+        let words = DOCUMENT.lines().find_map(|row| row.strip_prefix(&format!("- `{label}`: ")));
+        let words: Vec<_> = words.expect("listed").split('`').skip(1).step_by(2).collect();
+        assert!(words.len() >= 5, "{words:?}");
+        for word in words {
+            let key = format!("lockkeeper_{metric}{label}={word}}}");
+            assert!(seen.contains_key(&key), "{key}: {:?}", seen.keys());
+        }
+    }
+}
+
+/// A keeper on a store with this URL.
+async fn keeper_at(world: &Virtual, url: &str, network: &Arc<Network>) -> Keeper {
+    let store = faulty(world.server.connector(url), network.clone());
+    Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good network")
+}
+
+#[test]
+fn gauges_show_what_the_keepers_of_a_store_have_in_hand() {
+    let url = "memory:in-hand";
+    let gauge = |name: &str| format!("lockkeeper_{name}{{store={url}}}");
+    let memory = recorded(async |memory| {
+        let world = Virtual::new();
+        let network = Network::good();
+        let (one, other) = (keeper_at(&world, url, &network).await, keeper_at(&world, url, &network).await);
+        let shown = || ["held", "waiting", "store_up"].map(|name| memory.last(&gauge(name)));
+        assert_eq!(shown(), [Some(0.0), Some(0.0), Some(1.0)]);
+        let guards = [
+            one.mutex("a").lock().await.expect("free"),
+            one.mutex("b").lock().await.expect("free"),
+            other.mutex("c").lock().await.expect("free"),
+        ];
+        let mutex = other.mutex("a");
+        let waiting = tokio::spawn(async move { mutex.lock().await.map(drop) });
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!(shown(), [Some(3.0), Some(1.0), Some(1.0)]);
+        drop(guards);
+        waiting.await.expect("no panic").expect("granted");
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!(shown(), [Some(0.0), Some(0.0), Some(1.0)]);
+        let guard = one.mutex("a").lock().await.expect("free");
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!(shown()[0], Some(1.0));
+        one.close().await;
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!(shown()[0], Some(0.0), "it is closed");
+        drop(guard);
+    });
+    assert_eq!(memory.last(&gauge("held")), Some(0.0));
+}
+
+#[test]
+fn a_gauge_shows_whether_the_store_answers() {
+    let url = "memory:up-and-down";
+    let key = format!("lockkeeper_store_up{{store={url}}}");
+    recorded(async |memory| {
+        let world = Virtual::new();
+        let network = Network::good();
+        let (keeper, idle) = (keeper_at(&world, url, &network).await, keeper_at(&world, url, &network).await);
+        let up = || memory.last(&key) == Some(1.0);
+        let dead = Faults { lost_request: 1000, usual: 0, ..Faults::NONE };
+        let guard = keeper.mutex("a").lock().await.expect("free");
+        assert!(up());
+        network.set(dead);
+        sleep(Duration::from_secs(15)).await;
+        assert!(!up(), "renewals fail");
+        network.set(Faults { usual: 0, ..Faults::NONE });
+        sleep(Duration::from_secs(5)).await;
+        assert!(up() && guard.is_held());
+        network.set(dead);
+        idle.mutex("b").try_lock().await.expect_err("no store");
+        assert!(!up(), "a claim fails");
+        drop(guard);
+        sleep(Duration::from_secs(600)).await;
+        assert!(up(), "nobody asks any more, so nobody knows");
+        idle.mutex("b").try_lock().await.expect_err("no store");
+        assert!(!up());
+        drop(idle);
+        sleep(Duration::from_secs(600)).await;
+        assert!(up(), "who knew is gone");
+    });
+}
+
+/// The rules are complete, and each metric and label that they use exists.
+#[test]
+fn alert_rules_use_metrics_that_exist() {
+    let rules = DOCUMENT.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("rules");
+    let mut alerts = 0;
+    let mut open = BTreeSet::new();
+    for row in rules.lines().filter(|row| !row.trim().is_empty()) {
+        let field = row.trim_start().trim_start_matches("- ");
+        if let Some(name) = field.strip_prefix("alert: ") {
+            assert!(open.is_empty(), "{open:?} is missing before {name}");
+            assert!(name.starts_with("Lockkeeper") && name.chars().all(char::is_alphanumeric), "{name}");
+            open = BTreeSet::from(["expr", "for", "severity", "summary"]);
+            alerts += 1;
+        } else if let Some((field, value)) = field.split_once(':') {
+            open.remove(field);
+            assert!(field == "expr" || !value.contains("lockkeeper_"), "{row}");
+        }
+        for used in row.split("lockkeeper_").skip(1) {
+            let end = used.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(used.len());
+            let name = format!("lockkeeper_{}", &used[..end]);
+            let metric = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
+            let kind = table().get(metric.unwrap_or(&name)).copied();
+            assert_eq!(kind.map(|kind| kind == "histogram"), Some(metric.is_some()), "{name} in {row}");
+        }
+        assert_eq!(row.matches('(').count(), row.matches(')').count(), "{row}");
+        assert_eq!(row.matches('{').count(), row.matches('}').count(), "{row}");
+    }
+    assert!(open.is_empty() && alerts >= 5, "{open:?}");
 }

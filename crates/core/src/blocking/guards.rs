@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{On, wait};
 use crate::{
-    error::{LeaseError, Lost, ReleaseError},
+    error::{LeaseError, Lost, ReleaseError, StoreError},
     lock::{self, DowngradeError, Exclusive, IntoLeaseError, Leads, Lease, Permits, Read, Write},
     name::Name,
     token::Token,
@@ -61,6 +61,11 @@ impl<M: 'static> Guard<M> {
     /// What is known of the loss of the lock beyond [`Lost`].
     pub fn lost_because(&self) -> Option<String> {
         self.inner.lost_because()
+    }
+
+    /// Why the last renewal failed; see [`Guard::renewal_error`](crate::Guard::renewal_error).
+    pub fn renewal_error(&self) -> Option<StoreError> {
+        self.inner.renewal_error()
     }
 
     /// A second guard on the same hold.

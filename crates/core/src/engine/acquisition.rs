@@ -9,8 +9,10 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Alive, Engine,
     dispatch::{Asker, Standing, mismatched},
+    heard::Heard,
     hold::{Grantee, Hold},
-    local_queue::{Arrival, Turn},
+    local_queue::{Arrival, Front, Turn},
+    outages::{FailedRequest, Work},
     patience::Patience,
     release::{self, OwnedHold},
     terms::Terms,
@@ -49,7 +51,7 @@ pub(crate) async fn acquire(
     let result = if terms.shares_a_waiter() && patience.waits() {
         acquisition.in_local_queue().await
     } else {
-        let result = acquisition.at_store().await.map_err(|failure| failure.error);
+        let result = acquisition.at_store(None).await.map_err(|failure| failure.error);
         if let Ok(Some(owned)) = &result
             && terms.hands_on()
         {
@@ -113,11 +115,11 @@ impl Acquisition<'_> {
                     Some(Some(Turn::Failed(error))) => return Err(error.at(self.at()).into()),
                     // The keeper closes, which the store's side tells.
                     Some(None) => None,
-                    None => return Err(self.timed_out(None)),
+                    None => return Err(self.timed_out_behind()),
                 }
             }
         };
-        let result = self.at_store().await;
+        let result = self.at_store(front.as_ref()).await;
         match (front, &result) {
             (Some(front), Ok(Some(owned))) => front.granted(owned.hold()),
             // What is wrong with this one task says nothing about the others.
@@ -129,15 +131,16 @@ impl Acquisition<'_> {
         result.map_err(|failure| failure.error)
     }
 
-    async fn at_store(&self) -> Result<Option<OwnedHold>, Failure> {
+    async fn at_store(&self, front: Option<&Front<OwnedHold>>) -> Result<Option<OwnedHold>, Failure> {
         let engine = self.engine();
+        let mut heard = front.map_or(Heard::Nothing, Front::heard);
         let mut late_grants = 0;
         loop {
-            let waiter = Waiter::new(engine, self.claim(), self.terms.clone());
+            let waiter = Waiter::new(engine, self.claim(), self.terms.clone(), heard.clone());
             if !engine.registry.register(&waiter) {
                 return Err(AcquireError::Closed { at: self.at(), maybe_applied: false }.into());
             }
-            let mut waiting = Waiting { waiter, settled: false };
+            let mut waiting = Waiting { waiter, front, settled: false };
             let waiter = &waiting.waiter;
             let outcome = self.patience.limit(engine.clock(), async {
                 waiter.enqueue(waiter.server());
@@ -149,6 +152,7 @@ impl Acquisition<'_> {
             match outcome.await {
                 Some(Outcome::TooLate) if self.patience.waits() && late_grants < LATE_GRANTS => {
                     late_grants += 1;
+                    heard = Heard::Answer;
                 }
                 outcome => return self.conclude(&mut waiting, outcome),
             }
@@ -158,13 +162,13 @@ impl Acquisition<'_> {
     /// What the caller is told; `None` if its time is up.
     fn conclude(
         &self,
-        waiting: &mut Waiting,
+        waiting: &mut Waiting<'_>,
         outcome: Option<Outcome>,
     ) -> Result<Option<OwnedHold>, Failure> {
         let waiter = &waiting.waiter;
         let failed = |error: AcquireError| Err(Failure::from(error));
         match outcome {
-            None => failed(self.timed_out(Some(waiter))),
+            None => failed(self.timed_out(waiter)),
             Some(Outcome::Granted(hold)) => {
                 waiting.settled = true;
                 Ok(Some(OwnedHold::new(self.alive, hold, 0)))
@@ -214,26 +218,67 @@ impl Acquisition<'_> {
         }
     }
 
-    /// The error of a caller whose time is up, with its waiter if it came so far.
-    fn timed_out(&self, waiter: Option<&Arc<Waiter>>) -> AcquireError {
-        AcquireError::TimedOut {
-            at: self.at(),
-            waited: self.engine().clock().now().since(self.started),
-            ahead: waiter.and_then(|waiter| waiter.ahead()),
-            maybe_applied: waiter.is_some_and(|waiter| waiter.is_known()),
+    /// The error of a caller whose time is up while it waits at the store.
+    fn timed_out(&self, waiter: &Waiter) -> AcquireError {
+        let waited = self.engine().clock().now().since(self.started);
+        let maybe_applied = waiter.is_known();
+        match waiter.last_heard().failure(waited) {
+            Some(error) => {
+                let error = if maybe_applied { error.perhaps_applied() } else { error.not_applied() };
+                error.at(self.at()).into()
+            }
+            None => AcquireError::TimedOut { at: self.at(), waited, ahead: waiter.ahead(), maybe_applied },
         }
+    }
+
+    /// The error of a caller whose time is up while it waits behind another task of this process.
+    fn timed_out_behind(&self) -> AcquireError {
+        timed_out_behind(self.engine(), self.name, self.at(), self.started)
     }
 }
 
+/// The error of a call that began at `started` and whose time is up while it waits behind other calls of this process for
+/// the same name. What they have heard decides. The store does not know of the call itself.
+pub(crate) fn timed_out_behind(engine: &Engine, name: &Name, at: At, started: BootTime) -> AcquireError {
+    let waited = engine.clock().now().since(started);
+    match heard_by_others(engine, name).failure(waited) {
+        Some(error) => error.not_applied().at(at).into(),
+        None => AcquireError::TimedOut { at, waited, ahead: None, maybe_applied: false },
+    }
+}
+
+/// What the waiters of this process for `name` have last heard: an answer if any of them has.
+fn heard_by_others(engine: &Engine, name: &Name) -> Heard {
+    let (mut nobody, mut failure) = (true, None);
+    for waiter in engine.registry.waiting_for(Some(name)) {
+        match waiter.last_heard() {
+            // A try is over with its first answer and says nothing about those who wait.
+            _ if !waiter.claim().queue => {}
+            Heard::Answer => return Heard::Answer,
+            Heard::Failure(error) => failure = Some(error),
+            Heard::Nothing => nobody = false,
+        }
+    }
+    // Between two fronts, the local queue knows. If nobody waits at the store, a task of this process has the lock.
+    let otherwise = if nobody { Heard::Answer } else { Heard::Nothing };
+    let in_queue = || engine.local_queues.heard(name).unwrap_or(otherwise);
+    failure.map_or_else(in_queue, Heard::Failure)
+}
+
 /// A waiter that a task waits for. Dropped at any point, it leaves nothing behind (invariant I5).
-struct Waiting {
+struct Waiting<'a> {
     waiter: Arc<Waiter>,
+    /// The right to claim for a local queue, if it has one.
+    front: Option<&'a Front<OwnedHold>>,
     /// Whether the store certainly knows nothing of the contender any more, or the caller has its hold.
     settled: bool,
 }
 
-impl Drop for Waiting {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
+        if let Some(front) = self.front.filter(|_| !self.settled) {
+            front.has_heard(self.waiter.last_heard());
+        }
         let engine = &self.waiter.engine;
         engine.registry.remove_waiter(self.waiter.slot());
         let (outcome, known) = self.waiter.cancel();
@@ -267,8 +312,8 @@ impl Asker for Waiter {
     fn answered(self: Arc<Self>, sent: BootTime, answer: Result<Answer, StoreError>) {
         let news = match answer {
             Ok(Answer::Claim(verdict)) => News::Answered { sent, verdict },
-            Ok(Answer::Leave(_)) => News::Failed(mismatched()),
-            Err(error) => News::Failed(error),
+            Ok(Answer::Leave(_)) => News::Failed { sent, error: mismatched() },
+            Err(error) => News::Failed { sent, error },
         };
         settle(&self, news);
     }
@@ -278,8 +323,8 @@ impl Asker for Waiter {
 pub(super) enum News {
     /// The claim that was sent at `sent` has this verdict.
     Answered { sent: BootTime, verdict: Verdict },
-    /// The outcome of the claim is not known.
-    Failed(StoreError),
+    /// The outcome of the claim that was sent at `sent` is not known.
+    Failed { sent: BootTime, error: StoreError },
     /// The store pushed a grant.
     Pushed(GrantNotice),
 }
@@ -288,6 +333,11 @@ pub(super) enum News {
 pub(super) fn settle(waiter: &Arc<Waiter>, news: News) {
     let engine = &waiter.engine;
     let now = engine.clock().now();
+    if let News::Answered { verdict, .. } = &news
+        && !matches!(verdict, Verdict::NotNow(_))
+    {
+        engine.client.outages.answered(|| waiter.server(), Work::Waits);
+    }
     match news {
         News::Answered { sent, verdict: Verdict::Granted(grant) } => {
             waiter.heard();
@@ -324,8 +374,10 @@ pub(super) fn settle(waiter: &Arc<Waiter>, news: News) {
             waiter.heard();
             conclude(waiter, Outcome::Failed(error));
         }
-        News::Answered { verdict: Verdict::NotNow(error), .. } => not_now(waiter, error.not_applied(), now),
-        News::Failed(error) => failed(waiter, error, now),
+        News::Answered { sent, verdict: Verdict::NotNow(error) } => {
+            not_now(waiter, sent, error.not_applied(), now);
+        }
+        News::Failed { sent, error } => failed(waiter, sent, error, now),
     }
 }
 
@@ -384,27 +436,29 @@ fn placed(waiter: &Arc<Waiter>, ahead: u32, retry_in: Duration, now: BootTime) {
 
 /// The store did nothing for now. It answered, so a caller that only tries asks again as well, but for no longer than a
 /// request may take.
-fn not_now(waiter: &Waiter, error: StoreError, now: BootTime) {
+fn not_now(waiter: &Waiter, sent: BootTime, error: StoreError, now: BootTime) {
     let engine = &waiter.engine;
     let failing_since = waiter.failing_since().unwrap_or(now);
     if waiter.claim().queue || now.since(failing_since) >= engine.client.request_limit {
-        return failed(waiter, error, now);
+        return failed(waiter, sent, error, now);
     }
-    let failure = waiter.failed(now, false);
+    let failure = waiter.failed(now, &error);
     engine.registry.ask_at(waiter.slot(), now.after(failure.pause));
 }
 
 /// The outcome of a claim is not known: ask again with the same id, while that makes sense.
-fn failed(waiter: &Waiter, error: StoreError, now: BootTime) {
+fn failed(waiter: &Waiter, sent: BootTime, error: StoreError, now: BootTime) {
     let engine = &waiter.engine;
-    let failure = waiter.failed(now, error.maybe_applied());
+    let failure = waiter.failed(now, &error);
     let outage = error.is_passing() && now.since(failure.since) >= engine.outage_limit;
     if error.is_passing() && !outage && waiter.claim().queue {
+        let request = FailedRequest { server: waiter.server(), sent };
+        engine.client.outages.wait_goes_on(request, &error, || engine.registry.counts().0);
         engine.registry.ask_at(waiter.slot(), now.after(failure.pause));
         return;
     }
     // An earlier copy may have had an effect, whatever became of this one.
-    let unknown = waiter.tombstone_until().is_some();
+    let unknown = waiter.tombstone_until().is_some() || waiter.ahead().is_some();
     let error = if unknown { error.perhaps_applied() } else { error };
     conclude(waiter, if outage { Outcome::Outage(error) } else { Outcome::Failed(error) });
 }
@@ -509,7 +563,7 @@ mod tests {
             operation: "lock",
             started: BootTime(0),
         };
-        let waiter = Waiter::new(alive.engine(), acquisition.claim(), terms.clone());
+        let waiter = Waiter::new(alive.engine(), acquisition.claim(), terms.clone(), Heard::Nothing);
         assert!(alive.engine().registry.register(&waiter));
         (alive, waiter)
     }
@@ -540,7 +594,7 @@ mod tests {
         let (alive, waiter) = waiter().await;
         let now = alive.engine().clock().now();
         assert!(waiter.next_copy(now, StoreTime(1)).is_some());
-        waiter.failed(now, true);
+        waiter.failed(now, &StoreError::new(StoreErrorKind::Unreachable, "no answer"));
         assert!(waiter.next_copy(now, StoreTime(2)).is_some());
         assert_eq!(waiter.granted(), Some(StoreTime(2)), "the copy in flight counts");
         waiter.heard();

@@ -1,20 +1,24 @@
 //! Operations on latches: each is asked for again until its outcome is known, and counts once (invariant I13).
 
 use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use super::{Engine, patience::Patience, watching::Watching};
+use super::{
+    Engine,
+    heard::Heard,
+    outages::{FailedRequest, Work},
+    patience::Patience,
+    watching::Watching,
+};
 use crate::{
+    clock::BootTime,
     error::{At, LatchError, StoreError, StoreErrorKind},
     model::COUNT_MEMORY,
     name::Name,
     store::{Count, CountAction, Counted, Topic},
-    support::{backoff::Backoff, duration::show},
+    support::{self, backoff::Backoff},
 };
 
 /// How often a task that waits for a latch looks without being told.
@@ -30,10 +34,26 @@ pub(crate) async fn count(
     action: CountAction,
     operation: &'static str,
 ) -> Result<Counted, LatchError> {
+    count_telling(engine, name, action, operation, |_, _| {}).await
+}
+
+/// As [`count`], and tells `failed` of each failure after which it asks again, and when that request was sent.
+async fn count_telling(
+    engine: &Engine,
+    name: &Name,
+    action: CountAction,
+    operation: &'static str,
+    failed: impl Fn(BootTime, StoreError),
+) -> Result<Counted, LatchError> {
     let at = || At::resource(engine.store().url(), name, operation);
     let (server, clock) = (engine.client.server_of(name), &engine.client.store_clock);
     let mut started = engine.clock().now();
     let not_after = clock.not_after(server, started);
+    // A look may be repeated for as long as one likes. Whatever changes something must end while the store remembers it.
+    let limit = match action {
+        CountAction::Read => engine.outage_limit,
+        _ => engine.outage_limit.min(COUNT_MEMORY / 2),
+    };
     let mut count = Count { name: name.clone(), op: engine.ids.next(), not_after, action };
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
     let (mut unknown, mut too_late) = (false, 0);
@@ -41,8 +61,10 @@ pub(crate) async fn count(
         if engine.is_closed() {
             return Err(LatchError::Closed { at: at() });
         }
+        let sent = engine.clock().now();
         let result = engine.ask(operation, engine.store().count(&count)).await;
         let now = engine.clock().now();
+        engine.client.outages.heard(server, sent, &result);
         let error = match result.map(|answers| (answers.now, answers.each.first().copied())) {
             Ok((time, Some(Counted::Stale))) if too_late < LATE_COUNTS => {
                 // The store remembers what counted for longer than anybody asks again, so
@@ -71,49 +93,62 @@ pub(crate) async fn count(
             Err(error) => error,
         };
         unknown |= error.maybe_applied();
-        if !error.is_passing() || now.since(started) >= engine.outage_limit.min(COUNT_MEMORY / 2) {
+        if !error.is_passing() || now.since(started) >= limit {
             let error = if unknown { error.perhaps_applied() } else { error };
             return Err(error.at(at()).into());
         }
+        failed(sent, error);
         engine.clock().sleep_until(now.after(backoff.pause())).await;
     }
 }
 
-/// Waits until the latch opens.
-pub(crate) async fn wait(engine: &Arc<Engine>, name: &Name, patience: Patience) -> Result<(), LatchError> {
-    let at = || At::resource(engine.store().url(), name, "wait");
-    let started = engine.clock().now();
-    let last = OnceLock::new();
-    let opened = patience.limit(engine.clock(), until_open(engine, name, &last)).await;
-    let waited = engine.clock().now().since(started);
-    match (opened, last.get()) {
-        (Some(opened), _) => opened,
-        (None, Some(remaining)) => {
-            let remaining = remaining.load(Ordering::Relaxed);
-            Err(LatchError::TimedOut { at: at(), waited, remaining })
-        }
-        (None, None) => {
-            let message =
-                format!("no answer within {}; check that the store is up and reachable", show(waited));
-            Err(StoreError::new(StoreErrorKind::Unreachable, message).at(at()).into())
-        }
-    }
+/// What a wait for a latch has heard so far.
+#[derive(Default)]
+struct LatchHeard {
+    last: Heard,
+    /// What was left at the latest look.
+    remaining: u64,
 }
 
-/// Waits until it opens or is deleted, and notes in `last` what was left at each look.
-async fn until_open(engine: &Arc<Engine>, name: &Name, last: &OnceLock<AtomicU64>) -> Result<(), LatchError> {
+/// Waits until the latch opens.
+pub(crate) async fn wait(engine: &Arc<Engine>, name: &Name, patience: Patience) -> Result<(), LatchError> {
+    let started = engine.clock().now();
+    let heard = Mutex::new(LatchHeard::default());
+    if let Some(opened) = patience.limit(engine.clock(), until_open(engine, name, &heard)).await {
+        return opened;
+    }
+    let at = At::resource(engine.store().url(), name, "wait");
+    let waited = engine.clock().now().since(started);
+    let LatchHeard { last, remaining } = std::mem::take(&mut *support::lock(&heard));
+    Err(match last.failure(waited) {
+        Some(error) => error.at(at).into(),
+        None => LatchError::TimedOut { at, waited, remaining },
+    })
+}
+
+/// Waits until it opens or is deleted, and notes what is heard.
+async fn until_open(engine: &Arc<Engine>, name: &Name, heard: &Mutex<LatchHeard>) -> Result<(), LatchError> {
     let at = || At::resource(engine.store().url(), name, "wait");
+    let outages = &engine.client.outages;
+    let failed = |sent, error: StoreError| {
+        // This wait is not among the waiters of the registry.
+        let request = FailedRequest { server: engine.client.server_of(name), sent };
+        outages.wait_goes_on(request, &error, || engine.registry.counts().0 + 1);
+        support::lock(heard).last = Heard::Failure(error);
+    };
     let mut watching = Watching::new(Topic::Latch(name.clone()), POLL);
     let mut first = None;
     loop {
         watching.subscribed(engine).await;
-        let state = match (count(engine, name, CountAction::Read, "wait").await?, first) {
+        let counted = count_telling(engine, name, CountAction::Read, "wait", failed).await?;
+        outages.answered(|| engine.client.server_of(name), Work::Waits);
+        let state = match (counted, first) {
             (Counted::State(state), None) => *first.insert(state),
             (Counted::State(state), Some(first)) if state.born == first.born => state,
             (_, None) => return Err(LatchError::Missing { at: at() }),
             _ => return Err(LatchError::Deleted { at: at() }),
         };
-        last.get_or_init(AtomicU64::default).store(state.remaining, Ordering::Relaxed);
+        *support::lock(heard) = LatchHeard { last: Heard::Answer, remaining: state.remaining };
         if state.remaining == 0 || first.is_some_and(|first| state.opened > first.opened) {
             return Ok(());
         }

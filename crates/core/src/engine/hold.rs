@@ -16,7 +16,7 @@ use super::terms::Terms;
 use crate::{
     clock::{BootTime, Clock},
     deadline,
-    error::Lost,
+    error::{Lost, StoreError, StoreErrorKind},
     id::ContenderId,
     name::Name,
     store::{Grant, GrantNotice, StoreTime},
@@ -68,6 +68,10 @@ struct Renewing {
     doubted: bool,
     /// Whether its leave has been sent.
     left: bool,
+    /// Whether a renewal was sent since the store last answered one.
+    awaited: bool,
+    /// Why the last renewal failed, if it did.
+    error: Option<StoreError>,
     /// The length of the lease that runs now: a first lease is shorter than the rest.
     running: Duration,
     /// What is known of a loss beyond its kind.
@@ -241,6 +245,7 @@ impl Hold {
         let mut renewing = self.renewing();
         if !renewing.left {
             renewing.asked_until = renewing.asked_until.max(now.after(lease));
+            renewing.awaited = true;
         }
         !renewing.left
     }
@@ -295,7 +300,8 @@ impl Hold {
     /// Makes it lost, unless it already is or was released.
     pub(crate) fn lose(&self, lost: Lost) {
         if self.end(lost) {
-            telemetry::lost(&self.name, lost);
+            let error = (lost == Lost::Expired).then(|| self.renewal_error()).flatten();
+            telemetry::lost(&self.name, lost, error.as_ref());
         }
     }
 
@@ -311,6 +317,15 @@ impl Hold {
     /// What is known of a loss beyond its kind.
     pub(crate) fn lost_because(&self) -> Option<Arc<str>> {
         self.lost().and_then(|_| self.renewing().lost_because.clone())
+    }
+
+    /// Why the last renewal failed; `None` if the store answered it.
+    pub(crate) fn renewal_error(&self) -> Option<StoreError> {
+        let renewing = self.renewing();
+        renewing.error.clone().or_else(|| {
+            let message = "the last renewal has not been answered; check that the store is up and reachable";
+            renewing.awaited.then(|| StoreError::new(StoreErrorKind::Unreachable, message))
+        })
     }
 
     /// Makes it released, unless it was lost before.
@@ -402,6 +417,8 @@ impl Hold {
             self.lose(self.overdue());
             return;
         }
+        renewing.awaited = false;
+        renewing.error = None;
         let deadline = deadline::from_answer(sent, remaining);
         let before = BootTime(self.deadline.swap(deadline.0, Ordering::AcqRel));
         self.plan_renewal(&mut renewing, sent, remaining, deadline > before);
@@ -410,14 +427,22 @@ impl Hold {
         }
     }
 
-    /// Whether a renewal sent at `sent` has no answer is unknown at `now`: try again soon, more often the less time is
-    /// left.
-    pub(crate) fn unanswered(&self, sent: BootTime, now: BootTime) {
+    /// The outcome of a renewal sent at `sent` is unknown at `now`: try again soon, more often the less time is left.
+    pub(crate) fn unanswered(&self, sent: BootTime, now: BootTime, error: StoreError) {
         let mut renewing = self.renewing();
         // Unless a later one has been answered.
         if renewing.heard_at <= sent {
+            renewing.error = Some(error);
             let pause = (self.ends().since(now) / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));
             renewing.renew_at = now.after(pause);
+        }
+    }
+
+    /// A renewal sent at `sent` by the hold's owner failed. The watchdog renews as before.
+    pub(crate) fn renewal_failed(&self, sent: BootTime, error: StoreError) {
+        let mut renewing = self.renewing();
+        if renewing.heard_at <= sent {
+            renewing.error = Some(error);
         }
     }
 

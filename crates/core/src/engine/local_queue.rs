@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{runtime::Handle, sync::oneshot};
 
-use super::{hold::Hold, looks::look, terms::Terms};
+use super::{heard::Heard, hold::Hold, looks::look, terms::Terms};
 use crate::{
     clock::{BootTime, Clock},
     error::StoreError,
@@ -45,6 +45,8 @@ struct LocalQueue<T> {
     has_front: bool,
     open: Option<Open>,
     tasks: Tasks<T>,
+    /// What the latest front that left had heard. The next one goes on with its wait.
+    heard: Heard,
 }
 
 /// The tasks of a queue in order of arrival. A task that gives up leaves an empty entry, because removing it would move
@@ -83,6 +85,7 @@ pub(crate) struct Front<T> {
     queues: Arc<LocalQueues<T>>,
     name: Name,
     claiming: bool,
+    heard: Mutex<Heard>,
 }
 
 /// A task's position in a queue; given up when dropped.
@@ -146,7 +149,8 @@ impl<T> Tasks<T> {
 
 impl<T> Default for LocalQueue<T> {
     fn default() -> Self {
-        Self { has_front: false, open: None, tasks: Tasks { entries: VecDeque::new(), waiting: 0 } }
+        let tasks = Tasks { entries: VecDeque::new(), waiting: 0 };
+        Self { has_front: false, open: None, tasks, heard: Heard::Nothing }
     }
 }
 
@@ -163,7 +167,7 @@ impl<T: Send + 'static> LocalQueues<T> {
         terms: &Arc<Terms>,
         now: BootTime,
     ) -> Arrival<'a, T> {
-        let front = || Arrival::Front(Front { queues: self.clone(), name: name.clone(), claiming: true });
+        let front = || Arrival::Front(Front::new(self, name, Heard::Nothing));
         let mut state = self.lock();
         if state.shut {
             // At the store it hears that the keeper is closed.
@@ -177,6 +181,7 @@ impl<T: Send + 'static> LocalQueues<T> {
         let open = queue.open.as_ref().is_some_and(|open| now < open.until);
         if !queue.has_front && !open && queue.tasks.is_empty() {
             queue.has_front = true;
+            queue.heard = Heard::Nothing;
             return front();
         }
         let (sender, turn) = oneshot::channel();
@@ -196,6 +201,7 @@ impl<T: Send + 'static> LocalQueues<T> {
         let mut state = self.lock();
         let queue = state.queues.entry(hold.name.clone()).or_default();
         also(queue);
+        queue.heard = Heard::Answer;
         queue.open = Some(Open { slot: hold.slot, until, timed: false });
         if !queue.tasks.is_empty() {
             queue.time_open_grant(self, &hold.name);
@@ -242,11 +248,12 @@ impl<T> LocalQueues<T> {
         self.advance(state, name);
     }
 
-    /// The front gave up, or has a grant that is not handed on.
-    fn front_left(self: &Arc<Self>, name: &Name) {
+    /// The front gave up, or has a grant that is not handed on. `heard` is what it has last heard.
+    fn front_left(self: &Arc<Self>, name: &Name, heard: Heard) {
         let mut state = self.lock();
         let Some(queue) = state.queues.get_mut(name) else { return };
         queue.has_front = false;
+        queue.heard = heard;
         self.advance(state, name);
     }
 
@@ -263,8 +270,9 @@ impl<T> LocalQueues<T> {
             };
             look();
             queue.has_front = true;
+            let heard = queue.heard.clone();
             drop(state);
-            let front = Box::new(Front { queues: self.clone(), name: name.clone(), claiming: true });
+            let front = Box::new(Front::new(self, name, heard));
             let Err(Turn::Front(mut refused)) = next.turn.send(Turn::Front(front)) else { return };
             // That task gave up at this very moment.
             refused.claiming = false;
@@ -299,6 +307,11 @@ impl<T> LocalQueues<T> {
         }
     }
 
+    /// What was last heard for the queue of `name` before its front, if it has one, entered the store's queue.
+    pub(super) fn heard(&self, name: &Name) -> Option<Heard> {
+        self.lock().queues.get(name).map(|queue| queue.heard.clone())
+    }
+
     /// In how many queues a task holds or waits.
     pub(super) fn count(&self) -> usize {
         self.lock().queues.len()
@@ -329,6 +342,22 @@ impl<T: Send + 'static> LocalQueue<T> {
     }
 }
 
+impl<T> Front<T> {
+    fn new(queues: &Arc<LocalQueues<T>>, name: &Name, heard: Heard) -> Self {
+        Self { queues: queues.clone(), name: name.clone(), claiming: true, heard: Mutex::new(heard) }
+    }
+
+    /// What was last heard in its wait, also while it was not the front yet.
+    pub(super) fn heard(&self) -> Heard {
+        support::lock(&self.heard).clone()
+    }
+
+    /// Notes what was last heard, for the front after this one.
+    pub(super) fn has_heard(&self, heard: Heard) {
+        *support::lock(&self.heard) = heard;
+    }
+}
+
 impl<T: Send + 'static> Front<T> {
     /// The front has its grant: from here on the grant, not the front, keeps the queue.
     pub(super) fn granted(mut self, hold: &Hold) {
@@ -336,7 +365,7 @@ impl<T: Send + 'static> Front<T> {
         if hold.terms.hands_on() {
             self.queues.open(hold, |queue| queue.has_front = false);
         } else {
-            self.queues.front_left(&self.name);
+            self.queues.front_left(&self.name, Heard::Answer);
         }
     }
 }
@@ -344,7 +373,7 @@ impl<T: Send + 'static> Front<T> {
 impl<T> Drop for Front<T> {
     fn drop(&mut self) {
         if self.claiming {
-            self.queues.front_left(&self.name);
+            self.queues.front_left(&self.name, self.heard());
         }
     }
 }

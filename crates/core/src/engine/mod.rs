@@ -7,11 +7,13 @@
 pub(crate) mod acquisition;
 pub(crate) mod counting;
 mod dispatch;
+mod heard;
 pub(crate) mod hold;
 pub(crate) mod hold_step;
 mod last_handle;
 mod local_queue;
 pub(crate) mod looks;
+mod outages;
 pub(crate) mod patience;
 mod registry;
 pub(crate) mod release;

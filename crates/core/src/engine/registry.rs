@@ -51,6 +51,8 @@ struct Inner {
     /// Whether anything came in since the watchdog last looked.
     touched: bool,
     closed: bool,
+    /// Whether the gauges that the watchdog last published are those of an idle keeper.
+    published_idle: bool,
 }
 
 struct Scheduled<T> {
@@ -143,6 +145,14 @@ impl Registry {
     pub(crate) fn counts(&self) -> (usize, usize) {
         let inner = self.lock();
         (inner.waiting.len(), inner.held.len())
+    }
+
+    /// How many waiters and holds there are, for the gauges. Unless they show an idle keeper, the watchdog looks again.
+    pub(crate) fn publish(&self, store_is_down: bool) -> (usize, usize) {
+        let mut inner = self.lock();
+        let counts = (inner.waiting.len(), inner.held.len());
+        inner.published_idle = counts == (0, 0) && !store_is_down;
+        counts
     }
 
     /// Removes a waiter.
@@ -273,7 +283,7 @@ impl Registry {
             let mut inner = self.lock();
             let first = inner.schedule.first().map_or(BootTime::NEVER, |(at, _)| *at);
             let touched = std::mem::take(&mut inner.touched);
-            let idle = !touched && inner.waiting.is_empty() && inner.held.is_empty();
+            let idle = !touched && inner.published_idle && inner.waiting.is_empty() && inner.held.is_empty();
             // Where nothing is held, nothing ends: then it only has to look as often as those who wait ask again, and
             // a suspended machine costs time and nothing else.
             let nap = if inner.held.is_empty() { LAZY_LOOK } else { LONGEST_NAP };

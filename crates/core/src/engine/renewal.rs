@@ -8,6 +8,7 @@ use super::{
     Alive, Engine,
     hold::{Due, Grantee, Hold},
     hold_step::HoldStep,
+    outages::{FailedRequest, Work},
     release::OwnedHold,
     store_client::StoreClient,
 };
@@ -16,7 +17,6 @@ use crate::{
     error::{At, LeaseError, Lost, StoreError, StoreErrorKind},
     share::Units,
     store::{Grant, Renew, Renewed},
-    telemetry,
     token::{GrantNumber, Token},
 };
 
@@ -52,11 +52,12 @@ async fn send(
     operation: &'static str,
     renewals: &[Renew],
 ) -> Result<RenewalAnswers, StoreError> {
-    let answers = client.ask(operation, client.store.renew(renewals)).await?;
-    let received = client.clock.now();
-    if let Some(first) = renewals.first() {
-        client.store_clock.heard(client.server_of(&first.name), received, answers.now);
-    }
+    let server = renewals.first().map_or(0, |first| client.server_of(&first.name));
+    let sent = client.clock.now();
+    let answers = client.ask(operation, client.store.renew(renewals)).await;
+    client.outages.heard(server, sent, &answers);
+    let (answers, received) = (answers?, client.clock.now());
+    client.store_clock.heard(server, received, answers.now);
     let mut each = answers.each;
     each.resize(renewals.len(), Renewed::Unknown);
     Ok(RenewalAnswers { received, each })
@@ -96,18 +97,22 @@ async fn renew_group(engine: Arc<Engine>, mut group: Vec<(Arc<Hold>, Duration)>)
     if group.is_empty() {
         return;
     }
+    let server = || group.first().map_or(0, |(hold, _)| engine.client.server_of(&hold.name));
     let renewals: Vec<Renew> = group.iter().map(|(hold, lease)| plain(hold, *lease)).collect();
     match send(&engine.client, "renew", &renewals).await {
         Ok(answers) => {
+            engine.client.outages.answered(server, Work::Renewals);
             for ((hold, _), answer) in group.iter().zip(answers.each) {
                 settle(&engine, hold, sent, answer, answers.received);
             }
         }
         Err(error) => {
-            telemetry::renewal_failed(group.len(), &error);
+            let request = FailedRequest { server: server(), sent };
+            engine.client.outages.renewals_failed(request, group.len(), &error);
             let now = engine.clock().now();
             for (hold, _) in &group {
-                settle(&engine, hold, sent, Renewed::Unknown, now);
+                hold.unanswered(sent, now, error.clone());
+                settled(&engine, hold);
             }
         }
     }
@@ -119,13 +124,18 @@ fn settle(engine: &Engine, hold: &Hold, sent: BootTime, answer: Renewed, now: Bo
         // A late copy of its claim was granted anew, so this grant must be over (rule 3 of the design).
         Renewed::Held(grant) if grant.number != hold.number => hold.lose(Lost::Gone),
         Renewed::Held(Grant { remaining, .. }) => {
-            telemetry::renewed(&hold.name, hold.ends().since(now), hold.running());
+            engine.client.outages.renewed(&hold.name, hold.ends().since(now), hold.running());
             hold.answered(sent, remaining, now);
         }
         Renewed::Gone => hold.lose(Lost::Gone),
         Renewed::Evicted(reason) => hold.lose_because(Lost::Evicted, reason),
-        Renewed::Unknown => hold.unanswered(sent, now),
+        Renewed::Unknown => hold.unanswered(sent, now, unknown()),
     }
+    settled(engine, hold);
+}
+
+/// The watchdog is to look at the hold again, unless it is lost.
+fn settled(engine: &Engine, hold: &Hold) {
     if hold.lost().is_some() {
         engine.registry.lost(hold.slot);
     } else {
@@ -157,7 +167,11 @@ pub(crate) async fn change(
         return Err(not_held(hold.lost().unwrap_or(Lost::Released)));
     }
     let answers = send(&engine.client, operation, &[renewal]).await;
-    let answers = answers.map_err(|error| error.at(step.at(operation)))?;
+    let answers = answers.map_err(|error| {
+        let error = error.at(step.at(operation));
+        hold.renewal_failed(sent, error.clone());
+        error
+    })?;
     let answer = answers.each.into_iter().next().unwrap_or(Renewed::Unknown);
     let is_unknown = answer == Renewed::Unknown;
     settle(engine, hold, sent, answer, answers.received);

@@ -13,7 +13,7 @@ use std::{
 
 use tokio::runtime::Handle;
 
-use super::store_clock::StoreClock;
+use super::{outages::Outages, store_clock::StoreClock};
 use crate::{
     clock::Clock,
     error::{At, StoreError, StoreErrorKind},
@@ -28,6 +28,7 @@ pub(super) const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Dura
 pub(crate) struct StoreClient {
     pub(super) store: Arc<dyn Store>,
     pub(super) store_clock: StoreClock,
+    pub(super) outages: Outages,
     pub(super) clock: Clock,
     pub(super) request_limit: Duration,
     /// The keeper's own runtime.
@@ -43,8 +44,9 @@ impl StoreClient {
         request_limit: Duration,
         background: Handle,
     ) -> Self {
+        let outages = Outages::new(store.url(), &clock, request_limit);
         let (store_clock, silent) = (StoreClock::default(), AtomicBool::new(false));
-        Self { store, store_clock, clock, request_limit, background, silent }
+        Self { store, store_clock, outages, clock, request_limit, background, silent }
     }
 
     /// Whether the last request that ended had no answer.

@@ -10,7 +10,8 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{
-    Engine, dispatch::Standing, hold::Hold, store_client, subscriptions::Subscription, terms::Terms,
+    Engine, dispatch::Standing, heard::Heard, hold::Hold, store_client, subscriptions::Subscription,
+    terms::Terms,
 };
 use crate::{
     clock::BootTime,
@@ -65,6 +66,7 @@ struct State {
     hinted: bool,
     ahead: Option<u32>,
     failing: Option<Failing>,
+    heard: Heard,
     /// Copies in a row that came too late for the store's clock.
     too_late: u32,
 }
@@ -92,12 +94,13 @@ impl State {
 }
 
 impl Waiter {
-    pub(super) fn new(engine: &Arc<Engine>, template: Claim, terms: Arc<Terms>) -> Arc<Self> {
+    /// `heard` is what the same wait has heard before.
+    pub(super) fn new(engine: &Arc<Engine>, template: Claim, terms: Arc<Terms>, heard: Heard) -> Arc<Self> {
         Arc::new(Self {
             engine: engine.clone(),
             template,
             terms,
-            state: Mutex::default(),
+            state: Mutex::new(State { heard, ..State::default() }),
             told: Notify::new(),
             woken_by: OnceLock::new(),
         })
@@ -180,6 +183,7 @@ impl Waiter {
         let mut state = self.state();
         state.in_flight = None;
         state.failing = None;
+        state.heard = Heard::Answer;
         state.too_late = 0;
         std::mem::take(&mut state.hinted)
     }
@@ -190,11 +194,12 @@ impl Waiter {
     }
 
     /// The copy in flight came to nothing.
-    pub(super) fn failed(&self, now: BootTime, maybe_applied: bool) -> FailedCopy {
+    pub(super) fn failed(&self, now: BootTime, error: &StoreError) -> FailedCopy {
         let mut state = self.state();
-        if let Some(not_after) = state.in_flight.take().filter(|_| maybe_applied) {
+        if let Some(not_after) = state.in_flight.take().filter(|_| error.maybe_applied()) {
             state.unanswered = state.unanswered.max(Some(not_after));
         }
+        state.heard = Heard::Failure(error.clone());
         // It is asked again anyway.
         state.hinted = false;
         let failing = state.failing.get_or_insert(Failing { since: now, backoff: store_client::BACKOFF });
@@ -206,10 +211,17 @@ impl Waiter {
         self.state().failing.map(|failing| failing.since)
     }
 
+    /// What its wait has last heard.
+    pub(super) fn last_heard(&self) -> Heard {
+        self.state().heard.clone()
+    }
+
     /// How many claims in a row came too late, with this one.
     pub(super) fn too_late(&self) -> u32 {
         let mut state = self.state();
         state.in_flight = None;
+        state.failing = None;
+        state.heard = Heard::Answer;
         state.hinted = false;
         state.too_late += 1;
         state.too_late
@@ -316,7 +328,8 @@ mod tests {
             details,
         };
         let engine = Engine::new(store, settings, ids, background, Stop::new());
-        Waiter::new(&engine, claim, Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All)))
+        let terms = Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All));
+        Waiter::new(&engine, claim, terms, Heard::Nothing)
     }
 
     /// A store that is slow answers nothing for several polls.

@@ -1,4 +1,4 @@
-//! The watchdog: it renews holds, ends those whose time is over and has waiters ask again. It runs on the keeper's own
+//! The watchdog: it renews holds, ends those whose time is over, has waiters ask again and keeps gauges up to date. It runs on the keeper's own
 //! thread, so a blocked user runtime loses no lock.
 
 use std::sync::Arc;
@@ -12,7 +12,11 @@ pub(crate) async fn run(engine: Arc<Engine>) {
         let latest = look_around(&engine);
         tokio::select! {
             biased;
-            () = engine.stop.stopped() => return,
+            () = engine.stop.stopped() => {
+                engine.client.outages.gauges.set_counts(0, 0);
+                return;
+            }
+            () = engine.client.outages.went_down() => {}
             () = engine.registry.until_due(engine.clock(), latest) => {}
         }
     }
@@ -26,5 +30,12 @@ fn look_around(engine: &Arc<Engine>) -> BootTime {
         acquisition::ask_again(engine, due.waiters);
     }
     renewal::renew_due(engine, due.holds, now);
+    publish(engine);
     engine.subscriptions.sweep(now)
+}
+
+/// Brings the gauges up to date. They are not changed with every claim, which would cost more than a claim in memory.
+fn publish(engine: &Engine) {
+    let (waiting, held) = engine.registry.publish(engine.client.outages.is_down());
+    engine.client.outages.gauges.set_counts(held, waiting);
 }

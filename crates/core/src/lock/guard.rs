@@ -7,7 +7,7 @@ use crate::{
         release::OwnedHold,
         renewal::{self, Change},
     },
-    error::{InvalidInput, LeaseError, Lost, ReleaseError},
+    error::{InvalidInput, LeaseError, Lost, ReleaseError, StoreError},
     lock::{
         entry::Entry,
         guard_errors::{DowngradeError, IntoLeaseError},
@@ -129,10 +129,34 @@ impl<M> Guard<M> {
         async move { hold.until_lost(step, &clock).await }
     }
 
-    /// What is known of the loss of the lock beyond [`Lost`]: the operator's reason if it was evicted. `None` if there
-    /// is nothing to say, or if the lock is not lost.
+    /// What is known of the loss of the lock beyond [`Lost`]: the operator's reason if it was evicted, the
+    /// [error of the last renewal](Self::renewal_error) if the lease ran out because of it. `None` if there is nothing to
+    /// say, or if the lock is not lost.
     pub fn lost_because(&self) -> Option<String> {
-        self.entry.hold().lost_because().map(|because| because.to_string())
+        let hold = self.entry.hold();
+        let of_renewal = || self.renewal_error().filter(|_| hold.lost() == Some(Lost::Expired));
+        let because = hold.lost_because().map(|because| because.to_string());
+        because.or_else(|| of_renewal().map(|error| error.to_string()))
+    }
+
+    /// Why the last renewal failed; `None` if the store answered it. After [`Lost::Expired`] it tells why the lease could
+    /// not be renewed: `None` then means that this process was suspended, or that the lease was a fixed one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+    /// # let keeper = lockkeeper::testing::keeper().await;
+    /// let guard = keeper.mutex("stock/42").lock().await?;
+    /// # let work = async {};
+    /// if let Err(lost) = guard.run(work).await {
+    ///     match guard.renewal_error() {
+    ///         Some(error) => eprintln!("{lost}: {error}"),
+    ///         None => eprintln!("{lost}"),
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn renewal_error(&self) -> Option<StoreError> {
+        self.entry.hold().renewal_error().map(|error| error.at(self.entry.at("renew")))
     }
 
     /// Runs `work` for as long as the lock is held, and drops it the moment the lock is lost.

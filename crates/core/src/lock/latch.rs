@@ -51,8 +51,8 @@ impl Latch {
     /// it is never done twice.
     ///
     /// # When the store is unreachable
-    /// Of this and all other operations: asks again, each operation counting once, until the
-    /// keeper's outage limit.
+    /// Of this and all other operations: asks again, each operation counting once, for the keeper's
+    /// [outage limit](crate::KeeperBuilder::outage_limit), but not for more than 30 s.
     ///
     /// # Errors
     /// [`LatchError::Exists`] if there is one.
@@ -124,6 +124,10 @@ impl Latch {
     /// # Cancel safety
     /// Dropping the future has no effect.
     ///
+    /// # When the store is unreachable
+    /// Goes on looking for the keeper's [outage limit](crate::KeeperBuilder::outage_limit) of 30 s, then fails with
+    /// [`LatchError::Store`].
+    ///
     /// # Errors
     /// [`LatchError::Missing`] if there is no such latch, [`LatchError::Deleted`] if it is
     /// removed while waiting.
@@ -134,7 +138,8 @@ impl Latch {
     /// Waits, at most `limit`.
     ///
     /// # Errors
-    /// [`LatchError::TimedOut`] when the limit passes; otherwise as [`wait`](Self::wait).
+    /// [`LatchError::TimedOut`] when the limit passes while the latch is closed, [`LatchError::Store`] if the store is out
+    /// of reach at that moment; otherwise as [`wait`](Self::wait).
     pub async fn wait_within(&self, limit: Duration) -> Result<(), LatchError> {
         let until = self.handle.alive.engine().clock().now().after(limit);
         self.wait_until(Patience::Until(until)).await

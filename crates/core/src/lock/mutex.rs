@@ -59,7 +59,8 @@ impl Mutex {
     /// Dropping the future leaves the queue; a grant that came in the meantime is given back.
     ///
     /// # When the store is unreachable
-    /// Goes on trying for the keeper's outage limit, then fails.
+    /// Goes on trying for the keeper's [outage limit](crate::KeeperBuilder::outage_limit) of 30 s, then fails with
+    /// [`Store`](AcquireError::Store). An event says when that begins and when it is over.
     ///
     /// # Errors
     /// See [`AcquireError`]; never [`TimedOut`](AcquireError::TimedOut).
@@ -90,10 +91,12 @@ impl Mutex {
     /// As [`lock`](Self::lock).
     ///
     /// # When the store is unreachable
-    /// Goes on trying until the limit or the keeper's outage limit.
+    /// Goes on trying until `limit` or the keeper's [outage limit](crate::KeeperBuilder::outage_limit) of 30 s, and fails
+    /// with [`Store`](AcquireError::Store): also if `limit` passes and the last that was heard from the store is a
+    /// failure, or nothing was heard at all.
     ///
     /// # Errors
-    /// [`TimedOut`](AcquireError::TimedOut) when the limit passes; see [`AcquireError`].
+    /// [`TimedOut`](AcquireError::TimedOut) when the limit passes while others hold it; see [`AcquireError`].
     pub async fn lock_within(&self, limit: Duration) -> Result<Guard, AcquireError> {
         self.handle.wait_within(self.handle.terms(), limit, "lock").await.map(Guard::new)
     }

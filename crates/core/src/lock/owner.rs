@@ -12,7 +12,7 @@ use super::{
     handle::Handle,
 };
 use crate::{
-    engine::{looks::look, patience::Patience, terms::Terms},
+    engine::{acquisition, looks::look, patience::Patience, terms::Terms},
     error::{AcquireError, At},
     name::Name,
     support,
@@ -133,10 +133,8 @@ impl Owner {
         let held = self.held(handle.alive.engine().store().id(), name);
         let clock = handle.alive.engine().clock();
         let started = clock.now();
-        let timed_out = || {
-            let waited = clock.now().since(started);
-            AcquireError::TimedOut { at: handle.at(operation), waited, ahead: None, maybe_applied: false }
-        };
+        let timed_out =
+            || acquisition::timed_out_behind(handle.alive.engine(), name, handle.at(operation), started);
         loop {
             match again(&held, terms, || handle.at(operation))? {
                 Again::Entered(entry) => return Ok(Some(entry)),

@@ -396,6 +396,7 @@ async fn send_group(client: &StoreClient, server: usize, mut askers: Vec<Arc<dyn
     }
     let answering = Answering(askers.into_iter());
     let result = client.ask_in_flight(client.store.apply(&requests)).await;
+    client.outages.heard(server, sent, &result);
     if let Ok(answers) = &result {
         client.store_clock.heard(server, client.clock.now(), answers.now);
     }

@@ -1,0 +1,31 @@
+//! What a wait has last heard from the store. It tells a busy lock from a store that does not answer.
+
+use std::time::Duration;
+
+use crate::error::{StoreError, StoreErrorKind};
+
+/// What was last heard in one wait.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Heard {
+    #[default]
+    Nothing,
+    /// The store answered.
+    Answer,
+    /// A request failed.
+    Failure(StoreError),
+}
+
+impl Heard {
+    /// The error of a wait that ends after `waited` because its time is up; `None` if the store answered last, so the
+    /// lock is busy.
+    pub(crate) fn failure(self, waited: Duration) -> Option<StoreError> {
+        match self {
+            Self::Answer => None,
+            Self::Failure(error) => Some(error.after_waiting(waited)),
+            Self::Nothing => {
+                let message = "the store has not answered; check that it is up and reachable";
+                Some(StoreError::new(StoreErrorKind::Unreachable, message).after_waiting(waited))
+            }
+        }
+    }
+}
