@@ -23,6 +23,7 @@ mod store;
 mod terminal;
 mod text;
 mod view;
+mod warnings;
 mod watch;
 
 use std::{
@@ -87,6 +88,17 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
         }
         Action::Man => return manual().map(|()| 0),
         _ => {}
+    }
+    let quiet = match &cli.action {
+        Action::Run(args) => args.wait.quiet,
+        Action::Acquire(args) => args.wait.quiet,
+        Action::Elect(args) => args.wait.quiet,
+        Action::Latch(_) => false,
+        // They ask once, and their error says it all.
+        _ => true,
+    };
+    if !quiet {
+        warnings::listen(cli.store.verbose);
     }
     // One thread: a stop signal then stops this process before the call that sent it returns.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

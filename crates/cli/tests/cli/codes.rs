@@ -128,10 +128,16 @@ fn an_unreachable_store_is_69() {
     let world = World::new();
     assert_eq!(code(&world, &["list"]), Some(0));
     let blocked = Blocked::new(&world);
-    let done = world.run(&["run", "x", "--", "true"]);
+    let (tried, waited) =
+        (world.start(&["run", "x", "-n", "--", "true"]), world.start(&["run", "x", "--", "true"]));
+    let (tried, waited) = (tried.done(), waited.done());
     drop(blocked);
-    assert_eq!(done.code, Some(69), "{done:?}");
-    one_line(&done);
+    assert_eq!(tried.code, Some(69), "{tried:?}");
+    one_line(&tried);
+    assert_eq!(waited.code, Some(69), "{waited:?}");
+    let lines: Vec<_> = waited.err.lines().collect();
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.starts_with("lockkeeper: ")), "{waited:?}");
+    assert!(lines[0].contains("waiting goes on") && waited.out.is_empty(), "{waited:?}");
 }
 
 #[test]

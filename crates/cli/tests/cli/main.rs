@@ -9,6 +9,8 @@ mod environment;
 mod guardians;
 mod leases;
 mod operators;
+#[cfg(feature = "redis")]
+mod outages;
 mod pty;
 mod signals;
 mod stores;

@@ -12,6 +12,7 @@ mod failover;
 mod load;
 mod memory;
 mod nodes;
+mod outages;
 mod polls;
 mod refusals;
 mod sentinels;
