@@ -173,8 +173,8 @@ impl Loaded {
             (_, None) => RowHolder::Vacant,
             (_, Some(holder)) => RowHolder::Here(EntryRow::of_holder(self.turn_of(holder), holder)),
         };
-        let resized = !self.resource.is_free() && self.resource.capacity != self.before.capacity;
-        let row_changed = now != before || self.high_water != self.high_water_before || resized;
+        // The capacity changes only with the first grant of a free resource, which raises the mark.
+        let row_changed = now != before || self.high_water != self.high_water_before;
         let high_water = self.high_water.0.cast_signed();
         (ResourceRow { high_water, capacity: capacity_number(self.resource.capacity), holder }, row_changed)
     }

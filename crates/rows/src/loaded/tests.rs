@@ -139,6 +139,13 @@ fn the_row_is_written_only_if_it_changed() {
     assert_eq!((tables.row.capacity, tables.row.high_water), (3, 2));
     let mut loaded = tables.load();
     assert_eq!(loaded.writes(&name("stock")), None);
+    loaded.resource.holders.push(holder(3, 3));
+    loaded.high_water = HighWater(3);
+    assert!(
+        loaded.writes(&name("stock")).expect("a grant").row_changed,
+        "the row has the mark of all grants"
+    );
+    let mut loaded = tables.load();
     loaded.resource.holders[1].evicted = true;
     let writes = loaded.writes(&name("stock")).expect("an entry changed");
     assert!(!writes.row_changed && writes.entries.len() == 1, "{writes:?}");

@@ -50,7 +50,9 @@ impl Rows {
         for writes in writes.resources {
             let fresh = || (self.fresh.clone(), BTreeMap::new());
             let (row, entries) = self.resources.entry(writes.name).or_insert_with(fresh);
-            *row = writes.row;
+            if writes.row_changed {
+                *row = writes.row;
+            }
             for change in writes.entries {
                 match change {
                     RowChange::Remove(before) => drop(entries.remove(&before.contender)),
