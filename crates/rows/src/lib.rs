@@ -20,6 +20,7 @@
 mod bad_row;
 mod entry_row;
 mod fences;
+mod front;
 mod latches;
 mod loaded;
 mod needs;
@@ -34,6 +35,7 @@ pub mod wake_text;
 pub use bad_row::BadRow;
 pub use entry_row::EntryRow;
 pub use fences::{Fenced, admit};
+pub use front::{Kept, keep_position};
 pub use latches::{CountOutcome, CountSnapshot, LatchRow, Remembered};
 pub use needs::{NeededName, Needs};
 pub use numbers::{capacity_from, capacity_number, kind_from, name_from, units_from, units_number};

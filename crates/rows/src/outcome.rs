@@ -26,7 +26,7 @@ pub struct Outcome<A> {
 pub struct Writes {
     /// By name, in byte order.
     pub resources: Vec<ResourceWrites>,
-    /// To be put. One that is there with a later time stays.
+    /// To be put, each contender once. One that is stored with a later time stays.
     pub tombstones: Vec<Tombstone>,
     /// The highest number that was granted, if any was: for stores that keep one mark for all names.
     pub high_water: Option<HighWater>,

@@ -6,11 +6,15 @@ use lockkeeper_core::{
     ContenderId, KeeperId, Name, StoreError, StoreErrorKind,
     model::{Effects, HighWater, Now, Resource},
     store::{
-        Answer, Claim, Evict, Evicted, GrantNotice, Leave, Left, Renew, Renewed, Request, StoreTime, Verdict,
+        Answer, Claim, Count, Evict, Evicted, GrantNotice, Leave, Left, Renew, Renewed, Request, StoreTime,
+        Verdict,
     },
 };
 
-use crate::{BadRow, Stored, Tombstone, Wakes, Writes, loaded::Loaded};
+use crate::{
+    BadRow, CountOutcome, CountSnapshot, LatchRow, Remembered, Stored, Tombstone, Wakes, Writes,
+    loaded::Loaded,
+};
 
 /// The state of one transaction, at one moment of the store's time.
 ///
@@ -23,7 +27,7 @@ pub struct Transition {
     high_water_given: Option<HighWater>,
     resources: BTreeMap<Name, Loaded>,
     tombstones: HashMap<ContenderId, StoreTime>,
-    new_tombstones: Vec<Tombstone>,
+    new_tombstones: BTreeMap<ContenderId, StoreTime>,
     grants: Vec<(Name, GrantNotice)>,
 }
 
@@ -36,7 +40,7 @@ impl Transition {
             high_water_given: None,
             resources: BTreeMap::new(),
             tombstones: HashMap::new(),
-            new_tombstones: Vec::new(),
+            new_tombstones: BTreeMap::new(),
             grants: Vec::new(),
         }
     }
@@ -67,8 +71,9 @@ impl Transition {
 
     /// Takes a tombstone in as it is stored.
     pub fn add_tombstone(&mut self, tombstone: Tombstone) {
-        let until = self.tombstones.entry(tombstone.contender).or_insert(tombstone.until);
-        *until = tombstone.until.max(*until);
+        let Tombstone { contender, until } = tombstone;
+        let kept = self.tombstones.entry(contender).or_insert(until);
+        *kept = until.max(*kept);
     }
 
     /// Whether this copy of a claim comes too late to do anything, as far as the tombstones that were added tell.
@@ -105,9 +110,10 @@ impl Transition {
             return Left::NotNow;
         }
         if let Some(until) = leave.tombstone_until.filter(|until| *until >= self.now.lease) {
-            let tombstone = Tombstone { contender: leave.contender, until };
-            self.add_tombstone(tombstone);
-            self.new_tombstones.push(tombstone);
+            self.add_tombstone(Tombstone { contender: leave.contender, until });
+            // A copy of the leave with an earlier time does not shorten it.
+            let kept = self.new_tombstones.entry(leave.contender).or_insert(until);
+            *kept = until.max(*kept);
         }
         let left = self.step(&leave.name, |resource, now, high_water, effects| {
             resource.leave(now, high_water, leave, effects)
@@ -140,6 +146,17 @@ impl Transition {
         self.step(name, |resource, now, high_water, effects| {
             resource.expire_keepers(now, high_water, crashed, effects);
         });
+    }
+
+    /// Does a latch operation. The latch and what an earlier copy was answered are as they are stored.
+    pub fn count(&mut self, latch: LatchRow, remembered: Option<Remembered>, count: &Count) -> CountOutcome {
+        let snapshot = CountSnapshot { now: self.now, floor: self.high_water, latch, remembered };
+        let outcome = snapshot.count(count);
+        if let Some(given) = outcome.high_water {
+            self.high_water = given;
+            self.high_water_given = Some(given);
+        }
+        outcome
     }
 
     /// The numbers of one transition grow from each grant to the next, whatever their names are, as in the model.
@@ -190,8 +207,9 @@ impl Transition {
             })
         };
         let grants = self.grants.iter().filter(|grant| still_holds(grant)).cloned().collect();
-        let writes =
-            Writes { resources, tombstones: self.new_tombstones, high_water: self.high_water_given, gives };
+        let tombstones = self.new_tombstones.into_iter();
+        let tombstones = tombstones.map(|(contender, until)| Tombstone { contender, until }).collect();
+        let writes = Writes { resources, tombstones, high_water: self.high_water_given, gives };
         (writes, Wakes { grants, changed })
     }
 }
