@@ -27,6 +27,7 @@ pub(crate) trait AnyGuard {
     fn release(self: Box<Self>) -> Boxed<Result<(), ReleaseError>>;
     fn into_lease(self: Box<Self>) -> Boxed<Result<Lease, LeaseError>>;
     fn lease_for_guardian(&self) -> Lease;
+    fn lost_because(&self) -> Option<String>;
 }
 
 impl<M: 'static> AnyGuard for Guard<M> {
@@ -61,6 +62,10 @@ impl<M: 'static> AnyGuard for Guard<M> {
 
     fn lease_for_guardian(&self) -> Lease {
         self.lease_for_guardian()
+    }
+
+    fn lost_because(&self) -> Option<String> {
+        self.lost_because()
     }
 }
 
@@ -112,13 +117,15 @@ pub(crate) struct Acquisition<'a> {
     pub(crate) kind: LockKind,
     pub(crate) lifetime: Lifetime,
     pub(crate) wait: &'a WaitArgs,
+    /// What runs under the lock, for operators.
+    pub(crate) runs: Option<String>,
 }
 
 /// The same calls on handles of different types: settings first, then one of three ways to wait.
 macro_rules! ask {
     ($self:ident, $handle:expr, $try:ident, $within:ident, $forever:ident $(, $arg:expr)*) => {{
         let mut handle = $handle.lease($self.lease());
-        if let Some(label) = &$self.wait.label {
+        if let Some(label) = $self.wait.label.as_ref().or($self.runs.as_ref()) {
             handle = handle.label(label);
         }
         match $self.lifetime {

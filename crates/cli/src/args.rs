@@ -87,7 +87,7 @@ pub(crate) struct WaitArgs {
     /// Length of the lease: how long NAME stays held after a crash. Default: lease= of the store's URL, else 30s
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) lease: Option<Duration>,
-    /// Text that is shown with the holder
+    /// Text that is shown with the holder. Default: the file name of CMD
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
     /// Print nothing but errors
@@ -246,7 +246,7 @@ pub(crate) struct EvictArgs {
     /// Evict only the holder with this token; without it, every holder
     #[arg(long)]
     pub(crate) token: Option<Token>,
-    /// Why, for the record
+    /// Why, for the record and for the holder
     #[arg(long, value_name = "TEXT", required = true)]
     pub(crate) reason: String,
     /// Grant to the next waiter at once, although the holder may still work: safe only with fencing

@@ -35,7 +35,8 @@ pub(crate) async fn evict(keeper: &Keeper, args: &EvictArgs) -> Result<u8, Failu
     let how = if args.now { Eviction::Immediate } else { Eviction::Graceful };
     let mut lines = String::new();
     for holder in holders {
-        let done = keeper.evict(&args.name, holder.contender, holder.token, how).await?;
+        let done =
+            keeper.evict_because(&args.name, holder.contender, holder.token, how, &args.reason).await?;
         let what = match (done, args.now) {
             (true, true) => "evicted at once",
             (true, false) => "evicted; it passes when the holder leaves or its lease ends",

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use lockkeeper::{
-    Keeper, Lease, ReleaseError,
+    Keeper, Lease,
     error::{At, LeaseError},
 };
 use serde_json::json;
@@ -27,7 +27,8 @@ pub(crate) async fn acquire(connected: &Connected, args: &AcquireArgs) -> Result
     let mut signals = Signals::listen()?;
     let kind = LockKind::of(&args.share);
     let lifetime = Lifetime::Detached;
-    let acquisition = Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait };
+    let acquisition =
+        Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait, runs: None };
     let held = acquisition.acquire(&mut signals).await?;
     // Before the lease is made to last longer once more: it is at least this.
     let (token, remaining) = (held.token(), held.remaining());
@@ -45,7 +46,7 @@ pub(crate) async fn acquire(connected: &Connected, args: &AcquireArgs) -> Result
     let printed = text::print(&format!("{line}\n"));
     if printed.is_err() {
         // Nobody has the lease, so nobody could release it.
-        adopt_and_release(&connected.keeper, &lease).await?;
+        connected.keeper.release_lease(&lease).await?;
     }
     printed.map(|()| 0)
 }
@@ -70,18 +71,8 @@ pub(crate) async fn renew(keeper: &Keeper, args: &RenewArgs) -> Result<u8, Failu
 /// `lockkeeper release`.
 pub(crate) async fn release(keeper: &Keeper, args: &ReleaseArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
-    adopt_and_release(keeper, &lease).await?;
+    keeper.release_lease(&lease).await?;
     Ok(0)
-}
-
-async fn adopt_and_release(keeper: &Keeper, lease: &Lease) -> Result<(), Failure> {
-    match keeper.adopt(lease).await {
-        Ok(adopted) => Ok(adopted.release().await?),
-        Err(LeaseError::NotHeld { at, why }) => {
-            Err(ReleaseError::NotHeld { at: At { operation: "release", ..at }, why }.into())
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// The lease as it was given, or from stdin.

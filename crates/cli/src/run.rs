@@ -1,6 +1,6 @@
 //! `run`, and `elect` with a command: holds a lock while CMD runs, and ends CMD before the lease can end.
 
-use std::{ffi::OsString, time::Duration};
+use std::{ffi::OsString, path::Path, time::Duration};
 
 use lockkeeper::{Lost, ReleaseError, error::LeaseError, support::duration};
 use lockkeeper_core::clock::{BootTime, Clock};
@@ -29,7 +29,8 @@ const GUARDIANS: u32 = 10;
 pub(crate) async fn run(connected: &Connected, args: &RunArgs) -> Result<u8, Failure> {
     let kind = LockKind::of(&args.share);
     let lifetime = Lifetime::of(&args.hold)?;
-    let acquisition = Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait };
+    let runs = file_name(&args.command);
+    let acquisition = Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait, runs };
     hold(acquisition, &args.command).await
 }
 
@@ -37,8 +38,15 @@ pub(crate) async fn run(connected: &Connected, args: &RunArgs) -> Result<u8, Fai
 pub(crate) async fn elect(connected: &Connected, args: &ElectArgs) -> Result<u8, Failure> {
     let kind = LockKind::Leadership { value: args.value.clone().unwrap_or_default() };
     let lifetime = Lifetime::of(&args.hold)?;
-    let acquisition = Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait };
+    let runs = file_name(&args.command);
+    let acquisition = Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait, runs };
     hold(acquisition, &args.command).await
+}
+
+/// The file name of CMD, without its folder and its arguments, where secrets may be.
+fn file_name(command: &[OsString]) -> Option<String> {
+    let name = Path::new(command.first()?).file_name()?;
+    Some(name.to_string_lossy().into_owned())
 }
 
 async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<u8, Failure> {
@@ -83,9 +91,10 @@ async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<
             _ = signals.next() => {}
         }
     }
+    let because = held.lost_because();
     let released = held.release().await;
     let lost = supervisor.lost;
-    conclude(&acquisition, ended, released, lost)
+    conclude(&acquisition, ended, released, lost, because)
 }
 
 /// Renews a first lease that is short, as it is after another's release, so that CMD starts with a full one.
@@ -110,6 +119,7 @@ fn conclude(
     ended: Result<Change, Failure>,
     released: Result<(), ReleaseError>,
     lost: Option<Lost>,
+    because: Option<String>,
 ) -> Result<u8, Failure> {
     let code = ended?.code().unwrap_or(INTERNAL);
     let lost = match (lost, &released) {
@@ -123,7 +133,8 @@ fn conclude(
             Lost::Evicted => "ask the operator, then start it anew",
             _ => "check the store and this machine, then start it anew",
         };
-        return Err(Failure::new(LOST, format!("lost {name:?} while CMD ran: {lost}; {remedy}")));
+        let because = because.map_or_else(String::new, |because| format!(" ({because})"));
+        return Err(Failure::new(LOST, format!("lost {name:?} while CMD ran: {lost}{because}; {remedy}")));
     }
     if let Err(error) = released {
         text::say(&format!("{error}; {name:?} stays held until its lease ends"));

@@ -102,7 +102,7 @@ fn details(view: &ResourceView) -> String {
     for holder in &view.holders {
         let mut left = format!("{} left", left(holder));
         if holder.evicted {
-            left += ", evicted";
+            left += ", being evicted";
         }
         if holder.detached {
             left += ", detached";
@@ -115,6 +115,7 @@ fn details(view: &ResourceView) -> String {
             format!("token {}", holder.token),
             format!("units {}", holder.units),
             label(&holder.details),
+            value(&holder.details),
         ]);
     }
     for (index, waiter) in view.waiters.iter().enumerate() {
@@ -156,6 +157,14 @@ fn label(details: &Details) -> String {
     plain(details.label.as_deref().unwrap_or_default())
 }
 
+/// What the leader of an election publishes.
+fn value(details: &Details) -> String {
+    match details.value.as_deref() {
+        None | Some("") => String::new(),
+        Some(value) => plain(&format!("value {value}")),
+    }
+}
+
 /// The first one that is there speaks for all: they agree on the capacity, and so nearly always
 /// on the kind.
 fn any_details(view: &ResourceView) -> Option<&Details> {
@@ -185,6 +194,8 @@ fn object(view: &ResourceView) -> Value {
                 "since": text::moment(holder.since),
                 "remaining_ms": holder.remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
                 "units": units(holder.units),
+                "value": holder.details.value.as_deref(),
+                "evicted": holder.evicted,
             })
         })
         .collect();

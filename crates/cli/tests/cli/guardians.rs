@@ -1,4 +1,5 @@
-//! A `lockkeeper run` that is killed: its guardian releases the lock on every store, after the end of CMD's group.
+//! The command on stores with servers. A `lockkeeper run` that is killed: its guardian releases the lock on every store,
+//! after the end of CMD's group. And one that is evicted is told why.
 
 use std::{
     io::{BufRead, BufReader},
@@ -105,6 +106,20 @@ fn a_minimum_hold_is_kept_for_a_killed_one() {
     eventually("the end of the group", || (!crate::world::group_lives(&group)).then_some(()));
     eventually("the end of the guardian", || (!crate::world::group_lives(&guardian)).then_some(()));
     assert_eq!(next(&world, &server.url, "0", "true"), Some(75));
+}
+
+/// By a store that passes the reason on.
+#[test]
+fn an_evicted_one_is_told_why() {
+    let (world, server) = (World::new(), Server::start("zookeeper"));
+    let run = start(&world, &server.url, &[], "echo $$ > group; exec sleep 600");
+    world.line("group");
+    let mut evict = world.lockkeeper(&["evict", "x", "--yes", "--reason", "moving to the new rack"]);
+    evict.env("LOCKKEEPER_STORE", &server.url);
+    assert_eq!(Running::spawn(evict).done().code, Some(0));
+    let told = run.done();
+    assert_eq!(told.code, Some(79), "{told:?}");
+    assert!(told.err.contains("evicted by an operator (moving to the new rack); ask"), "{told:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::world::{World, eventually};
+use crate::world::{Running, World, eventually};
 
 /// A key, and whether its value is as it should be.
 type Field<'a> = (&'a str, fn(&Value) -> bool);
@@ -55,6 +55,8 @@ fn check_resource(value: &Value) {
                 ("since", is_moment),
                 ("remaining_ms", Value::is_u64),
                 ("units", is_units),
+                ("value", |value| value.is_null() || value.is_string()),
+                ("evicted", Value::is_boolean),
             ],
         );
     }
@@ -121,6 +123,39 @@ fn people_see_a_table() {
     }
     assert!(world.run(&["show", "jobs/a"]).out.contains("by hand"));
     assert_eq!(world.run(&["show", "free"]).out, "free is free\n");
+}
+
+/// The file name of CMD and nothing of its arguments, unless there is a label.
+#[test]
+fn an_operator_sees_what_runs_and_what_a_leader_says() {
+    let world = World::new();
+    let wait = "echo > \"$0\"; read x";
+    let mut runs = Vec::new();
+    for (name, options) in [("plain", &["run"][..]), ("labelled", &["run", "--label", "nightly"])] {
+        let args = [options, &[name, "--", "/bin/sh", "-c", wait, name, "hidden-word"]].concat();
+        let mut command = world.lockkeeper(&args);
+        command.stdin(std::process::Stdio::piped());
+        runs.push(Running::spawn(command));
+        drop(world.line(name));
+    }
+    let mut leader = world.lockkeeper(&["elect", "boss", "--value", "10.0.0.7:80", "--lease", "1m", "--"]);
+    leader.args(["sh", "-c", wait, "led"]).stdin(std::process::Stdio::piped());
+    let leader = Running::spawn(leader);
+    drop(world.line("led"));
+    let list = world.run(&["list"]).out;
+    let row = |name: &str| list.lines().find(|line| line.starts_with(name)).expect(name).to_owned();
+    assert!(row("plain").contains(" sh ") && row("labelled").contains(" nightly "), "{list}");
+    assert!(!list.contains("hidden-word") && !row("labelled").contains(" sh "), "{list}");
+    let shown = world.run(&["show", "boss"]).out;
+    assert!(shown.contains("value 10.0.0.7:80") && !shown.contains("evicted"), "{shown}");
+    assert_eq!(world.show("boss")["holders"][0]["value"], "10.0.0.7:80");
+    let evicted = world.run(&["evict", "boss", "--yes", "--reason", "moving to the new rack"]);
+    assert_eq!(evicted.code, Some(0), "{evicted:?}");
+    let shown = world.run(&["show", "boss"]).out;
+    assert!(shown.contains("being evicted") || shown.contains("is free"), "{shown}");
+    let told = leader.done();
+    assert_eq!(told.code, Some(79), "{told:?}");
+    assert!(told.err.contains("evicted by an operator"), "{told:?}");
 }
 
 #[test]
