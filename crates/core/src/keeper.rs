@@ -35,8 +35,8 @@ use crate::{
 ///
 /// # The end of a program
 /// A program may return from `main` while it holds locks. The last of a keeper's clones, handles and guards that is
-/// dropped gives everything back, and blocks its thread until the store has answered, but not longer than 500 ms. It
-/// blocks nobody in virtual time, nor if the last request to the store had no answer.
+/// dropped gives everything back, and blocks its thread until the store has answered, but not longer than 500 ms, or
+/// 150 ms if the store did not answer before. It blocks nobody in virtual time.
 ///
 /// Call [`close`](Self::close) where nothing is dropped, or locks stay held until their leases end:
 /// - if a keeper or a guard is in a `static`;
@@ -44,6 +44,8 @@ use crate::{
 /// - on SIGTERM and Ctrl-C, which end a process that does not handle them (see the example `leader_election`);
 /// - before `Runtime::shutdown_background`, which does not wait for its tasks;
 /// - if a thread has the last handle that nobody joins before `main` returns.
+///
+/// A panic of a program that is built with `panic = "abort"` drops nothing either, and leaves no time to close.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {

@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -69,6 +69,8 @@ pub(crate) struct Connection {
     live: Mutex<Option<Live>>,
     /// Held by the one request that opens the connection.
     attempts: tokio::sync::Mutex<Attempts>,
+    /// Whether it is opened again after a short pause, however often that failed.
+    in_a_hurry: AtomicBool,
     /// How many `WAIT`s were begun, and the result of the last one.
     waits: AtomicU64,
     last_wait: tokio::sync::Mutex<Option<Waited>>,
@@ -121,7 +123,8 @@ struct Attempts {
 
 /// The last try failed; the next one is made after a pause.
 struct Failed {
-    until: Instant,
+    at: Instant,
+    pause: Duration,
     error: StoreError,
 }
 
@@ -140,6 +143,7 @@ impl Connection {
             runtime,
             live: Mutex::default(),
             attempts: tokio::sync::Mutex::new(Attempts { generation: 0, backoff, failed: None }),
+            in_a_hurry: AtomicBool::new(false),
             waits: AtomicU64::new(0),
             last_wait: tokio::sync::Mutex::default(),
         }
@@ -169,7 +173,9 @@ impl Connection {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        if let Some(failed) = attempts.failed.as_ref().filter(|failed| Instant::now() < failed.until) {
+        if let Some(failed) =
+            attempts.failed.as_ref().filter(|failed| failed.at.elapsed() < self.limited(failed.pause))
+        {
             return Err(failed.error.clone());
         }
         match self.open(&mut attempts.generation).await {
@@ -179,11 +185,16 @@ impl Connection {
                 Ok(current)
             }
             Err(error) => {
-                let until = Instant::now() + attempts.backoff.jittered();
-                attempts.failed = Some(Failed { until, error: error.clone() });
+                let (at, pause) = (Instant::now(), attempts.backoff.jittered());
+                attempts.failed = Some(Failed { at, pause, error: error.clone() });
                 Err(error)
             }
         }
+    }
+
+    /// A pause as long as it may be now.
+    fn limited(&self, pause: Duration) -> Duration {
+        if self.in_a_hurry.load(Ordering::Acquire) { pause.min(SHORTEST_PAUSE) } else { pause }
     }
 
     /// Opens the connection; again, if the master has moved meanwhile, or another runtime is to own it.
@@ -221,8 +232,9 @@ impl Connection {
     }
 
     /// The runtime of the caller may be blocked or gone: the keeper's runtime owns the connection from now on. Requests
-    /// in flight on the old one fail.
+    /// in flight on the old one fail. The process may end soon, so all pauses are short.
     pub(crate) fn leave_caller(&self) {
+        self.in_a_hurry.store(true, Ordering::Release);
         if self.runtime.choose_keeper() {
             self.close();
         }

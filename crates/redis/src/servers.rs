@@ -184,6 +184,7 @@ impl Servers {
         self.caller_left.store(true, Ordering::Release);
         for server in &self.map().servers {
             server.normal.leave_caller();
+            server.urgent.leave_caller();
         }
     }
 

@@ -87,7 +87,10 @@ impl Drop for Ending {
 fn ways() -> Vec<String> {
     let ways = Command::new(PROGRAM).arg("ways").output().expect("it runs").stdout;
     let ways = String::from_utf8(ways).expect("text");
-    ways.lines().filter(|way| !["told", "refused", "signalled"].contains(way)).map(str::to_owned).collect()
+    ways.lines()
+        .filter(|way| !["told", "refused", "partly_refused", "signalled"].contains(way))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// What is held or waited for and starts with `prefix`.
@@ -183,7 +186,45 @@ fn i17_a_silent_store_delays_the_end_by_half_a_second() {
     assert!(took > Duration::from_millis(450) && took < Duration::from_secs(3), "{took:?}");
 }
 
-/// A request has failed before the end, so nobody is waited for.
+/// A connection broke before the end, and the store is well.
+#[tokio::test]
+async fn i16_a_broken_connection_leaves_nothing_held() {
+    let redis = Redis::start().expect("started");
+    let proxy = Proxy::start(redis.address()).expect("started");
+    let keeper = lockkeeper::connect(&redis.url()).await.expect("connected");
+    let mut program = Ending::start("refused", &format!("redis://{}", proxy.address()), "stock");
+    proxy.cut_all();
+    program.tell();
+    program.until_held();
+    let took = program.end();
+    assert_eq!(held(&keeper, "stock").await, [""; 0], "{took:?}");
+}
+
+/// One node of a cluster does not answer. What was held on another one is free.
+#[tokio::test]
+async fn i16_a_silent_node_leaves_nothing_held_on_another() {
+    let cluster = RedisCluster::start().expect("started");
+    let is_silent = |name: &str| {
+        let slot = cluster.slot_of(&format!("{{{name}}}")).expect("asked");
+        cluster.master_of(slot).expect("served") == 0
+    };
+    let names: Vec<String> = (0..100).map(|number| format!("stock/{number}")).collect();
+    let (silent, other): (Vec<_>, Vec<_>) = names.iter().partition(|name| is_silent(name));
+    let keeper = lockkeeper::connect(&cluster.url()).await.expect("connected");
+    let mut program = Ending::start("partly_refused", &cluster.url(), &format!("{} {}", other[0], silent[0]));
+    cluster.servers()[0].process().pause();
+    // Its replica must not take over.
+    cluster.servers()[3].process().pause();
+    program.tell();
+    program.until_held();
+    let took = program.end();
+    let left = keeper.inspect(other[0]).await.expect("asked");
+    cluster.servers()[3].process().resume();
+    cluster.servers()[0].process().resume();
+    assert!(took < SOON && left.is_none(), "{took:?} {left:?}");
+}
+
+/// A request has failed before the end, so the store is hardly waited for.
 #[test]
 fn i17_a_store_that_was_silent_before_the_end_delays_nothing() {
     let redis = Redis::start().expect("started");

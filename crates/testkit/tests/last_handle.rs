@@ -153,7 +153,7 @@ fn i17_many_guards_wait_no_longer_than_one() {
 }
 
 #[test]
-fn i17_a_store_that_did_not_answer_before_is_not_waited_for() {
+fn i17_a_store_that_did_not_answer_before_is_hardly_waited_for() {
     let world = World::new();
     runtime().block_on(async {
         let keeper = world.keeper().await;
@@ -162,6 +162,65 @@ fn i17_a_store_that_did_not_answer_before_is_not_waited_for() {
         keeper.inspect(NAME).await.expect_err("no answer");
         let waited = dropped((guard, keeper));
         assert!(waited < WAIT - millis(100), "{waited:?}");
+    });
+}
+
+/// One request failed, as after a connection broke.
+#[test]
+fn i16_a_single_failure_before_leaves_nothing_held() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let guard = lock(&keeper).await;
+        world.network.next(Fate::LOST_REQUEST);
+        keeper.inspect(NAME).await.expect_err("no answer");
+        let waited = dropped((guard, keeper));
+        assert_eq!(world.server.kept(), 0, "{waited:?}");
+    });
+}
+
+/// An answer came meanwhile, so the store is back, and is waited for as if it had never been away.
+#[test]
+fn i17_a_store_that_answers_again_is_waited_for() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let (first, second) = (lock(&keeper).await, keeper.mutex("other").lock().await.expect("free"));
+        world.network.next(Fate::LOST_REQUEST);
+        keeper.inspect(NAME).await.expect_err("no answer");
+        // The first leave is known to be lost after 100 ms, and its second copy is late. The other one is answered.
+        for fate in [Fate::LOST_REQUEST, Fate::GOOD, Fate::late(millis(80))] {
+            world.network.next(fate);
+        }
+        let before = world.requests.so_far();
+        drop(first);
+        while world.requests.so_far() == before {
+            tokio::task::yield_now().await;
+        }
+        let waited = dropped((second, keeper));
+        assert_eq!(world.server.kept(), 0, "{waited:?}");
+    });
+}
+
+/// The leave of a guard that was dropped long before the end pauses after many failures.
+#[test]
+fn i16_the_last_handle_ends_the_pause_of_a_leave() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let (mutex, guard) = (keeper.mutex(NAME), lock(&keeper).await);
+        world.network.set(SILENCE);
+        let before = world.requests.so_far();
+        drop(guard);
+        // Pauses of 50, 100, 200 and 400 ms are over, and the fifth copy fails after 100 ms: 800 ms follow.
+        while world.requests.so_far() < before + 5 {
+            tokio::time::sleep(millis(1)).await;
+        }
+        tokio::time::sleep(millis(150)).await;
+        world.network.set(Faults { usual: 0, ..Faults::NONE });
+        keeper.inspect(NAME).await.expect("the store is back");
+        let waited = dropped((mutex, keeper));
+        assert!(waited < WAIT && world.server.kept() == 0, "{waited:?}");
     });
 }
 
@@ -224,5 +283,27 @@ fn i18_a_task_of_the_keeper_is_not_the_last_handle() {
         drop((keeper, election, leadership));
         assert_eq!(world.server.kept(), 0);
         drop(observer);
+    });
+}
+
+/// The observer's task asks the store at that moment, and has no answer. The keeper's end is not an error of the store.
+#[test]
+fn an_observer_that_outlives_the_handles_ends_without_an_error() {
+    let world = World::new();
+    runtime().block_on(async {
+        let keeper = world.keeper().await;
+        let election = keeper.election(NAME);
+        // Its leave keeps the keeper's thread.
+        let guard = keeper.mutex("other").lock().await.expect("free");
+        world.network.set(SILENCE);
+        let asked = || world.requests.so_far() - world.requests.watches();
+        let before = asked();
+        let mut observer = election.observe();
+        while asked() == before {
+            tokio::time::sleep(millis(1)).await;
+        }
+        drop((keeper, election, guard));
+        let last = observer.next().await;
+        assert!(last.is_none(), "{last:?}");
     });
 }

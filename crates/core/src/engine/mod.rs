@@ -32,7 +32,7 @@ use std::{
     fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -42,6 +42,7 @@ use tokio::runtime::Handle;
 
 use self::{
     dispatch::{Dispatcher, Rescuer},
+    last_handle::LastHandle,
     local_queue::LocalQueues,
     registry::Registry,
     release::{Leaves, OwnedHold},
@@ -51,7 +52,7 @@ use self::{
     waiter::Outcome,
 };
 use crate::{
-    clock::{BootTime, Clock},
+    clock::Clock,
     error::StoreError,
     id::{ContenderId, Ids, KeeperId},
     store::{ProcessInfo, Reply, Store, Topic, Wake},
@@ -97,8 +98,7 @@ pub(crate) struct Engine {
     /// How far this keeper's polls are shifted, so that not all keepers of a store poll at once.
     phase: Duration,
     closed: AtomicBool,
-    /// When the user's last handle went.
-    last_handle_gone: OnceLock<BootTime>,
+    last_handle: LastHandle,
     stop: Stop,
 }
 
@@ -126,7 +126,7 @@ impl Engine {
             outage_limit,
             default_lease,
             closed: AtomicBool::new(false),
-            last_handle_gone: OnceLock::new(),
+            last_handle: LastHandle::default(),
             stop,
         })
     }

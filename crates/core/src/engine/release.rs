@@ -459,10 +459,8 @@ impl Asker for Leaving {
             engine.leaves.end();
             return;
         }
-        let cut = last_handle::may_have_cut(&engine, sent);
-        let pause = if cut { Duration::ZERO } else { leaving.backoff.pause() };
         engine.client.background.clone().spawn(async move {
-            engine.clock().sleep_until(now.after(pause)).await;
+            last_handle::pause(&engine, sent, &mut leaving.backoff).await;
             engine.dispatcher.submit_all([Arc::new(leaving) as Arc<dyn Asker>]);
         });
     }

@@ -1,8 +1,8 @@
 //! A program that takes locks and ends, in the way that its first argument names: the subject of `tests/exits.rs`.
 //!
 //! It never closes its keeper. It says `held` once it holds its locks, and then ends at once. The way `told` ends when its
-//! standard input has a line, the way `refused` then asks the store first, and the way `signalled` is the example
-//! `leader_election`, which ends by a signal.
+//! standard input has a line, the ways `refused` and `partly_refused` then ask the store first, and the way `signalled` is the
+//! example `leader_election`, which ends by a signal.
 
 use std::{
     cell::RefCell,
@@ -62,6 +62,7 @@ const WAYS: &[(&str, Way)] = &[
     ("blocking_in_a_task", blocking_in_a_task),
     ("told", |url, name| told(url, name, false)),
     ("refused", |url, name| told(url, name, true)),
+    ("partly_refused", partly_refused),
     ("signalled", signalled),
 ];
 
@@ -359,6 +360,22 @@ fn told(url: &str, name: &str, refused: bool) -> Outcome {
             keeper.inspect(name).await.err().ok_or("the store can be reached")?;
             held();
         }
+        Ok(())
+    })
+}
+
+/// Holds the first of two names, and asks for the second one, whose server does not answer.
+fn partly_refused(url: &str, names: &str) -> Outcome {
+    let (name, refused) = names.split_once(' ').ok_or("two names")?;
+    current_thread()?.block_on(async {
+        let keeper = lockkeeper::builder(url)?.request_limit(Duration::from_millis(300)).connect().await?;
+        // Opens the connection to its server.
+        keeper.mutex(refused).lock().await?.release().await?;
+        let _guard = keeper.mutex(name).lock().await?;
+        held();
+        io::stdin().read_line(&mut String::new())?;
+        keeper.mutex(refused).try_lock().await.err().ok_or("the store can be reached")?;
+        held();
         Ok(())
     })
 }

@@ -1,6 +1,11 @@
 //! The connection between client and server is cut, goes silent, or is slow.
 
 use lockkeeper::{Keeper, Token};
+use lockkeeper_core::{
+    ContenderId, KeeperId, Name,
+    clock::Clock,
+    store::{Context, Leave, Renew, Request, WakeSink},
+};
 use lockkeeper_testkit::{
     dice::Dice,
     proxy::{Action, Direction, Fault, Proxy, RandomFaults},
@@ -230,6 +235,43 @@ async fn i3_a_silent_connection_is_noticed_before_the_lease_ends() {
     let again = timeout(secs(10), world.ours.mutex(NAME).lock()).await.expect("in time").expect("free");
     again.release().await.expect("held");
     assert!(world.redis.process().id().is_some());
+}
+
+/// Renewals failed for so long that the next try to connect is up to a second away. A program that ends cannot wait for
+/// it.
+#[tokio::test(flavor = "multi_thread")]
+async fn i16_the_last_leave_connects_at_once() {
+    let redis = Redis::start().expect("started");
+    let proxy = Proxy::start(redis.address()).expect("started");
+    let context = Context {
+        keeper: KeeperId::random(),
+        wakes: WakeSink::new(|_| {}),
+        background: tokio::runtime::Handle::current(),
+        clock: Clock::boot(),
+        request_limit: secs(5),
+    };
+    let (name, contender) =
+        (Name::new(NAME).expect("a name"), ContenderId { keeper: context.keeper, seq: 1 });
+    let connector = lockkeeper::url::connector(&format!("redis://{}", proxy.address())).expect("a good URL");
+    let store = connector.connect(context).await.expect("connected");
+    let renew =
+        [Renew { name: name.clone(), contender, lease: secs(5), lower_to: None, detach: false, at_least: 0 }];
+    let leave = [Request::Leave(Leave { name, contender, tombstone_until: None, hold_at_least: millis(0) })];
+    proxy.refuse(true);
+    proxy.cut_all();
+    let refused = Instant::now();
+    while refused.elapsed() < secs(3) {
+        store.renew(&renew).await.expect_err("refused");
+        sleep(millis(5)).await;
+    }
+    store.leave_caller();
+    proxy.refuse(false);
+    let back = Instant::now();
+    while store.apply(&leave).await.is_err() {
+        assert!(back.elapsed() < millis(250), "it pauses for {:?}", back.elapsed());
+        sleep(millis(5)).await;
+    }
+    store.close().await;
 }
 
 #[test]
