@@ -73,6 +73,10 @@ pub(crate) async fn follow<T: Clone + PartialEq>(
         }
         watching.subscribed(&engine).await;
         let found = look(engine.clone()).await;
+        if engine.is_closed() {
+            // The look may have failed only because of that.
+            return;
+        }
         let failed = found.is_err();
         let is_new = found.as_ref().map_or(true, |found| seen.as_ref() != Some(found));
         if let Ok(found) = &found {

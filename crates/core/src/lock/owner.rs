@@ -64,6 +64,12 @@ impl Held {
         let entered = support::lock(&self.entered).upgrade();
         entered.filter(|entered| entered.is_live() && entered.check().is_ok())
     }
+
+    /// Whether anybody has what was entered. Looks without taking part in it: the last part waits for the store, and
+    /// must not end under a lock.
+    fn is_in_use(&self) -> bool {
+        support::lock(&self.entered).strong_count() > 0
+    }
 }
 
 impl Holds {
@@ -75,7 +81,7 @@ impl Holds {
         self.by_resource.retain(|_, held| {
             look();
             // Only the calls that enter it have other parts in it, and they come by under the lock that is held here.
-            Arc::strong_count(held) > 1 || held.entered().is_some()
+            Arc::strong_count(held) > 1 || held.is_in_use()
         });
         self.sweep_at = 2 * self.by_resource.len();
     }
