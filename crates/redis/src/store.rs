@@ -1,6 +1,10 @@
 //! The store: what it can do, and its side of the `Store` trait. Each request becomes calls of scripts.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use lockkeeper_core::{
     Capability, KeeperId, Name, Survives,
@@ -12,7 +16,7 @@ use lockkeeper_core::{
 };
 
 use crate::{
-    codec::Reader,
+    codec::{Reader, reason_argument},
     layout::{Keys, slot},
     scripts::{Call, EVICT, FENCE},
     servers::{Priority, Servers},
@@ -28,6 +32,7 @@ pub static CAPABILITY: Capability = {
     can.max_lease = Duration::from_secs(366 * 24 * 3600);
     can.detachable = true;
     can.counts_permits = true;
+    can.may_be_member = true;
     can.group_limit = 256;
     can.requests_at_once = 3;
     can.client_crash = Survives::Fully;
@@ -36,6 +41,13 @@ pub static CAPABILITY: Capability = {
     can.clock_jump = Survives::WithFence;
     can
 };
+
+/// The same for several servers, of which two may believe that they decide.
+static SEVERAL: LazyLock<Capability> = LazyLock::new(|| {
+    let mut can = CAPABILITY.clone();
+    can.may_be_member = false;
+    can
+});
 
 /// How long a new subscription is waited for. After that it may come late, which a resync makes up for.
 pub(crate) const SUBSCRIBE_LIMIT: Duration = Duration::from_millis(500);
@@ -64,7 +76,7 @@ impl fmt::Debug for RedisStore {
 
 impl Store for RedisStore {
     fn capability(&self) -> &Capability {
-        &CAPABILITY
+        if self.keys.is_sharded() || self._follower.is_some() { &SEVERAL } else { &CAPABILITY }
     }
 
     fn url(&self) -> &Arc<str> {
@@ -113,10 +125,11 @@ impl Store for RedisStore {
     }
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
-        let Evict { name, contender, number, how, reason: _ } = order;
+        let Evict { name, contender, number, how, reason } = order;
         let call = Call::new(&EVICT, &self.keys, name, 2, move |command, nonce| {
             command.arg(self.keys.high_water(name)).arg(self.keys.resource(name)).arg(nonce);
             command.arg(contender.to_string()).arg(*number).arg(u8::from(*how == Eviction::Immediate));
+            command.arg(reason_argument(reason.as_deref()));
         });
         Box::pin(async move {
             let mut reader = Reader::new(self.servers.run_one(Priority::Normal, call).await?);

@@ -18,18 +18,19 @@ type Result<T> = rusqlite::Result<T>;
 
 pub(crate) const LOAD: &str =
     "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires,
-    confirmed, evicted, retired, detached, stamp, min_hold, kind, host, pid, program, label, value
+    confirmed, evicted, retired, detached, stamp, min_hold, renewed, reason, at_least, number, kind, host, pid, program, label, value
     FROM entry WHERE name = ? ORDER BY queued, turn";
 
 /// The same columns without the details.
 const LOAD_FRONT: &str = "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires,
-    confirmed, evicted, retired, detached, stamp, min_hold
+    confirmed, evicted, retired, detached, stamp, min_hold, renewed, reason, at_least, number
     FROM entry WHERE name = ? ORDER BY queued, turn";
 
 const PUT: &str =
     "INSERT OR REPLACE INTO entry (name, queued, turn, keeper, seq, capacity, units, lease, began,
     since, expires, confirmed, evicted, retired, detached, stamp, kind, host, pid, program, label, value,
-    min_hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    min_hold, renewed, reason, at_least, number)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
 const REMOVE: &str = "DELETE FROM entry WHERE name = ? AND queued = ? AND turn = ?";
 
@@ -37,7 +38,7 @@ const REMOVE: &str = "DELETE FROM entry WHERE name = ? AND queued = ? AND turn =
 pub(crate) fn load(transaction: &Transaction<'_>, name: &Name) -> Result<Option<Loaded>> {
     let mut statement = transaction.prepare_cached(LOAD)?;
     let mut rows = statement.query([name.as_str()])?;
-    let mut positions = Vec::new();
+    let (mut turns, mut positions) = (Vec::new(), Vec::new());
     let mut found: Option<Resource> = None;
     while let Some(row) = rows.next()? {
         let capacity = capacity_from(row)?;
@@ -46,10 +47,11 @@ pub(crate) fn load(transaction: &Transaction<'_>, name: &Name) -> Result<Option<
             positions.push(row.get(1)?);
             resource.queue.push_back(waiter_from(row, details_from(row)?)?);
         } else {
+            turns.push(unsigned(row, 1)?);
             resource.holders.push(holder_from(row, details_from(row)?)?);
         }
     }
-    Ok(found.map(|resource| Loaded::new(resource, positions)))
+    Ok(found.map(|resource| Loaded::new(resource, turns, positions)))
 }
 
 /// Loads the holders of a resource and its waiters up to `contender`; `None` if that does not wait.
@@ -95,24 +97,30 @@ pub(crate) fn store(transaction: &Transaction<'_>, name: &Name, loaded: &Loaded)
     let capacity = loaded.resource.capacity;
     for change in changes {
         match change {
-            RowChange::RemoveHolder(number) => {
-                remove.execute(params![name.as_str(), false, number.cast_signed()])?;
+            RowChange::RemoveHolder(turn) => {
+                remove.execute(params![name.as_str(), false, turn.cast_signed()])?;
             }
             RowChange::RemoveWaiter(position) => {
                 remove.execute(params![name.as_str(), true, position])?;
             }
-            RowChange::PutHolder(holder) => put_holder(&mut put, name, capacity, holder)?,
+            RowChange::PutHolder(turn, holder) => put_holder(&mut put, name, capacity, holder, turn)?,
             RowChange::PutWaiter(position, waiter) => put_waiter(&mut put, name, capacity, waiter, position)?,
         }
     }
     Ok(())
 }
 
-fn put_holder(put: &mut Statement<'_>, name: &Name, capacity: Capacity, holder: &Holder) -> Result<()> {
+fn put_holder(
+    put: &mut Statement<'_>,
+    name: &Name,
+    capacity: Capacity,
+    holder: &Holder,
+    turn: u64,
+) -> Result<()> {
     put.execute(params![
         name.as_str(),
         false,
-        holder.number.cast_signed(),
+        turn.cast_signed(),
         holder.contender.keeper.to_string(),
         holder.contender.seq.cast_signed(),
         capacity_number(capacity),
@@ -133,6 +141,10 @@ fn put_holder(put: &mut Statement<'_>, name: &Name, capacity: Capacity, holder: 
         holder.details.label,
         holder.details.value,
         micros(holder.min_hold),
+        holder.renewed,
+        holder.reason,
+        0,
+        (holder.number != turn).then_some(holder.number.cast_signed()),
     ])?;
     Ok(())
 }
@@ -160,7 +172,7 @@ fn put_waiter(
         none,
         none,
         none,
-        none,
+        waiter.detached,
         waiter.stamp.cast_signed(),
         waiter.details.kind.word(),
         waiter.details.process.host,
@@ -169,6 +181,10 @@ fn put_waiter(
         waiter.details.label,
         waiter.details.value,
         micros(waiter.min_hold),
+        waiter.renewed,
+        none,
+        waiter.at_least.cast_signed(),
+        none,
     ])?;
     Ok(())
 }
@@ -177,16 +193,18 @@ fn holder_from(row: &Row<'_>, details: Details) -> Result<Holder> {
     Ok(Holder {
         contender: contender_from(row)?,
         units: units_from(row)?,
-        number: unsigned(row, 1)?,
+        number: row
+            .get::<_, Option<i64>>(19)?
+            .map_or_else(|| unsigned(row, 1), |raised| Ok(raised.cast_unsigned()))?,
         granted: StoreTime(unsigned(row, 7)?),
         since: unsigned(row, 8)?,
         expires: StoreTime(unsigned(row, 9)?),
         lease: Duration::from_micros(unsigned(row, 6)?),
         min_hold: Duration::from_micros(unsigned(row, 15)?),
         confirmed: row.get(10)?,
-        renewed: true,
+        renewed: row.get(16)?,
         evicted: row.get(11)?,
-        reason: None,
+        reason: row.get(17)?,
         retired: row.get(12)?,
         detached: row.get(13)?,
         details,
@@ -199,9 +217,10 @@ fn waiter_from(row: &Row<'_>, details: Details) -> Result<Waiter> {
         units: units_from(row)?,
         lease: Duration::from_micros(unsigned(row, 6)?),
         min_hold: Duration::from_micros(unsigned(row, 15)?),
-        renewed: true,
-        detached: false,
-        at_least: 0,
+        renewed: row.get(16)?,
+        // Waiters of an earlier layout have none.
+        detached: row.get::<_, Option<bool>>(13)?.unwrap_or_default(),
+        at_least: unsigned(row, 18)?,
         stamp: unsigned(row, 14)?,
         asked: StoreTime(unsigned(row, 7)?),
         since: unsigned(row, 8)?,
@@ -220,10 +239,10 @@ pub(crate) fn keeper_from(row: &Row<'_>, column: usize) -> Result<KeeperId> {
 
 fn details_from(row: &Row<'_>) -> Result<Details> {
     Ok(Details {
-        kind: Kind::from_word(row.get_ref(16)?.as_str()?).ok_or_else(|| not_ours(16, Type::Text))?,
-        process: Arc::new(ProcessInfo { host: row.get(17)?, pid: row.get(18)?, program: row.get(19)? }),
-        label: row.get(20)?,
-        value: row.get(21)?,
+        kind: Kind::from_word(row.get_ref(20)?.as_str()?).ok_or_else(|| not_ours(20, Type::Text))?,
+        process: Arc::new(ProcessInfo { host: row.get(21)?, pid: row.get(22)?, program: row.get(23)? }),
+        label: row.get(24)?,
+        value: row.get(25)?,
     })
 }
 
@@ -298,6 +317,56 @@ mod tests {
             asked: StoreTime(1),
             since: 1,
             details: Details { kind: Kind::RwLock, process: Arc::new(process), label: None, value: None },
+        }
+    }
+
+    fn holder(seq: u64, number: u64) -> Holder {
+        let Waiter { contender, units, lease, min_hold, details, .. } = waiter(seq);
+        Holder {
+            contender,
+            units,
+            number,
+            granted: StoreTime(1),
+            since: 1,
+            expires: StoreTime(9),
+            lease,
+            min_hold,
+            confirmed: true,
+            renewed: seq == 1,
+            evicted: seq == 2,
+            reason: (seq == 2).then(|| "why".into()),
+            retired: false,
+            detached: seq == 3,
+            details,
+        }
+    }
+
+    /// Two readers may have their numbers raised to the same one, or past each other.
+    #[test]
+    fn holders_keep_their_numbers_whatever_they_are_raised_to() {
+        let mut connection = Connection::open_in_memory().expect("opened");
+        crate::layout::settle(&mut connection, std::path::Path::new("x"), "boot", || Ok(false))
+            .expect("made");
+        let transaction = connection.transaction().expect("begun");
+        let name = Name::new("stock").expect("valid");
+        let states: [&[(u64, u64)]; 6] = [
+            &[(1, 10), (2, 11), (3, 12)],
+            &[(2, 11), (1, 12), (3, 12)],
+            &[(1, 12), (3, 12), (2, 20)],
+            &[(3, 12), (2, 20), (4, 21)],
+            &[(2, 21), (4, 21), (3, 22)],
+            &[],
+        ];
+        for state in states {
+            let load = || load(&transaction, &name).expect("loaded");
+            let mut loaded = load().unwrap_or_else(|| Loaded::free(Capacity::All));
+            let holders: Vec<_> = state.iter().map(|(seq, number)| holder(*seq, *number)).collect();
+            loaded.resource.holders.clone_from(&holders);
+            store(&transaction, &name, &loaded).expect("stored");
+            let mut stored = load().map_or(Vec::new(), |loaded| loaded.resource.holders);
+            assert!(stored.is_sorted_by_key(|holder| holder.number));
+            stored.sort_by_key(|holder| state.iter().position(|(seq, _)| *seq == holder.contender.seq));
+            assert_eq!(stored, holders);
         }
     }
 

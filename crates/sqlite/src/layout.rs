@@ -14,7 +14,7 @@ use crate::{
 
 /// The steps from an empty database to the layout of this version. The number of steps done is the version of a database.
 /// Steps are only ever added, and each works on what the one before left.
-const STEPS: &[&str] = &[LAYOUT_1, LAYOUT_2];
+const STEPS: &[&str] = &[LAYOUT_1, LAYOUT_2, LAYOUT_3];
 
 /// Times are in microseconds: `since` since 1970, the others on the boot-time clock. Numbers of units are 0 for "all". A
 /// keeper is 32 hexadecimal digits, `seq` its number for the contender.
@@ -84,6 +84,15 @@ CREATE TABLE watcher (
 
 /// How long a hold is kept from its grant on, even if its process crashes. Holds from before this step have no such time.
 const LAYOUT_2: &str = "ALTER TABLE entry ADD COLUMN min_hold INTEGER NOT NULL DEFAULT 0";
+
+/// Whether the keeper renews the lease; the operator's reason for an eviction; the least number of a waiter's grant; and
+/// the number of a grant that was raised, which then differs from `turn`. From this step on waiters have `detached`, too.
+const LAYOUT_3: &str = "
+ALTER TABLE entry ADD COLUMN renewed INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE entry ADD COLUMN reason TEXT;
+ALTER TABLE entry ADD COLUMN at_least INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE entry ADD COLUMN number INTEGER;
+";
 
 /// A new boot keeps the high-water mark, latches and fences, and removes everything with a time of the boot before.
 const FREE_EVERYTHING: &str =
@@ -255,7 +264,7 @@ mod tests {
         let mut connection = memory();
         let id = settle(&mut connection, Path::new(FILE), "boot", nobody).expect("made");
         connection.execute("INSERT INTO fence VALUES ('stock', 7)", []).expect("written");
-        let steps = &[LAYOUT_1, LAYOUT_2, "ALTER TABLE fence ADD COLUMN note TEXT"];
+        let steps = &[LAYOUT_1, LAYOUT_2, LAYOUT_3, "ALTER TABLE fence ADD COLUMN note TEXT"];
         let after = settle_with(&mut connection, Path::new(FILE), "boot", nobody, steps).expect("migrated");
         assert_eq!(after, id, "it is still the same store");
         let (highest, note): (i64, Option<String>) = connection
@@ -266,13 +275,45 @@ mod tests {
     }
 
     #[test]
+    fn a_hold_and_a_waiter_of_the_second_layout_are_read_as_they_were() {
+        let mut connection = memory();
+        settle_with(&mut connection, Path::new(FILE), "boot", nobody, &[LAYOUT_1, LAYOUT_2]).expect("made");
+        let keeper = KeeperId::from_u128(1);
+        for (queued, turn) in [(false, 41), (true, 1)] {
+            let expires = (!queued).then_some(99);
+            let flag = (!queued).then_some(false);
+            connection
+                .execute(
+                    "INSERT INTO entry (name, queued, turn, keeper, seq, capacity, units, lease, began, since, expires,
+                     confirmed, evicted, retired, detached, stamp, kind, host, pid, program)
+                     VALUES ('n', ?1, ?2, ?3, ?2, 0, 0, 9, 1, 1, ?4, ?5, ?5, ?5, ?5, 7, 'mutex', 'h', 1, 'p')",
+                    params![queued, turn, keeper.to_string(), expires, flag],
+                )
+                .expect("written");
+        }
+        settle(&mut connection, Path::new(FILE), "boot", nobody).expect("migrated");
+        let transaction = connection.transaction().expect("begun");
+        let name = lockkeeper_core::Name::new("n").expect("valid");
+        let loaded = crate::codec::load(&transaction, &name).expect("read").expect("held").resource;
+        let (holder, waiter) = (&loaded.holders[0], &loaded.queue[0]);
+        assert_eq!((holder.number, holder.renewed, &holder.reason), (41, true, &None));
+        assert_eq!((waiter.renewed, waiter.detached, waiter.at_least), (true, false, 0));
+    }
+
+    #[test]
     fn a_newer_layout_is_refused_also_while_in_use() {
         let mut connection = memory();
-        settle_with(&mut connection, Path::new(FILE), "boot", nobody, &[LAYOUT_1, LAYOUT_2, "SELECT 1"])
-            .expect("made");
+        settle_with(
+            &mut connection,
+            Path::new(FILE),
+            "boot",
+            nobody,
+            &[LAYOUT_1, LAYOUT_2, LAYOUT_3, "SELECT 1"],
+        )
+        .expect("made");
         let error = settle(&mut connection, Path::new(FILE), "boot", nobody).expect_err("it is newer");
         assert_eq!(error.kind(), StoreErrorKind::Corrupt);
-        assert!(error.to_string().contains("layout 3"), "{error}");
+        assert!(error.to_string().contains("layout 4"), "{error}");
         let transaction = connection.transaction().expect("begun");
         assert!(read_high_water(&transaction, Path::new(FILE), "boot").is_err());
     }

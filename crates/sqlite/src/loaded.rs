@@ -14,30 +14,40 @@ use lockkeeper_core::{
 pub(crate) struct Loaded {
     pub(crate) resource: Resource,
     before: Resource,
+    /// The stored turn of each holder in `before`, in the same order.
+    turns: Vec<u64>,
     /// The stored position of each waiter in `before`, in the same order.
     positions: Vec<i64>,
     /// Whether the holders changed.
     pub(crate) changed: bool,
 }
 
-/// One row to write or to remove. A holder's row is found by its grant number, a waiter's by its position.
+/// One row to write or to remove. A holder's row is found by its turn, the number that it was granted with; a waiter's by
+/// its position.
 #[derive(Debug)]
 pub(crate) enum RowChange<'a> {
     RemoveHolder(u64),
-    PutHolder(&'a Holder),
+    PutHolder(u64, &'a Holder),
     RemoveWaiter(i64),
     PutWaiter(i64, &'a Waiter),
 }
 
 impl Loaded {
-    /// A resource just as it is stored, with the stored position of each of its waiters.
-    pub(crate) fn new(resource: Resource, positions: Vec<i64>) -> Self {
-        Self { before: resource.clone(), resource, positions, changed: false }
+    /// A resource just as it is stored, with the stored turn of each of its holders, in that order, and the stored position
+    /// of each of its waiters.
+    pub(crate) fn new(mut resource: Resource, mut turns: Vec<u64>, positions: Vec<i64>) -> Self {
+        if !resource.holders.is_sorted_by_key(|holder| holder.number) {
+            // A number was raised past another.
+            let mut stored: Vec<_> = resource.holders.into_iter().zip(turns).collect();
+            stored.sort_by_key(|(holder, _)| holder.number);
+            (resource.holders, turns) = stored.into_iter().unzip();
+        }
+        Self { before: resource.clone(), resource, turns, positions, changed: false }
     }
 
     /// A resource that nobody holds or waits for yet.
     pub(crate) fn free(capacity: Capacity) -> Self {
-        Self::new(Resource::free(capacity), Vec::new())
+        Self::new(Resource::free(capacity), Vec::new(), Vec::new())
     }
 
     /// Whether every hold was there before, just as it is.
@@ -57,9 +67,13 @@ impl Loaded {
 
     fn changed_holders<'a>(&'a self, changes: &mut Vec<RowChange<'a>>) {
         let (old, new) = (&self.before.holders, &self.resource.holders);
-        let gone = old.iter().filter(|holder| !new.iter().any(|kept| kept.number == holder.number));
-        changes.extend(gone.map(|holder| RowChange::RemoveHolder(holder.number)));
-        changes.extend(new.iter().filter(|holder| !old.contains(holder)).map(RowChange::PutHolder));
+        let stored = || old.iter().zip(&self.turns);
+        let gone = stored().filter(|(holder, _)| !new.iter().any(|kept| kept.contender == holder.contender));
+        changes.extend(gone.map(|(_, turn)| RowChange::RemoveHolder(*turn)));
+        for holder in new.iter().filter(|holder| !old.contains(holder)) {
+            let row = stored().find(|(before, _)| before.contender == holder.contender);
+            changes.push(RowChange::PutHolder(row.map_or(holder.number, |(_, turn)| *turn), holder));
+        }
     }
 
     /// A contender that left and came back in this transaction stands at the end of the queue, so a waiter keeps its

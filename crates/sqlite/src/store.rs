@@ -29,6 +29,7 @@ pub static CAPABILITY: Capability = {
     can.max_lease = Duration::from_secs(366 * 24 * 3600);
     can.detachable = true;
     can.counts_permits = true;
+    can.may_be_member = true;
     can.frees_crashed_at_once = true;
     can.group_limit = 1024;
     can.client_crash = Survives::Fully;

@@ -126,6 +126,8 @@ pub(crate) struct ClaimData {
     pub(crate) reason: Option<Arc<str>>,
     /// Nobody renews it.
     pub(crate) fixed: bool,
+    /// How long it was held when its data was written, if it is detached.
+    pub(crate) held: Option<Duration>,
     /// Only its lease ends it.
     pub(crate) detached: bool,
     /// Its owner has left before the minimum hold.
@@ -142,6 +144,7 @@ impl ClaimData {
             evicted: false,
             reason: None,
             fixed: false,
+            held: None,
             detached: false,
             retired: false,
         }
@@ -180,6 +183,9 @@ impl ClaimData {
         if let Some(number) = self.number {
             text.push_str(&format!("number {number}\n"));
         }
+        if let Some(held) = self.held {
+            text.push_str(&format!("held {}\n", held.as_millis()));
+        }
         let flags = [
             ("granted", self.granted),
             ("evicted", self.evicted),
@@ -216,6 +222,7 @@ impl ClaimData {
                 "evicted" => data.evicted = true,
                 "reason" => data.reason = decode(value).map(Into::into),
                 "fixed" => data.fixed = true,
+                "held" => data.held = value.parse().ok().map(Duration::from_millis),
                 "detached" => data.detached = true,
                 "retired" => data.retired = true,
                 _ => {}
@@ -294,6 +301,7 @@ mod tests {
             evicted: true,
             reason: Some("a\nb".into()),
             fixed: true,
+            held: Some(Duration::from_secs(2)),
             ..ClaimData::new(Duration::from_secs(30), details)
         };
         assert_eq!(ClaimData::from_bytes(&data.to_bytes()), data);

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, Name, StoreError, StoreErrorKind, Units,
-    store::{Grant, Renew, Renewed},
+    store::{Claim, Grant, Leave, Left, Renew, Renewed, Verdict},
 };
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::Error;
@@ -35,6 +35,8 @@ pub(crate) struct FoundLease {
     version: i32,
     /// What is left of the lease by the servers' clock, if only the lease ends it.
     left: Duration,
+    /// How long it is held by the servers' clock, if it is detached.
+    held: Duration,
     units: Units,
     capacity: Capacity,
     number: GrantNumber,
@@ -43,13 +45,13 @@ pub(crate) struct FoundLease {
 impl KeeperState {
     /// Lets a lease outlive this process: from now on only the lease ends it.
     pub(crate) async fn detach(&self, renew: &Renew) -> Result<Renewed, StoreError> {
-        let (session, expires, grant) = match self.records().claims.get(&renew.contender) {
+        let (session, hold, grant) = match self.records().claims.get(&renew.contender) {
             Some(record @ ClaimRecord { session, state: ClaimState::Holding(hold), .. }) => {
-                (session.clone(), hold.expires, record.grant(hold, self.now()))
+                (session.clone(), *hold, record.grant(hold, self.now()))
             }
             _ => return Ok(Renewed::Gone),
         };
-        let lease = expires.since(self.now());
+        let (lease, held) = (hold.expires.since(self.now()), self.now().since(hold.granted));
         let detached = if lease > session.timeout() || !session.is_for_one_claim() {
             let Some(found) = self.find_lease(&session, &renew.name, renew.contender).await? else {
                 return Ok(Renewed::Gone);
@@ -59,9 +61,10 @@ impl KeeperState {
             }
             let own = self.own_session_for(lease).await?.open()?;
             let data = ClaimData { detached: true, ..found.data };
-            self.move_lease(&own, FoundLease { data, ..found }, lease).await?
+            self.move_lease(&own, FoundLease { data, held, ..found }, lease).await?
         } else {
-            let detach = |data: &mut ClaimData| (data.detached, data.lease) = (true, lease);
+            let detach =
+                |data: &mut ClaimData| (data.detached, data.lease, data.held) = (true, lease, Some(held));
             match self.change(renew.contender, None, detach).await? {
                 Changed::Done => {}
                 Changed::Gone => return Ok(Renewed::Gone),
@@ -72,6 +75,44 @@ impl KeeperState {
         };
         self.records().claims.remove(&renew.contender);
         Ok(detached)
+    }
+
+    /// Lets go of a grant that is born detached, and answers its claim. Its owner knows of it by this answer.
+    pub(crate) async fn let_go(&self, claim: &Claim) -> Result<Verdict, StoreError> {
+        let renew = Renew {
+            name: claim.name.clone(),
+            contender: claim.contender,
+            lease: Duration::ZERO,
+            lower_to: None,
+            detach: true,
+            at_least: 0,
+        };
+        Ok(match self.detach(&renew).await? {
+            Renewed::Held(grant) => Verdict::Granted(grant),
+            // It was taken away meanwhile, so it does not hold.
+            _ => Verdict::Stale,
+        })
+    }
+
+    /// Leaves a lease that is in no session of this keeper and younger than `hold_at_least`: its node moves to a session
+    /// that ends in time. `None`: it is old enough, or an operator wants it back, so its node is to be removed.
+    pub(crate) async fn retire_detached(
+        &self,
+        session: &Session,
+        leave: &Leave,
+    ) -> Result<Option<Left>, StoreError> {
+        let Some(found) = self.find_lease(session, &leave.name, leave.contender).await? else {
+            return Ok(None);
+        };
+        let left = leave.hold_at_least.saturating_sub(found.held);
+        if left.is_zero() || found.data.evicted || found.data.retired {
+            return Ok(None);
+        }
+        let own = self.open_own_session(left).await?;
+        let data = ClaimData { retired: true, detached: true, ..found.data };
+        self.move_lease(&own, FoundLease { data, ..found }, left).await?;
+        self.records().claims.remove(&leave.contender);
+        Ok(Some(Left::Released))
     }
 
     /// The data of a detached lease's node; `None` if there is no such lease.
@@ -120,9 +161,17 @@ impl KeeperState {
             }
             let lease = renew.lease.max(found.left);
             let own = self.own_session_for(lease).await?.open()?;
+            let lower_to = renew.lower_to.filter(|units| units.below(found.units));
             match self.move_lease(&own, found, lease).await {
                 Err(error) if error.kind() == StoreErrorKind::Conflict => {}
                 Ok(moved) => {
+                    if let Some(units) = lower_to {
+                        match self.lower(renew.contender, units).await? {
+                            Changed::Done => {}
+                            Changed::Gone => return Ok(Renewed::Gone),
+                            Changed::Evicted(refused) => return Ok(refused),
+                        }
+                    }
                     if renew.detach {
                         self.records().claims.remove(&renew.contender);
                     }
@@ -155,8 +204,11 @@ impl KeeperState {
             Err(error) => return Err(trouble(error)),
         };
         let mut data = ClaimData::from_bytes(&bytes);
-        let age = u64::try_from(after.mtime.saturating_sub(before.mtime)).unwrap_or(0);
-        let left = data.lease.saturating_sub(Duration::from_millis(age));
+        let until_now =
+            |then: i64| Duration::from_millis(u64::try_from(after.mtime.saturating_sub(then)).unwrap_or(0));
+        let left = data.lease.saturating_sub(until_now(before.mtime));
+        // Versions that did not write how long it was held made its node anew when they moved it.
+        let held = data.held.map_or(until_now(before.ctime), |held| held + until_now(before.mtime));
         let number = data.number(before.czxid);
         data.number = Some(number);
         Ok(Some(FoundLease {
@@ -167,6 +219,7 @@ impl KeeperState {
             data,
             version: after.version,
             left,
+            held,
             units: holder.units,
             capacity: holder.capacity,
             number,
@@ -180,7 +233,7 @@ impl KeeperState {
         found: FoundLease,
         lease: Duration,
     ) -> Result<Renewed, StoreError> {
-        let data = ClaimData { lease, ..found.data };
+        let data = ClaimData { lease, held: Some(found.held), ..found.data };
         let sent = own.now();
         let mut multi = own.client.new_multi_writer();
         for marker in &found.markers {
@@ -194,7 +247,10 @@ impl KeeperState {
             Err(error) if refused(&error) => return Err(trouble(Error::BadVersion)),
             Err(error) => return Err(trouble(error.into())),
         }
-        let hold = HoldRecord::confirmed(sent, lease, found.number);
+        let hold = HoldRecord {
+            granted: sent.before(found.held),
+            ..HoldRecord::confirmed(sent, lease, found.number)
+        };
         let record = ClaimRecord {
             name: found.name,
             units: found.units,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{
     Capacity, StoreError, Units,
-    store::{Answer, Answers, Claim, Details, Leave, Left, Request},
+    store::{Answer, Answers, Attachment, Claim, Details, Leave, Left, Request, Verdict},
 };
 
 use crate::{
@@ -140,7 +140,13 @@ impl KeeperState {
             remembered => {
                 self.send_pending(group).await?;
                 let own_session = group.own_sessions.remove(&claim.contender);
-                let verdict = self.claim_stepwise(&group.session, claim, remembered, own_session).await;
+                let verdict = match self.claim_stepwise(&group.session, claim, remembered, own_session).await
+                {
+                    Ok(Verdict::Granted(_)) if claim.attachment == Attachment::Detached => {
+                        self.let_go(claim).await
+                    }
+                    verdict => verdict,
+                };
                 verdict.or_else(|error| self.own_session_failed(&group.session, claim, error))?
             }
         };

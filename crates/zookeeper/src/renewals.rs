@@ -193,7 +193,7 @@ impl KeeperState {
     }
 
     /// Lowers a hold to `units`. A marker beside the node says so. The node changes too, for those that watch it.
-    async fn lower(&self, contender: ContenderId, units: Units) -> Result<Changed, StoreError> {
+    pub(crate) async fn lower(&self, contender: ContenderId, units: Units) -> Result<Changed, StoreError> {
         let marker = {
             let mut records = self.records();
             let Some(record) = records.claims.get_mut(&contender) else { return Ok(Changed::Gone) };

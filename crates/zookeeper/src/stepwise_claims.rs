@@ -171,11 +171,11 @@ impl KeeperState {
             at_least: 0,
         };
         self.take_over(session, &confirm).await?;
-        let records = self.records();
-        Ok(records.claims.get(&claim.contender).and_then(|record| match record.state {
-            ClaimState::Holding(hold) => Some(Verdict::Granted(record.grant(&hold, self.now()))),
-            _ => None,
-        }))
+        let node = self.records().claims.get(&claim.contender).map(|record| record.node.clone());
+        match node {
+            Some(node) => self.granted_before(session, &node, claim).await,
+            None => Ok(None),
+        }
     }
 
     /// The node that `contender` has in `session`, by the latest state of the store.

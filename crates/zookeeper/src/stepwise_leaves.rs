@@ -46,7 +46,7 @@ impl KeeperState {
             }
             Some((ClaimState::Leaving(left), _)) => Ok(left),
             Some(_) => Ok(Left::NotThere),
-            None => self.leave_detached(session, &leave.name, leave.contender).await,
+            None => self.leave_detached(session, leave).await,
         }
     }
 
@@ -94,19 +94,20 @@ impl KeeperState {
     }
 
     /// Leaves a lease that is in no session of this keeper.
-    async fn leave_detached(
-        &self,
-        session: &Session,
-        name: &Name,
-        contender: ContenderId,
-    ) -> Result<Left, StoreError> {
-        let folder = self.settings.paths.lock(name);
+    async fn leave_detached(&self, session: &Session, leave: &Leave) -> Result<Left, StoreError> {
+        let Leave { name, contender, .. } = leave;
+        let (folder, contender) = (self.settings.paths.lock(name), *contender);
         let queue = self.queue(session, &folder, Freshness::Latest).await?;
         let Some(claim) = queue.of(contender).next() else { return Ok(Left::NotThere) };
         let path = format!("{folder}/{}", claim.name);
         match session.data(&path).await? {
             Some((data, _)) if !ClaimData::from_bytes(&data).retired => {}
             _ => return Ok(Left::NotThere),
+        }
+        if !leave.hold_at_least.is_zero()
+            && let Some(left) = self.retire_detached(session, leave).await?
+        {
+            return Ok(left);
         }
         let markers = queue.marker_paths(&folder, contender);
         let answer = RemovalAnswer { removed: Left::Released, gone: Left::NotThere };

@@ -8,7 +8,7 @@ use lockkeeper_core::{
 };
 use redis::Cmd;
 
-use super::details::push_details;
+use super::{details::push_details, rarities};
 
 fn micros(length: Duration) -> u64 {
     u64::try_from(length.as_micros()).unwrap_or(u64::MAX)
@@ -109,11 +109,11 @@ fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
         capacity,
         lease,
         queue,
-        // The lease ends what a crashed keeper held, detached or not.
-        attachment: _,
+        attachment,
+        // Nothing but the lease ends a grant whose keeper crashed.
         min_hold: _,
-        renewed: _,
-        at_least: _,
+        renewed,
+        at_least,
         not_after,
         stamp,
         again,
@@ -121,6 +121,7 @@ fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
     } = a;
     (units, capacity, lease, queue, not_after, stamp, again, details)
         == (&b.units, &b.capacity, &b.lease, &b.queue, &b.not_after, &b.stamp, &b.again, &b.details)
+        && (attachment, renewed, at_least) == (&b.attachment, &b.renewed, &b.at_least)
 }
 
 /// Appends what comes before the first of some claims that differ only in their ids.
@@ -138,13 +139,14 @@ fn push_common(command: &mut Cmd, claim: &Claim, mode: Mode, scratch: &mut Strin
     _ = write!(scratch, "{not_after:016}{way}{:020}", claim.stamp);
     command.arg("s").arg(&*scratch).arg(lease);
     // The lease, a minute, and a second and a bit, as uncontended.lua expects it.
-    match claim.capacity.allows(claim.units) && mode.by_one_set {
+    match claim.capacity.allows(claim.units) && mode.by_one_set && claim.at_least == 0 {
         true => command.arg(lease / 1000 + 61_001),
         false => command.arg(""),
     };
     scratch.clear();
-    // The dash leaves room for words of later versions.
-    _ = write!(scratch, " {} {} {lease} - ", claim.capacity, claim.units);
+    _ = write!(scratch, " {} {} {lease} ", claim.capacity, claim.units);
+    rarities::push(scratch, claim);
+    scratch.push(' ');
     push_details(scratch, &claim.details);
     command.arg(&*scratch);
 }
@@ -177,12 +179,12 @@ pub(crate) fn push_renewals(command: &mut Cmd, leases: &[&Renew]) {
             Units::All => None,
             Units::Count(units) => Some(units.get()),
         });
-        if lower_to.is_none() && !renew.detach && first {
+        if lower_to.is_none() && !renew.detach && renew.at_least == 0 && first {
             push_only_holder(command, renew.contender, &mut scratch);
         } else {
             command.arg("b").arg(renew.contender.to_string());
             command.arg(lower_to.map_or_else(String::new, |units| units.to_string()));
-            command.arg(u8::from(renew.detach));
+            command.arg(u8::from(renew.detach)).arg(renew.at_least);
         }
     }
 }

@@ -8,7 +8,10 @@ use lockkeeper_core::{
 };
 use redis::Value;
 
-use super::rows::{is_grant_number, view};
+use super::{
+    rarities,
+    rows::{is_grant_number, view},
+};
 use crate::{calls::ScriptReply, trouble};
 
 /// Reads a reply word by word.
@@ -88,7 +91,7 @@ impl Reader {
             }
             1 => self.grant().map(Renewed::Held),
             2 => Ok(Renewed::Gone),
-            3 => Ok(Renewed::Evicted(None)),
+            3 => Ok(Renewed::Evicted(rarities::reason(self.word()?))),
             _ => Err(trouble::nonsense("an answer to a renewal")),
         }
     }

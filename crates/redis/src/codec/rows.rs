@@ -8,7 +8,7 @@ use lockkeeper_core::{
     store::{GrantNotice, HolderView, ResourceView, StoreTime, WaiterView},
 };
 
-use super::details::details;
+use super::{details::details, rarities};
 use crate::layout::Keys;
 
 /// The resource whose key has these elements: the head, the other rows, and two elements for each waiter.
@@ -29,6 +29,8 @@ pub(super) fn view(
             holders.push(row.holder);
         }
     }
+    // A number may have been raised past another.
+    holders.sort_by_key(|holder| holder.token);
     let mut waiters = Vec::new();
     while let (Some(id), Some(claim)) = (elements.next(), elements.next()) {
         let asked_lately = |(asked, _): &(StoreTime, WaiterView)| asked.after(WAIT_LEASE) > now;
@@ -65,9 +67,9 @@ fn holder(row: &str, now: StoreTime) -> Option<HolderRow> {
     let capacity = next()?.parse().ok()?;
     let units = next()?.parse().ok()?;
     let lease = Duration::from_micros(next()?.parse().ok()?);
-    let _later = next()?;
+    let rarities = rarities::read(next()?);
     let details = details(next()?)?;
-    let detached = flags.contains('d');
+    let detached = flags.contains('d') || rarities.detached;
     let holder = HolderView {
         contender,
         token: Token::new(number, 0),
@@ -76,7 +78,7 @@ fn holder(row: &str, now: StoreTime) -> Option<HolderRow> {
         since,
         lease,
         remaining: Some(expires.since(now)),
-        renewed: !detached,
+        renewed: !rarities.fixed && !detached,
         evicted: flags.contains('e'),
         detached,
     };
@@ -91,7 +93,7 @@ fn waiter(id: &str, claim: &str) -> Option<(StoreTime, WaiterView)> {
     let since = wall(next()?.parse().ok()?);
     let (_stamp, _capacity) = (next()?, next()?);
     let units = next()?.parse().ok()?;
-    let (_lease, _later) = (next()?, next()?);
+    let (_lease, _rarities) = (next()?, next()?);
     let details = details(next()?)?;
     Some((asked, WaiterView { contender: id.parse().ok()?, units, details, since }))
 }

@@ -16,3 +16,16 @@ local function next_number()
   high_water = number
   return number
 end
+
+-- Makes the high-water mark at least this number, below 2^53.
+local function raise_high_water(number)
+  local text = string.format('%016d', math.min(number, 9007199254740991))
+  if not high_water then
+    local before = redis.pcall('GET', KEYS[1])
+    high_water = type(before) == 'string' and tonumber(before) and before or nil
+  end
+  if not high_water or text > high_water then
+    high_water, reserved = text, text
+    call('SET', KEYS[1], text)
+  end
+end

@@ -2,9 +2,10 @@
 -- KEYS[2..]  the resource of each lease
 -- ARGV[2]    the first lease
 -- ARGV[3..]  per entry: flags and id as in the row of the only holder; before them 's' and the lease, if it is not that
---            of the entry before; or, to lower or detach, 'b', the id, the units to lower to or '', and '1' to detach
+--            of the entry before; or, to lower, detach or raise the number, 'b', the id, the units to lower to or '',
+--            '1' to detach, and the number to raise it to or '0'
 -- Reply      nonce, now, then per entry: 0 number (held alone, for the whole lease), 1 number floor remaining (held),
---            2 (gone), 3 (evicted)
+--            2 (gone), 3 and '=' with the reason or '-' (evicted)
 -- Invariant  The lease of an only holder is extended by writing the new end over the old one; resource.lua does the
 --            rest.
 local reply, at, lib = {ARGV[1], now_text}, 3, nil
@@ -26,8 +27,8 @@ for entry = 2, #KEYS do
   end
   if word == 'b' then
     lib = lib or library()
-    reply[entry + 1] = lib.renew(key, ARGV[at + 1], lease, ARGV[at + 2], ARGV[at + 3] == '1')
-    at = at + 4
+    reply[entry + 1] = lib.renew(key, ARGV[at + 1], lease, ARGV[at + 2], ARGV[at + 3] == '1', tonumber(ARGV[at + 4]))
+    at = at + 5
   else
     at = at + 1
     local row = rows[entry - 1]
@@ -42,7 +43,7 @@ for entry = 2, #KEYS do
       reply[entry + 1] = '0 ' .. string.sub(row, 44, 59)
     else
       lib = lib or library()
-      reply[entry + 1] = lib.renew(key, string.sub(word, 6, -2), lease, '', false)
+      reply[entry + 1] = lib.renew(key, string.sub(word, 6, -2), lease, '', false, 0)
     end
   end
 end

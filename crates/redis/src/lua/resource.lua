@@ -2,18 +2,18 @@
 -- needed.
 --
 -- A resource is one key. Its rows:
---   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <later> <details>   a holder
+--   h <number> <granted> <expires> <flags> <id> <capacity> <units> <lease> <rare> <details>   a holder
 --   x <id> <until>                                          a tombstone: late copies of its claim do nothing until then
 --   g * <until>                                             scripts publish changes until then
 -- A resource with one row and no waiters is a string, the head: <lasts> <oldest> <others> and that row. All others are
 -- a list: the head with the first row, the other rows, then two elements for each waiter, in order of arrival:
 --   <id>
---   <asked> <arrival> <stamp> <capacity> <units> <lease> <later> <details>
+--   <asked> <arrival> <stamp> <capacity> <units> <lease> <rare> <details>
 -- The key lasts at least until <lasts>. No waiter last asked before <oldest>. <others> is how many rows follow the
 -- head's, in six digits. Holders are in order of their numbers. A stamp has 20 digits. Numbers and times (microseconds
 -- of the server's clock) have 16 digits: their order is that of their text, and each part of a head begins at a fixed
--- byte. Flags: c confirmed, e evicted, r retired, d detached, or a dash. <later> is a dash, with room for words of
--- later versions.
+-- byte. Flags: c confirmed, e evicted, r retired, d detached, or a dash. <rare> is a dash for most: see
+-- codec/rarities.rs. Holders whose numbers were raised may be out of order.
 -- Invariant: a stored resource is settled but for the passing of time, and its key lives as long as anything in it.
 -- Invariant: no script removes a key and then writes it again. A node whose slot begins to move refuses to make a key,
 -- also one that it had a moment ago, and undoes nothing. So a list keeps its head, and a string becomes a list under
@@ -50,6 +50,15 @@ local function library()
     end
     local id, ends = string.match(text, '^[gx] (%S+) (%d+)$')
     return ends and {text = text, id = id, ends = tonumber(ends)}
+  end
+
+  -- Puts the holders in order of their numbers, of which one may have been raised.
+  local function in_order(r)
+    for index = 2, #r.holders do
+      if r.holders[index].number < r.holders[index - 1].number then
+        return table.sort(r.holders, function(a, b) return a.number < b.number end)
+      end
+    end
   end
 
   -- The resource; nil if the key holds something else. Not an error, which would leave the rest of a group undone. A
@@ -91,6 +100,7 @@ local function library()
         row.gone = true
       end
     end
+    in_order(r)
     if r.kind == 'list' then opened[key] = r end
     return r
   end
@@ -264,9 +274,17 @@ local function library()
     return r.capacity == 'all' and used < math.huge or r.capacity ~= 'all' and used <= tonumber(r.capacity)
   end
 
+  -- The next number, at least this one. The clock has no part in it.
+  local function next_at_least(least)
+    raise_high_water(0)
+    raise_high_water(math.max(tonumber(least), (tonumber(high_water) or 0) + 1))
+    return high_water
+  end
+
   local function grant(r, holder)
     if r.used then r.used = r.used + count_of(holder.units) end
-    holder.number, holder.granted = tonumber(next_number()), now
+    local least = string.match(holder.details, '^[fd]*n(%d+)')
+    holder.number, holder.granted = tonumber(least and next_at_least(least) or next_number()), now
     r.holders[#r.holders + 1] = holder
     add(r, holder)
     r.changed = true
@@ -441,7 +459,7 @@ local function library()
     return answer
   end
 
-  function lib.renew(key, id, lease, lower_to, detach)
+  function lib.renew(key, id, lease, lower_to, detach, at_least)
     local r = lib.open(key)
     if not r then return '2' end
     lib.settle(r)
@@ -453,22 +471,30 @@ local function library()
     confirm(holder)
     if holder.evicted then
       lib.save(r)
-      return '3'
+      local reason = string.match(holder.details, '^[fd]*n?%d*r(%S*)')
+      return '3 ' .. (reason and '=' .. reason or '-')
     end
     rewrite(holder)
     holder.expires = math.max(holder.expires, now + lease)
     holder.detached = holder.detached or detach
     local remaining = holder.expires - now
+    if at_least > holder.number then
+      raise_high_water(at_least)
+      holder.number = math.min(at_least, tonumber(high_water))
+      r.changed = true
+      in_order(r)
+    end
+    local floor = r.holders[1].number
     if lower_to ~= '' and (holder.units == 'all' or tonumber(lower_to) < tonumber(holder.units)) then
       holder.units = lower_to
       r.changed, r.used = true, nil
       serve(r)
     end
     lib.save(r)
-    return string.format('1 %d %d %d', holder.number, r.holders[1].number, remaining)
+    return string.format('1 %d %d %d', holder.number, floor, remaining)
   end
 
-  function lib.evict(key, id, number, at_once)
+  function lib.evict(key, id, number, at_once, reason)
     without_memory()
     local r = lib.open(key)
     if not r then return '2' end
@@ -481,6 +507,9 @@ local function library()
     elseif found then
       rewrite(holder)
       holder.evicted = true
+      local rare, details = string.match(holder.details, '^([fd]*n?%d*)%S*( .*)$')
+      if reason ~= '-' then rare = rare .. 'r' .. string.sub(reason, 2) end
+      holder.details = (rare == '' and '-' or rare) .. details
       r.changed = true
     end
     lib.save(r)

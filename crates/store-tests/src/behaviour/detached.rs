@@ -2,10 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, Lease, LeaseError, Lost, ReleaseError};
+use lockkeeper_core::{
+    AcquireError, Capacity, Error, Lease, LeaseClaim, LeaseError, Lost, ReleaseError, Units,
+    store::{Kind, ProcessInfo},
+};
 use tokio::time::timeout;
 
-use super::{Fixture, Outcome, fixture::soon, tests};
+use super::{
+    Fixture, Outcome,
+    fixture::{self, soon},
+    tests,
+};
 
 tests! {
     a_lease_passes_to_another_process if |can| can.detachable,
@@ -16,6 +23,8 @@ tests! {
     a_lease_that_nobody_adopts_ends if |can| can.detachable,
     a_lease_is_released_without_being_adopted if |can| can.detachable,
     a_lease_is_renewed_without_being_adopted if |can| can.detachable,
+    a_lease_can_be_acquired_for_somebody_else if |can| can.detachable,
+    a_released_lease_keeps_its_minimum_from_its_grant_on if |can| can.detachable,
     permits_can_be_handed_over if |can| can.detachable,
     only_what_is_detachable_is_detached,
     a_reentered_guard_is_not_detached if |can| can.detachable,
@@ -123,6 +132,71 @@ async fn a_lease_is_renewed_without_being_adopted(fixture: &Fixture) -> Outcome 
     b.release_lease(&lease).await?;
     let error = b.renew_lease(&lease).await.expect_err("it is over");
     assert!(matches!(&error, LeaseError::NotHeld { why: Lost::Gone, .. }), "{error}");
+    Ok(())
+}
+
+async fn a_lease_can_be_acquired_for_somebody_else(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("deploy"));
+    let mut claim = LeaseClaim::new(Kind::RwLock, Units::All, Capacity::All);
+    claim.process = Some(ProcessInfo { host: "their host".into(), pid: 7, program: "curl".into() });
+    claim.label = Some("for them".into());
+    let first = a.acquire_lease(&name, &claim, None).await?.expect("it waits");
+    assert!(!first.remaining.is_zero() && first.lease.floor() == first.lease.token());
+    let shown = fixture.view(&name).await?.expect("it is held").holders.remove(0);
+    assert!(shown.detached && !shown.renewed, "{shown:?}");
+    assert_eq!(
+        (&*shown.details.process, shown.details.kind),
+        (claim.process.as_ref().expect("given"), Kind::RwLock)
+    );
+    assert_eq!(shown.details.label.as_deref(), Some("for them"));
+    assert!(b.acquire_lease(&name, &claim, Some(Duration::ZERO)).await?.is_none(), "it only tries");
+    let error = b.acquire_lease(&name, &claim, Some(Duration::from_millis(50))).await.expect_err("in use");
+    assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
+    let (theirs, asked, of) = (b.clone(), claim.clone(), name.clone());
+    let waiter =
+        fixture.start_waiter(&name, 1, async move { theirs.acquire_lease(&of, &asked, None).await }).await?;
+    a.release_lease(&first.lease).await?;
+    let second = soon(waiter).await???.expect("it waits");
+    assert!(second.lease.token() > first.lease.token());
+    b.close().await;
+    let shown = fixture.view(&name).await?.expect("it belongs to no keeper").holders.remove(0);
+    assert!(shown.detached && shown.token == second.lease.token(), "{shown:?}");
+    assert!(a.renew_lease(&second.lease).await? > claim.lease / 2, "it was granted for its whole lease");
+    Ok(a.release_lease(&second.lease).await?)
+}
+
+async fn a_released_lease_keeps_its_minimum_from_its_grant_on(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("deploy"));
+    let least = Duration::from_secs(3);
+    // Given back by its own keeper, by another one, by another one that held it in between, and after its keeper closed.
+    for way in 0..4 {
+        let keeper = if way == 3 { fixture.keeper().await? } else { a.clone() };
+        let asked = Instant::now();
+        let guard = keeper.mutex(&name).min_hold(least).detachable().lock().await?;
+        let granted = Instant::now();
+        let lease = guard.into_lease().await?;
+        tokio::time::sleep(least / 3).await;
+        match way {
+            0 => a.release_lease(&lease).await?,
+            1 => b.release_lease(&lease).await?,
+            2 => b.adopt(&lease).await?.release().await?,
+            _ => {
+                keeper.close().await;
+                b.release_lease(&lease).await?;
+            }
+        }
+        assert!(asked.elapsed() < least, "this machine is too slow for this test");
+        assert!(b.mutex(&name).try_lock().await?.is_none(), "way {way} forgot it");
+        let error = b.release_lease(&lease).await.expect_err("it has no owner any more");
+        assert!(matches!(&error, ReleaseError::NotHeld { .. }), "{error}");
+        let next = soon(b.mutex(&name).lock()).await??;
+        assert!(asked.elapsed() + fixture::ROUNDING >= least, "way {way} kept it only {:?}", asked.elapsed());
+        let late = granted.elapsed().saturating_sub(least);
+        // Where it is kept by a session, that ends a little later.
+        let most = fixture.capability().min_lease + Duration::from_secs(2);
+        assert!(late < most, "way {way} kept it {late:?} too long");
+        next.release().await?;
+    }
     Ok(())
 }
 

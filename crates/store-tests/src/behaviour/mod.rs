@@ -18,6 +18,7 @@ mod fixture;
 mod guard;
 mod latch;
 mod mutex;
+mod numbers;
 mod operators;
 mod reentrancy;
 mod runtimes;
@@ -106,6 +107,7 @@ pub fn trials(connect: impl Fn() -> Connector + Send + Sync + 'static) -> Result
         ("guard", guard::tests()),
         ("detached", detached::tests()),
         ("fence", fence::tests()),
+        ("numbers", numbers::tests()),
         ("waiting", waiting::tests()),
         ("operators", operators::tests()),
         ("errors", errors::tests()),

@@ -57,11 +57,14 @@ async fn a_holder_is_shown_with_its_facts(fixture: &Fixture) -> Outcome {
     assert!(shown.remaining.is_none_or(|left| !left.is_zero() && left <= lease), "{:?}", shown.remaining);
     let can_tell = fixture.capability().lease_per_claim;
     assert!(shown.remaining.is_some() || !can_tell, "this store knows how long others' leases last");
-    assert!(!shown.evicted && !shown.detached);
+    assert!(shown.renewed && !shown.evicted && !shown.detached);
     // Wall clocks of two machines: a wrong unit or epoch is what this would show.
     let now = SystemTime::now();
     let apart = now.duration_since(shown.since).or_else(|_| shown.since.duration_since(now))?;
     assert!(apart < Duration::from_secs(24 * 3600), "{:?}", shown.since);
+    guard.release().await?;
+    let guard = keeper.mutex(&name).expires_after(lease).lock().await?;
+    assert!(!holder(fixture, &name).await?.renewed, "nobody renews a fixed lease");
     guard.release().await?;
     let leads = keeper.election(&name).campaign("10.0.0.7:80").await?;
     let details = holder(fixture, &name).await?.details;
@@ -164,8 +167,14 @@ async fn an_eviction_is_told_to_its_holder(fixture: &Fixture) -> Outcome {
     let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("report"));
     let guard = a.mutex(&name).lease(fixture.renewed_lease()).lock().await?;
     let shown = holder(fixture, &name).await?;
-    assert!(b.evict(&name, shown.contender, shown.token, Eviction::Graceful).await?);
+    assert_eq!(guard.lost_because(), None);
+    let too_long = "x".repeat(4097);
+    let error = b.evict_because(&name, shown.contender, shown.token, Eviction::Graceful, &too_long).await;
+    assert!(error.expect_err("too long").to_string().contains("4096"));
+    let reason = "the machine is needed: 100 %, ü and\nall";
+    assert!(b.evict_because(&name, shown.contender, shown.token, Eviction::Graceful, reason).await?);
     assert_eq!(soon(guard.lost()).await?, Lost::Evicted);
+    assert_eq!(guard.lost_because().as_deref(), Some(reason));
     assert!(!guard.is_held() && guard.release().await.is_err());
     fixture.wait_until(&name, 0, 0).await
 }

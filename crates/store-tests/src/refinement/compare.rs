@@ -189,6 +189,8 @@ impl Numbers {
                 token: Token::new(holder.token.number(), 0),
                 since: holder.since,
                 remaining: holder.remaining,
+                // Such a store keeps of a detached lease what was left of it.
+                lease: if leniency.in_parts && holder.detached { holder.lease } else { expected.lease },
                 ..expected.clone()
             };
             same("holder", &expected, holder)?;
@@ -209,11 +211,12 @@ impl Numbers {
         leniency: Leniency,
     ) -> Compared {
         match (model, store) {
-            (Renewed::Held(expected), Renewed::Held(grant)) => {
-                // Such a store does not look at others for a renewal.
-                let floor = if leniency.in_parts { expected.floor } else { grant.floor };
-                self.grants(name, expected, &Grant { floor, ..*grant }, leniency)
+            // Such a store does not look at others for a renewal.
+            (Renewed::Held(expected), Renewed::Held(grant)) if leniency.in_parts => {
+                leniency.remaining("remaining", expected.remaining, grant.remaining)?;
+                self.grant(name, "the number", expected.number, grant.number)
             }
+            (Renewed::Held(expected), Renewed::Held(grant)) => self.grants(name, expected, grant, leniency),
             _ => same("renewal", model, store),
         }
     }

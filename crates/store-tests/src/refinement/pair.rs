@@ -203,7 +203,7 @@ impl<'a> Pair<'a> {
                 self.apply(keeper, &group).await?;
             }
             Step::Renew { keeper, renewals } => self.renew(*keeper, renewals).await?,
-            Step::Evict { who, now, wrong } => self.evict(*who, *now, *wrong).await?,
+            Step::Evict { who, now, wrong, reason } => self.evict(*who, *now, *wrong, *reason).await?,
             Step::Count { latch, operation, again, action, late } => {
                 self.count(*latch, *operation, *again, *action, *late).await?;
             }
@@ -300,7 +300,7 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    async fn evict(&mut self, who: usize, now: bool, wrong: bool) -> Compared {
+    async fn evict(&mut self, who: usize, now: bool, wrong: bool, reason: bool) -> Compared {
         let how = if now { Eviction::Immediate } else { Eviction::Graceful };
         let Some(acquisition) = self.acquisitions.get(&who) else { return Ok(()) };
         let (name, contender) = (acquisition.claim.name.clone(), acquisition.claim.contender);
@@ -309,7 +309,13 @@ impl<'a> Pair<'a> {
         // Who does not hold has no number; any will do.
         let in_store = self.numbers.of_store(&name, number).unwrap_or(1);
         let wrong = u64::from(wrong);
-        let order = Evict { name: name.clone(), contender, number: in_store + wrong, how, reason: None };
+        let order = Evict {
+            name: name.clone(),
+            contender,
+            number: in_store + wrong,
+            how,
+            reason: reason.then(|| "a reason, with ü and 'quotes'".into()),
+        };
         let before = self.now().await?;
         let answer = self.store().evict(&order).await.map_err(|error| store_failed(&error))?;
         let took = self.now().await?.since(before);

@@ -38,6 +38,9 @@ pub(super) enum Entry {
         /// Asks for another capacity than the others.
         mismatch: bool,
         detachable: bool,
+        /// Whether it is born detached, if the store can do that.
+        born_detached: bool,
+        renewed: bool,
     },
     Leave {
         who: usize,
@@ -87,6 +90,7 @@ pub(super) enum Step {
         who: usize,
         now: bool,
         wrong: bool,
+        reason: bool,
     },
     Count {
         latch: usize,
@@ -128,6 +132,8 @@ fn lone_holder() -> Vec<Step> {
         life: 5_000,
         mismatch: false,
         detachable: false,
+        born_detached: false,
+        renewed: true,
     })];
     for lease in [hour, 2 * hour, hour, Duration::from_secs(2), Duration::ZERO] {
         let renewals = vec![Renewal { who, lease, lower: false, detach: false }];
@@ -164,9 +170,12 @@ fn step(dice: &mut Dice, time_mode: TimeMode) -> Step {
             let renewals = (0..=pick(dice, 3)).map(|_| renewal(dice, keeper, time_mode)).collect();
             Step::Renew { keeper, renewals }
         }
-        at if at < 870 => {
-            Step::Evict { who: pick(dice, KEEPERS * EACH), now: dice.chance(500), wrong: dice.chance(200) }
-        }
+        at if at < 870 => Step::Evict {
+            who: pick(dice, KEEPERS * EACH),
+            now: dice.chance(500),
+            wrong: dice.chance(200),
+            reason: dice.chance(500),
+        },
         at if at < 940 => Step::Count {
             latch: pick(dice, LATCHES),
             operation: pick(dice, OPERATIONS),
@@ -215,6 +224,8 @@ fn entry(dice: &mut Dice, keeper: usize, time_mode: TimeMode) -> Entry {
             life: if dice.chance(80) { -1 - dice.below(2_000) as i64 } else { 5_000 },
             mismatch: dice.chance(40),
             detachable: dice.chance(300),
+            born_detached: dice.chance(100),
+            renewed: dice.chance(700),
         }
     } else {
         let hold_at_least = if dice.chance(200) { dice.up_to(3_000) } else { Duration::ZERO };

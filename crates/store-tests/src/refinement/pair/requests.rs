@@ -55,11 +55,11 @@ impl Pair<'_> {
 
     /// The next copy of the claim of `who`, or the first copy of a new one.
     fn claim(&mut self, keeper: usize, entry: &Entry, not_after: StoreTime) -> Claim {
-        let Entry::Claim { who, resource, units, lease, queue, mismatch, detachable, .. } = entry else {
+        let Entry::Claim { who, resource, units, lease, queue, mismatch, renewed, .. } = entry else {
             unreachable!("only claims come here");
         };
-        let detachable = *detachable && self.store().capability().detachable;
-        let lease = self.lease(*lease, detachable);
+        let attachment = self.attachment(entry);
+        let lease = self.lease(*lease, attachment.may_outlive_process());
         self.next_id += 1;
         let id = ContenderId { keeper: self.keepers[keeper].0, seq: self.next_id };
         let acquisition = self.acquisitions.entry(*who).or_insert_with(|| {
@@ -72,8 +72,8 @@ impl Pair<'_> {
                 capacity: if permits { Capacity::count(PERMITS).expect("not zero") } else { Capacity::All },
                 lease,
                 queue: *queue,
-                attachment: if detachable { Attachment::Detachable } else { Attachment::Process },
-                renewed: true,
+                attachment,
+                renewed: *renewed,
                 at_least: 0,
                 min_hold: Duration::ZERO,
                 not_after,
@@ -93,6 +93,16 @@ impl Pair<'_> {
         acquisition.not_after = acquisition.not_after.max(not_after);
         self.moments.insert(not_after);
         claim
+    }
+
+    fn attachment(&self, entry: &Entry) -> Attachment {
+        match entry {
+            _ if !self.store().capability().detachable => Attachment::Process,
+            // A store that keeps leases by sessions tells of such a grant at a time of its own.
+            Entry::Claim { born_detached: true, .. } if !self.in_parts() => Attachment::Detached,
+            Entry::Claim { detachable: true, .. } => Attachment::Detachable,
+            _ => Attachment::Process,
+        }
     }
 
     fn leave(&mut self, who: usize, tombstone: bool, hold_at_least: Duration) -> Option<Leave> {
