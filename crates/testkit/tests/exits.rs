@@ -84,13 +84,14 @@ impl Drop for Ending {
     }
 }
 
+/// The ways that have tests of their own.
+const SPECIAL: [&str; 6] =
+    ["told", "refused", "partly_refused", "min_hold", "min_hold_released", "signalled"];
+
 fn ways() -> Vec<String> {
     let ways = Command::new(PROGRAM).arg("ways").output().expect("it runs").stdout;
     let ways = String::from_utf8(ways).expect("text");
-    ways.lines()
-        .filter(|way| !["told", "refused", "partly_refused", "signalled"].contains(way))
-        .map(str::to_owned)
-        .collect()
+    ways.lines().filter(|way| !SPECIAL.contains(way)).map(str::to_owned).collect()
 }
 
 /// What is held or waited for and starts with `prefix`.
@@ -164,6 +165,26 @@ async fn i16_the_last_leave_takes_the_connection_for_renewals() {
 async fn i16_nothing_stays_held_on_zookeeper() {
     let zookeeper = ZooKeeper::start().expect("started");
     nothing_is_left_by_any_way(&zookeeper.url()).await;
+}
+
+/// The session of such a hold lasts as long as its lease of 30 s, unless the keeper replaces it before the end.
+#[tokio::test]
+async fn i16_a_minimum_hold_ends_in_time_on_zookeeper() {
+    let zookeeper = ZooKeeper::start().expect("started");
+    let keeper = lockkeeper::connect(&zookeeper.url()).await.expect("connected");
+    for way in ["min_hold", "min_hold_released"] {
+        let took = Ending::start(way, &zookeeper.url(), way).end();
+        assert!(!held(&keeper, way).await.is_empty(), "{way}: it is free before the minimum hold");
+        let ended = Instant::now();
+        while !held(&keeper, way).await.is_empty() {
+            assert!(
+                ended.elapsed() < Duration::from_secs(10),
+                "{way}: held for too long; the end took {took:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        println!("{way}: {took:?}, free after {:?}", ended.elapsed());
+    }
 }
 
 /// Here the end of a process frees what it held, so this shows only that every end comes soon.

@@ -107,7 +107,7 @@ async fn open(sessions: &Sessions, limit: Duration) -> Result<(Arc<Session>, Str
 
 impl KeeperState {
     /// Closes the keeper's session, after everything was left.
-    pub(crate) async fn close(&self) {
+    pub(crate) async fn close(self: &Arc<Self>) {
         let session = self.session();
         if let Ok(session) = &session {
             self.hand_over_retired(session).await;

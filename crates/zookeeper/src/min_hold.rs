@@ -1,12 +1,13 @@
 //! Holds that are left before their minimum hold: the node stays without its owner until then.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     ContenderId, Name, StoreError,
     clock::BootTime,
     store::{Leave, Left},
 };
+use tokio::task::JoinSet;
 
 use crate::{changes::Changed, codec::ClaimData, keeper::KeeperState, records::ClaimState, session::Session};
 
@@ -44,8 +45,9 @@ impl KeeperState {
         }
     }
 
-    /// Before the keeper ends, moves each retired hold to a session that ends with the minimum hold.
-    pub(crate) async fn hand_over_retired(&self, session: &Session) {
+    /// Before the keeper ends, moves each retired hold to a session that ends with the minimum hold. All at once: a
+    /// process that ends does not wait for long.
+    pub(crate) async fn hand_over_retired(self: &Arc<Self>, session: &Arc<Session>) {
         let retired: Vec<_> = {
             let records = self.records();
             let retired = records.claims.iter().filter_map(|(contender, record)| match record.state {
@@ -54,13 +56,18 @@ impl KeeperState {
             });
             retired.collect()
         };
+        let mut moves = JoinSet::new();
         for (name, contender, until) in retired {
-            let left = until.since(self.now());
-            if let Err(error) = self.hand_over(session, &name, contender, left).await {
-                // It lasts as long as its first session, which is longer than asked for.
-                tracing::debug!(%error, "a minimum hold ends late");
-            }
+            let (keeper, session) = (self.clone(), session.clone());
+            moves.spawn(async move {
+                let left = until.since(keeper.now());
+                if let Err(error) = keeper.hand_over(&session, &name, contender, left).await {
+                    // It lasts as long as its first session, which is longer than asked for.
+                    tracing::debug!(%error, "a minimum hold ends late");
+                }
+            });
         }
+        moves.join_all().await;
     }
 
     async fn hand_over(

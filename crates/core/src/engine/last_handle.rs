@@ -56,7 +56,8 @@ pub(super) fn gone(engine: &Arc<Engine>) {
     engine.last_handle.go(engine.clock().now());
     engine.shut(Some(LAST_ERRANDS));
     engine.dispatcher.rescuer().take_all();
-    if may_wait(engine) && engine.leaves.count() > 0 {
+    let now = engine.clock().now();
+    if may_wait(engine) && (engine.leaves.count() > 0 || engine.leaves.keep_any(now)) {
         wait_for_leaves(engine, was_silent);
     }
 }
@@ -91,6 +92,10 @@ fn wait_for_leaves(engine: &Arc<Engine>, was_silent: bool) {
     let (waiting, tell) = (engine.clone(), TellDone(done.clone()));
     engine.background().spawn(async move {
         waiting.leaves.finished().await;
+        if waiting.leaves.keep_any(waiting.clock().now()) {
+            // Some stores can end a minimum hold in time only if they are closed.
+            waiting.stop.stopped().await;
+        }
         drop(tell);
     });
     if !was_silent {

@@ -6,7 +6,7 @@
 use std::{
     ops::Deref,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -32,7 +32,7 @@ use crate::{
     id::ContenderId,
     name::Name,
     store::{Answer, Leave, Left, Request, StoreTime},
-    support::backoff::Backoff,
+    support::{self, backoff::Backoff},
     telemetry,
     token::GrantNumber,
 };
@@ -286,6 +286,7 @@ fn leave_hold(
     } else {
         // It may live on without us: a late message about its grant must not end it early.
         engine.registry.detached(hold);
+        engine.leaves.keeps_until(hold.granted.after(hold_at_least));
     }
     // By the last answer it may be over sooner, but an answer that was lost may have been better.
     let slack = deadline::margin(asked_until.since(now).max(hold.terms.claim_lease())) * 2;
@@ -337,16 +338,27 @@ fn pointless_after(engine: &Engine, lease: Duration) -> BootTime {
     engine.clock().now().after(lease).after(deadline::margin(lease) * 2).after(engine.client.request_limit)
 }
 
-/// Counts the leaves that are not answered yet.
+/// Counts the leaves that are not answered yet, and knows until when holds that were left stay for their minimum.
 #[derive(Default)]
 pub(super) struct Leaves {
     count: AtomicUsize,
     none: Notify,
+    kept_until: Mutex<BootTime>,
 }
 
 impl Leaves {
     pub(super) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
+    }
+
+    fn keeps_until(&self, minimum: BootTime) {
+        let mut kept_until = support::lock(&self.kept_until);
+        *kept_until = minimum.max(*kept_until);
+    }
+
+    /// Whether a hold that was left stays for its minimum.
+    pub(super) fn keep_any(&self, now: BootTime) -> bool {
+        now < *support::lock(&self.kept_until)
     }
 
     fn begin(&self) {

@@ -63,6 +63,8 @@ const WAYS: &[(&str, Way)] = &[
     ("told", |url, name| told(url, name, false)),
     ("refused", |url, name| told(url, name, true)),
     ("partly_refused", partly_refused),
+    ("min_hold", |url, name| min_hold(url, name, false)),
+    ("min_hold_released", |url, name| min_hold(url, name, true)),
     ("signalled", signalled),
 ];
 
@@ -376,6 +378,19 @@ fn partly_refused(url: &str, names: &str) -> Outcome {
         io::stdin().read_line(&mut String::new())?;
         keeper.mutex(refused).try_lock().await.err().ok_or("the store can be reached")?;
         held();
+        Ok(())
+    })
+}
+
+/// Ends long before the minimum hold, which others must wait for.
+fn min_hold(url: &str, name: &str, releases: bool) -> Outcome {
+    current_thread()?.block_on(async {
+        let keeper = connect(url).await?;
+        let guard = keeper.mutex(name).min_hold(Duration::from_secs(2)).lock().await?;
+        held();
+        if releases {
+            guard.release().await?;
+        }
         Ok(())
     })
 }
