@@ -30,8 +30,8 @@ pub struct Writes {
     pub tombstones: Vec<Tombstone>,
     /// The highest number that was granted, if any was: for stores that keep one mark for all names.
     pub high_water: Option<HighWater>,
-    /// Whether somebody was given something, so that it must be durable before it is answered. Positions in queues,
-    /// releases that nobody waits for and the end of leases are not like that.
+    /// Whether somebody was given something or an operator's order took effect, so that it must be durable before it is
+    /// answered. Positions in queues, releases that nobody waits for and the end of leases are not like that.
     pub gives: bool,
 }
 

@@ -13,7 +13,8 @@ use crate::{BadRow, Outcome, Stored, Tombstone, Transition};
 pub struct Snapshot {
     /// The clock, read after the locks were taken. Lease ends and numbers come from it.
     pub now: Now,
-    /// Numbers are given above this, whatever the name.
+    /// Numbers are given above this, whatever the name. A store that also keeps marks per name reads it after it has locked
+    /// the names: a row that is removed until then takes its mark to the floor.
     pub floor: HighWater,
     /// The rows of the names that were locked. Requests about a name that is not here are answered with *not now, nothing
     /// was done*. A name without any row is here as [`Stored::default`], once the store knows that it has none.
@@ -25,8 +26,10 @@ pub struct Snapshot {
 impl Snapshot {
     /// Does a group of claims and leaves.
     ///
-    /// A store may also do this with rows that it has read without a lock, as long as it read them at one moment: if then
-    /// [nothing has to be written](crate::Writes::is_empty), the answers are good. Most polls of waiters are like that.
+    /// A store may also do this for claims with rows that it has read without a lock, as long as it read them at one moment:
+    /// if then [nothing has to be written](crate::Writes::is_empty), the answers are good. Most polls of waiters are like
+    /// that. A leave always needs the lock: the transaction of its claim may not be committed yet, and a tombstone whose
+    /// time has passed does not keep that claim away.
     ///
     /// # Errors
     /// If a row cannot be this program's.

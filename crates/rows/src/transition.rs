@@ -29,6 +29,8 @@ pub struct Transition {
     tombstones: HashMap<ContenderId, StoreTime>,
     new_tombstones: BTreeMap<ContenderId, StoreTime>,
     grants: Vec<(Name, GrantNotice)>,
+    /// Whether an operator's order took effect.
+    evicted: bool,
 }
 
 impl Transition {
@@ -42,6 +44,7 @@ impl Transition {
             tombstones: HashMap::new(),
             new_tombstones: BTreeMap::new(),
             grants: Vec::new(),
+            evicted: false,
         }
     }
 
@@ -126,14 +129,22 @@ impl Transition {
         let renewed = self.step(&renew.name, |resource, now, high_water, effects| {
             resource.renew(now, high_water, renew, effects)
         });
+        if let Some(Renewed::Held(grant)) = &renewed
+            && let Some(loaded) = self.resources.get_mut(&renew.name)
+        {
+            // A raised number may be below that of another name in the group, which is the transition's mark by now.
+            loaded.high_water.raise(grant.number);
+        }
         renewed.unwrap_or(Renewed::Unknown)
     }
 
     /// Takes a hold back by an operator's order; `None` if the resource was not added.
     pub fn evict(&mut self, order: &Evict) -> Option<Evicted> {
-        self.step(&order.name, |resource, now, high_water, effects| {
+        let evicted = self.step(&order.name, |resource, now, high_water, effects| {
             resource.evict(now, high_water, order, effects)
-        })
+        });
+        self.evicted |= evicted == Some(Evicted::Done);
+        evicted
     }
 
     /// Lets end what has ended, and grants what became free.
@@ -188,6 +199,7 @@ impl Transition {
     pub fn gives(&self) -> bool {
         self.high_water_given.is_some()
             || !self.new_tombstones.is_empty()
+            || self.evicted
             || !self.resources.values().all(Loaded::gives_nothing)
     }
 

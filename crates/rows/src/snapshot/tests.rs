@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    ops::Range,
     time::Duration,
 };
 
@@ -79,14 +80,14 @@ enum Step {
 
 const NAMES: [&str; 2] = ["a", "b"];
 
-fn requests() -> impl Strategy<Value = Request> {
+fn requests(at_least: Range<u64>) -> impl Strategy<Value = Request> {
     let resource = prop::sample::select(&NAMES[..]);
-    let claim = (resource.clone(), 1..6_u64, 0..3_u32, 0..8_u64, any::<bool>()).prop_map(
-        |(resource, seq, units, until, queue)| {
+    let claim = (resource.clone(), 1..6_u64, 0..3_u32, 0..8_u64, any::<bool>(), at_least).prop_map(
+        |(resource, seq, units, until, queue, at_least)| {
             let units = Units::count(units).unwrap_or(Units::All);
             let capacity = if resource == "b" { Capacity::count(2).expect("valid") } else { Capacity::All };
             let not_after = at(until * 10).lease;
-            Request::Claim(Claim { units, capacity, not_after, queue, ..claim(resource, seq) })
+            Request::Claim(Claim { units, capacity, not_after, queue, at_least, ..claim(resource, seq) })
         },
     );
     let leave = (resource, 1..6_u64, prop::option::of(0..40_u64), 0..3_u64).prop_map(
@@ -99,19 +100,19 @@ fn requests() -> impl Strategy<Value = Request> {
     prop_oneof![3 => claim, 2 => leave]
 }
 
-fn steps() -> impl Strategy<Value = Step> {
+/// Steps with numbers that are asked for in this range.
+fn steps(at_least: Range<u64>) -> impl Strategy<Value = Step> {
     let resource = prop::sample::select(&NAMES[..]);
-    let renew =
-        (resource.clone(), 1..6_u64, 0..20_u64, any::<bool>()).prop_map(|(resource, seq, seconds, lower)| {
-            Renew {
-                name: name(resource),
-                contender: contender(seq),
-                lease: Duration::from_secs(seconds),
-                lower_to: lower.then_some(Units::ONE),
-                detach: seconds == 7,
-                at_least: 0,
-            }
-        });
+    let renew = (resource.clone(), 1..6_u64, 0..20_u64, any::<bool>(), at_least.clone()).prop_map(
+        |(resource, seq, seconds, lower, at_least)| Renew {
+            name: name(resource),
+            contender: contender(seq),
+            lease: Duration::from_secs(seconds),
+            lower_to: lower.then_some(Units::ONE),
+            detach: seconds == 7,
+            at_least,
+        },
+    );
     let evict = (resource, 1..6_u64, any::<bool>()).prop_map(|(resource, seq, at_once)| Evict {
         name: name(resource),
         contender: contender(seq),
@@ -120,7 +121,7 @@ fn steps() -> impl Strategy<Value = Step> {
         reason: Some("why".into()),
     });
     prop_oneof![
-        5 => prop::collection::vec(requests(), 1..5).prop_map(Step::Apply),
+        5 => prop::collection::vec(requests(at_least), 1..5).prop_map(Step::Apply),
         2 => prop::collection::vec(renew, 1..3).prop_map(Step::Renew),
         1 => evict.prop_map(Step::Evict),
     ]
@@ -205,10 +206,61 @@ fn with_room() -> ResourceRow {
 
 proptest! {
     #[test]
-    fn rows_behave_as_the_model(steps in prop::collection::vec((0..6_u64, steps()), 1..40)) {
+    fn rows_behave_as_the_model(steps in prop::collection::vec((0..6_u64, steps(0..1)), 1..40)) {
         same_as_the_model(ResourceRow::default(), &steps);
         same_as_the_model(with_room(), &steps);
     }
+
+    #[test]
+    fn i6_a_name_has_a_mark_above_all_its_numbers(steps in prop::collection::vec((0..6_u64, steps(0..90)), 1..40)) {
+        let mut rows = Rows { fresh: with_room(), ..Rows::default() };
+        let (mut seconds, mut marks) = (0, [0; NAMES.len()]);
+        for (pause, step) in &steps {
+            seconds += pause;
+            in_rows(&mut rows, Now { wall: 1, ..at(seconds) }, step);
+            for (text, mark) in NAMES.iter().zip(&mut marks) {
+                let Some((row, entries)) = rows.resources.get(&name(text)) else { continue };
+                let in_row = row.holder.row().into_iter();
+                let holders = in_row.chain(entries.values().filter(|entry| !entry.queued));
+                let highest = holders.map(|holder| holder.number).max().unwrap_or_default();
+                prop_assert!(row.high_water >= highest, "{} has {highest}: {row:?} after {step:?}", text);
+                prop_assert!(row.high_water >= *mark, "the mark of {} went back after {step:?}", text);
+                *mark = row.high_water;
+            }
+        }
+    }
+}
+
+/// Two names are renewed together, the first of which has the higher mark.
+#[test]
+fn i6_a_raised_number_raises_the_mark_of_its_own_name() {
+    let mut rows = Rows { fresh: with_room(), ..Rows::default() };
+    let now = Now { wall: 0, ..at(1) };
+    let group = |rows: &mut Rows, group: &[Request]| {
+        let names = Needs::of(group).names.into_iter().map(|needed| needed.name);
+        let outcome = rows.snapshot(now, names).apply(group).expect("good rows");
+        rows.write(outcome.writes);
+        outcome.answers
+    };
+    let numbered = |resource, seq, at_least| Request::Claim(Claim { at_least, ..claim(resource, seq) });
+    group(&mut rows, &[numbered("a", 1, 100)]);
+    group(&mut rows, &[numbered("b", 2, 50)]);
+    let renew = |resource, seq, at_least| Renew {
+        name: name(resource),
+        contender: contender(seq),
+        lease: Duration::from_secs(10),
+        lower_to: None,
+        detach: false,
+        at_least,
+    };
+    let leases = [renew("a", 1, 0), renew("b", 2, 80)];
+    let outcome = rows.snapshot(now, [name("a"), name("b")]).renew(&leases).expect("good rows");
+    assert!(matches!(outcome.answers[1], Renewed::Held(grant) if grant.number == 80), "{outcome:?}");
+    rows.write(outcome.writes);
+    group(&mut rows, &[leaves("b", 2)]);
+    let answers = group(&mut rows, &[numbered("b", 3, 60)]);
+    let [Answer::Claim(Verdict::Granted(grant))] = &answers[..] else { panic!("{answers:?}") };
+    assert!(grant.number > 80, "above the earlier number: {grant:?}");
 }
 
 #[test]
@@ -281,5 +333,28 @@ fn only_what_gives_somebody_something_has_to_be_durable() {
         let writes = outcome.writes;
         assert_eq!((!writes.is_empty(), writes.gives), (writes_something, gives), "{request:?}");
         rows.write(writes);
+    }
+}
+
+/// An operator was told that it is gone, so a power cut must not bring it back.
+#[test]
+fn an_eviction_has_to_be_durable_even_if_nobody_waits() {
+    for how in [Eviction::Immediate, Eviction::Graceful] {
+        let mut rows = Rows { fresh: with_room(), ..Rows::default() };
+        let claimed = rows.snapshot(at(1), [name("stock")]).apply(&[claims("stock", 1)]).expect("good rows");
+        let [Answer::Claim(Verdict::Granted(grant))] = &claimed.answers[..] else { panic!("{claimed:?}") };
+        let order =
+            Evict { name: name("stock"), contender: contender(1), number: grant.number, how, reason: None };
+        rows.write(claimed.writes);
+        let evicted = rows.snapshot(at(1), [name("stock")]).evict(&order).expect("good rows");
+        assert_eq!(
+            (&evicted.answers[..], evicted.writes.gives),
+            (&[Some(Evicted::Done)][..], true),
+            "{how:?}"
+        );
+        rows.write(evicted.writes);
+        let order = Evict { number: grant.number + 1, ..order };
+        let not_held = rows.snapshot(at(1), [name("stock")]).evict(&order).expect("good rows");
+        assert_eq!((&not_held.answers[..], not_held.writes.gives), (&[Some(Evicted::NotHeld)][..], false));
     }
 }
