@@ -117,7 +117,7 @@ impl Engine {
             phase: phase(ids.keeper()),
             dispatcher: Dispatcher::new(client.clone(), rescuer),
             client,
-            registry: Registry::default(),
+            registry: Registry::new(request_limit),
             local_queues: LocalQueues::new(clock, background),
             subscriptions: Subscriptions::default(),
             leaves: Leaves::default(),

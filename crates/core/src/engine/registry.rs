@@ -5,7 +5,7 @@
 //! is held.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -24,13 +24,14 @@ use crate::{
 /// each time: longer than between two polls. While something is held, after [`LONGEST_NAP`].
 const LAZY_LOOK: Duration = Duration::from_secs(6);
 
-/// How many detached leases are remembered: more than can be on their way at one time.
-const REMEMBERED: usize = 4096;
+/// How late a message about a grant may be. Longer than late copies of a claim take effect.
+const LATEST_MESSAGE: Duration = Duration::from_secs(60);
 
-#[derive(Default)]
 pub(crate) struct Registry {
     inner: Mutex<Inner>,
     earlier: Notify,
+    /// How long detached leases are remembered: until no message or answer about their grants can come any more.
+    remembered: Duration,
 }
 
 #[derive(Default)]
@@ -42,7 +43,9 @@ struct Inner {
     /// Lost, but their guards are still there: given back when these go or the keeper closes.
     lost: HashMap<u64, Arc<Hold>>,
     /// The latest grants that live on elsewhere: a late message about them is not for this keeper.
-    detached: BTreeMap<u64, GrantNumber>,
+    detached: HashMap<u64, GrantNumber>,
+    /// When each of them was detached, the oldest first.
+    detached_at: VecDeque<(BootTime, u64)>,
     /// Given back, while the store has not answered: the leave under way is enough.
     leaving: HashMap<u64, GrantNumber>,
     schedule: BTreeSet<(BootTime, u64)>,
@@ -78,6 +81,12 @@ pub(crate) struct DueNow {
 }
 
 impl Registry {
+    /// For a keeper whose requests are answered within `request_limit` or not at all.
+    pub(crate) fn new(request_limit: Duration) -> Self {
+        let remembered = LATEST_MESSAGE + request_limit;
+        Self { inner: Mutex::default(), earlier: Notify::new(), remembered }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         support::lock(&self.inner)
     }
@@ -183,13 +192,19 @@ impl Registry {
         }
     }
 
-    /// Removes a hold that lives on elsewhere.
-    pub(crate) fn detached(&self, hold: &Hold) {
+    /// Removes a hold that lives on elsewhere from `now` on.
+    pub(crate) fn detached(&self, hold: &Hold, now: BootTime) {
         let mut inner = self.lock();
         inner.take_hold(hold.slot);
+        // Each slot is detached once.
         inner.detached.insert(hold.slot, hold.number);
-        if inner.detached.len() > REMEMBERED {
-            inner.detached.pop_first();
+        inner.detached_at.push_back((now, hold.slot));
+        // By age and not by slot: a contender that waited long has a low slot, and the message about its grant is new.
+        while let Some((at, slot)) = inner.detached_at.front().copied()
+            && now.since(at) > self.remembered
+        {
+            inner.detached_at.pop_front();
+            inner.detached.remove(&slot);
         }
     }
 
@@ -390,7 +405,7 @@ mod tests {
     #[test]
     fn what_is_near_is_taken_only_with_what_is_due() {
         let together = Duration::from_millis(50);
-        let registry = Registry::default();
+        let registry = Registry::new(Duration::from_secs(2));
         assert!(registry.adopt(&hold(1, Duration::from_millis(99))), "due 33 ms after the start");
         assert!(registry.adopt(&hold(2, Duration::from_millis(150))), "due 50 ms after the start");
         assert!(registry.adopt(&hold(3, Duration::from_secs(3))), "due 1 s after the start");
@@ -400,5 +415,31 @@ mod tests {
         assert_eq!(taken(33), 2, "one is due and another near");
         assert_eq!(taken(990), 0, "nothing is due");
         assert_eq!(taken(1000), 1);
+    }
+
+    /// Slot 1 has waited for so long that thousands of later ones were detached before it. The message that granted it is
+    /// still on its way.
+    #[test]
+    fn a_detached_lease_is_remembered_however_long_it_waited() {
+        let registry = Registry::new(Duration::from_secs(2));
+        for slot in (2..=5000).chain([1]) {
+            registry.detached(&hold(slot, Duration::from_secs(30)), START);
+        }
+        for slot in [1, 2, 5000] {
+            assert!(matches!(registry.recipient(slot, slot), Recipient::Known), "slot {slot}");
+        }
+    }
+
+    #[test]
+    fn a_detached_lease_is_forgotten_when_no_message_about_its_grant_can_come() {
+        let registry = Registry::new(Duration::from_secs(2));
+        let last = START.after(registry.remembered);
+        registry.detached(&hold(1, Duration::from_secs(30)), START);
+        registry.detached(&hold(2, Duration::from_secs(30)), last);
+        assert!(matches!(registry.recipient(1, 1), Recipient::Known), "just in time");
+        registry.detached(&hold(3, Duration::from_secs(30)), last.after(Duration::from_nanos(1)));
+        assert!(matches!(registry.recipient(1, 1), Recipient::Nobody));
+        assert!(matches!(registry.recipient(2, 2), Recipient::Known));
+        assert_eq!(registry.lock().detached.len(), 2);
     }
 }

@@ -207,7 +207,7 @@ fn end(step: Box<HoldStep>, how: HowEnded) -> Option<Ended> {
     let mut awaited = None;
     let in_flight = match how {
         HowEnded::Detached => {
-            engine.registry.detached(&hold);
+            engine.registry.detached(&hold, now);
             None
         }
         HowEnded::CalledOff => leave_hold(engine, &hold, Duration::ZERO, None),
@@ -285,7 +285,7 @@ fn leave_hold(
         engine.registry.remove_left(hold);
     } else {
         // It may live on without us: a late message about its grant must not end it early.
-        engine.registry.detached(hold);
+        engine.registry.detached(hold, now);
         engine.leaves.keeps_until(hold.granted.after(hold_at_least));
     }
     // By the last answer it may be over sooner, but an answer that was lost may have been better.
