@@ -1,4 +1,5 @@
-//! A store of which a test overrides a part: what it answers to claims, how it subscribes, which wakes it passes on.
+//! A store of which a test overrides a part: what it answers to claims and renewals, which server keeps a name, how it
+//! subscribes, which wakes it passes on.
 
 use std::{fmt, sync::Arc};
 
@@ -14,6 +15,8 @@ use lockkeeper_core::{
 use crate::wrapper::same_store;
 
 type ChangeVerdict = dyn Fn(&Claim, Verdict) -> Verdict + Send + Sync;
+type ChangeRenewed = dyn Fn(&Renew, Renewed) -> Renewed + Send + Sync;
+type ChangeServer = dyn Fn(&Name, usize) -> usize + Send + Sync;
 type ChangeWake = dyn Fn(Wake) -> Option<Wake> + Send + Sync;
 type ChangeWatch =
     dyn Fn(Topic, Reply<'static, Option<Watch>>) -> Reply<'static, Option<Watch>> + Send + Sync;
@@ -22,6 +25,8 @@ type ChangeWatch =
 pub struct Overrides {
     capability: Box<dyn Fn(&mut Capability) + Send + Sync>,
     verdict: Box<ChangeVerdict>,
+    renewed: Box<ChangeRenewed>,
+    server: Box<ChangeServer>,
     wake: Box<ChangeWake>,
     watch: Box<ChangeWatch>,
 }
@@ -33,6 +38,8 @@ impl Overrides {
         Self {
             capability: Box::new(|_| {}),
             verdict: Box::new(|_, verdict| verdict),
+            renewed: Box::new(|_, renewed| renewed),
+            server: Box::new(|_, server| server),
             wake: Box::new(Some),
             watch: Box::new(|_, watch| watch),
         }
@@ -47,6 +54,18 @@ impl Overrides {
     /// Changes the answers to claims.
     pub fn verdicts(mut self, change: impl Fn(&Claim, Verdict) -> Verdict + Send + Sync + 'static) -> Self {
         self.verdict = Box::new(change);
+        self
+    }
+
+    /// Changes the answers to renewals.
+    pub fn renewals(mut self, change: impl Fn(&Renew, Renewed) -> Renewed + Send + Sync + 'static) -> Self {
+        self.renewed = Box::new(change);
+        self
+    }
+
+    /// Changes which server keeps a name.
+    pub fn servers(mut self, change: impl Fn(&Name, usize) -> usize + Send + Sync + 'static) -> Self {
+        self.server = Box::new(change);
         self
     }
 
@@ -108,7 +127,11 @@ impl Store for OverriddenStore {
         &self.capability
     }
 
-    same_store!(but capability);
+    fn server_of(&self, name: &Name) -> usize {
+        (self.overrides.server)(name, self.inner.server_of(name))
+    }
+
+    same_store!(but capability, server_of);
 
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
         Box::pin(async move {
@@ -125,7 +148,12 @@ impl Store for OverriddenStore {
     }
 
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
-        self.inner.renew(leases)
+        Box::pin(async move {
+            let mut answers = self.inner.renew(leases).await?;
+            let changed = leases.iter().zip(answers.each);
+            answers.each = changed.map(|(renew, renewed)| (self.overrides.renewed)(renew, renewed)).collect();
+            Ok(answers)
+        })
     }
 
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {

@@ -1,26 +1,26 @@
 //! For wrapper stores, which change what is asked and answered but not who the store is.
 
 /// The methods of [`Store`](lockkeeper_core::store::Store) that ask nothing: those of `self.inner`. A wrapper that changes
-/// what the store says of itself writes `same_store!(but capability)`.
+/// what the store says of itself writes `same_store!(but capability, server_of)`.
 macro_rules! same_store {
     () => {
         fn capability(&self) -> &lockkeeper_core::Capability {
             self.inner.capability()
         }
 
-        $crate::wrapper::same_store!(but capability);
+        fn server_of(&self, name: &lockkeeper_core::Name) -> usize {
+            self.inner.server_of(name)
+        }
+
+        $crate::wrapper::same_store!(but capability, server_of);
     };
-    (but capability) => {
+    (but capability, server_of) => {
         fn url(&self) -> &std::sync::Arc<str> {
             self.inner.url()
         }
 
         fn id(&self) -> &str {
             self.inner.id()
-        }
-
-        fn server_of(&self, name: &lockkeeper_core::Name) -> usize {
-            self.inner.server_of(name)
         }
 
         fn shorter_leases(&self) -> Option<&str> {

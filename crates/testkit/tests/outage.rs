@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use lockkeeper_core::{AcquireError, Keeper, LatchError, StoreErrorKind, testing::Virtual};
+use lockkeeper_core::{
+    AcquireError, Keeper, LatchError, StoreErrorKind, all,
+    testing::{self, Fate, Virtual},
+};
 use lockkeeper_testkit::faulty::{Faults, Network, faulty};
 use tokio::{
     task::JoinHandle,
@@ -252,6 +255,63 @@ async fn a_lock_that_this_process_holds_is_busy() {
     let error = keeper.mutex(NAME).lock_within(millis(5)).await.expect_err("held");
     assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
     drop(held);
+}
+
+/// Claims of one name go to the store one by one, so the limit of some passes before they are sent.
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_too_busy_to_be_asked_for_is_busy() {
+    Log::listen();
+    let world = Virtual::new();
+    let network = Network::good();
+    let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
+    let held = theirs.semaphore(NAME, 1).acquire().await.expect("free");
+    let crowd = || -> Vec<_> {
+        (0..200)
+            .map(|_| {
+                let semaphore = ours.semaphore(NAME, 1);
+                tokio::spawn(async move { semaphore.acquire_within(millis(500)).await.map(drop) })
+            })
+            .collect()
+    };
+    network.set(Faults { usual: 10, ..WELL });
+    let mut never_sent = 0;
+    for result in ended(crowd()).await {
+        let error = result.expect_err("held");
+        assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
+        never_sent += usize::from(!error.maybe_applied());
+    }
+    assert!(never_sent > 50, "{never_sent}");
+    // The last answers of before are there.
+    sleep(secs(1)).await;
+    network.set(DEAD);
+    for result in ended(crowd()).await {
+        let error = result.expect_err("no store");
+        assert!(is_outage(&error), "{error}");
+    }
+    drop(held);
+}
+
+/// The last lock is asked for when less time is left than an answer takes.
+#[tokio::test(start_paused = true)]
+async fn locks_that_are_too_busy_together_are_busy() {
+    Log::listen();
+    let world = Virtual::new();
+    let network = testing::Network::new();
+    let (ours, theirs) = (world.keeper_behind(&network).await, world.keeper().await);
+    let held = theirs.mutex("a").lock().await.expect("free");
+    let waiting = tokio::spawn(async move {
+        let both = all(&[ours.mutex("a"), ours.mutex("b")]);
+        (both.lock_within(secs(5)).await.map(drop), ours)
+    });
+    sleep(secs(5) - millis(30)).await;
+    // The grant of the first is pushed, so the next request is the claim of the second.
+    network.next(Fate::late(millis(100)));
+    held.release().await.expect("held");
+    let (result, ours) = waiting.await.expect("no panic");
+    let error = result.expect_err("too late");
+    assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
+    assert!(error.to_string().contains("\"b\"") && error.maybe_applied(), "{error}");
+    drop(ours);
 }
 
 #[tokio::test(start_paused = true)]

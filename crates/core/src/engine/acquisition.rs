@@ -222,7 +222,11 @@ impl Acquisition<'_> {
     fn timed_out(&self, waiter: &Waiter) -> AcquireError {
         let waited = self.engine().clock().now().since(self.started);
         let maybe_applied = waiter.is_known();
-        match waiter.last_heard().failure(waited) {
+        let since = match self.patience {
+            Patience::Within { since, .. } => since,
+            Patience::Try | Patience::Forever => self.started,
+        };
+        match judged(self.engine(), self.name, waiter.last_heard(), since).failure(waited) {
             Some(error) => {
                 let error = if maybe_applied { error.perhaps_applied() } else { error.not_applied() };
                 error.at(self.at()).into()
@@ -241,9 +245,19 @@ impl Acquisition<'_> {
 /// the same name. What they have heard decides. The store does not know of the call itself.
 pub(crate) fn timed_out_behind(engine: &Engine, name: &Name, at: At, started: BootTime) -> AcquireError {
     let waited = engine.clock().now().since(started);
-    match heard_by_others(engine, name).failure(waited) {
+    match judged(engine, name, heard_by_others(engine, name), started).failure(waited) {
         Some(error) => error.not_applied().at(at).into(),
         None => AcquireError::TimedOut { at, waited, ahead: None, maybe_applied: false },
+    }
+}
+
+/// What to go by when the limit of a wait passes that began at `since`. If it heard nothing itself, an answer to another
+/// request counts, provided that its server has not failed since: the claim may not even have been sent, because claims
+/// of one name go out one by one.
+fn judged(engine: &Engine, name: &Name, heard: Heard, since: BootTime) -> Heard {
+    match heard {
+        Heard::Nothing if engine.client.has_answered(engine.client.server_of(name), since) => Heard::Answer,
+        heard => heard,
     }
 }
 

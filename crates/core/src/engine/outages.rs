@@ -249,6 +249,11 @@ impl Outages {
         }
     }
 
+    /// Whether the latest request to `server` of which anything was heard failed.
+    pub(super) fn fails(&self, server: usize) -> bool {
+        self.any.load(Ordering::Acquire) && self.state().failing.contains_key(&(server, Work::Requests))
+    }
+
     /// Whether a server is known to be down. One that nobody asks any more is forgotten after a while.
     pub(super) fn is_down(&self) -> bool {
         if !self.any.load(Ordering::Acquire) {

@@ -1,16 +1,28 @@
 //! How long a caller is ready to wait.
 
+use std::time::Duration;
+
 use crate::clock::{BootTime, Clock};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Patience {
     /// Not at all: one answer of the store is enough.
     Try,
-    Until(BootTime),
+    /// From when the caller began to when its time is up. One call may wait for several locks.
+    Within {
+        since: BootTime,
+        until: BootTime,
+    },
     Forever,
 }
 
 impl Patience {
+    /// `limit` from now on.
+    pub(crate) fn within(clock: &Clock, limit: Duration) -> Self {
+        let since = clock.now();
+        Self::Within { since, until: since.after(limit) }
+    }
+
     /// Whether the caller takes a position in a queue.
     pub(crate) fn waits(self) -> bool {
         !matches!(self, Self::Try)
@@ -19,11 +31,11 @@ impl Patience {
     /// Runs `work` for as long as the caller is ready to wait; `None` if that was too short.
     pub(crate) async fn limit<T>(self, clock: &Clock, work: impl Future<Output = T>) -> Option<T> {
         match self {
-            Self::Until(limit) => {
+            Self::Within { until, .. } => {
                 tokio::select! {
                     biased;
                     done = work => Some(done),
-                    () = clock.sleep_until(limit) => None,
+                    () = clock.sleep_until(until) => None,
                 }
             }
             Self::Try | Self::Forever => Some(work.await),

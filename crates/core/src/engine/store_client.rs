@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 
 use super::{outages::Outages, store_clock::StoreClock};
 use crate::{
-    clock::Clock,
+    clock::{BootTime, Clock},
     error::{At, StoreError, StoreErrorKind},
     name::Name,
     store::{Reply, Store},
@@ -56,6 +56,11 @@ impl StoreClient {
 
     pub(super) fn server_of(&self, name: &Name) -> usize {
         self.store.server_of(name)
+    }
+
+    /// Whether `server` has answered after this moment, and has not failed after that.
+    pub(super) fn has_answered(&self, server: usize, since: BootTime) -> bool {
+        self.store_clock.has_heard(server, since) && !self.outages.fails(server)
     }
 
     /// How many requests may travel together.

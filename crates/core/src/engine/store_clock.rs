@@ -22,6 +22,11 @@ impl StoreClock {
         clocks[server] = Some((received, now));
     }
 
+    /// Whether an answer of `server` arrived after this moment.
+    pub(crate) fn has_heard(&self, server: usize, since: BootTime) -> bool {
+        support::lock(&self.0).get(server).copied().flatten().is_some_and(|(received, _)| received > since)
+    }
+
     /// Until when, on the clock of `server`, a request sent at `sent` may take effect. A guess that
     /// has become too early answers `Stale` with the right time, and the next one is right; for a
     /// server not yet heard of, another one's clock is a guess.

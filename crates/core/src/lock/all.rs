@@ -7,7 +7,6 @@ use super::{
     mutex::Mutex,
 };
 use crate::{
-    clock::BootTime,
     engine::{patience::Patience, release::OwnedHold},
     error::{AcquireError, At, InvalidInput, Lost, ReleaseError},
     token::Token,
@@ -75,10 +74,10 @@ impl All {
     /// # Errors
     /// [`TimedOut`](AcquireError::TimedOut) when the limit passes; as [`lock`](Self::lock).
     pub async fn lock_within(&self, limit: Duration) -> Result<AllGuard, AcquireError> {
-        let until = |mutex: &Mutex| mutex.handle.alive.engine().clock().now().after(limit);
-        let until = self.mutexes.first().map_or(BootTime::NEVER, until);
+        let patience = |mutex: &Mutex| Patience::within(mutex.handle.alive.engine().clock(), limit);
+        let patience = self.mutexes.first().map_or(Patience::Forever, patience);
         loop {
-            if let Some(guard) = self.take(Patience::Until(until)).await? {
+            if let Some(guard) = self.take(patience).await? {
                 return Ok(guard);
             }
         }

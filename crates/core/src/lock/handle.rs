@@ -88,8 +88,8 @@ impl Handle {
         limit: Duration,
         operation: &'static str,
     ) -> Result<OwnedHold, AcquireError> {
-        let until = self.alive.engine().clock().now().after(limit);
-        self.waited(self.acquire(terms, Patience::Until(until), operation).await, operation)
+        let patience = Patience::within(self.alive.engine().clock(), limit);
+        self.waited(self.acquire(terms, patience, operation).await, operation)
     }
 
     /// What a caller that waits was told.

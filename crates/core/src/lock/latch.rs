@@ -141,8 +141,7 @@ impl Latch {
     /// [`LatchError::TimedOut`] when the limit passes while the latch is closed, [`LatchError::Store`] if the store is out
     /// of reach at that moment; otherwise as [`wait`](Self::wait).
     pub async fn wait_within(&self, limit: Duration) -> Result<(), LatchError> {
-        let until = self.handle.alive.engine().clock().now().after(limit);
-        self.wait_until(Patience::Until(until)).await
+        self.wait_until(Patience::within(self.handle.alive.engine().clock(), limit)).await
     }
 
     async fn wait_until(&self, patience: Patience) -> Result<(), LatchError> {

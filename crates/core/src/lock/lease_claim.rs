@@ -89,7 +89,7 @@ impl LeaseClaim {
         let patience = match limit {
             None => Patience::Forever,
             Some(Duration::ZERO) => Patience::Try,
-            Some(limit) => Patience::Until(clock.now().after(limit)),
+            Some(limit) => Patience::within(clock, limit),
         };
         let Some(owned) = handle.acquire(handle.terms(), patience, "acquire").await? else { return Ok(None) };
         // From here to the end there is no await, at which the future could be dropped and the lease lost.

@@ -122,8 +122,8 @@ impl Owner {
         limit: Duration,
         operation: &'static str,
     ) -> Result<Entry, AcquireError> {
-        let until = handle.alive.engine().clock().now().after(limit);
-        handle.waited(self.enter(handle, terms, Patience::Until(until), operation).await, operation)
+        let patience = Patience::within(handle.alive.engine().clock(), limit);
+        handle.waited(self.enter(handle, terms, patience, operation).await, operation)
     }
 
     /// Enters again what is held, or acquires it for as long as `patience` allows. `None`: it is busy, and the caller
