@@ -19,14 +19,16 @@ mod linux {
         thread,
     };
 
-    use lockkeeper_testkit::servers::{Postgres, Redis, RedisCluster, RedisSentinel, ZooKeeper};
+    use lockkeeper_testkit::servers::{
+        PgBouncer, Postgres, Redis, RedisCluster, RedisSentinel, ZooKeeper,
+    };
     use tokio::{
         signal::unix::{SignalKind, signal},
         sync::oneshot,
     };
 
     const USAGE: &str = "\
-usage: server postgres | redis | redis-sentinel | redis-cluster | zookeeper | zookeeper-3
+usage: server pgbouncer | postgres | redis | redis-sentinel | redis-cluster | zookeeper | zookeeper-3
 
 Starts the server, prints its lockkeeper URL, and ends it with all its data when the standard input ends:
   server redis            then, with the URL it prints, in another terminal: behaviour URL";
@@ -40,6 +42,7 @@ Starts the server, prints its lockkeeper URL, and ends it with all its data when
         let words: Vec<String> = std::env::args().skip(1).collect();
         let [which] = &words[..] else { return usage() };
         let ended = match which.as_str() {
+            "pgbouncer" => Postgres::start().and_then(|server| serve(&PgBouncer::before(&server)?.url())),
             "postgres" => Postgres::start().and_then(|server| serve(&server.url())),
             "redis" => Redis::start().and_then(|server| serve(&server.url())),
             "redis-sentinel" => RedisSentinel::start().and_then(|servers| serve(&servers.url())),

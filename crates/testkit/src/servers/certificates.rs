@@ -39,6 +39,22 @@ impl Certificates {
         Ok(made)
     }
 
+    /// Copies them to another folder.
+    ///
+    /// # Errors
+    /// If they cannot be copied.
+    pub(super) fn copy(&self, folder: &Path) -> io::Result<Self> {
+        let copied = Self { folder: folder.to_owned() };
+        let pairs = |made: &Self| {
+            [made.server(), made.client()].map(|(certificate, key)| [certificate, key]).concat()
+        };
+        let files = pairs(self).into_iter().zip(pairs(&copied));
+        for (from, to) in files.chain([(self.authority(), copied.authority())]) {
+            fs::copy(from, to)?;
+        }
+        Ok(copied)
+    }
+
     fn openssl<'a>(&self, command: &str, words: impl Iterator<Item = &'a &'a str>) -> io::Result<()> {
         let openssl = program("openssl", "openssl")?;
         let done = Command::new(openssl).arg(command).args(words).current_dir(&self.folder).output()?;

@@ -6,12 +6,17 @@
 
 mod certificates;
 mod clock;
+mod pgbouncer;
 mod postgres;
+mod postgres_data;
+mod postgres_replica;
 mod process;
 mod redis;
 mod redis_cluster;
 mod redis_sentinel;
 mod stand_in;
+mod template;
+mod user;
 mod zookeeper;
 
 use std::{
@@ -22,6 +27,7 @@ use std::{
 };
 
 pub use certificates::Certificates;
+pub use pgbouncer::{PgBouncer, PgBouncerOptions};
 pub use postgres::{Postgres, PostgresEnd, PostgresOptions};
 pub use process::Process;
 pub use redis::{Redis, RedisOptions};
@@ -36,7 +42,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Where a program of this name is. If it is missing, the error says which Debian package has it.
 fn program(name: &str, package: &str) -> io::Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let found = env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file());
+    // Servers are there, and only root has it in the path.
+    let folders = env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
     found.ok_or_else(|| missing(name, package))
 }
 

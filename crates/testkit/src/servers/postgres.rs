@@ -4,27 +4,27 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::fs::{MetadataExt as _, chown},
     path::{Path, PathBuf},
     process::Command,
 };
 
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::{Answer, Process, missing, program};
+use super::{
+    Answer, Certificates, Process,
+    postgres_data::{self, OWNER, SETTINGS, programs},
+    process::{children, runs, signal},
+    until,
+    user::User,
+};
 use crate::port::Port;
-
-/// The owner of everything, which is also the name of the database.
-const OWNER: &str = "lockkeeper";
-
-/// Who the server runs as if this process belongs to root: the server refuses root.
-const UNPRIVILEGED: &str = "postgres";
 
 /// How a PostgreSQL server is set up. The default lets everybody of this machine in without a password.
 #[derive(Clone, Debug, Default)]
 pub struct PostgresOptions {
     password: Option<String>,
+    tls: bool,
     settings: Vec<String>,
 }
 
@@ -33,6 +33,13 @@ impl PostgresOptions {
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
+        self
+    }
+
+    /// It takes TLS only over TCP, and asks clients for a certificate of the same authority.
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
         self
     }
 
@@ -66,7 +73,9 @@ pub enum PostgresEnd {
 pub struct Postgres {
     options: PostgresOptions,
     port: Port,
-    programs: PathBuf,
+    pub(super) programs: PathBuf,
+    pub(super) user: User,
+    certificates: Option<Certificates>,
     // Before the folder: it ends before its files are removed.
     process: Process,
     folder: TempDir,
@@ -82,47 +91,86 @@ impl Postgres {
     }
 
     fn start_with(options: PostgresOptions) -> io::Result<Self> {
-        let (programs, port) = (programs()?, Port::free()?);
-        let folder = tempfile::Builder::new().prefix("postgres-").tempdir()?;
-        let user = User::of_server()?;
-        user.take(folder.path())?;
-        make_data(&programs, &folder.path().join("data"), &user)?;
-        let process = Process::new(
-            format!("PostgreSQL on port {}", port.number()),
-            &programs.join("postgres"),
-            folder.path().join("log"),
-        )
-        .privileges(user.privileges())
-        .arguments(["-D".to_owned(), folder.path().join("data").display().to_string()]);
-        let server = Self { options, port, programs, process, folder };
-        server.write_settings()?;
-        server.start_again()?;
-        let password = server.options.password.as_ref();
-        if let Some(password) = password {
+        let mut server = Self::without_data(options)?;
+        postgres_data::make(&server.programs, &server.data(), server.user)?;
+        if server.options.tls {
+            server.certificates = Some(Certificates::make(server.folder())?);
+        }
+        server.configure_and_start()?;
+        if let Some(password) = &server.options.password {
             server.sql(&format!("ALTER ROLE {OWNER} PASSWORD '{}'", password.replace('\'', "''")))?;
         }
         Ok(server)
     }
 
+    /// A server that cannot be started yet.
+    fn without_data(options: PostgresOptions) -> io::Result<Self> {
+        let (programs, port, user) = (programs()?, Port::free()?, User::of_server()?);
+        let folder = user.folder("lockkeeper-postgres-")?;
+        let data = folder.path().join("data").display().to_string();
+        let process = Process::new(
+            format!("PostgreSQL on port {}", port.number()),
+            &programs.join("postgres"),
+            folder.path().join("log"),
+        )
+        .user(user)
+        // An immediate end. A server that is killed leaves its shared memory behind.
+        .death_signal("QUIT")
+        .arguments(["-D".to_owned(), data]);
+        Ok(Self { options, port, programs, user, certificates: None, process, folder })
+    }
+
+    /// A server like this one that has the certificates of this one, but no data yet.
+    pub(super) fn sibling(&self) -> io::Result<Self> {
+        let mut sibling = Self::without_data(self.options.clone())?;
+        sibling.certificates =
+            self.certificates.as_ref().map(|made| made.copy(sibling.folder())).transpose()?;
+        Ok(sibling)
+    }
+
+    /// Starts it for the first time, when it has data.
+    pub(super) fn configure_and_start(&self) -> io::Result<()> {
+        self.write_settings()?;
+        self.write_access()?;
+        self.start_again()
+    }
+
     fn write_settings(&self) -> io::Result<()> {
-        let data = self.folder.path().join("data");
         let mut lines = vec![
             format!("port = {}", self.port.number()),
             "listen_addresses = '127.0.0.1'".to_owned(),
-            format!("unix_socket_directories = '{}'", self.folder.path().display()),
+            format!("unix_socket_directories = '{}'", self.folder().display()),
             "max_connections = 200".to_owned(),
             "shared_buffers = 32MB".to_owned(),
+            // In the data folder, which is removed also if the server was killed.
+            "dynamic_shared_memory_type = mmap".to_owned(),
         ];
+        if let Some(made) = &self.certificates {
+            let (certificate, key) = made.server();
+            // It reads no key that belongs to somebody else.
+            self.user.take(&key)?;
+            let files = [("ca", made.authority()), ("cert", certificate), ("key", key)];
+            lines.extend(files.map(|(what, file)| format!("ssl_{what}_file = '{}'", file.display())));
+            lines.push("ssl = on".to_owned());
+        }
         lines.extend(self.options.settings.iter().cloned());
-        fs::write(data.join("postgresql.auto.conf"), lines.join("\n") + "\n")?;
-        let over_tcp = if self.options.password.is_some() { "scram-sha-256" } else { "trust" };
-        fs::write(
-            data.join("pg_hba.conf"),
-            format!(
-                "local all all trust\nlocal replication all trust\nhost all all 127.0.0.1/32 {over_tcp}\nhost \
-                 replication all 127.0.0.1/32 trust\n"
-            ),
-        )
+        self.user.write(&self.data().join(SETTINGS), &(lines.join("\n") + "\n"))
+    }
+
+    /// Who may connect, and how.
+    fn write_access(&self) -> io::Result<()> {
+        let (kind, certificate) = match self.certificates {
+            None => ("host", ""),
+            Some(_) => ("hostssl", " clientcert=verify-ca"),
+        };
+        let login = if self.options.password.is_some() { "scram-sha-256" } else { "trust" };
+        let lines = [
+            "local all all trust".to_owned(),
+            "local replication all trust".to_owned(),
+            format!("{kind} all all 127.0.0.1/32 {login}{certificate}"),
+            format!("{kind} replication all 127.0.0.1/32 trust{certificate}"),
+        ];
+        self.user.write(&self.data().join("pg_hba.conf"), &(lines.join("\n") + "\n"))
     }
 
     /// The lockkeeper URL of this server, as the owner of its database.
@@ -132,13 +180,16 @@ impl Postgres {
 
     /// The lockkeeper URL of this server, as another user.
     pub fn url_as(&self, user: &str, password: Option<&str>) -> String {
-        let password = password.map(|password| format!(":{password}")).unwrap_or_default();
-        format!("postgres://{user}{password}@{}/{OWNER}", self.address())
+        let url = url(user, password, self.address());
+        let Some(made) = &self.certificates else { return url };
+        let (ca, (cert, key)) = (made.authority(), made.client());
+        let (ca, cert, key) = (ca.display(), cert.display(), key.display());
+        format!("{url}?sslmode=verify-full&sslrootcert={ca}&sslcert={cert}&sslkey={key}")
     }
 
     /// The lockkeeper URL of its unix socket.
     pub fn socket_url(&self) -> String {
-        let folder = self.folder.path().display().to_string().replace('/', "%2F");
+        let folder = self.folder().display().to_string().replace('/', "%2F");
         format!("postgres://{OWNER}@{folder}:{}/{OWNER}", self.port.number())
     }
 
@@ -150,6 +201,19 @@ impl Postgres {
     /// The folder of its unix socket, its log and its data.
     pub fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    pub(super) fn data(&self) -> PathBuf {
+        self.folder().join("data")
+    }
+
+    pub(super) fn password(&self) -> Option<&str> {
+        self.options.password.as_deref()
+    }
+
+    /// What TLS needs, if it was asked for.
+    pub fn certificates(&self) -> Option<&Certificates> {
+        self.certificates.as_ref()
     }
 
     /// The id of its first process, while it runs.
@@ -164,13 +228,19 @@ impl Postgres {
     pub fn sql(&self, text: &str) -> io::Result<String> {
         let mut command = Command::new(self.programs.join("psql"));
         command.args(["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set", "ON_ERROR_STOP=1"]);
-        command.arg("--host").arg(self.folder.path()).arg("--port").arg(self.port.number().to_string());
-        let done = command.args(["--username", OWNER, "--dbname", OWNER, "--command", text]).output()?;
+        command.args(self.by_socket()).args(["--dbname", OWNER, "--command", text]);
+        let done = command.output()?;
         if done.status.success() {
             return Ok(String::from_utf8_lossy(&done.stdout).trim_end().to_owned());
         }
         let why = String::from_utf8_lossy(&done.stderr);
         Err(io::Error::other(format!("{}: {text}: {}", self.address(), why.trim())))
+    }
+
+    /// The words that make a program of PostgreSQL connect to this server as the owner.
+    pub(super) fn by_socket(&self) -> Vec<String> {
+        let (folder, port) = (self.folder().display(), self.port.number());
+        vec![format!("--host={folder}"), format!("--port={port}"), format!("--username={OWNER}")]
     }
 
     /// Ends it, and returns when all its processes are gone.
@@ -182,34 +252,33 @@ impl Postgres {
         });
     }
 
-    /// Starts it again after [`Self::stop`].
+    /// Kills all its processes at once (SIGKILL), and returns when they are gone.
+    pub fn kill(&self) {
+        let Some(first) = self.id() else { return };
+        // A stopped server cannot start another process, or tell one to end in an orderly way.
+        self.pause();
+        let others = children(first);
+        for id in &others {
+            signal(*id, Signal::KILL);
+        }
+        self.process.kill();
+        // A new server refuses to start while they run.
+        let ended = || Ok(Answer::when(!others.iter().any(|id| runs(*id)), "they run"));
+        until("all processes of PostgreSQL end", ended).ok();
+    }
+
+    /// Starts it again after [`Self::stop`] or [`Self::kill`].
     ///
     /// # Errors
     /// If it does not start.
     pub fn start_again(&self) -> io::Result<()> {
         self.process.start()?;
         self.process.until_ready(|| {
-            Ok(match self.ready() {
-                Ok(()) => Answer::Yes,
+            Ok(match self.sql("SELECT 1") {
+                Ok(_) => Answer::Yes,
                 Err(error) => Answer::No(error.to_string()),
             })
         })
-    }
-
-    fn ready(&self) -> io::Result<()> {
-        let made = self.sql("SELECT 1");
-        match made {
-            Err(error) if error.to_string().contains("does not exist") => self.make_database(),
-            other => other.map(drop),
-        }
-    }
-
-    fn make_database(&self) -> io::Result<()> {
-        let mut command = Command::new(self.programs.join("createdb"));
-        command.arg("--host").arg(self.folder.path()).arg("--port").arg(self.port.number().to_string());
-        let done = command.args(["--username", OWNER, "--maintenance-db", "postgres", OWNER]).output()?;
-        let why = || io::Error::other(String::from_utf8_lossy(&done.stderr).trim().to_owned());
-        if done.status.success() { Ok(()) } else { Err(why()) }
     }
 
     /// Ends it and starts it again.
@@ -231,14 +300,21 @@ impl Postgres {
         self.signal_all(Signal::CONT);
     }
 
-    /// Each process of the server has a group of its own, so they are looked for by their parent.
-    fn signal_all(&self, signal: Signal) {
+    /// Each process of the server has a group of its own, so they are looked for by their parent. That gets its signal
+    /// first: a stopped one starts no more of them.
+    fn signal_all(&self, which: Signal) {
         let Some(first) = self.id() else { return };
-        for id in [first].into_iter().chain(children(first)) {
-            if let Some(id) = i32::try_from(id).ok().and_then(Pid::from_raw) {
-                // It may have ended by itself.
-                rustix::process::kill_process(id, signal).ok();
-            }
+        signal(first, which);
+        for id in children(first) {
+            signal(id, which);
+        }
+    }
+
+    /// Removes the shared memory of a server that was killed and not started again. Its file says which it was.
+    fn remove_shared_memory(&self) {
+        let facts = fs::read_to_string(self.data().join("postmaster.pid")).unwrap_or_default();
+        if let Some(id) = facts.lines().nth(6).and_then(|ids| ids.split_whitespace().nth(1)) {
+            Command::new("ipcrm").args(["-m", id]).output().ok();
         }
     }
 }
@@ -246,71 +322,12 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         self.stop(PostgresEnd::Immediate);
+        self.remove_shared_memory();
     }
 }
 
-/// The folder of the newest version that is installed.
-fn programs() -> io::Result<PathBuf> {
-    let installed = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().filter_map(Result::ok);
-    let versions = installed.filter_map(|folder| folder.file_name().to_str()?.parse::<u32>().ok());
-    let folder = |version: u32| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin"));
-    let mut whole: Vec<_> = versions.filter(|version| folder(*version).join("postgres").is_file()).collect();
-    whole.sort_unstable();
-    whole.last().map(|version| folder(*version)).ok_or_else(|| missing("postgres", "postgresql"))
-}
-
-fn make_data(programs: &Path, data: &Path, user: &User) -> io::Result<()> {
-    let mut command = Command::new(program("setpriv", "util-linux")?);
-    command.args(user.privileges()).arg("--").arg(programs.join("initdb"));
-    // What it makes need not survive a crash of the machine. The server itself syncs, as it does by default.
-    command.args(["--no-sync", "--no-instructions", "--auth", "trust", "--encoding", "UTF8"]);
-    let done = command.args(["--locale", "C.UTF-8", "--username", OWNER, "--pgdata"]).arg(data).output()?;
-    let why = || io::Error::other(format!("initdb: {}", String::from_utf8_lossy(&done.stderr).trim()));
-    if done.status.success() { Ok(()) } else { Err(why()) }
-}
-
-/// The processes whose parent is this one.
-fn children(parent: u32) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-    let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let is_child = |id: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-        // The name of the program is in brackets and may hold anything; its state and its parent follow.
-        let fields = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
-        fields.split_ascii_whitespace().nth(1).and_then(|word| word.parse().ok()) == Some(parent)
-    };
-    ids.filter(is_child).collect()
-}
-
-/// Who a server runs as.
-struct User {
-    /// The ids to change to; `None` if this process is unprivileged already.
-    ids: Option<(u32, u32)>,
-}
-
-impl User {
-    /// This process' own user, unless that is root.
-    fn of_server() -> io::Result<Self> {
-        if fs::metadata("/proc/self")?.uid() != 0 {
-            return Ok(Self { ids: None });
-        }
-        let users = fs::read_to_string("/etc/passwd")?;
-        let fields = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
-        let user = fields.into_iter().find(|fields| fields.first() == Some(&UNPRIVILEGED));
-        let number = |at: usize| user.as_ref()?.get(at)?.parse::<u32>().ok();
-        let ids = number(2).zip(number(3)).ok_or_else(|| missing("the user postgres", "postgresql"))?;
-        Ok(Self { ids: Some(ids) })
-    }
-
-    /// Makes a folder of this process the server's.
-    fn take(&self, folder: &Path) -> io::Result<()> {
-        let Some((user, group)) = self.ids else { return Ok(()) };
-        chown(folder, Some(user), Some(group))
-    }
-
-    /// The words that make `setpriv` run a program as this user.
-    fn privileges(&self) -> Vec<String> {
-        let Some((user, group)) = self.ids else { return Vec::new() };
-        vec![format!("--reuid={user}"), format!("--regid={group}"), "--clear-groups".to_owned()]
-    }
+/// The URL of the database for this user at this address.
+pub(super) fn url(user: &str, password: Option<&str>, address: SocketAddr) -> String {
+    let password = password.map(|password| format!(":{password}")).unwrap_or_default();
+    format!("postgres://{user}{password}@{address}/{OWNER}")
 }

@@ -14,7 +14,7 @@ use std::{
 use lockkeeper_core::support;
 use rustix::process::{Pid, Signal};
 
-use super::{Answer, program, until};
+use super::{Answer, program, until, user::User};
 
 /// A server's process, or the place for one: it can be killed and started again.
 #[derive(Debug)]
@@ -24,6 +24,7 @@ pub struct Process {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     privileges: Vec<String>,
+    death_signal: &'static str,
     log: PathBuf,
     child: Mutex<Option<Child>>,
 }
@@ -37,6 +38,7 @@ impl Process {
             arguments: Vec::new(),
             environment: Vec::new(),
             privileges: Vec::new(),
+            death_signal: "KILL",
             log,
             child: Mutex::new(None),
         }
@@ -52,9 +54,15 @@ impl Process {
         self
     }
 
-    /// It runs with the privileges that these words of `setpriv` say.
-    pub(super) fn privileges(mut self, words: Vec<String>) -> Self {
-        self.privileges = words;
+    /// It runs as this user.
+    pub(super) fn user(mut self, user: User) -> Self {
+        self.privileges = user.privileges();
+        self
+    }
+
+    /// The signal that it gets when this process is killed, instead of KILL.
+    pub(super) fn death_signal(mut self, name: &'static str) -> Self {
+        self.death_signal = name;
         self
     }
 
@@ -88,9 +96,13 @@ impl Process {
 
     fn spawn(&self) -> io::Result<Child> {
         let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
-        // The kernel kills it when the thread that started it ends, and that one ends with this process.
+        // The kernel signals it when the thread that started it ends, and that one ends with this process.
         let mut command = Command::new(program("setpriv", "util-linux")?);
-        command.args(["--pdeathsig", "KILL"]).args(&self.privileges);
+        command.args(["--pdeathsig", self.death_signal]).args(&self.privileges);
+        if !self.privileges.is_empty() {
+            // Another user may not be able to enter the folder of this process.
+            command.current_dir("/");
+        }
         command.arg("--").arg(&self.program).args(&self.arguments);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
@@ -182,6 +194,33 @@ fn spawn_from_a_lasting_thread(command: Command) -> io::Result<Child> {
     let (reply, child) = mpsc::channel();
     ORDERS.send((command, reply)).map_err(|_| gone(mpsc::RecvError))?;
     child.recv().map_err(gone)?
+}
+
+/// The processes whose parent is this one.
+pub(super) fn children(parent: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_child = |id: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        // The name of the program is in brackets and may hold anything; its state and its parent follow.
+        let fields = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
+        fields.split_ascii_whitespace().nth(1).and_then(|word| word.parse().ok()) == Some(parent)
+    };
+    ids.filter(is_child).collect()
+}
+
+/// Sends one process a signal.
+pub(super) fn signal(id: u32, which: Signal) {
+    if let Some(id) = i32::try_from(id).ok().and_then(Pid::from_raw) {
+        // It may have ended by itself.
+        rustix::process::kill_process(id, which).ok();
+    }
+}
+
+/// Whether this process has not ended.
+pub(super) fn runs(id: u32) -> bool {
+    // One that has ended and that nobody has waited for has no command line.
+    fs::read(format!("/proc/{id}/cmdline")).is_ok_and(|words| !words.is_empty())
 }
 
 /// Writes a file that only this user may read: some hold passwords.

@@ -1,17 +1,18 @@
 //! The servers of the test kit do what they are told, and leave nothing behind.
 #![cfg(target_os = "linux")]
 
+mod pgbouncer;
+mod postgres;
+
 use std::{
     io::{BufRead as _, BufReader},
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant, SystemTime},
 };
 
-use lockkeeper_testkit::servers::{
-    Postgres, PostgresEnd, PostgresOptions, Redis, RedisCluster, RedisOptions, RedisSentinel, ZooKeeper,
-};
+use lockkeeper_testkit::servers::{Redis, RedisCluster, RedisOptions, RedisSentinel, ZooKeeper};
 
 fn seconds() -> i64 {
     SystemTime::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() as i64
@@ -28,6 +29,40 @@ fn gone_in_time(id: u32) -> bool {
         std::thread::sleep(Duration::from_millis(5));
     }
     !runs(id)
+}
+
+/// A process that has started a server, and the URL that it printed.
+fn started_by_another_process(server: &str) -> (Child, String) {
+    let mut process = Command::new(env!("CARGO_BIN_EXE_server"))
+        .arg(server)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let mut url = String::new();
+    BufReader::new(process.stdout.as_mut().expect("piped")).read_line(&mut url).expect("read");
+    (process, url.trim_end().to_owned())
+}
+
+fn kill(mut process: Child) {
+    process.kill().expect("it runs");
+    process.wait().expect("it ended");
+}
+
+/// Removes what a killed process could not. Processes of its servers may still end, and write.
+fn remove(folder: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while std::fs::remove_dir_all(folder).is_err() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!folder.exists());
+}
+
+/// What a program of a database prints, or why it fails.
+fn told(command: &mut Command) -> Result<String, String> {
+    let done = command.output().expect("asked");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
 }
 
 fn folder(redis: &Redis) -> PathBuf {
@@ -49,26 +84,16 @@ fn a_panic_ends_the_server_and_removes_its_folder() {
 
 #[test]
 fn a_killed_test_takes_its_servers_along() {
-    let program = Path::new(env!("CARGO_BIN_EXE_server"));
-    let mut test = Command::new(program)
-        .arg("redis")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("started");
-    let mut url = String::new();
-    BufReader::new(test.stdout.as_mut().expect("piped")).read_line(&mut url).expect("read");
-    let port = url.trim_end().trim_end_matches('/').rsplit(':').next().expect("a port").to_owned();
+    let (test, url) = started_by_another_process("redis");
+    let port = url.trim_end_matches('/').rsplit(':').next().expect("a port").to_owned();
     let info = Command::new("redis-cli").args(["-p", &port, "INFO", "server"]).output().expect("asked");
     let info = String::from_utf8(info.stdout).expect("text");
     let value = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).expect("there").to_owned();
     let id = value("process_id:").trim().parse().expect("a number");
-    test.kill().expect("it runs");
-    test.wait().expect("it ended");
+    kill(test);
     assert!(gone_in_time(id), "{url}");
-    // What the killed one could not do.
-    let folder = PathBuf::from(value("config_file:").trim());
-    std::fs::remove_dir_all(folder.parent().expect("a folder")).expect("removed");
+    let file = PathBuf::from(value("config_file:").trim());
+    remove(file.parent().expect("a folder"));
 }
 
 #[test]
@@ -212,95 +237,4 @@ fn a_zookeeper_ensemble_outlives_its_leader() {
     old.start_again().expect("started");
     old.until_ready().expect("ready");
     assert_eq!(old.mode().as_deref(), Some("follower"));
-}
-
-#[test]
-fn postgres_restarts_with_its_data() {
-    let server = Postgres::start().expect("started");
-    server.sql("CREATE TABLE kept (a int); INSERT INTO kept VALUES (7)").expect("allowed");
-    for how in [PostgresEnd::Fast, PostgresEnd::Immediate] {
-        server.restart(how).expect("restarted");
-        assert_eq!(server.sql("SELECT a FROM kept").expect("asked"), "7");
-    }
-    assert_eq!(server.sql("SHOW fsync").expect("asked"), "on");
-    assert_ne!(server.sql("SELECT pg_backend_pid()").expect("asked"), "");
-}
-
-#[test]
-fn postgres_with_a_password() {
-    let server = PostgresOptions::default().password("canary").start().expect("started");
-    let ask = |password: &str| {
-        let mut command = Command::new("psql");
-        let url = format!("postgres://lockkeeper@{}/lockkeeper", server.address());
-        command.arg(url).args(["-Atc", "SELECT 1"]).env("PGPASSWORD", password).output().expect("asked")
-    };
-    assert_eq!(String::from_utf8_lossy(&ask("canary").stdout).trim(), "1");
-    assert!(String::from_utf8_lossy(&ask("wrong").stderr).contains("password authentication failed"));
-}
-
-#[test]
-fn postgres_stops_and_goes_on() {
-    let server = Postgres::start().expect("started");
-    let address = server.address().port().to_string();
-    let ask = || {
-        let mut command = Command::new("timeout");
-        command.args([
-            "0.5",
-            "psql",
-            "-h",
-            "127.0.0.1",
-            "-p",
-            &address,
-            "-U",
-            "lockkeeper",
-            "-Atc",
-            "SELECT 1",
-        ]);
-        command.output().expect("asked").status.success()
-    };
-    assert!(ask());
-    server.pause();
-    assert!(!ask(), "a stopped server does not answer");
-    server.resume();
-    assert_eq!(server.sql("SELECT 1").expect("it goes on"), "1");
-}
-
-#[test]
-fn postgres_leaves_nothing_behind() {
-    let server = Postgres::start().expect("started");
-    let (id, folder) = (server.id().expect("it runs"), server.folder().to_owned());
-    assert!(runs(id) && folder.exists());
-    drop(server);
-    assert!(!runs(id) && !folder.exists());
-}
-
-#[test]
-fn a_killed_test_takes_its_postgres_along() {
-    let program = Path::new(env!("CARGO_BIN_EXE_server"));
-    let mut test = Command::new(program)
-        .arg("postgres")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("started");
-    let mut url = String::new();
-    BufReader::new(test.stdout.as_mut().expect("piped")).read_line(&mut url).expect("read");
-    let ask = |what: &str| {
-        let answer = Command::new("psql").arg(url.trim()).args(["-Atc", what]).output().expect("asked");
-        String::from_utf8(answer.stdout).expect("text").trim().to_owned()
-    };
-    let folder = PathBuf::from(ask("SHOW data_directory"));
-    let first = std::fs::read_to_string(folder.join("postmaster.pid")).expect("it runs");
-    let id = first.lines().next().expect("an id").parse().expect("a number");
-    assert!(runs(id));
-    test.kill().expect("it runs");
-    test.wait().expect("it ended");
-    assert!(gone_in_time(id), "{url}");
-    // What the killed one could not do. The server's other processes end soon after the first, and may still write.
-    let folder = folder.parent().expect("a folder").to_owned();
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while std::fs::remove_dir_all(&folder).is_err() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    assert!(!folder.exists());
 }
