@@ -20,7 +20,7 @@ mod linux {
     };
 
     use lockkeeper_testkit::servers::{
-        PgBouncer, Postgres, Redis, RedisCluster, RedisSentinel, ZooKeeper,
+        MariaDb, PgBouncer, Postgres, Redis, RedisCluster, RedisSentinel, ZooKeeper,
     };
     use tokio::{
         signal::unix::{SignalKind, signal},
@@ -28,7 +28,7 @@ mod linux {
     };
 
     const USAGE: &str = "\
-usage: server pgbouncer | postgres | redis | redis-sentinel | redis-cluster | zookeeper | zookeeper-3
+usage: server mariadb | pgbouncer | postgres | redis | redis-sentinel | redis-cluster | zookeeper | zookeeper-3
 
 Starts the server, prints its lockkeeper URL, and ends it with all its data when the standard input ends:
   server redis            then, with the URL it prints, in another terminal: behaviour URL";
@@ -42,6 +42,7 @@ Starts the server, prints its lockkeeper URL, and ends it with all its data when
         let words: Vec<String> = std::env::args().skip(1).collect();
         let [which] = &words[..] else { return usage() };
         let ended = match which.as_str() {
+            "mariadb" => MariaDb::start().and_then(|server| serve(&server.url())),
             "pgbouncer" => Postgres::start().and_then(|server| serve(&PgBouncer::before(&server)?.url())),
             "postgres" => Postgres::start().and_then(|server| serve(&server.url())),
             "redis" => Redis::start().and_then(|server| serve(&server.url())),

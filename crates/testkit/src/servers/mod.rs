@@ -6,6 +6,7 @@
 
 mod certificates;
 mod clock;
+mod mariadb;
 mod pgbouncer;
 mod postgres;
 mod postgres_data;
@@ -27,6 +28,7 @@ use std::{
 };
 
 pub use certificates::Certificates;
+pub use mariadb::{MariaDb, MariaDbOptions};
 pub use pgbouncer::{PgBouncer, PgBouncerOptions};
 pub use postgres::{Postgres, PostgresEnd, PostgresOptions};
 pub use process::Process;

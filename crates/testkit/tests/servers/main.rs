@@ -1,6 +1,7 @@
 //! The servers of the test kit do what they are told, and leave nothing behind.
 #![cfg(target_os = "linux")]
 
+mod mariadb;
 mod pgbouncer;
 mod postgres;
 

@@ -1,0 +1,107 @@
+//! MariaDB.
+
+use std::{path::PathBuf, process::Command};
+
+use lockkeeper_testkit::servers::{MariaDb, MariaDbOptions};
+
+use crate::{gone_in_time, kill, remove, runs, started_by_another_process, told};
+
+/// Asks over TCP, as the owner.
+fn ask(port: u16, password: &str, options: &[String], question: &str) -> Result<String, String> {
+    let mut command = Command::new("mariadb");
+    command.args(["--no-defaults", "--protocol=tcp", "--host=127.0.0.1", "--user=lockkeeper", "-BN"]);
+    command.arg(format!("--port={port}")).env("MYSQL_PWD", password).args(options);
+    told(command.args(["--execute", question, "lockkeeper"]))
+}
+
+#[test]
+fn mariadb_keeps_what_was_committed_however_it_ends() {
+    let server = MariaDb::start().expect("started");
+    server.sql("CREATE TABLE kept (a int); INSERT INTO kept VALUES (7)").expect("allowed");
+    server.restart().expect("restarted");
+    assert_eq!(server.sql("SELECT a, a + 1 FROM kept").expect("asked"), "7\t8");
+    server.sql("INSERT INTO kept VALUES (8)").expect("allowed");
+    server.process().kill();
+    server.sql("SELECT 1").expect_err("killed");
+    server.start_again().expect("started");
+    assert_eq!(server.sql("SELECT a FROM kept").expect("asked"), "7\n8");
+    server.stop();
+    server.sql("SELECT 1").expect_err("stopped");
+    server.start_again().expect("started");
+    assert_eq!(server.sql("SELECT count(*) FROM kept").expect("asked"), "2");
+    let durability =
+        "SELECT @@innodb_flush_log_at_trx_commit, @@innodb_flush_method, @@innodb_log_file_size >> 20";
+    assert_eq!(server.sql(durability).expect("asked"), "1\tO_DIRECT\t96");
+    let error = server.sql("SELECT nothing").expect_err("there is no such column").to_string();
+    assert!(error.contains("ERROR 1054"), "{error}");
+}
+
+#[test]
+fn mariadb_with_a_password_and_a_setting() {
+    let server = MariaDbOptions::default().password("can'ary").setting("max_connections = 17").start();
+    let server = server.expect("started");
+    let port = server.address().port();
+    let asked = ask(port, "can'ary", &[], "SELECT current_user(), @@max_connections");
+    assert_eq!(asked, Ok("lockkeeper@%\t17".into()));
+    assert!(ask(port, "wrong", &[], "SELECT 1").expect_err("refused").contains("ERROR 1045"));
+    assert!(ask(port, "", &["--user=root".into()], "SELECT 1").expect_err("refused").contains("ERROR 1045"));
+    ask(port, "can'ary", &[], "CREATE TABLE a (a int); CREATE USER b IDENTIFIED BY 'c'")
+        .expect("the owner may");
+    ask(port, "c", &["--user=b".into()], "SELECT 1").expect_err("it has no right to the database");
+    assert_eq!(server.url(), format!("mysql://lockkeeper:can'ary@127.0.0.1:{port}/lockkeeper"));
+}
+
+#[test]
+fn mariadb_with_tls_refuses_all_else() {
+    const ENCRYPTED: &str = "SHOW STATUS LIKE 'Ssl_version'";
+    let plain = MariaDb::start().expect("started");
+    assert_eq!(ask(plain.address().port(), "", &[], ENCRYPTED), Ok("Ssl_version".into()));
+    let server = MariaDbOptions::default().tls().start().expect("started");
+    let port = server.address().port();
+    let made = server.certificates().expect("asked for");
+    let (certificate, key) = made.client();
+    let trust = [format!("--ssl-ca={}", made.authority().display()), "--ssl-verify-server-cert".into()];
+    let own = [format!("--ssl-cert={}", certificate.display()), format!("--ssl-key={}", key.display())];
+    let version = ask(port, "", &[trust.clone(), own].concat(), ENCRYPTED).expect("allowed");
+    assert!(version.starts_with("Ssl_version\tTLSv1."), "{version}");
+    ask(port, "", &trust, ENCRYPTED).expect_err("without a certificate of its own");
+    ask(port, "", &[], ENCRYPTED).expect_err("without TLS");
+    assert_eq!(server.sql("SELECT 1").expect("by the socket"), "1");
+}
+
+#[test]
+fn mariadb_stops_and_goes_on() {
+    let server = MariaDb::start().expect("started");
+    server.process().pause();
+    let socket = format!("--socket={}", server.socket().display());
+    let words = ["0.5", "mariadb", "--no-defaults", "--user=root", &socket, "--execute", "SELECT 1"];
+    told(Command::new("timeout").args(words)).expect_err("a stopped server does not answer");
+    server.process().resume();
+    assert_eq!(server.sql("SELECT 1").expect("it goes on"), "1");
+}
+
+#[test]
+fn mariadb_leaves_nothing_behind() {
+    for end in [|_: &MariaDb| {}, |server: &MariaDb| server.process().pause(), MariaDb::stop] {
+        let server = MariaDb::start().expect("started");
+        let (id, folder) = (server.process().id().expect("it runs"), server.folder().to_owned());
+        assert!(runs(id) && folder.exists());
+        end(&server);
+        drop(server);
+        assert!(!runs(id) && !folder.exists());
+    }
+}
+
+#[test]
+fn a_killed_test_takes_its_mariadb_along() {
+    let (test, url) = started_by_another_process("mariadb");
+    let address =
+        url.strip_prefix("mysql://lockkeeper@127.0.0.1:").and_then(|rest| rest.strip_suffix("/lockkeeper"));
+    let port = address.expect("a mysql URL").parse().expect("a port");
+    let file = PathBuf::from(ask(port, "", &[], "SELECT @@pid_file").expect("asked"));
+    let id = std::fs::read_to_string(&file).expect("it runs").trim().parse().expect("a number");
+    assert!(runs(id));
+    kill(test);
+    assert!(gone_in_time(id), "{url}");
+    remove(file.parent().expect("a folder"));
+}
