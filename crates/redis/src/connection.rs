@@ -164,6 +164,11 @@ impl Connection {
         self.live().as_ref().map(|live| live.open.peer.clone())
     }
 
+    /// Opens the connection if there is none. If that fails, the next request tries again.
+    pub(crate) async fn prepare(&self) {
+        drop(self.connected().await);
+    }
+
     /// The connection, which is opened if there is none.
     async fn connected(&self) -> Result<Current, StoreError> {
         if let Some(current) = self.current() {

@@ -46,6 +46,16 @@ fn read_answer(reader: &mut Reader, request: &&Request, now: StoreTime) -> Resul
     }
 }
 
+/// Whether the contender of a request holds or waits after this answer.
+fn holds_or_waits(request: &Request, answer: &Answer) -> bool {
+    let Request::Claim(claim) = request else { return false };
+    match answer {
+        Answer::Claim(Verdict::Granted(_)) => true,
+        Answer::Claim(Verdict::Busy { .. }) => claim.queue,
+        _ => false,
+    }
+}
+
 /// The answers of all calls of a group so far.
 #[derive(Default)]
 struct Applied {
@@ -132,8 +142,8 @@ impl RedisStore {
         Ok(Answers { now, each: answers.into_iter().map(|(_, answer)| answer).collect() })
     }
 
-    /// Once the program has dropped its last handle, nothing is renewed any more, and the renewals' connection is often
-    /// open already. Opening another one may take longer than the end of a program waits. Claims stay where `WAIT` looks
+    /// Once the program has dropped its last handle, nothing is renewed any more, and the renewals' connection is
+    /// usually open: it is opened with the first hold or waiter. Opening another one may take longer than the end of a program waits. Claims stay where `WAIT` looks
     /// for them.
     fn priority_of(&self, group: &[&Request]) -> Priority {
         let only_leaves = || group.iter().all(|request| matches!(request, Request::Leave(_)));
@@ -154,7 +164,16 @@ impl RedisStore {
         let (mut applied, own_call) = (Applied::default(), calls.len() > 1);
         for (requests, reply) in group.chunks(self.entries_per_call(group.len())).zip(replies) {
             match reply.and_then(|reply| Part::read(requests, reply, read_answer)) {
-                Ok(part) => applied.add(part),
+                Ok(part) => {
+                    if requests
+                        .iter()
+                        .zip(&part.answers)
+                        .any(|(request, answer)| holds_or_waits(request, answer))
+                    {
+                        part.source.server.open_urgent(&self.background);
+                    }
+                    applied.add(part);
+                }
                 Err(error) => applied.add_failure(requests, &error, own_call),
             }
         }

@@ -36,6 +36,8 @@ pub(crate) struct Server {
     normal: Connection,
     /// On the keeper's runtime.
     urgent: Connection,
+    /// Whether a task was started to open `urgent`.
+    opens_urgent: AtomicBool,
 }
 
 /// Which connection a request takes.
@@ -52,6 +54,16 @@ impl Server {
             Priority::Normal => &self.normal,
             Priority::Urgent => &self.urgent,
         }
+    }
+
+    /// A contender holds or waits here. The first time, opens the urgent connection in the background: renewals need it
+    /// later, and so does the last leave of a program, which has no time to open it.
+    pub(crate) fn open_urgent(self: &Arc<Self>, keeper: &Handle) {
+        if self.opens_urgent.load(Ordering::Relaxed) || self.opens_urgent.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let server = self.clone();
+        keeper.spawn(async move { server.urgent.prepare().await });
     }
 }
 
@@ -201,6 +213,7 @@ impl Servers {
         Arc::new(Server {
             normal: connection(self.runtime()),
             urgent: connection(ConnectionRuntime::new(&self.keeper, &self.keeper)),
+            opens_urgent: AtomicBool::new(false),
             address: address.clone(),
             number: self.next_number.fetch_add(1, Ordering::Relaxed),
             location,

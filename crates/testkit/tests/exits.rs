@@ -85,8 +85,15 @@ impl Drop for Ending {
 }
 
 /// The ways that have tests of their own.
-const SPECIAL: [&str; 6] =
-    ["told", "refused", "partly_refused", "min_hold", "min_hold_released", "signalled"];
+const SPECIAL: [&str; 7] = [
+    "told",
+    "told_before_renewals",
+    "refused",
+    "partly_refused",
+    "min_hold",
+    "min_hold_released",
+    "signalled",
+];
 
 fn ways() -> Vec<String> {
     let ways = Command::new(PROGRAM).arg("ways").output().expect("it runs").stdout;
@@ -159,6 +166,27 @@ async fn i16_the_last_leave_takes_the_connection_for_renewals() {
     program.end();
     assert_eq!(held(&keeper, "stock").await, [""; 0]);
     assert_eq!(proxy.accepted(), 3);
+}
+
+/// No request of the program is answered in time, but the leave is written at once.
+#[tokio::test]
+async fn i16_the_last_leave_reaches_a_far_server() {
+    let redis = Redis::start().expect("started");
+    let proxy = Proxy::start(redis.address()).expect("started");
+    let keeper = lockkeeper::connect(&redis.url()).await.expect("connected");
+    let url = format!("redis://{}", proxy.address());
+    let mut program = Ending::start("told_before_renewals", &url, "stock");
+    let since = Instant::now();
+    // Requests, messages, and soon renewals.
+    while proxy.accepted() < 3 && since.elapsed() < Duration::from_secs(3) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // The server greets it.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    proxy.delay(Duration::from_millis(260));
+    program.tell();
+    let took = program.end();
+    assert_eq!(held(&keeper, "stock").await, [""; 0], "{took:?}");
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! A program that takes locks and ends, in the way that its first argument names: the subject of `tests/exits.rs`.
 //!
-//! It never closes its keeper. It says `held` once it holds its locks, and then ends at once. The way `told` ends when its
+//! It never closes its keeper. It says `held` once it holds its locks, and then ends at once. The ways `told…` end when their
 //! standard input has a line, the ways `refused` and `partly_refused` then ask the store first, and the way `signalled` is the
 //! example `leader_election`, which ends by a signal.
 
@@ -60,8 +60,9 @@ const WAYS: &[(&str, Way)] = &[
     ("thread_local", in_a_thread_local),
     ("blocking", with_threads),
     ("blocking_in_a_task", blocking_in_a_task),
-    ("told", |url, name| told(url, name, false)),
-    ("refused", |url, name| told(url, name, true)),
+    ("told", |url, name| told(url, name, Duration::from_secs(3), false)),
+    ("told_before_renewals", |url, name| told(url, name, Duration::from_secs(60), false)),
+    ("refused", |url, name| told(url, name, Duration::from_secs(3), true)),
     ("partly_refused", partly_refused),
     ("min_hold", |url, name| min_hold(url, name, false)),
     ("min_hold_released", |url, name| min_hold(url, name, true)),
@@ -352,10 +353,10 @@ fn blocking_in_a_task(url: &str, name: &str) -> Outcome {
     runtime.block_on(runtime.spawn(async move { with_threads(&url, &name) }))?
 }
 
-fn told(url: &str, name: &str, refused: bool) -> Outcome {
+fn told(url: &str, name: &str, lease: Duration, refused: bool) -> Outcome {
     current_thread()?.block_on(async {
         let keeper = connect(url).await?;
-        let _guard = keeper.mutex(name).lease(Duration::from_secs(3)).lock().await?;
+        let _guard = keeper.mutex(name).lease(lease).lock().await?;
         held();
         io::stdin().read_line(&mut String::new())?;
         if refused {
