@@ -150,7 +150,8 @@ async fn a_lease_can_be_acquired_for_somebody_else(fixture: &Fixture) -> Outcome
     );
     assert_eq!(shown.details.label.as_deref(), Some("for them"));
     assert!(b.acquire_lease(&name, &claim, Some(Duration::ZERO)).await?.is_none(), "it only tries");
-    let error = b.acquire_lease(&name, &claim, Some(Duration::from_millis(50))).await.expect_err("in use");
+    // Long enough for the store to answer.
+    let error = b.acquire_lease(&name, &claim, Some(Duration::from_secs(1))).await.expect_err("in use");
     assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
     let (theirs, asked, of) = (b.clone(), claim.clone(), name.clone());
     let waiter =

@@ -124,6 +124,9 @@ async fn an_owner_that_lost_it_acquires_anew(fixture: &Fixture) -> Outcome {
     Ok(anew.release().await?)
 }
 
+/// A limit that passes only after the store has answered: else the error tells of an outage.
+const ANSWERED: Duration = Duration::from_secs(1);
+
 async fn an_owner_tries_and_waits_with_a_limit(fixture: &Fixture) -> Outcome {
     let keeper = fixture.keeper().await?;
     let (mutex, ours, theirs) = (keeper.mutex(&fixture.name("stock")), keeper.owner(), keeper.owner());
@@ -131,7 +134,7 @@ async fn an_owner_tries_and_waits_with_a_limit(fixture: &Fixture) -> Outcome {
     let deeper = mutex.try_lock_as(&ours).await?.expect("entered again");
     assert_eq!(mutex.lock_as_within(&ours, Duration::ZERO).await?.token(), guard.token());
     assert!(mutex.try_lock_as(&theirs).await?.is_none());
-    let late = soon(mutex.lock_as_within(&theirs, Duration::from_millis(20))).await?;
+    let late = soon(mutex.lock_as_within(&theirs, ANSWERED)).await?;
     assert!(matches!(late, Err(AcquireError::TimedOut { .. })), "{late:?}");
     guard.release().await?;
     assert!(mutex.try_lock_as(&theirs).await?.is_none(), "one guard is left");
@@ -139,7 +142,7 @@ async fn an_owner_tries_and_waits_with_a_limit(fixture: &Fixture) -> Outcome {
     let lock = keeper.rw_lock(&fixture.name("catalog"));
     let read = lock.try_read_as(&ours).await?.expect("free");
     assert!(lock.try_write_as(&theirs).await?.is_none());
-    let late = soon(lock.write_as_within(&theirs, Duration::from_millis(20))).await?;
+    let late = soon(lock.write_as_within(&theirs, ANSWERED)).await?;
     assert!(matches!(late, Err(AcquireError::TimedOut { .. })), "{late:?}");
     let upgrade = lock.try_write_as(&ours).await;
     assert!(matches!(upgrade, Err(AcquireError::UpgradeRefused { .. })), "{upgrade:?}");
@@ -155,7 +158,7 @@ async fn an_owner_that_tries_does_not_wait_for_itself(fixture: &Fixture) -> Outc
     let (waits, as_owner) = (mutex.clone(), owner.clone());
     let waiter = fixture.start_waiter(&name, 1, async move { waits.lock_as(&as_owner).await }).await?;
     assert!(soon(mutex.try_lock_as(&owner)).await??.is_none());
-    let late = soon(mutex.lock_as_within(&owner, Duration::from_millis(20))).await?;
+    let late = soon(mutex.lock_as_within(&owner, ANSWERED)).await?;
     assert!(matches!(late, Err(AcquireError::TimedOut { .. })), "{late:?}");
     held.release().await?;
     Ok(soon(waiter).await???.release().await?)
