@@ -143,8 +143,8 @@ impl RedisStore {
     }
 
     /// Once the program has dropped its last handle, nothing is renewed any more, and the renewals' connection is
-    /// usually open: it is opened with the first hold or waiter. Opening another one may take longer than the end of a program waits. Claims stay where `WAIT` looks
-    /// for them.
+    /// usually open: it is opened with the first hold or waiter. Opening another one may take longer than the end of a
+    /// program waits. Claims stay where `WAIT` looks for them.
     fn priority_of(&self, group: &[&Request]) -> Priority {
         let only_leaves = || group.iter().all(|request| matches!(request, Request::Leave(_)));
         if self.servers.has_left_caller() && only_leaves() { Priority::Urgent } else { Priority::Normal }
