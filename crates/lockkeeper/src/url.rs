@@ -10,8 +10,10 @@ use std::{
 use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector, support::lease_option};
 
 /// The schemes of URLs, the feature that each needs, and whether this build has it.
-const SCHEMES: [(&str, Option<&str>, bool); 10] = [
+const SCHEMES: [(&str, Option<&str>, bool); 12] = [
     ("memory", None, true),
+    ("postgres", Some("postgres"), cfg!(feature = "postgres")),
+    ("postgresql", Some("postgres"), cfg!(feature = "postgres")),
     ("redis", Some("redis"), cfg!(feature = "redis")),
     ("rediss", Some("redis-tls"), cfg!(feature = "redis-tls")),
     ("redis+unix", Some("redis"), cfg!(feature = "redis")),
@@ -114,6 +116,8 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
             }
             Ok(memory::connector(&url).with_lease(lease))
         }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => lockkeeper_postgres::connector(url),
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
         | "rediss+cluster" => lockkeeper_redis::connector(url),

@@ -10,6 +10,7 @@ fn the_guarantee_table_is_that_of_the_stores() {
     let stores = [
         &memory::CAPABILITY,
         &lockkeeper_sqlite::CAPABILITY,
+        &lockkeeper_postgres::CAPABILITY,
         &lockkeeper_redis::CAPABILITY,
         &lockkeeper_zookeeper::CAPABILITY,
     ];
@@ -48,7 +49,7 @@ fn the_fence_in_sql_stops_an_old_holder() {
 fn the_features_that_it_names_exist() {
     let line = block("toml").lines().find(|line| line.starts_with("lockkeeper = ")).expect("the dependency");
     let manifest = include_str!("../Cargo.toml");
-    for feature in ["redis", "sqlite", "redis-tls", "zookeeper"] {
+    for feature in ["redis", "sqlite", "postgres", "redis-tls"] {
         assert!(line.contains(feature), "{line}");
         assert!(manifest.contains(&format!("\n{feature} = [")), "{feature}");
     }

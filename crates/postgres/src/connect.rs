@@ -1,0 +1,59 @@
+//! Opens the store: connects, makes the tables if need be, and starts what runs beside requests.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{
+    StoreError,
+    store::{Connector, Context, Store},
+    support::background::Background,
+};
+
+use crate::{
+    check,
+    connection::{Connection, Opener},
+    groups::Own,
+    settings::Settings,
+    store::PostgresStore,
+    sweep, trouble,
+    wakes::Listener,
+};
+
+pub(crate) fn connector(settings: Settings) -> Connector {
+    Connector::new(move |context| {
+        let settings = settings.clone();
+        async move { Ok(Arc::new(open(settings, context).await?) as Arc<dyn Store>) }
+    })
+}
+
+async fn open(settings: Settings, context: Context) -> Result<PostgresStore, StoreError> {
+    // Below the engine's own limit, so it is this store that gives up a silent connection.
+    let limit = context.request_limit.mul_f32(0.9);
+    let limit = settings.request_limit.map_or(limit, |own| own.min(limit));
+    let (url, strict) = (settings.shown.clone(), settings.strict);
+    let opener = Arc::new(Opener::new(settings, context.background.clone(), context.wakes.clone()));
+    let first = first_session(&opener).await?;
+    let id = opener.id().ok_or_else(trouble::closed)?;
+    let own = Own { keeper: context.keeper, wakes: context.wakes.clone() };
+    let requests = Arc::new(Connection::new(opener.clone(), limit, Some(first)));
+    if strict {
+        check::refuse(&check::look(&requests).await?)?;
+    } else {
+        let requests = requests.clone();
+        context.background.spawn(async move { check::warn(check::look(&requests).await) });
+    }
+    let renewals = Connection::new(opener.clone(), limit, None);
+    let listener = Listener::new(opener, requests.clone(), context.keeper);
+    let sweep = Background::spawn(&context.background, sweep::run(Arc::downgrade(&requests), own.clone()));
+    let sweep = std::sync::Mutex::new(Some(sweep));
+    Ok(PostgresStore { url, id, own, requests, renewals, listener, background: context.background, sweep })
+}
+
+/// Opens a session on the keeper's thread. Many keepers that start at once make the tables one after the other.
+async fn first_session(opener: &Arc<Opener>) -> Result<crate::session::Session, StoreError> {
+    let opener = opener.clone();
+    let background = opener.background.clone();
+    let limit = opener.settings.connect_limit + std::time::Duration::from_secs(4);
+    let opened = background.spawn(async move { tokio::time::timeout(limit, opener.open(None)).await });
+    let opened = opened.await.map_err(|_| trouble::closed())?;
+    opened.map_err(|_| trouble::too_slow().not_applied())?
+}

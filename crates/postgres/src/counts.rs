@@ -1,0 +1,216 @@
+//! Latches and fences: transactions on one row each.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{
+    KeeperId, Name, StoreError,
+    model::{HighWater, Now},
+    store::{
+        Admit, Admitted, Answers, Count, CountAction, Counted, LatchPage, ListQuery, StoreTime, Topic, Wake,
+    },
+};
+use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Remembered, admit};
+use tokio_postgres::Row;
+
+use crate::{
+    connection::{Failure, Worked},
+    flights::{self, Call},
+    groups::{Group, messages, unread},
+    rows::{get, name_from_bytes},
+    session::Session,
+    statements::Statement,
+    trouble::{self, corrupt, replica},
+};
+
+/// How often a row that was missing is made before an operation gives up.
+const TRIES: usize = 3;
+
+/// What was read of a latch.
+struct ReadLatch {
+    snapshot: CountSnapshot,
+    /// Whether there is a row that can be locked.
+    has_row: bool,
+    transaction: Option<String>,
+    watchers: Vec<KeeperId>,
+}
+
+impl ReadLatch {
+    /// Takes the rows of `Statement::ReadLatch`.
+    fn new(rows: &[Row]) -> Result<Self, StoreError> {
+        let start = Now { lease: StoreTime(0), wall: 0 };
+        let mut read = Self {
+            snapshot: CountSnapshot {
+                now: start,
+                floor: HighWater(0),
+                latch: LatchRow::default(),
+                remembered: None,
+            },
+            has_row: false,
+            transaction: None,
+            watchers: Vec::new(),
+        };
+        for row in rows {
+            read.take(row)?;
+        }
+        if read.snapshot.now == start {
+            return Err(corrupt("the table store has no row; drop the schema, or restore it"));
+        }
+        Ok(read)
+    }
+
+    fn take(&mut self, row: &Row) -> Result<(), StoreError> {
+        let (first, second): (i64, i64) = (get(row, 1)?, get(row, 2)?);
+        let numbers: [Option<i64>; 4] = [get(row, 3)?, get(row, 4)?, get(row, 5)?, get(row, 6)?];
+        let word: Option<&str> = get(row, 7)?;
+        let all = numbers.iter().copied().collect::<Option<Vec<i64>>>();
+        let all = all.and_then(|all| <[i64; 4]>::try_from(all).ok());
+        match get::<i32>(row, 0)? {
+            0 if numbers[3] != Some(0) => return Err(replica()),
+            0 => {
+                let wall = second.cast_unsigned();
+                self.snapshot.now = Now { lease: StoreTime(wall), wall };
+                self.snapshot.floor = HighWater(first.cast_unsigned());
+                self.transaction = word.map(str::to_owned);
+            }
+            1 => {
+                self.has_row = true;
+                self.snapshot.latch = LatchRow { high_water: first, state: all.map(LatchRow::state_of) };
+            }
+            2 => {
+                let answer = Remembered::answer_of(first, all.unwrap_or_default());
+                self.snapshot.remembered =
+                    Some(Remembered { until: StoreTime(second.cast_unsigned()), answer });
+            }
+            _ => self.watchers.extend(word.and_then(|word| word.parse::<KeeperId>().ok())),
+        }
+        Ok(())
+    }
+}
+
+impl Group {
+    /// Does a latch operation.
+    pub(crate) async fn count(self, count: Count) -> Worked<Answers<Counted>> {
+        let (name, op) = (count.name.as_str().as_bytes(), count.op.to_string());
+        let read = Call { statement: Statement::ReadLatch, parameters: &[&name, &op] };
+        if count.action == CountAction::Read {
+            let rows = self.session.query(read.statement, read.parameters).await.map_err(unread)?;
+            let read = ReadLatch::new(&rows).map_err(Failure::closes)?;
+            return Ok(answers(&read, &read.snapshot.count(&count)));
+        }
+        for _ in 0..TRIES {
+            let lock = Call { statement: Statement::LockLatch, parameters: &[&name] };
+            let read = Call { statement: Statement::ReadLatch, parameters: &[&name, &op] };
+            let flight =
+                flights::first(&self.session, lock, read, &[Statement::WriteLatch, Statement::Notify])
+                    .await?;
+            let read = match ReadLatch::new(&flight.read) {
+                Ok(read) => read,
+                Err(error) => return Err(flights::give_up(&self.session, error).await),
+            };
+            if flight.locked.is_empty() {
+                flights::roll_back(&self.session).await?;
+                if !read.has_row {
+                    self.session.query(Statement::MakeLatch, &[&name]).await.map_err(unread)?;
+                }
+                continue;
+            }
+            return self.count_locked(&count, read).await;
+        }
+        Err(Failure::keeps(trouble::busy()))
+    }
+
+    async fn count_locked(&self, count: &Count, read: ReadLatch) -> Worked<Answers<Counted>> {
+        let outcome = read.snapshot.count(count);
+        let Some(remember) = outcome.remember else {
+            flights::roll_back(&self.session).await?;
+            return Ok(answers(&read, &outcome));
+        };
+        let latch = outcome.latch.unwrap_or(read.snapshot.latch);
+        let state = latch.state.map(LatchRow::numbers);
+        let column = |at: usize| state.map(|numbers| numbers[at]);
+        let (kind, [remaining, initial, opened, born]) = remember.numbers();
+        let topic = Topic::Latch(count.name.clone());
+        let (own, others): (Vec<_>, Vec<_>) =
+            read.watchers.iter().partition::<Vec<KeeperId>, _>(|keeper| **keeper == self.own.keeper);
+        let wake = |keeper: KeeperId| (keeper, Wake::Changed(topic.clone()));
+        let messages = messages(others.into_iter().map(wake).collect(), read.transaction.as_deref());
+        let write = Call {
+            statement: Statement::WriteLatch,
+            parameters: &[
+                &count.name.as_str().as_bytes(),
+                &latch.high_water,
+                &read.snapshot.now.wall.cast_signed(),
+                &column(0),
+                &column(1),
+                &column(2),
+                &column(3),
+                &count.op.to_string(),
+                &remember.until.0.cast_signed(),
+                &kind,
+                &remaining,
+                &initial,
+                &opened,
+                &born,
+            ],
+        };
+        flights::second(&self.session, &self.progress, write, messages).await?;
+        if !own.is_empty() {
+            self.own.wakes.wake(Wake::Changed(topic));
+        }
+        Ok(answers(&read, &outcome))
+    }
+
+    /// Shows a token to a fence.
+    pub(crate) async fn fence(self, order: Admit) -> Worked<Admitted> {
+        let name = order.name.as_str().as_bytes();
+        for _ in 0..TRIES {
+            let lock = Call { statement: Statement::LockFence, parameters: &[&name] };
+            let read = Call { statement: Statement::ReadFence, parameters: &[&name] };
+            let flight = flights::first(&self.session, lock, read, &[Statement::WriteFence]).await?;
+            let (Some(row), false) = (flight.read.first(), flight.locked.is_empty()) else {
+                flights::roll_back(&self.session).await?;
+                self.session.query(Statement::MakeFence, &[&name]).await.map_err(unread)?;
+                continue;
+            };
+            let admitted = get(row, 0).and_then(|highest| Ok(admit(Some(highest), &order)?));
+            let admitted = match admitted {
+                Ok(admitted) => admitted,
+                Err(error) => return Err(flights::give_up(&self.session, error).await),
+            };
+            match admitted.highest {
+                None => flights::roll_back(&self.session).await?,
+                Some(highest) => {
+                    let write = Call { statement: Statement::WriteFence, parameters: &[&name, &highest] };
+                    flights::second(&self.session, &self.progress, write, None).await?;
+                }
+            }
+            return Ok(admitted.answer);
+        }
+        Err(Failure::keeps(trouble::busy()))
+    }
+}
+
+fn answers(read: &ReadLatch, outcome: &CountOutcome) -> Answers<Counted> {
+    Answers { now: read.snapshot.now.lease, each: vec![outcome.answer] }
+}
+
+/// A part of all latches.
+pub(crate) async fn latches(session: Arc<Session>, query: ListQuery) -> Worked<LatchPage> {
+    let (from, after) = bounds(&query);
+    // One more than the page has shows that there are more.
+    let limit = i64::try_from(query.limit.max(1).saturating_add(1)).unwrap_or(i64::MAX);
+    let rows = session.query(Statement::Latches, &[&from, &after, &limit]).await.map_err(unread)?;
+    let latch = |row: &Row| -> Result<(Name, _), StoreError> {
+        let numbers = [get(row, 1)?, get(row, 2)?, get(row, 3)?, get(row, 4)?];
+        Ok((name_from_bytes(get(row, 0)?)?, LatchRow::state_of(numbers)))
+    };
+    let latches = rows.iter().map(latch).collect::<Result<Vec<_>, _>>().map_err(Failure::keeps)?;
+    let latches = latches.into_iter().filter(|(name, _)| query.asks_for(name)).collect();
+    Ok(LatchPage::cut(latches, &query))
+}
+
+/// From which name on a listing goes, and after which one.
+pub(crate) fn bounds(query: &ListQuery) -> (Vec<u8>, Vec<u8>) {
+    let after = query.after.as_ref().map(|name| name.as_str().as_bytes().to_vec()).unwrap_or_default();
+    (query.prefix.as_bytes().to_vec(), after)
+}

@@ -1,0 +1,172 @@
+//! A transaction in two flights: begin, lock and read in the first; write, commit and notify in the second.
+//!
+//! Both run on the keeper's thread, so no blocked runtime keeps rows locked. The second flight is sent only after every
+//! answer of the first succeeded, and its transaction counts only if every answer of it did. The server ends a transaction
+//! whose client stops in the middle.
+
+use std::{future::Future, pin::Pin, sync::Arc, task::Poll};
+
+use lockkeeper_core::StoreError;
+use tokio_postgres::{Error, Row};
+
+use crate::{
+    connection::{Failure, Progress, Worked},
+    session::{Parameter, Session},
+    statements::Statement,
+    trouble::{self, Severity, explain},
+};
+
+/// Begins a transaction, and bounds for how long it can keep others waiting. The limits belong to the transaction, so they
+/// hold behind a pooler too and leave nothing behind. A client that does not read is not idle, hence the limit of TCP.
+const BEGIN: &str = "\
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL idle_in_transaction_session_timeout = '1s';
+SET LOCAL lock_timeout = '250ms';
+SET LOCAL statement_timeout = '5s';
+SET LOCAL tcp_user_timeout = '2s'";
+
+/// A statement and its parameters.
+pub(crate) struct Call<'a> {
+    pub(crate) statement: Statement,
+    pub(crate) parameters: &'a [Parameter<'a>],
+}
+
+/// What the first flight brought.
+pub(crate) struct FirstFlight {
+    pub(crate) locked: Vec<Row>,
+    pub(crate) read: Vec<Row>,
+}
+
+/// Begins a transaction, locks and reads. On success the transaction is open; on failure it is not.
+///
+/// `later` are statements that the second flight may send. They are prepared before anything is locked.
+pub(crate) async fn first(
+    session: &Session,
+    lock: Call<'_>,
+    read: Call<'_>,
+    later: &[Statement],
+) -> Worked<FirstFlight> {
+    let needed: Vec<_> = [lock.statement, read.statement].iter().chain(later).copied().collect();
+    session.prepare(&needed).await.map_err(|error| broken(error, None))?;
+    let warnings = session.warnings();
+    let (begun, locked, read) = tokio::join!(
+        biased;
+        session.batch(BEGIN),
+        session.query(lock.statement, lock.parameters),
+        session.query(read.statement, read.parameters),
+    );
+    if let Err(error) = begun {
+        // What followed ran without a transaction, and locked nothing.
+        return Err(broken(error, None));
+    }
+    if session.warnings() != warnings {
+        // Such as that a transaction was open already: what is in it is not known.
+        return Err(Failure::closes(trouble::closed()));
+    }
+    match (locked, read) {
+        (Ok(locked), Ok(read)) => Ok(FirstFlight { locked, read }),
+        // After the first error the others only say that the transaction failed.
+        (Err(error), _) | (_, Err(error)) => Err(undone(session, error).await),
+    }
+}
+
+/// Ends a transaction without any effect.
+pub(crate) async fn roll_back(session: &Session) -> Worked<()> {
+    session.batch("ROLLBACK").await.map_err(|error| broken(error, None))
+}
+
+/// Ends the transaction because the rows that were read cannot be used.
+pub(crate) async fn give_up(session: &Session, error: StoreError) -> Failure {
+    match roll_back(session).await {
+        Ok(()) => Failure::keeps(error),
+        Err(_) => Failure::closes(error),
+    }
+}
+
+/// A transaction failed before its commit was sent. If it only lost against another one, the session is good after an
+/// answered rollback.
+async fn undone(session: &Session, error: Error) -> Failure {
+    match trouble::severity(&error) {
+        Severity::LostRace => give_up(session, explain(error).not_applied()).await,
+        Severity::Fatal => broken(error, None),
+    }
+}
+
+/// The session is not used any more. Nothing was done unless a commit was sent.
+fn broken(error: Error, progress: Option<&Progress>) -> Failure {
+    let error = explain(error);
+    Failure::closes(if progress.is_some() { error.perhaps_applied() } else { error.not_applied() })
+}
+
+/// Writes and commits. The messages are sent in the same flight, after the commit, and only if it was one.
+pub(crate) async fn second(
+    session: &Arc<Session>,
+    progress: &Progress,
+    write: Call<'_>,
+    messages: Option<Messages>,
+) -> Worked<()> {
+    let mut needed = vec![write.statement];
+    needed.extend(messages.is_some().then_some(Statement::Notify));
+    if let Err(error) = session.prepare(&needed).await {
+        return Err(undone(session, error).await);
+    }
+    let warnings = session.warnings();
+    let notify = messages.map(|messages| messages.send(session.clone()));
+    progress.commits();
+    let (written, committed, ()) = tokio::join!(
+        biased;
+        session.query(write.statement, write.parameters),
+        session.batch("COMMIT"),
+        begin_to_send(notify),
+    );
+    match (written, committed) {
+        (Ok(_), Ok(())) if session.warnings() == warnings => Ok(()),
+        (Ok(_), Ok(())) => {
+            let message =
+                "the server committed with a warning, such as that it no longer waited for its replicas";
+            let unknown = StoreError::new(lockkeeper_core::StoreErrorKind::Unreachable, message);
+            Err(Failure::closes(unknown))
+        }
+        (Err(error), Ok(())) => {
+            // The commit was a rollback.
+            progress.nothing_done();
+            let keeps = trouble::severity(&error) == Severity::LostRace;
+            let error = explain(error).not_applied();
+            Err(if keeps { Failure::keeps(error) } else { Failure::closes(error) })
+        }
+        // A statement that was refused takes its transaction along.
+        (Err(error), Err(_)) if error.as_db_error().is_some() => Err(broken(error, None)),
+        (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(broken(error, Some(progress))),
+    }
+}
+
+/// What keepers are told once a transaction is committed.
+#[derive(Debug)]
+pub(crate) struct Messages {
+    pub(crate) channels: Vec<String>,
+    pub(crate) texts: Vec<String>,
+    /// The transaction.
+    pub(crate) transaction: String,
+}
+
+type Sending = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Messages {
+    fn send(self, session: Arc<Session>) -> Sending {
+        Box::pin(async move {
+            let parameters: [Parameter<'_>; 3] = [&self.channels, &self.texts, &self.transaction];
+            if let Err(error) = session.query(Statement::Notify, &parameters).await {
+                tracing::debug!(%error, "messages were not sent; polls make up for it");
+            }
+        })
+    }
+}
+
+/// Sends what a future sends at its first poll, and leaves the rest to a task: nobody waits for it.
+async fn begin_to_send(sending: Option<Sending>) {
+    let Some(mut sending) = sending else { return };
+    let sent = std::future::poll_fn(|context| Poll::Ready(sending.as_mut().poll(context))).await;
+    if sent.is_pending() {
+        tokio::spawn(sending);
+    }
+}

@@ -1,0 +1,269 @@
+//! Claims, leaves, renewals and evictions: each group is one transaction on the names that it could lock.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use lockkeeper_core::{
+    KeeperId, Name, StoreError,
+    store::{Answer, Answers, Evict, Evicted, Left, Renew, Renewed, Request, Verdict, Wake, WakeSink},
+};
+use lockkeeper_rows::{NeededName, Needs, Outcome, Snapshot, Stored};
+
+use crate::{
+    connection::{After, Failure, Progress, Worked},
+    flights::{self, Call, Messages},
+    rows::{Parameters, ReadRows, name_from_bytes},
+    session::{Parameter, Session},
+    statements::Statement,
+    trouble::{self, Severity},
+    wakes,
+};
+
+/// How often rows that were missing are made before a group gives up: somebody may remove them again.
+const TRIES: usize = 3;
+
+/// Whose requests these are, and where its own wakes go.
+#[derive(Clone, Debug)]
+pub(crate) struct Own {
+    pub(crate) keeper: KeeperId,
+    pub(crate) wakes: WakeSink,
+}
+
+/// One group on its way.
+pub(crate) struct Group {
+    pub(crate) session: Arc<Session>,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) own: Own,
+}
+
+/// What a group has locked and read. The transaction is open.
+struct Locked {
+    read: ReadRows,
+    /// The names that may be stepped.
+    names: Vec<Name>,
+}
+
+impl Group {
+    /// Does claims and leaves.
+    pub(crate) async fn apply(self, group: Arc<[Request]>) -> Worked<Answers<Answer>> {
+        let needs = Needs::of(&group);
+        if group.is_empty() {
+            return Ok(Answers { now: self.clock().await?, each: Vec::new() });
+        }
+        if group.iter().all(is_poll)
+            && let Some(answers) = self.answer_polls(&needs, &group).await?
+        {
+            return Ok(answers);
+        }
+        match self.step(&needs, |snapshot| snapshot.apply(&group)).await {
+            Ok(outcome) => Ok(Answers { now: outcome.now, each: outcome.answers }),
+            // A lone name that others had locked for too long.
+            Err(failure) if is_not_now(&failure) => {
+                let now = self.clock().await?;
+                let each = group.iter().map(|request| not_now(request, &failure.error)).collect();
+                Ok(Answers { now, each })
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Renews leases. Names that others had locked are renewed one by one, so that a busy name cannot starve them.
+    pub(crate) async fn renew(self, leases: Arc<[Renew]>) -> Worked<Answers<Renewed>> {
+        let needs = Needs::of_renewals(&leases);
+        let outcome = self.step(&needs, |snapshot| snapshot.renew(&leases)).await;
+        let (now, mut each) = match outcome {
+            Ok(outcome) => (outcome.now, outcome.answers),
+            Err(failure) if is_not_now(&failure) => {
+                (self.clock().await?, vec![Renewed::Unknown; leases.len()])
+            }
+            Err(failure) => return Err(failure),
+        };
+        if needs.names.len() > 1 {
+            for (answer, renew) in
+                each.iter_mut().zip(&*leases).filter(|(answer, _)| **answer == Renewed::Unknown)
+            {
+                let alone = std::slice::from_ref(renew);
+                match self.step(&Needs::of_renewals(alone), |snapshot| snapshot.renew(alone)).await {
+                    Ok(outcome) => *answer = outcome.answers.into_iter().next().unwrap_or(Renewed::Unknown),
+                    Err(failure) if is_not_now(&failure) => {}
+                    Err(failure) => {
+                        // The others are renewed: their answers are worth more than this error.
+                        self.session.cut();
+                        tracing::debug!(error = %failure.error, "a renewal of a busy name failed");
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(Answers { now, each })
+    }
+
+    /// Takes a hold back.
+    pub(crate) async fn evict(self, order: Evict) -> Worked<Evicted> {
+        let name = NeededName { name: order.name.clone(), must_exist: false };
+        let needs = Needs { names: vec![name], contenders: Vec::new() };
+        let outcome = self.step(&needs, |snapshot| snapshot.evict(&order)).await?;
+        let evicted = outcome.answers.into_iter().next().flatten();
+        evicted.ok_or_else(|| Failure::keeps(trouble::busy()))
+    }
+
+    /// The server's clock.
+    async fn clock(&self) -> Worked<lockkeeper_core::store::StoreTime> {
+        Ok(self.read_only(&[], &[]).await?.now.lease)
+    }
+
+    /// Reads without locking anything, at one moment.
+    pub(crate) async fn read_only(&self, names: &[Name], contenders: &[String]) -> Worked<ReadRows> {
+        let names = bytes_of(names);
+        let rows = self.session.query(Statement::Read, &[&names, &contenders]).await.map_err(unread)?;
+        ReadRows::new(&rows).map_err(Failure::closes)
+    }
+
+    /// Answers polls from a read without locks, if nothing has to be written for them.
+    async fn answer_polls(&self, needs: &Needs, group: &[Request]) -> Worked<Option<Answers<Answer>>> {
+        let names: Vec<Name> = needs.names.iter().map(|needed| needed.name.clone()).collect();
+        let mut read = self.read_only(&names, &contenders_of(needs)).await?;
+        let outcome = read.snapshot(names).apply(group).map_err(|bad| Failure::keeps(bad.into()))?;
+        let is_good = outcome.writes.is_empty();
+        Ok(is_good.then(|| Answers { now: outcome.now, each: outcome.answers }))
+    }
+
+    /// Locks, reads, does a step of the model, writes what became different, and tells the keepers concerned.
+    async fn step<A>(
+        &self,
+        needs: &Needs,
+        act: impl FnOnce(Snapshot) -> Result<Outcome<A>, lockkeeper_rows::BadRow>,
+    ) -> Worked<Outcome<A>> {
+        let Locked { mut read, names } = self.lock(needs).await?;
+        let outcome = match act(read.snapshot(names)) {
+            Ok(outcome) => outcome,
+            Err(bad) => return Err(flights::give_up(&self.session, bad.into()).await),
+        };
+        if outcome.writes.is_empty() {
+            flights::roll_back(&self.session).await?;
+            return Ok(outcome);
+        }
+        let parameters = read.parameters(&outcome.writes);
+        let (own, others) = self.wakes(&read, &outcome);
+        let messages = messages(others, read.transaction.as_deref());
+        self.write(&parameters, messages).await?;
+        own.into_iter().for_each(|wake| self.own.wakes.wake(wake));
+        Ok(outcome)
+    }
+
+    /// Locks the names of a group, and reads what a step needs. A lone name is waited for; of several names, those that are
+    /// busy are left out. Rows that have to exist are made before.
+    async fn lock(&self, needs: &Needs) -> Worked<Locked> {
+        let names: Vec<Name> = needs.names.iter().map(|needed| needed.name.clone()).collect();
+        let (bytes, contenders) = (bytes_of(&names), contenders_of(needs));
+        let lock = if names.len() == 1 { Statement::Lock } else { Statement::LockFree };
+        for _ in 0..TRIES {
+            let flight = flights::first(
+                &self.session,
+                Call { statement: lock, parameters: &[&bytes] },
+                Call { statement: Statement::Read, parameters: &[&bytes, &contenders] },
+                &[Statement::WriteRows, Statement::WriteAll, Statement::Notify],
+            )
+            .await?;
+            let taken = ReadRows::new(&flight.read).and_then(|read| {
+                let locked = flight.locked.iter().map(|row| name_from_bytes(crate::rows::get(row, 0)?));
+                Ok((read, locked.collect::<Result<BTreeSet<Name>, StoreError>>()?))
+            });
+            let (mut read, locked) = match taken {
+                Ok(taken) => taken,
+                Err(error) => return Err(flights::give_up(&self.session, error).await),
+            };
+            let missing = needs.names.iter().filter(|needed| !read.has(&needed.name));
+            let (to_make, absent): (Vec<_>, Vec<_>) = missing.partition(|needed| needed.must_exist);
+            if to_make.is_empty() {
+                for needed in &absent {
+                    // Whatever is left of it belongs to nobody.
+                    drop::<Stored>(read.stored(&needed.name));
+                }
+                let steps = |needed: &&NeededName| locked.contains(&needed.name) || absent.contains(needed);
+                let names = needs.names.iter().filter(steps).map(|needed| needed.name.clone()).collect();
+                return Ok(Locked { read, names });
+            }
+            let to_make: Vec<Name> = to_make.into_iter().map(|needed| needed.name.clone()).collect();
+            flights::roll_back(&self.session).await?;
+            self.make(&to_make).await?;
+        }
+        Err(Failure::keeps(trouble::busy()))
+    }
+
+    /// Makes rows that can be locked.
+    async fn make(&self, names: &[Name]) -> Worked<()> {
+        let names = bytes_of(names);
+        // A row that was made is no trouble if nothing follows.
+        self.session.query(Statement::Make, &[&names]).await.map_err(unread)?;
+        Ok(())
+    }
+
+    async fn write(&self, p: &Parameters, messages: Option<Messages>) -> Worked<()> {
+        let rows: [Parameter<'_>; 7] =
+            [&p.names, &p.high_waters, &p.capacities, &p.ends, &p.holders, &p.used, &p.may_be_lost];
+        let others: [Parameter<'_>; 6] =
+            [&p.entry_names, &p.slots, &p.entry_ends, &p.entries, &p.contenders, &p.untils];
+        let all: Vec<Parameter<'_>> = rows.into_iter().chain(others).collect();
+        let write = if p.only_rows() {
+            Call { statement: Statement::WriteRows, parameters: &rows }
+        } else {
+            Call { statement: Statement::WriteAll, parameters: &all }
+        };
+        flights::second(&self.session, &self.progress, write, messages).await
+    }
+
+    /// The wakes of this keeper, and those of others.
+    fn wakes<A>(&self, read: &ReadRows, outcome: &Outcome<A>) -> (Vec<Wake>, Vec<(KeeperId, Wake)>) {
+        let changes = outcome.wakes.changed.iter().zip(outcome.wakes.topics());
+        let changes = changes.flat_map(|(name, topic)| {
+            let watchers = read.watchers.get(name).map(Vec::as_slice).unwrap_or_default();
+            watchers.iter().map(move |keeper| (*keeper, Wake::Changed(topic.clone())))
+        });
+        let all: Vec<_> = outcome.wakes.granted().chain(changes).collect();
+        let (own, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(keeper, _)| *keeper == self.own.keeper);
+        (own.into_iter().map(|(_, wake)| wake).collect(), others)
+    }
+}
+
+/// The messages with these wakes, once `transaction` is committed.
+pub(crate) fn messages(wakes: Vec<(KeeperId, Wake)>, transaction: Option<&str>) -> Option<Messages> {
+    let transaction = transaction?.to_owned();
+    let (channels, texts) = wakes::texts(wakes);
+    (!channels.is_empty()).then_some(Messages { channels, texts, transaction })
+}
+
+/// A claim that asks again, and waits: mostly nothing has to be written for it.
+fn is_poll(request: &Request) -> bool {
+    matches!(request, Request::Claim(claim) if claim.again && claim.queue)
+}
+
+/// Whether nothing was done for a reason that passes, and the session is good.
+fn is_not_now(failure: &Failure) -> bool {
+    failure.session == After::Kept && failure.error.is_passing() && !failure.error.maybe_applied()
+}
+
+fn not_now(request: &Request, error: &StoreError) -> Answer {
+    match request {
+        Request::Claim(_) => Answer::Claim(Verdict::NotNow(error.clone())),
+        Request::Leave(_) => Answer::Leave(Left::NotNow),
+    }
+}
+
+/// A lone statement failed that changes nothing that matters.
+pub(crate) fn unread(error: tokio_postgres::Error) -> Failure {
+    let severity = trouble::severity(&error);
+    let error = trouble::explain(error).not_applied();
+    match severity {
+        Severity::LostRace => Failure::keeps(error),
+        Severity::Fatal => Failure::closes(error),
+    }
+}
+
+fn bytes_of(names: &[Name]) -> Vec<Vec<u8>> {
+    names.iter().map(|name| name.as_str().as_bytes().to_vec()).collect()
+}
+
+fn contenders_of(needs: &Needs) -> Vec<String> {
+    needs.contenders.iter().map(ToString::to_string).collect()
+}

@@ -1,0 +1,215 @@
+//! The tables, their version, and how they are made by many processes at once.
+//!
+//! The SQL of the layout steps must never change what it makes: databases have it.
+
+use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
+use tokio_postgres::error::SqlState;
+
+use crate::{
+    session::Session,
+    trouble::{self, corrupt},
+};
+
+/// The steps from an empty schema to the layout of this version. The number of steps done is the version of a schema.
+/// Steps are only ever added, and each works on what the one before left.
+const STEPS: &[&str] = &[LAYOUT_1];
+
+/// `{s}` is the schema, in quotes. Names are bytes: they are compared byte for byte whatever the collation. Times are
+/// microseconds since 1970 on the server's clock. A keeper is 32 hexadecimal digits.
+///
+/// `resource` is what a transaction locks. Its row stays when the name is free, so a lock that nobody waits for is one
+/// row that is updated in place. `high_water` is its highest grant number, `used` the time of the last write, and `ends`
+/// when the holder in this row will have ended. Other holders and all waiters are in `entry`, in slots that are reused:
+/// rows that come and go would leave dead index entries behind. `latch` and `fence` are locked in the same way.
+///
+/// `floor` is raised whenever rows of free names are removed: numbers are given above it.
+const LAYOUT_1: &str = "
+CREATE TABLE {s}.store (
+    only_one boolean PRIMARY KEY CHECK (only_one),
+    id text NOT NULL,
+    layout integer NOT NULL,
+    floor bigint NOT NULL,
+    swept bigint NOT NULL
+);
+
+CREATE TABLE {s}.resource (
+    name bytea PRIMARY KEY,
+    high_water bigint NOT NULL DEFAULT 0,
+    capacity bigint NOT NULL DEFAULT 0,
+    used bigint NOT NULL DEFAULT 0,
+    ends bigint NOT NULL DEFAULT 0,
+    holder text
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE {s}.entry (
+    name bytea NOT NULL,
+    slot integer NOT NULL,
+    ends bigint NOT NULL,
+    entry text,
+    PRIMARY KEY (name, slot)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE {s}.tombstone (
+    contender text PRIMARY KEY,
+    until bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE {s}.latch (
+    name bytea PRIMARY KEY,
+    high_water bigint NOT NULL DEFAULT 0,
+    used bigint NOT NULL DEFAULT 0,
+    remaining bigint,
+    initial bigint,
+    opened bigint,
+    born bigint
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE {s}.counted (
+    op text PRIMARY KEY,
+    until bigint NOT NULL,
+    answer bigint NOT NULL,
+    remaining bigint NOT NULL,
+    initial bigint NOT NULL,
+    opened bigint NOT NULL,
+    born bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE {s}.fence (
+    name bytea PRIMARY KEY,
+    highest bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE {s}.watcher (
+    name bytea NOT NULL,
+    topic text NOT NULL,
+    keeper text NOT NULL,
+    until bigint NOT NULL,
+    PRIMARY KEY (name, topic, keeper)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+";
+
+/// What the users of a store need.
+const RIGHTS: &str = "\
+GRANT USAGE ON SCHEMA {s} TO {user};
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {s} TO {user};
+";
+
+/// A number that is ours among the advisory locks of a database: "LKKR" and the layout.
+const MAKING: i64 = 0x4c4b_4b52_0001;
+
+/// The SQL that makes the store in an empty database, for somebody who has the right to.
+pub(crate) fn sql(schema: &str, user: &str) -> String {
+    let user = format!("\"{}\"", user.replace('"', "\"\""));
+    let made: String = STEPS.concat();
+    let row = insert(&KeeperId::random().to_string());
+    let text = format!("CREATE SCHEMA IF NOT EXISTS {{s}};{made}{row};\n{RIGHTS}");
+    in_schema(&text, schema).replace("{user}", &user)
+}
+
+fn insert(id: &str) -> String {
+    format!("INSERT INTO {{s}}.store VALUES (true, '{id}', {}, 0, 0)", STEPS.len())
+}
+
+fn in_schema(text: &str, schema: &str) -> String {
+    text.replace("{s}", &format!("\"{schema}\""))
+}
+
+/// Brings the schema to this program's layout; returns the store's own id.
+pub(crate) async fn settle(session: &Session, schema: &str, user: &str) -> Result<String, StoreError> {
+    if let Some(found) = found(session, schema).await?
+        && found.layout == STEPS.len()
+    {
+        return Ok(found.id);
+    }
+    let made = make(session, schema).await;
+    if made.is_err() {
+        // The transaction may be open.
+        session.batch("ROLLBACK").await.map_err(trouble::explain)?;
+    }
+    match made {
+        Err(Making::Sql(error)) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            let message = format!(
+                "the tables of the store are not there, and this user may not make them; run this SQL as the owner of \
+                 the database, or name another schema= in the URL:\n{}",
+                sql(schema, user)
+            );
+            Err(StoreError::new(StoreErrorKind::Denied, message).not_applied().with_source(error))
+        }
+        Err(Making::Sql(error)) => Err(trouble::explain(error).not_applied()),
+        Err(Making::Layout(error)) => Err(error),
+        Ok(id) => Ok(id),
+    }
+}
+
+struct Found {
+    id: String,
+    layout: usize,
+}
+
+/// Why the tables could not be made.
+enum Making {
+    Sql(tokio_postgres::Error),
+    Layout(StoreError),
+}
+
+impl From<tokio_postgres::Error> for Making {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Self::Sql(error)
+    }
+}
+
+/// What is there; `None` if nothing is.
+async fn found(session: &Session, schema: &str) -> Result<Option<Found>, StoreError> {
+    let explain = |error| trouble::explain(error).not_applied();
+    let table = in_schema("{s}.store", schema);
+    // Not `to_regclass`, which inside of a transaction may not see what another one has made meanwhile.
+    let is_there = format!(
+        "SELECT count(*) > 0 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
+         WHERE n.nspname = '{schema}' AND c.relname = 'store'"
+    );
+    if !session.one::<bool>(&is_there).await.map_err(explain)? {
+        return Ok(None);
+    }
+    let rows = session.rows(&format!("SELECT id, layout FROM {table}")).await.map_err(explain)?;
+    let row =
+        rows.first().ok_or_else(|| corrupt(format!("{table} has no row; drop the schema, or restore it")))?;
+    let layout: i32 = row.try_get(1).map_err(explain)?;
+    let layout = usize::try_from(layout).unwrap_or(usize::MAX);
+    if layout > STEPS.len() {
+        return Err(corrupt(format!(
+            "the tables have layout {layout}, and this program knows layouts up to {}; use a newer version",
+            STEPS.len()
+        )));
+    }
+    Ok(Some(Found { id: row.try_get(0).map_err(explain)?, layout }))
+}
+
+/// Does the steps that are missing, while others that do the same wait.
+async fn make(session: &Session, schema: &str) -> Result<String, Making> {
+    session.batch("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
+    session.batch(&format!("SELECT pg_advisory_xact_lock({MAKING})")).await?;
+    let found = found(session, schema).await.map_err(Making::Layout)?;
+    let done = found.as_ref().map_or(0, |found| found.layout);
+    // The right to make a schema is asked for even if there is one.
+    let is_there = format!("SELECT count(*) > 0 FROM pg_namespace WHERE nspname = '{schema}'");
+    if !session.one::<bool>(&is_there).await? {
+        session.batch(&in_schema("CREATE SCHEMA {s}", schema)).await?;
+    }
+    for step in &STEPS[done..] {
+        session.batch(&in_schema(step, schema)).await?;
+    }
+    let id = match found {
+        Some(found) => {
+            let update = format!("UPDATE {{s}}.store SET layout = {}", STEPS.len());
+            session.batch(&in_schema(&update, schema)).await?;
+            found.id
+        }
+        None => {
+            let id = KeeperId::random().to_string();
+            session.batch(&in_schema(&insert(&id), schema)).await?;
+            id
+        }
+    };
+    session.batch("COMMIT").await?;
+    Ok(id)
+}

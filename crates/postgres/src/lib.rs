@@ -1,0 +1,79 @@
+//! The PostgreSQL store: locks in the database that people already have (version 13 or newer, one primary).
+//!
+//! ```text
+//! postgres://[user[:password]@]host[:port]/database       postgresql://… is the same
+//! postgres://user@%2Frun%2Fpostgresql/database            the folder of a socket, with %2F for each slash
+//! postgres://host,host/database                           the one of several servers that takes writes
+//! ```
+//!
+//! | option | means | default |
+//! |---|---|---|
+//! | `schema=app` | the schema of the tables, which are made on first use | `lockkeeper` |
+//! | `sslmode=require` | TLS with a certificate that is checked; `verify-full` is the same | `disable` |
+//! | `sslrootcert=`, `sslcert=`, `sslkey=` | PEM files for TLS | the system's certificates |
+//! | `pooler=true` | for a transaction pooler between: statements are not prepared | `false` |
+//! | `request_limit=1s`, `connect_limit=1s` | how long a request, or connecting, may take | the keeper's, 1s |
+//! | `application_name=app` | what the server shows of the connections | `lockkeeper` |
+//!
+//! # How it works
+//!
+//! Rows in, the model's own step, rows out. A group of requests is one transaction in two round trips: the first locks
+//! one row per name, reads the server's clock and the rows; the second writes what became different and commits. Of
+//! several names, those that others have locked just then are asked again later, so no name waits for another. A release
+//! grants to the first waiter of the queue, and tells its keeper by `NOTIFY` once that is committed.
+//!
+//! A keeper has up to three connections, on its own thread: one for requests, one for renewals, and one that listens
+//! while somebody waits.
+//!
+//! # Limits
+//!
+//! A commit is on disk before it is answered, so a restart loses nothing. A failover to an asynchronous replica may lose
+//! the last grants; tokens still grow by the clock, so a fence keeps the data right.
+
+mod check;
+mod codec;
+mod connect;
+mod connection;
+mod counts;
+mod flights;
+mod groups;
+mod layout;
+mod listing;
+mod rows;
+mod session;
+mod settings;
+mod statements;
+mod store;
+mod sweep;
+#[cfg_attr(not(feature = "tls"), path = "without_tls.rs")]
+mod tls;
+mod trouble;
+mod wakes;
+mod watching;
+
+use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
+
+pub use check::{Finding, Risk, check};
+pub use store::CAPABILITY;
+
+/// All options of a URL, but `lease`, which every store has.
+pub const OPTIONS: &[&str] = settings::OPTIONS;
+
+/// Connects to the server that `url` names; see [the crate](self) for its forms.
+///
+/// ```no_run
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let connector = lockkeeper_postgres::connector("postgres://localhost/shop?schema=locks")?;
+/// let keeper = lockkeeper_core::Keeper::builder(connector).connect().await?;
+/// let guard = keeper.mutex("stock/42").lock().await?;
+/// guard.release().await?;
+/// keeper.close().await;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong; the message never repeats it.
+pub fn connector(url: &str) -> Result<Connector, StoreError> {
+    let (url, lease) = lease_option::take(url)?;
+    Ok(connect::connector(settings::Settings::parse(&url)?).with_lease(lease))
+}

@@ -1,0 +1,245 @@
+//! What was read, as `lockkeeper-rows` has it, and what it wants written, as parameters of statements. Pure.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use lockkeeper_core::{
+    ContenderId, KeeperId, Name, StoreError,
+    model::{HighWater, Now},
+    store::StoreTime,
+};
+use lockkeeper_rows::{
+    EntryRow, ResourceRow, RowChange, RowHolder, Snapshot, Stored, Tombstone, Writes, name_from,
+};
+use tokio_postgres::Row;
+
+use crate::{
+    codec,
+    trouble::{corrupt, explain, replica},
+};
+
+/// Everything that a step needs, as one statement read it.
+#[derive(Debug)]
+pub(crate) struct ReadRows {
+    pub(crate) now: Now,
+    floor: HighWater,
+    /// The transaction, if it has locked anything.
+    pub(crate) transaction: Option<String>,
+    resources: BTreeMap<Name, Stored>,
+    slots: Slots,
+    tombstones: Vec<Tombstone>,
+    /// Keepers that want to hear of changes.
+    pub(crate) watchers: HashMap<Name, Vec<KeeperId>>,
+}
+
+/// Which slot each entry is in. Slots without an entry are empty, and are used again.
+#[derive(Debug, Default)]
+struct Slots(HashMap<Name, BTreeMap<i32, Option<ContenderId>>>);
+
+/// A moment of the server's clock, on which both leases and numbers run.
+fn at(micros: i64) -> Now {
+    let micros = micros.cast_unsigned();
+    Now { lease: StoreTime(micros), wall: micros }
+}
+
+impl ReadRows {
+    /// Takes the rows of `Statement::Read`.
+    pub(crate) fn new(rows: &[Row]) -> Result<Self, StoreError> {
+        let mut read = Self {
+            now: at(0),
+            floor: HighWater(0),
+            transaction: None,
+            resources: BTreeMap::new(),
+            slots: Slots::default(),
+            tombstones: Vec::new(),
+            watchers: HashMap::new(),
+        };
+        for row in rows {
+            read.take(row)?;
+        }
+        if read.now.wall == 0 {
+            return Err(corrupt("the table store has no row; drop the schema, or restore it"));
+        }
+        Ok(read)
+    }
+
+    fn take(&mut self, row: &Row) -> Result<(), StoreError> {
+        let (part, slot): (i32, i32) = (get(row, 0)?, get(row, 2)?);
+        let (high_water, number): (i64, i64) = (get(row, 3)?, get(row, 4)?);
+        let text: Option<&str> = get(row, 5)?;
+        match part {
+            0 if slot != 0 => return Err(replica()),
+            0 => {
+                self.now = at(number);
+                self.floor = HighWater(high_water.cast_unsigned());
+                self.transaction = text.map(str::to_owned);
+            }
+            1 => {
+                let holder = match text {
+                    Some(text) => RowHolder::Here(codec::decode(text)?),
+                    None => RowHolder::Vacant,
+                };
+                let stored = self.resources.entry(name_of(row)?).or_default();
+                stored.row = ResourceRow { high_water, capacity: number, holder };
+            }
+            2 => {
+                let name = name_of(row)?;
+                let entry = text.map(codec::decode).transpose()?;
+                let slots = self.slots.0.entry(name.clone()).or_default();
+                slots.insert(slot, entry.as_ref().map(|entry| entry.contender));
+                self.resources.entry(name).or_default().entries.extend(entry);
+            }
+            3 => {
+                let contender = text.and_then(|text| text.parse().ok());
+                let contender =
+                    contender.ok_or_else(|| corrupt("a tombstone has no contender; remove it"))?;
+                self.tombstones.push(Tombstone { contender, until: StoreTime(number.cast_unsigned()) });
+            }
+            _ => {
+                if let Some(keeper) = text.and_then(|text| text.parse().ok()) {
+                    self.watchers.entry(name_of(row)?).or_default().push(keeper);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is a row for this name.
+    pub(crate) fn has(&self, name: &Name) -> bool {
+        self.resources.get(name).is_some_and(|stored| stored.row.holder != RowHolder::NoRoom)
+    }
+
+    /// The rows of one resource.
+    pub(crate) fn stored(&mut self, name: &Name) -> Stored {
+        self.resources.remove(name).unwrap_or_default()
+    }
+
+    /// What a step on these names works on. The others are not touched.
+    pub(crate) fn snapshot(&mut self, names: impl IntoIterator<Item = Name>) -> Snapshot {
+        let resources = names.into_iter().map(|name| {
+            let stored = self.stored(&name);
+            (name, stored)
+        });
+        let resources = resources.collect();
+        Snapshot {
+            now: self.now,
+            floor: self.floor,
+            resources,
+            tombstones: std::mem::take(&mut self.tombstones),
+        }
+    }
+
+    /// What has to be written, as parameters.
+    pub(crate) fn parameters(&mut self, writes: &Writes) -> Parameters {
+        let mut parameters = Parameters {
+            used: self.now.wall.cast_signed(),
+            may_be_lost: !writes.gives,
+            ..Parameters::default()
+        };
+        for resource in &writes.resources {
+            // The row is always written: it says when the name was last used.
+            let name = resource.name.as_str().as_bytes().to_vec();
+            parameters.names.push(name.clone());
+            parameters.high_waters.push(resource.row.high_water);
+            parameters.capacities.push(resource.row.capacity);
+            let holder = resource.row.holder.row();
+            parameters.ends.push(holder.map_or(0, codec::ends));
+            parameters.holders.push(holder.map(codec::encode));
+            let slots = self.slots.0.entry(resource.name.clone()).or_default();
+            for (slot, entry) in place(slots, &resource.entries) {
+                parameters.entry_names.push(name.clone());
+                parameters.slots.push(slot);
+                parameters.entry_ends.push(entry.map_or(0, codec::ends));
+                parameters.entries.push(entry.map(codec::encode));
+            }
+        }
+        let mut latest = BTreeMap::new();
+        for Tombstone { contender, until } in &writes.tombstones {
+            let kept = latest.entry(*contender).or_insert(*until);
+            *kept = (*kept).max(*until);
+        }
+        for (contender, until) in latest {
+            parameters.contenders.push(contender.to_string());
+            parameters.untils.push(until.0.cast_signed());
+        }
+        parameters
+    }
+}
+
+/// Which slots are to be written, each once: a contender keeps its slot, and a new one takes an empty slot if there is one.
+fn place<'a>(
+    slots: &BTreeMap<i32, Option<ContenderId>>,
+    changes: &'a [RowChange],
+) -> BTreeMap<i32, Option<&'a EntryRow>> {
+    let of: HashMap<ContenderId, i32> =
+        slots.iter().filter_map(|(slot, contender)| Some(((*contender)?, *slot))).collect();
+    let mut empty: BTreeSet<i32> =
+        slots.iter().filter(|(_, contender)| contender.is_none()).map(|(slot, _)| *slot).collect();
+    let mut written = BTreeMap::new();
+    for change in changes {
+        if let RowChange::Remove(row) = change
+            && let Some(slot) = of.get(&row.contender)
+        {
+            written.insert(*slot, None);
+            empty.insert(*slot);
+        }
+    }
+    let mut next = slots.last_key_value().map_or(0, |(last, _)| last + 1);
+    for change in changes {
+        let RowChange::Put { after, .. } = change else { continue };
+        let slot = of.get(&after.contender).copied().filter(|slot| !empty.contains(slot));
+        let slot = slot.or_else(|| empty.pop_first()).unwrap_or_else(|| {
+            next += 1;
+            next - 1
+        });
+        written.insert(slot, Some(after));
+    }
+    written
+}
+
+/// The parameters of `Statement::WriteAll`.
+#[derive(Debug, Default)]
+pub(crate) struct Parameters {
+    pub(crate) names: Vec<Vec<u8>>,
+    pub(crate) high_waters: Vec<i64>,
+    pub(crate) capacities: Vec<i64>,
+    pub(crate) ends: Vec<i64>,
+    pub(crate) holders: Vec<Option<String>>,
+    pub(crate) used: i64,
+    /// A crash of the server may undo it: nobody was given anything.
+    pub(crate) may_be_lost: bool,
+    pub(crate) entry_names: Vec<Vec<u8>>,
+    pub(crate) slots: Vec<i32>,
+    pub(crate) entry_ends: Vec<i64>,
+    pub(crate) entries: Vec<Option<String>>,
+    pub(crate) contenders: Vec<String>,
+    pub(crate) untils: Vec<i64>,
+}
+
+impl Parameters {
+    /// Whether only rows of resources are written.
+    pub(crate) fn only_rows(&self) -> bool {
+        self.slots.is_empty() && self.contenders.is_empty()
+    }
+}
+
+/// A column, or the error that says that somebody changed the table.
+pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
+    row: &'a Row,
+    column: usize,
+) -> Result<T, StoreError> {
+    row.try_get(column).map_err(|error| {
+        drop(explain(error));
+        corrupt("a table of the store has other columns than this program made; restore it")
+    })
+}
+
+/// The name in a row of `Statement::Read`.
+fn name_of(row: &Row) -> Result<Name, StoreError> {
+    name_from_bytes(get(row, 1)?)
+}
+
+/// A name as it is stored.
+pub(crate) fn name_from_bytes(bytes: &[u8]) -> Result<Name, StoreError> {
+    let text = str::from_utf8(bytes).map_err(|_| corrupt("a row has a name that is no text; remove it"))?;
+    Ok(name_from(text)?)
+}

@@ -1,0 +1,263 @@
+//! One open connection to the server: sends statements and tells what came back. It never repeats anything.
+//!
+//! The driver writes a statement when its future is polled for the first time. So futures that are polled one after the
+//! other, without waiting in between, travel as one flight.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::Poll,
+};
+
+use lockkeeper_core::StoreError;
+use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
+use tokio_postgres::{
+    AsyncMessage, Client, Connection, Error, NoTls, Row, Socket,
+    error::Severity,
+    types::{FromSqlOwned, ToSql},
+};
+
+use crate::{
+    settings::{Encryption, Settings, Statements},
+    statements::{COUNT, Statement},
+    tls,
+    trouble::{config, explain, replica},
+};
+
+/// A parameter of a statement.
+pub(crate) type Parameter<'a> = &'a (dyn ToSql + Sync);
+
+/// An open connection.
+pub(crate) struct Session {
+    client: Client,
+    statements: Statements,
+    texts: Box<[String]>,
+    prepared: Box<[OnceLock<tokio_postgres::Statement>]>,
+    warnings: Arc<Warnings>,
+    is_cut: AtomicBool,
+    /// Reads and writes the socket until the session is dropped and its answers have come.
+    driver: AbortHandle,
+}
+
+/// How many warnings a connection brought.
+#[derive(Debug, Default)]
+pub(crate) struct Warnings(AtomicU64);
+
+/// What the server is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ServerFacts {
+    pub(crate) version: i32,
+    /// When it started: another value means that it is another server, or this one after a restart.
+    pub(crate) started: String,
+}
+
+impl Session {
+    /// Connects. Messages that other sessions send go to `messages`.
+    pub(crate) async fn open(
+        settings: &Settings,
+        background: &Handle,
+        messages: Option<mpsc::UnboundedSender<String>>,
+    ) -> Result<Self, StoreError> {
+        let warnings = Arc::<Warnings>::default();
+        let (client, driver) = match &settings.encryption {
+            Encryption::None => {
+                let connected = settings.driver.connect(NoTls).await;
+                let (client, connection) = connected.map_err(|error| explain(error).not_applied())?;
+                (client, background.spawn(drive(connection, warnings.clone(), messages)))
+            }
+            Encryption::Verified(files) => {
+                let (client, connection) = tls::connect(&settings.driver, files).await?;
+                (client, background.spawn(drive(connection, warnings.clone(), messages)))
+            }
+        };
+        let driver = driver.abort_handle();
+        let quoted = format!("\"{}\"", settings.schema);
+        let texts = Statement::ALL.iter().map(|statement| statement.parts().0.replace("{s}", &quoted));
+        Ok(Self {
+            client,
+            statements: settings.statements,
+            texts: texts.collect(),
+            prepared: (0..COUNT).map(|_| OnceLock::new()).collect(),
+            warnings,
+            is_cut: AtomicBool::new(false),
+            driver,
+        })
+    }
+
+    /// Whether the connection has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_cut.load(Ordering::Acquire) || self.client.is_closed()
+    }
+
+    /// Closes the connection at once, whatever is under way. Nothing is sent on it any more.
+    pub(crate) fn cut(&self) {
+        self.is_cut.store(true, Ordering::Release);
+        self.driver.abort();
+    }
+
+    /// How many warnings came so far. One that comes with a commit means that its outcome is not known: the server may have
+    /// stopped waiting for its replicas.
+    pub(crate) fn warnings(&self) -> u64 {
+        self.warnings.0.load(Ordering::Acquire)
+    }
+
+    /// What the server is. Those that cannot keep locks are refused.
+    pub(crate) async fn greet(&self) -> Result<ServerFacts, StoreError> {
+        let explain = |error| explain(error).not_applied();
+        let name: String = self.one("SELECT version()").await.map_err(explain)?;
+        refuse_foreign(&name)?;
+        let facts = self
+            .rows(
+                "SELECT current_setting('server_version_num')::integer, pg_postmaster_start_time()::text, \
+                 pg_is_in_recovery()",
+            )
+            .await
+            .map_err(explain)?;
+        let facts = facts.first().ok_or_else(|| config("the server does not say what it is"))?;
+        let version: i32 = facts.try_get(0).map_err(explain)?;
+        if version < 130_000 {
+            return Err(config(format!("the server is {name}; use PostgreSQL 13 or newer")));
+        }
+        if facts.try_get(2).map_err(explain)? {
+            return Err(replica());
+        }
+        Ok(ServerFacts { version, started: facts.try_get(1).map_err(explain)? })
+    }
+
+    /// Runs statements without parameters, and waits for them.
+    pub(crate) async fn batch(&self, text: &str) -> Result<(), Error> {
+        self.client.batch_execute(text).await
+    }
+
+    /// Runs a statement that is used rarely.
+    pub(crate) async fn rows(&self, text: &str) -> Result<Vec<Row>, Error> {
+        self.client.query_typed(text, &[]).await
+    }
+
+    /// The one value that a statement gives.
+    pub(crate) async fn one<T: FromSqlOwned>(&self, text: &str) -> Result<T, Error> {
+        self.client.query_typed_one(text, &[]).await?.try_get(0)
+    }
+
+    /// Prepares statements, so that they can be sent without waiting.
+    pub(crate) async fn prepare(&self, statements: &[Statement]) -> Result<(), Error> {
+        if self.statements == Statements::Unnamed {
+            return Ok(());
+        }
+        let missing =
+            statements.iter().filter(|statement| self.prepared[**statement as usize].get().is_none());
+        let preparing = missing.map(|statement| async move {
+            let (text, types) = (&self.texts[*statement as usize], statement.parts().1);
+            let prepared = self.client.prepare_typed(text, types).await?;
+            // Nobody else prepares on this connection meanwhile, and it would be the same one.
+            drop(self.prepared[*statement as usize].set(prepared));
+            Ok(())
+        });
+        // They travel together.
+        for prepared in all(preparing.map(Box::pin).collect()).await {
+            prepared?;
+        }
+        Ok(())
+    }
+
+    /// Runs a statement. It is sent at the first poll if it was prepared.
+    pub(crate) async fn query(
+        &self,
+        statement: Statement,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<Row>, Error> {
+        if let Some(prepared) = self.prepared[statement as usize].get() {
+            return self.client.query(prepared, parameters).await;
+        }
+        if self.statements == Statements::Prepared {
+            self.prepare(&[statement]).await?;
+            return Box::pin(self.query(statement, parameters)).await;
+        }
+        let typed: Vec<_> = parameters.iter().copied().zip(statement.parts().1.iter().cloned()).collect();
+        self.client.query_typed(&self.texts[statement as usize], &typed).await
+    }
+}
+
+/// Waits for all of these, which are polled in their order.
+async fn all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
+    let mut done: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    poll_fn(|context| {
+        for (future, done) in futures.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
+            if let Poll::Ready(output) = Pin::new(future).poll(context) {
+                *done = Some(output);
+            }
+        }
+        if done.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}
+
+/// Databases that speak the same protocol, but in which leases would meet several clocks, or whose locks do not wait for
+/// each other.
+fn refuse_foreign(version: &str) -> Result<(), StoreError> {
+    let foreign = [
+        ("CockroachDB", "its nodes have clocks of their own"),
+        ("-YB-", "its nodes have clocks of their own"),
+        ("Yugabyte", "its nodes have clocks of their own"),
+        ("Greenplum", "its segments have clocks of their own"),
+        ("Materialize", "it locks no rows"),
+        ("RisingWave", "it locks no rows"),
+    ];
+    match foreign.into_iter().find(|(word, _)| version.contains(word)) {
+        Some((_, why)) => {
+            let name = version.split(" (").next().unwrap_or_default();
+            Err(config(format!("the server is {name}, which cannot keep locks: {why}; use PostgreSQL")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Reads and writes the socket until the connection ends.
+pub(crate) async fn drive<T>(
+    mut connection: Connection<Socket, T>,
+    warnings: Arc<Warnings>,
+    messages: Option<mpsc::UnboundedSender<String>>,
+) where
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
+        match message {
+            Ok(AsyncMessage::Notification(notification)) => {
+                if let Some(messages) = &messages {
+                    // The listener may have ended.
+                    messages.send(notification.payload().to_owned()).ok();
+                }
+            }
+            Ok(AsyncMessage::Notice(notice)) => {
+                if notice.parsed_severity() == Some(Severity::Warning) {
+                    warnings.0.fetch_add(1, Ordering::AcqRel);
+                }
+                tracing::debug!(notice = notice.message(), "the server says");
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(%error, "a connection to the server ended");
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn databases_with_many_clocks_are_refused() {
+        assert!(refuse_foreign("PostgreSQL 15.8 (Debian 15.8-0+deb12u1) on x86_64-pc-linux-gnu").is_ok());
+        for other in ["CockroachDB CCL v23.1.0 (x86_64)", "PostgreSQL 11.2-YB-2.20.1.0-b0 on x86_64"] {
+            let error = refuse_foreign(other).expect_err("refused").to_string();
+            assert!(error.contains("clocks") && error.contains("use PostgreSQL"), "{error}");
+        }
+    }
+}

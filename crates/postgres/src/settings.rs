@@ -1,0 +1,365 @@
+//! What a URL says: server, login, database, schema and options. Its `Debug` shows no secret.
+
+use std::{fmt, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use lockkeeper_core::{
+    StoreError,
+    support::{duration, percent},
+};
+use tokio_postgres::{
+    Config,
+    config::{SslMode, TargetSessionAttrs},
+};
+
+use crate::trouble::config;
+
+const FORM: &str = "postgres://USER:PASSWORD@HOST:PORT/DATABASE?schema=lockkeeper";
+
+/// Times in a URL lie between these.
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_secs(1000 * 3600);
+
+/// All options of a URL. Each has a row in `docs/stores.md`.
+pub(crate) const OPTIONS: &[&str] = &[
+    "schema",
+    "sslmode",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
+    "pooler",
+    "strict",
+    "request_limit",
+    "connect_limit",
+    "application_name",
+];
+
+/// Files for TLS.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct TlsFiles {
+    pub(crate) root_cert: Option<PathBuf>,
+    pub(crate) cert: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
+}
+
+/// Whether connections are encrypted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Encryption {
+    None,
+    /// With a certificate of the server that is checked, name included.
+    Verified(TlsFiles),
+}
+
+/// How statements reach the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Statements {
+    /// Prepared once per connection.
+    Prepared,
+    /// Sent anew each time: a transaction pooler gives every transaction another connection, which knows none.
+    Unnamed,
+}
+
+/// Everything that a URL says.
+#[derive(Clone)]
+pub(crate) struct Settings {
+    /// The URL without secrets.
+    pub(crate) shown: Arc<str>,
+    pub(crate) driver: Config,
+    pub(crate) schema: String,
+    pub(crate) encryption: Encryption,
+    pub(crate) statements: Statements,
+    pub(crate) connect_limit: Duration,
+    pub(crate) request_limit: Option<Duration>,
+    /// Whether a server on which locks are at risk is refused.
+    pub(crate) strict: bool,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings").field("url", &self.shown).finish_non_exhaustive()
+    }
+}
+
+/// The options of a query, as far as they are not the driver's.
+#[derive(Default)]
+struct Options {
+    mode: Option<String>,
+    files: TlsFiles,
+    schema: Option<String>,
+    pooler: bool,
+    connect_limit: Option<Duration>,
+    request_limit: Option<Duration>,
+    strict: bool,
+    application_name: Option<String>,
+}
+
+impl Settings {
+    /// Reads a URL. Messages never repeat it, because a password may be anywhere in a wrong one.
+    pub(crate) fn parse(url: &str) -> Result<Self, StoreError> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(not_a_url)?;
+        if !matches!(scheme, "postgres" | "postgresql") {
+            return Err(not_a_url());
+        }
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, database) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (Some(login), hosts),
+            None => (None, authority),
+        };
+        let mut driver = Config::new();
+        let user = set_login(&mut driver, login)?;
+        set_hosts(&mut driver, hosts)?;
+        set_database(&mut driver, database)?;
+        let mut options = Options::default();
+        let shown_options = options.set_all(query)?;
+        options.finish(driver, format!("{scheme}://{user}{hosts}/{database}{shown_options}").into())
+    }
+}
+
+impl Options {
+    /// Sets all options of a query; returns the query without passwords.
+    fn set_all(&mut self, query: &str) -> Result<String, StoreError> {
+        let mut shown = Vec::new();
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            self.set(key, &decode(value)?)?;
+            shown.push(option);
+        }
+        Ok(if shown.is_empty() { String::new() } else { format!("?{}", shown.join("&")) })
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), StoreError> {
+        // So that no option can be added without being listed.
+        match OPTIONS.iter().find(|known| **known == key).copied().unwrap_or_default() {
+            "schema" => self.schema = Some(schema(value)?),
+            "sslmode" => self.mode = Some(value.to_owned()),
+            "sslrootcert" => self.files.root_cert = Some(value.into()),
+            "sslcert" => self.files.cert = Some(value.into()),
+            "sslkey" => self.files.key = Some(value.into()),
+            "application_name" => self.application_name = Some(value.to_owned()),
+            "pooler" => self.pooler = flag(key, value)?,
+            "strict" => self.strict = flag(key, value)?,
+            "connect_limit" => self.connect_limit = Some(time(key, value)?),
+            "request_limit" => self.request_limit = Some(time(key, value)?),
+            _ => {
+                return Err(config(format!(
+                    "the URL has an option that the PostgreSQL store does not know; it knows {}",
+                    OPTIONS.join(", ")
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self, mut driver: Config, shown: Arc<str>) -> Result<Settings, StoreError> {
+        let connect_limit = self.connect_limit.unwrap_or(Duration::from_secs(1));
+        let encryption = encryption(self.mode.as_deref(), self.files)?;
+        driver
+            .ssl_mode(if encryption == Encryption::None { SslMode::Disable } else { SslMode::Require })
+            .connect_timeout(connect_limit)
+            // The connection to a dead server ends within half a minute, also one that only listens.
+            .keepalives_idle(Duration::from_secs(15))
+            .keepalives_interval(Duration::from_secs(5))
+            .keepalives_retries(3)
+            .tcp_user_timeout(Duration::from_secs(30))
+            .application_name(self.application_name.unwrap_or_else(|| "lockkeeper".to_owned()));
+        if driver.get_hosts().len() > 1 {
+            // Of several servers, the one that takes writes.
+            driver.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+        Ok(Settings {
+            shown,
+            driver,
+            schema: self.schema.unwrap_or_else(|| "lockkeeper".to_owned()),
+            encryption,
+            statements: if self.pooler { Statements::Unnamed } else { Statements::Prepared },
+            connect_limit,
+            request_limit: self.request_limit,
+            strict: self.strict,
+        })
+    }
+}
+
+/// Sets user and password; returns what is shown of them.
+fn set_login(driver: &mut Config, login: Option<&str>) -> Result<String, StoreError> {
+    let Some(login) = login else { return Ok(String::new()) };
+    let (user, password) = match login.split_once(':') {
+        Some((user, password)) => (user, Some(decode(password)?)),
+        None => (login, None),
+    };
+    let decoded = decode(user)?;
+    if !decoded.is_empty() {
+        driver.user(decoded);
+    }
+    if let Some(password) = password {
+        driver.password(password);
+    }
+    Ok(format!("{user}@"))
+}
+
+fn set_hosts(driver: &mut Config, hosts: &str) -> Result<(), StoreError> {
+    for host in hosts.split(',') {
+        let (host, port) = host_and_port(host)?;
+        if host.is_empty() {
+            return Err(config(format!("the URL names no server; write {FORM}")));
+        }
+        driver.host(host).port(port);
+    }
+    Ok(())
+}
+
+/// A host as it is written: a name, an address, or the folder of a socket with %2F for each slash.
+fn host_and_port(text: &str) -> Result<(String, u16), StoreError> {
+    let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
+    let bad = || config("the port in the URL is not a number from 1 to 65535");
+    if let Some(rest) = text.strip_prefix('[') {
+        let (address, port) = rest.split_once(']').ok_or_else(not_a_url)?;
+        address.parse::<IpAddr>().map_err(|_| not_a_url())?;
+        let port = match port.strip_prefix(':') {
+            Some(port) => number(port).ok_or_else(bad)?,
+            None => 5432,
+        };
+        return Ok((address.to_owned(), port));
+    }
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) => (host, number(port).ok_or_else(bad)?),
+        None => (text, 5432),
+    };
+    Ok((decode(host)?, port))
+}
+
+fn set_database(driver: &mut Config, database: &str) -> Result<(), StoreError> {
+    let database = decode(database.trim_end_matches('/'))?;
+    if database.is_empty() || database.contains('/') {
+        return Err(config(format!("the URL names no database; write {FORM}")));
+    }
+    driver.dbname(database);
+    Ok(())
+}
+
+fn encryption(mode: Option<&str>, files: TlsFiles) -> Result<Encryption, StoreError> {
+    let no_files = files == TlsFiles::default();
+    match mode {
+        None if no_files => Ok(Encryption::None),
+        Some("disable") if no_files => Ok(Encryption::None),
+        Some("disable") => {
+            Err(config("sslmode=disable has no use for sslrootcert, sslcert and sslkey; remove one of them"))
+        }
+        None | Some("require" | "verify-full") => Ok(Encryption::Verified(files)),
+        Some("prefer" | "allow" | "verify-ca") => Err(config(
+            "sslmode is disable or verify-full here, and require means the same as verify-full; the others would \
+             let somebody else pose as the server",
+        )),
+        Some(_) => Err(config("the option sslmode needs disable, require or verify-full")),
+    }
+}
+
+fn schema(value: &str) -> Result<String, StoreError> {
+    let mut letters = value.bytes();
+    let first = letters.next().is_some_and(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let rest = letters.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
+    // The server cuts longer names, and keeps names that begin so for itself.
+    if first && rest && value.len() <= 63 && !value.starts_with("pg_") {
+        return Ok(value.to_owned());
+    }
+    Err(config(
+        "the option schema needs up to 63 lower-case letters, digits and underscores, and no pg_ in front",
+    ))
+}
+
+fn flag(key: &str, value: &str) -> Result<bool, StoreError> {
+    match value {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(config(format!("the option {key} needs true or false"))),
+    }
+}
+
+fn time(key: &str, value: &str) -> Result<Duration, StoreError> {
+    let time = duration::parse(value).ok().filter(|time| (SHORTEST..=LONGEST).contains(time));
+    time.ok_or_else(|| config(format!("the option {key} needs a time such as 500ms or 2s")))
+}
+
+fn decode(text: &str) -> Result<String, StoreError> {
+    percent::decode(text).ok_or_else(|| {
+        config("the URL has a % that two hexadecimal digits do not follow; write %25 for a % sign")
+    })
+}
+
+fn not_a_url() -> StoreError {
+    config(format!("this is not a URL of the PostgreSQL store; write {FORM}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio_postgres::config::Host;
+
+    use super::*;
+
+    #[test]
+    fn a_url_says_everything() {
+        let url =
+            "postgres://ada:se%40cret@db.example:6432/shop?schema=locks&request_limit=800ms&pooler=true";
+        let settings = Settings::parse(url).expect("a good URL");
+        assert_eq!(settings.driver.get_user(), Some("ada"));
+        assert_eq!(settings.driver.get_password(), Some(&b"se@cret"[..]));
+        assert_eq!(settings.driver.get_hosts(), [Host::Tcp("db.example".into())]);
+        assert_eq!((settings.driver.get_ports(), settings.driver.get_dbname()), (&[6432][..], Some("shop")));
+        assert_eq!(settings.schema, "locks");
+        assert_eq!(settings.request_limit, Some(Duration::from_millis(800)));
+        assert_eq!(settings.statements, Statements::Unnamed);
+        assert!(!format!("{settings:?}").contains("cret"));
+        assert_eq!(
+            &*settings.shown,
+            "postgres://ada@db.example:6432/shop?schema=locks&request_limit=800ms&pooler=true"
+        );
+    }
+
+    #[test]
+    fn hosts_may_be_sockets_addresses_and_several() {
+        let hosts = |url: &str| {
+            let settings = Settings::parse(url).expect("a good URL");
+            let driver = settings.driver;
+            (driver.get_hosts().to_vec(), driver.get_ports().to_vec(), driver.get_target_session_attrs())
+        };
+        let (found, _, any) = hosts("postgresql://%2Frun%2Fpostgresql/shop");
+        assert_eq!(found, [Host::Unix(Path::new("/run/postgresql").into())]);
+        assert_eq!(any, TargetSessionAttrs::Any);
+        let (found, ports, writes) = hosts("postgres://a,b:1,[::1]:2/shop");
+        assert_eq!(found, [Host::Tcp("a".into()), Host::Tcp("b".into()), Host::Tcp("::1".into())]);
+        assert_eq!((ports, writes), (vec![5432, 1, 2], TargetSessionAttrs::ReadWrite));
+    }
+
+    #[test]
+    fn wrong_urls_say_what_to_write_and_no_secret() {
+        for url in [
+            "mysql://ada:canary@host/shop",
+            "postgres:canary",
+            "postgres://ada:canary@host",
+            "postgres://ada:canary@/shop",
+            "postgres://ada:canary@host:0/shop",
+            "postgres://ada:canary@host/shop?schema=Not-Good",
+            "postgres://ada:canary@host/shop?schema=pg_locks",
+            "postgres://ada:canary@host/shop?colour=canary",
+            "postgres://ada:canary@host/shop?sslmode=prefer",
+            "postgres://ada:canary@host/shop?sslmode=disable&sslcert=canary",
+            "postgres://ada:canary@host/shop?request_limit=canary",
+            "postgres://ada:canary%@host/shop",
+        ] {
+            let error = Settings::parse(url).expect_err("a wrong URL");
+            assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
+        }
+    }
+
+    #[test]
+    fn files_for_tls_ask_for_tls() {
+        let encryption = |query: &str| {
+            Settings::parse(&format!("postgres://host/shop?{query}")).expect("a good URL").encryption
+        };
+        assert_eq!(encryption(""), Encryption::None);
+        assert_eq!(encryption("sslmode=require"), Encryption::Verified(TlsFiles::default()));
+        let Encryption::Verified(files) = encryption("sslrootcert=%2Fca.pem") else { panic!("no TLS") };
+        assert_eq!(files.root_cert.as_deref(), Some(Path::new("/ca.pem")));
+    }
+}

@@ -1,0 +1,354 @@
+//! The statements that requests send, by what they do. `{s}` is the schema, in quotes.
+//!
+//! Rows are locked in order of name, and what decides is read in a later statement than the one that locks: at READ
+//! COMMITTED each statement sees what was committed before it began. All that a transaction writes is one statement, so
+//! that no part of it can be written without the rest, and it fails if it did not find the rows that were locked.
+
+use tokio_postgres::types::Type;
+
+/// One of the statements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Statement {
+    Lock,
+    LockFree,
+    Read,
+    Make,
+    WriteRows,
+    WriteAll,
+    Notify,
+    LockLatch,
+    ReadLatch,
+    MakeLatch,
+    WriteLatch,
+    LockFence,
+    ReadFence,
+    MakeFence,
+    WriteFence,
+    Watch,
+    WatchLatch,
+    Unwatch,
+    Names,
+    Latches,
+    Ended,
+    StartSweep,
+    LockFreed,
+    SweepResources,
+    LockFreedLatches,
+    SweepLatches,
+    SweepOld,
+}
+
+/// How many statements there are.
+pub(crate) const COUNT: usize = Statement::SweepOld as usize + 1;
+
+/// Locks names, and waits for those that others have locked.
+const LOCK: &str = "SELECT name FROM {s}.resource WHERE name = ANY ($1) ORDER BY name FOR UPDATE";
+
+/// Locks those of the names that nobody has locked.
+const LOCK_FREE: &str =
+    "SELECT name FROM {s}.resource WHERE name = ANY ($1) ORDER BY name FOR UPDATE SKIP LOCKED";
+
+/// Everything that a step needs, at one moment. The parts: 0 the clock, the floor and the transaction; 1 rows of
+/// resources; 2 their entries, empty slots included; 3 tombstones; 4 keepers that watch.
+const READ: &str = "
+SELECT 0 AS part, NULL::bytea AS name, pg_is_in_recovery()::integer AS slot, floor AS high_water,
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS number,
+    pg_current_xact_id_if_assigned()::text AS entry FROM {s}.store
+UNION ALL SELECT 1, name, 0, high_water, capacity, holder FROM {s}.resource WHERE name = ANY ($1)
+UNION ALL SELECT 2, name, slot, 0, 0, entry FROM {s}.entry WHERE name = ANY ($1)
+UNION ALL SELECT 3, NULL, 0, 0, until, contender FROM {s}.tombstone WHERE contender = ANY ($2)
+UNION ALL SELECT 4, name, 0, 0, 0, keeper FROM {s}.watcher WHERE name = ANY ($1) AND topic = 'holders'";
+
+/// Makes rows that can be locked. It is a transaction of its own, which a crash may undo.
+const MAKE: &str = "
+WITH limits AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '500ms', true)
+)
+INSERT INTO {s}.resource (name) SELECT name FROM limits, unnest($1::bytea[]) AS n(name)
+ON CONFLICT DO NOTHING";
+
+/// Writes rows of resources. Dividing by zero undoes the transaction if it did not find them all.
+const WRITE_ROWS: &str = "
+WITH r AS (
+    UPDATE {s}.resource AS t SET high_water = n.high_water, capacity = n.capacity, used = $6, ends = n.ends,
+        holder = n.holder
+    FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[])
+        AS n(name, high_water, capacity, ends, holder)
+    WHERE t.name = n.name RETURNING 1
+)
+SELECT 1 / (count(*) = cardinality($1::bytea[]))::integer,
+    CASE WHEN $7 THEN set_config('synchronous_commit', 'off', true) END FROM r";
+
+/// Writes rows of resources, entries and tombstones.
+const WRITE_ALL: &str = "
+WITH r AS (
+    UPDATE {s}.resource AS t SET high_water = n.high_water, capacity = n.capacity, used = $6, ends = n.ends,
+        holder = n.holder
+    FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[])
+        AS n(name, high_water, capacity, ends, holder)
+    WHERE t.name = n.name RETURNING 1
+), e AS (
+    INSERT INTO {s}.entry (name, slot, ends, entry)
+    SELECT * FROM unnest($8::bytea[], $9::integer[], $10::bigint[], $11::text[])
+    ON CONFLICT (name, slot) DO UPDATE SET ends = excluded.ends, entry = excluded.entry RETURNING 1
+), g AS (
+    INSERT INTO {s}.tombstone AS t (contender, until) SELECT * FROM unnest($12::text[], $13::bigint[])
+    ON CONFLICT (contender) DO UPDATE SET until = greatest(t.until, excluded.until) RETURNING 1
+)
+SELECT 1 / ((SELECT count(*) FROM r) = cardinality($1::bytea[])
+        AND (SELECT count(*) FROM e) = cardinality($8::bytea[])
+        AND (SELECT count(*) FROM g) = cardinality($12::text[]))::integer,
+    CASE WHEN $7 THEN set_config('synchronous_commit', 'off', true) END";
+
+/// Tells keepers what a transaction did, if that was committed. It is a transaction of its own.
+const NOTIFY: &str = "
+SELECT set_config('synchronous_commit', 'off', true), pg_notify(n.channel, n.message)
+FROM unnest($1::text[], $2::text[]) AS n(channel, message)
+WHERE pg_xact_status($3::text::xid8) = 'committed'";
+
+const LOCK_LATCH: &str = "SELECT name FROM {s}.latch WHERE name = $1 FOR UPDATE";
+
+/// The parts: 0 the clock and the floor; 1 the row; 2 the remembered answer; 4 keepers that watch.
+const READ_LATCH: &str = "
+SELECT 0 AS part, floor AS high_water, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS number,
+    0::bigint AS remaining, 0::bigint AS initial, 0::bigint AS opened, pg_is_in_recovery()::integer::bigint AS born,
+    pg_current_xact_id_if_assigned()::text AS word FROM {s}.store
+UNION ALL SELECT 1, high_water, 0, remaining, initial, opened, born, NULL FROM {s}.latch WHERE name = $1
+UNION ALL SELECT 2, answer, until, remaining, initial, opened, born, NULL FROM {s}.counted WHERE op = $2
+UNION ALL SELECT 4, 0, 0, 0, 0, 0, 0, keeper FROM {s}.watcher WHERE name = $1 AND topic = 'latch'";
+
+const MAKE_LATCH: &str = "
+WITH limits AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '500ms', true)
+)
+INSERT INTO {s}.latch (name) SELECT $1 FROM limits ON CONFLICT DO NOTHING";
+
+const WRITE_LATCH: &str = "
+WITH r AS (
+    UPDATE {s}.latch SET high_water = $2, used = $3, remaining = $4, initial = $5, opened = $6, born = $7
+    WHERE name = $1 RETURNING 1
+), c AS (
+    INSERT INTO {s}.counted VALUES ($8, $9, $10, $11, $12, $13, $14)
+    ON CONFLICT (op) DO UPDATE SET until = excluded.until, answer = excluded.answer,
+        remaining = excluded.remaining, initial = excluded.initial, opened = excluded.opened, born = excluded.born
+    RETURNING 1
+)
+SELECT 1 / ((SELECT count(*) FROM r) = 1 AND (SELECT count(*) FROM c) = 1)::integer";
+
+const LOCK_FENCE: &str = "SELECT name FROM {s}.fence WHERE name = $1 FOR UPDATE";
+const READ_FENCE: &str = "SELECT highest FROM {s}.fence WHERE name = $1";
+const MAKE_FENCE: &str = "
+WITH limits AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '500ms', true)
+)
+INSERT INTO {s}.fence (name) SELECT $1 FROM limits ON CONFLICT DO NOTHING";
+const WRITE_FENCE: &str = "
+WITH r AS (UPDATE {s}.fence SET highest = $2 WHERE name = $1 RETURNING 1)
+SELECT 1 / (count(*) = 1)::integer FROM r";
+
+/// Adds a watcher in a transaction that has locked the resource: a change is told to it, or was committed before.
+const WATCH: &str = "
+WITH w AS (
+    INSERT INTO {s}.watcher (name, topic, keeper, until)
+    SELECT name, 'holders', $2, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $3
+    FROM {s}.resource WHERE name = $1
+    ON CONFLICT (name, topic, keeper) DO UPDATE SET until = excluded.until RETURNING 1
+)
+SELECT 1 / (count(*) = 1)::integer, set_config('synchronous_commit', 'off', true) FROM w";
+const WATCH_LATCH: &str = "
+WITH w AS (
+    INSERT INTO {s}.watcher (name, topic, keeper, until)
+    SELECT name, 'latch', $2, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $3
+    FROM {s}.latch WHERE name = $1
+    ON CONFLICT (name, topic, keeper) DO UPDATE SET until = excluded.until RETURNING 1
+)
+SELECT 1 / (count(*) = 1)::integer, set_config('synchronous_commit', 'off', true) FROM w";
+const UNWATCH: &str = "
+WITH w AS (DELETE FROM {s}.watcher WHERE name = $1 AND topic = $2 AND keeper = $3 RETURNING 1)
+SELECT count(*), set_config('synchronous_commit', 'off', true) FROM w";
+
+/// Names that are held or waited for, from a name on, in order.
+const NAMES: &str = "
+SELECT name FROM {s}.resource AS r WHERE name >= $1 AND name > $2 AND (holder IS NOT NULL
+    OR EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NOT NULL))
+ORDER BY name LIMIT $3";
+
+const LATCHES: &str = "
+SELECT name, remaining, initial, opened, born FROM {s}.latch
+WHERE name >= $1 AND name > $2 AND remaining IS NOT NULL ORDER BY name LIMIT $3";
+
+/// Names in which everything has ended.
+const ENDED: &str = "
+SELECT name FROM {s}.resource AS r WHERE ends < $1
+    AND (holder IS NOT NULL OR EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NOT NULL))
+    AND NOT EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NOT NULL AND e.ends >= $1)
+LIMIT 200";
+
+/// Claims the next sweep: one keeper of all makes it.
+const START_SWEEP: &str = "
+UPDATE {s}.store SET swept = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+WHERE swept < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - $1 RETURNING swept";
+
+/// Locks free rows that nobody used for long, and those with empty slots. What they are is read again after that.
+const LOCK_FREED: &str = "
+SELECT name FROM {s}.resource AS r WHERE holder IS NULL AND (used < $2
+    OR used < $1 AND EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NULL))
+    AND NOT EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NOT NULL)
+ORDER BY name LIMIT 500 FOR UPDATE SKIP LOCKED";
+
+/// Removes empty slots of the names, and rows of those that are free and were not used since the second time. The floor
+/// is raised to their highest number before anybody can make them anew.
+const SWEEP_RESOURCES: &str = "
+WITH s AS (
+    DELETE FROM {s}.entry WHERE name = ANY ($1) AND entry IS NULL RETURNING 1
+), d AS (
+    DELETE FROM {s}.resource AS r WHERE name = ANY ($1) AND holder IS NULL AND used < $2
+        AND NOT EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NOT NULL)
+        AND NOT EXISTS (SELECT FROM {s}.watcher AS w WHERE w.name = r.name)
+    RETURNING high_water
+)
+UPDATE {s}.store SET floor = greatest(floor, (SELECT max(high_water) FROM d))
+WHERE (SELECT count(*) FROM d) > 0 AND (SELECT count(*) FROM s) >= 0";
+
+const LOCK_FREED_LATCHES: &str = "SELECT name FROM {s}.latch WHERE used < $1 AND remaining IS NULL ORDER BY name LIMIT 500 FOR UPDATE SKIP LOCKED";
+const SWEEP_LATCHES: &str = "
+WITH d AS (
+    DELETE FROM {s}.latch AS l WHERE name = ANY ($1) AND remaining IS NULL
+        AND NOT EXISTS (SELECT FROM {s}.watcher AS w WHERE w.name = l.name)
+    RETURNING high_water
+)
+UPDATE {s}.store SET floor = greatest(floor, (SELECT max(high_water) FROM d)) WHERE (SELECT count(*) FROM d) > 0";
+
+/// Removes what is remembered only for a time.
+const SWEEP_OLD: &str = "
+WITH g AS (DELETE FROM {s}.tombstone WHERE until < $1),
+    c AS (DELETE FROM {s}.counted WHERE until < $1)
+DELETE FROM {s}.watcher WHERE until < $1";
+
+impl Statement {
+    /// All of them, in the order of their numbers.
+    pub(crate) const ALL: [Self; COUNT] = [
+        Self::Lock,
+        Self::LockFree,
+        Self::Read,
+        Self::Make,
+        Self::WriteRows,
+        Self::WriteAll,
+        Self::Notify,
+        Self::LockLatch,
+        Self::ReadLatch,
+        Self::MakeLatch,
+        Self::WriteLatch,
+        Self::LockFence,
+        Self::ReadFence,
+        Self::MakeFence,
+        Self::WriteFence,
+        Self::Watch,
+        Self::WatchLatch,
+        Self::Unwatch,
+        Self::Names,
+        Self::Latches,
+        Self::Ended,
+        Self::StartSweep,
+        Self::LockFreed,
+        Self::SweepResources,
+        Self::LockFreedLatches,
+        Self::SweepLatches,
+        Self::SweepOld,
+    ];
+
+    /// Its text, with `{s}` for the schema, and the types of its parameters.
+    pub(crate) fn parts(self) -> (&'static str, &'static [Type]) {
+        const NAMES_OF: &[Type] = &[Type::BYTEA_ARRAY];
+        const NAME: &[Type] = &[Type::BYTEA];
+        const TIME: &[Type] = &[Type::INT8];
+        const PAGE: &[Type] = &[Type::BYTEA, Type::BYTEA, Type::INT8];
+        match self {
+            Self::Lock => (LOCK, NAMES_OF),
+            Self::LockFree => (LOCK_FREE, NAMES_OF),
+            Self::Read => (READ, &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY]),
+            Self::Make => (MAKE, NAMES_OF),
+            Self::WriteRows => (WRITE_ROWS, ROWS),
+            Self::WriteAll => (WRITE_ALL, EVERYTHING),
+            Self::Notify => (NOTIFY, &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT]),
+            Self::LockLatch => (LOCK_LATCH, NAME),
+            Self::ReadLatch => (READ_LATCH, &[Type::BYTEA, Type::TEXT]),
+            Self::MakeLatch => (MAKE_LATCH, NAME),
+            Self::WriteLatch => (WRITE_LATCH, LATCH),
+            Self::LockFence => (LOCK_FENCE, NAME),
+            Self::ReadFence => (READ_FENCE, NAME),
+            Self::MakeFence => (MAKE_FENCE, NAME),
+            Self::WriteFence => (WRITE_FENCE, &[Type::BYTEA, Type::INT8]),
+            Self::Watch => (WATCH, &[Type::BYTEA, Type::TEXT, Type::INT8]),
+            Self::WatchLatch => (WATCH_LATCH, &[Type::BYTEA, Type::TEXT, Type::INT8]),
+            Self::Unwatch => (UNWATCH, &[Type::BYTEA, Type::TEXT, Type::TEXT]),
+            Self::Names => (NAMES, PAGE),
+            Self::Latches => (LATCHES, PAGE),
+            Self::Ended => (ENDED, TIME),
+            Self::StartSweep => (START_SWEEP, TIME),
+            Self::LockFreed => (LOCK_FREED, &[Type::INT8, Type::INT8]),
+            Self::SweepResources => (SWEEP_RESOURCES, &[Type::BYTEA_ARRAY, Type::INT8]),
+            Self::LockFreedLatches => (LOCK_FREED_LATCHES, TIME),
+            Self::SweepLatches => (SWEEP_LATCHES, NAMES_OF),
+            Self::SweepOld => (SWEEP_OLD, TIME),
+        }
+    }
+}
+
+const ROWS: &[Type] = &[
+    Type::BYTEA_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::INT8,
+    Type::BOOL,
+];
+
+const EVERYTHING: &[Type] = &[
+    Type::BYTEA_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::INT8,
+    Type::BOOL,
+    Type::BYTEA_ARRAY,
+    Type::INT4_ARRAY,
+    Type::INT8_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::INT8_ARRAY,
+];
+
+const LATCH: &[Type] = &[
+    Type::BYTEA,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::TEXT,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_statement_has_its_number_and_the_types_of_its_parameters() {
+        for (number, statement) in Statement::ALL.into_iter().enumerate() {
+            assert_eq!(statement as usize, number);
+            let (text, types) = statement.parts();
+            let has = |parameter: usize| text.contains(&format!("${parameter}"));
+            assert!((1..=types.len()).all(has) && !has(types.len() + 1), "{statement:?}");
+        }
+    }
+}

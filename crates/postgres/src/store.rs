@@ -1,0 +1,150 @@
+//! The store: what it can do, and its side of the `Store` trait.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    Capability, Name, StoreError, Survives,
+    store::{
+        Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, LatchPage, ListQuery,
+        Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+    },
+    support::{self, background::Background},
+};
+
+use crate::{
+    connection::{Connection, Worked},
+    counts,
+    groups::{Group, Own},
+    wakes::Listener,
+    watching::Subscription,
+};
+
+/// What the PostgreSQL store can do.
+pub static CAPABILITY: Capability = {
+    let mut can = Capability::new("postgres");
+    can.between_processes = true;
+    can.pushes = true;
+    can.min_lease = Duration::from_millis(100);
+    can.max_lease = Duration::from_secs(366 * 24 * 3600);
+    can.detachable = true;
+    can.counts_permits = true;
+    can.may_be_member = true;
+    can.group_limit = 256;
+    can.client_crash = Survives::Fully;
+    can.restart = Survives::Fully;
+    can.data_loss = Survives::WithFence;
+    can.clock_jump = Survives::WithFence;
+    can
+};
+
+/// One keeper's connections to a store.
+pub(crate) struct PostgresStore {
+    pub(crate) url: Arc<str>,
+    pub(crate) id: String,
+    pub(crate) own: Own,
+    pub(crate) requests: Arc<Connection>,
+    pub(crate) renewals: Connection,
+    pub(crate) listener: Arc<Listener>,
+    pub(crate) background: tokio::runtime::Handle,
+    pub(crate) sweep: Mutex<Option<Background>>,
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl PostgresStore {
+    /// Does work on the connection for requests.
+    async fn request<T, F>(&self, work: impl FnOnce(Group) -> F + Send + 'static) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Worked<T>> + Send + 'static,
+    {
+        let own = self.own.clone();
+        self.requests.run(move |session, progress| Box::pin(work(Group { session, progress, own }))).await
+    }
+}
+
+impl Store for PostgresStore {
+    fn capability(&self) -> &Capability {
+        &CAPABILITY
+    }
+
+    fn url(&self) -> &Arc<str> {
+        &self.url
+    }
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        let requests: Arc<[Request]> = group.into();
+        Box::pin(self.request(move |group| group.apply(requests)))
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
+        let (own, leases): (Own, Arc<[Renew]>) = (self.own.clone(), leases.into());
+        Box::pin(
+            self.renewals
+                .run(move |session, progress| Box::pin(Group { session, progress, own }.renew(leases))),
+        )
+    }
+
+    fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
+        Box::pin(async move {
+            let interest = self.listener.interest().await;
+            if matches!(topic, Topic::Grants(_)) {
+                return Ok(Some(Watch::new(interest)));
+            }
+            let (requests, background) = (&self.requests, &self.background);
+            let subscription =
+                Subscription::start(requests, background, self.own.clone(), topic.clone(), interest).await?;
+            Ok(Some(Watch::new(subscription)))
+        })
+    }
+
+    fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {
+        let name = name.clone();
+        Box::pin(self.request(move |group| group.inspect(name)))
+    }
+
+    fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
+        let query = query.clone();
+        Box::pin(self.request(move |group| group.list(query)))
+    }
+
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        let query = query.clone();
+        Box::pin(self.request(move |group| counts::latches(group.session, query)))
+    }
+
+    fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
+        let order = order.clone();
+        Box::pin(self.request(move |group| group.evict(order)))
+    }
+
+    fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
+        let count = count.clone();
+        Box::pin(self.request(move |group| group.count(count)))
+    }
+
+    fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
+        let admit = admit.clone();
+        Box::pin(self.request(move |group| group.fence(admit)))
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        drop(support::lock(&self.sweep).take());
+        self.listener.close();
+        self.renewals.close();
+        self.requests.close();
+        Box::pin(std::future::ready(()))
+    }
+}

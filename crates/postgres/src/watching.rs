@@ -1,0 +1,119 @@
+//! Subscriptions to changes: rows of the table `watcher`, which the keeper renews for as long as it cares.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use lockkeeper_core::{StoreError, store::Topic, support::background::Background};
+use lockkeeper_rows::wake_text::topic_words;
+
+use crate::{
+    connection::{Connection, Failure, Worked},
+    flights::{self, Call},
+    groups::{Group, Own, unread},
+    statements::Statement,
+    trouble,
+    wakes::Interest,
+};
+
+/// How long a row lasts, and how often it is renewed. A keeper that crashed leaves it behind for that long.
+const LASTS: Duration = Duration::from_secs(300);
+const RENEWED_EVERY: Duration = Duration::from_secs(100);
+const TRIES: usize = 3;
+
+/// A keeper's interest in a topic, which ends when it is dropped.
+pub(crate) struct Subscription {
+    requests: Weak<Connection>,
+    own: Own,
+    topic: Topic,
+    _interest: Interest,
+    _renewal: Background,
+}
+
+impl Subscription {
+    /// Subscribes. Changes that are committed from now on are told.
+    pub(crate) async fn start(
+        requests: &Arc<Connection>,
+        background: &tokio::runtime::Handle,
+        own: Own,
+        topic: Topic,
+        interest: Interest,
+    ) -> Result<Self, StoreError> {
+        watch(requests, &own, &topic).await?;
+        let renewal = {
+            let (requests, own, topic) = (Arc::downgrade(requests), own.clone(), topic.clone());
+            async move {
+                loop {
+                    tokio::time::sleep(RENEWED_EVERY).await;
+                    let Some(requests) = requests.upgrade() else { return };
+                    if let Err(error) = watch(&requests, &own, &topic).await {
+                        tracing::debug!(%error, "a subscription was not renewed; it is tried again");
+                    }
+                }
+            }
+        };
+        Ok(Self {
+            requests: Arc::downgrade(requests),
+            own,
+            topic,
+            _interest: interest,
+            _renewal: Background::spawn(background, renewal),
+        })
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let Some(requests) = self.requests.upgrade() else { return };
+        let Some((word, name)) = topic_words(&self.topic) else { return };
+        let (name, keeper) = (name.as_str().as_bytes().to_vec(), self.own.keeper.to_string());
+        // If this fails, the keeper gets needless messages until the row is swept.
+        requests.run_detached(move |session, _| {
+            Box::pin(async move {
+                session.query(Statement::Unwatch, &[&name, &word, &keeper]).await.map(drop).map_err(unread)
+            })
+        });
+    }
+}
+
+async fn watch(requests: &Connection, own: &Own, topic: &Topic) -> Result<(), StoreError> {
+    let (own, topic) = (own.clone(), topic.clone());
+    requests.run(move |session, progress| Box::pin(Group { session, progress, own }.watch(topic))).await
+}
+
+impl Group {
+    /// Adds this keeper to those that are told of a topic.
+    async fn watch(self, topic: Topic) -> Worked<()> {
+        let Some((_, name)) = topic_words(&topic) else { return Ok(()) };
+        let name = name.as_str().as_bytes();
+        let (names, nobody, op) = (vec![name], Vec::<String>::new(), "");
+        let (keeper, lasts) = (self.own.keeper.to_string(), LASTS.as_micros() as i64);
+        let is_latch = matches!(topic, Topic::Latch(_));
+        let statement = if is_latch { Statement::WatchLatch } else { Statement::Watch };
+        for _ in 0..TRIES {
+            let flight = if is_latch {
+                let lock = Call { statement: Statement::LockLatch, parameters: &[&name] };
+                let read = Call { statement: Statement::ReadLatch, parameters: &[&name, &op] };
+                flights::first(&self.session, lock, read, &[statement]).await?
+            } else {
+                let lock = Call { statement: Statement::Lock, parameters: &[&names] };
+                let read = Call { statement: Statement::Read, parameters: &[&names, &nobody] };
+                flights::first(&self.session, lock, read, &[statement]).await?
+            };
+            if flight.locked.is_empty() {
+                flights::roll_back(&self.session).await?;
+                let made = if is_latch {
+                    self.session.query(Statement::MakeLatch, &[&name]).await
+                } else {
+                    self.session.query(Statement::Make, &[&names]).await
+                };
+                made.map_err(unread)?;
+                continue;
+            }
+            let write = Call { statement, parameters: &[&name, &keeper, &lasts] };
+            return flights::second(&self.session, &self.progress, write, None).await;
+        }
+        Err(Failure::keeps(trouble::busy()))
+    }
+}

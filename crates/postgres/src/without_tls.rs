@@ -1,0 +1,17 @@
+//! In a build without the feature `tls`: says so.
+
+use lockkeeper_core::StoreError;
+use tokio_postgres::{Client, Config, Connection, Socket, tls::NoTlsStream};
+
+use crate::{settings::TlsFiles, trouble::config};
+
+/// Refuses.
+pub(crate) async fn connect(
+    _driver: &Config,
+    _files: &TlsFiles,
+) -> Result<(Client, Connection<Socket, NoTlsStream>), StoreError> {
+    Err(config(
+        "this build has no TLS for PostgreSQL; add the feature `postgres-tls` of the crate lockkeeper in Cargo.toml, or \
+         write sslmode=disable",
+    ))
+}
