@@ -14,7 +14,7 @@ use std::{
 
 use lockkeeper::Token;
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::signal::{Signal, kill, killpg},
     unistd::{Pid, getpid, getppid},
 };
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
@@ -22,8 +22,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     exit::{self, Failure},
+    group::Crew,
     guardian::own_program,
-    text,
+    processes, text,
 };
 
 /// The first argument that makes this program the one that becomes CMD.
@@ -32,7 +33,7 @@ pub(crate) const ROLE: &str = "__start";
 /// CMD, or the process that is to become it.
 pub(crate) struct Job {
     process: Child,
-    pid: Pid,
+    crew: Crew,
     changes: tokio::signal::unix::Signal,
 }
 
@@ -82,6 +83,9 @@ impl Job {
     pub(crate) fn start(command: &[OsString], facts: &LockFacts<'_>) -> io::Result<Self> {
         // Before the process exists, so that no change is missed.
         let changes = signal(SignalKind::child())?;
+        // No two holds have the same token on one store, and no two processes the same id at a time.
+        let mark = format!("{}-{}", facts.token, getpid());
+        let outer = std::env::var(processes::MARK).map_or_else(|_| String::new(), |outer| outer + " ");
         let process = own_program()
             .arg(ROLE)
             .arg(getpid().to_string())
@@ -89,15 +93,21 @@ impl Job {
             .env("LOCKKEEPER_NAME", facts.name)
             .env("LOCKKEEPER_TOKEN", facts.token.to_string())
             .env("LOCKKEEPER_FLOOR", facts.floor.to_string())
+            .env(processes::MARK, outer + &mark)
             .process_group(0)
             .spawn()?;
         let pid = Pid::from_raw(i32::try_from(process.id()).map_err(io::Error::other)?);
-        Ok(Self { process, pid, changes })
+        Ok(Self { process, crew: Crew { group: pid, mark }, changes })
     }
 
     /// Its process group, which has its own id.
     pub(crate) fn group(&self) -> Pid {
-        self.pid
+        self.crew.group
+    }
+
+    /// All processes of CMD.
+    pub(crate) fn crew(&self) -> &Crew {
+        &self.crew
     }
 
     /// The next change. Dropping the future loses nothing.
@@ -130,7 +140,8 @@ impl Job {
 
     /// Lets it go on.
     pub(crate) fn go_on(&self) {
-        crate::group::send(self.pid, Signal::SIGCONT);
+        // One that has ended needs nothing.
+        let _ = killpg(self.group(), Signal::SIGCONT);
     }
 
     /// Collects the ended process.

@@ -1,14 +1,17 @@
-//! A process group: whether any of it is alive, and its end, first asked for and then forced.
+//! The processes of CMD: whether any of them is alive, and their end, first asked for and then forced.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use lockkeeper_core::clock::{BootTime, Clock};
 use nix::{
+    errno::Errno,
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
 
-/// How often to look whether the group is gone: no system tells when a whole group has ended.
+use crate::processes::{self, Process};
+
+/// How often to look whether all are gone: no system tells when a whole group has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// How long before its lease ends a group is told to end, and when it is forced to.
@@ -39,61 +42,154 @@ impl Notice {
     }
 }
 
-/// Sends `signal` to every process of the group. One that has ended needs none.
-pub(crate) fn send(group: Pid, signal: Signal) {
-    let _ = killpg(group, signal);
+/// The processes of CMD: its process group, and whatever it started that is in another group of the same session, as
+/// `timeout` and shells with job control make them. A process that began a session of its own (a daemon, `setsid`) has
+/// left on purpose: it is never ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Crew {
+    pub(crate) group: Pid,
+    /// What CMD and all it starts have in their environment.
+    pub(crate) mark: String,
 }
 
-/// Asks the group to end, and forces it from `kill_at` on; returns when no process of it is alive.
-pub(crate) async fn end(group: Pid, kill_at: BootTime) {
-    send(group, Signal::SIGTERM);
-    // A stopped process takes no TERM before it goes on.
-    send(group, Signal::SIGCONT);
-    force(group, kill_at).await;
+/// Processes of a crew that were seen, by id, with their start times. Once seen, a process is known even if its parent
+/// ends and its environment cannot be read.
+pub(crate) type Seen = HashMap<i32, u64>;
+
+/// Which processes are searched for the mark.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Session,
+    System,
 }
 
-/// Ends what is left of a group that was asked to end, from `kill_at` on.
-pub(crate) async fn force(group: Pid, kill_at: BootTime) {
-    let clock = Clock::boot();
-    while is_alive(group) {
-        if clock.now() >= kill_at {
-            send(group, Signal::SIGKILL);
-        }
-        tokio::time::sleep(LOOK).await;
+/// The living processes of a crew.
+#[derive(Default)]
+struct Living {
+    /// Those of CMD's session.
+    members: Vec<Process>,
+    /// Those that have left it.
+    departed: Vec<Process>,
+}
+
+impl Crew {
+    /// Whether a process of it can still do something; those that only wait to be collected by their parent cannot.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.has_members(self.look(Scope::Session, &mut Seen::new()).as_ref())
     }
-}
 
-/// Whether a process of the group can still do something; those that only wait to be collected
-/// by their parent cannot.
-pub(crate) fn is_alive(group: Pid) -> bool {
-    killpg(group, None) != Err(nix::errno::Errno::ESRCH) && living_member(group).unwrap_or(true)
-}
+    fn has_members(&self, living: Option<&Living>) -> bool {
+        // Where the system does not show processes, it at least knows whether a group exists.
+        living.map_or_else(|| group_exists(self.group), |living| !living.members.is_empty())
+    }
 
-/// Looks through all processes; `None` where the system does not show them.
-#[cfg(target_os = "linux")]
-fn living_member(group: Pid) -> Option<bool> {
-    let mut seen = false;
-    for process in std::fs::read_dir("/proc").ok()?.flatten() {
-        // Others end while we look, and other folders are no processes.
-        let Ok(stat) = std::fs::read_to_string(process.path().join("stat")) else { continue };
-        // The name in brackets may hold anything; after it come state, parent and group.
-        let Some((_, fields)) = stat.rsplit_once(") ") else { continue };
-        let mut fields = fields.split(' ');
-        let state = fields.next();
-        if fields.nth(1).and_then(|field| field.parse().ok()) == Some(group.as_raw()) {
-            seen = true;
-            if !matches!(state, Some("Z" | "X")) {
-                return Some(true);
+    /// Whether certainly nothing that CMD started is alive, also no process that has left.
+    pub(crate) fn is_certainly_gone(&self, seen: &mut Seen) -> bool {
+        // The system does not show all processes at one moment. One that starts another and ends while we look could
+        // be missed once.
+        (0..2).all(|_| {
+            let living = self.look(Scope::System, seen);
+            living.is_some_and(|living| living.members.is_empty() && living.departed.is_empty())
+        })
+    }
+
+    /// Sends `signal` to every process of it. One that has ended needs none.
+    pub(crate) fn send(&self, signal: Signal) {
+        let living = self.look(Scope::Session, &mut Seen::new());
+        self.send_to(living.as_ref(), signal);
+    }
+
+    fn send_to(&self, living: Option<&Living>, signal: Signal) {
+        let _ = killpg(self.group, signal);
+        let members = living.map_or(&[][..], |living| &living.members);
+        for process in members.iter().filter(|process| process.group != self.group.as_raw()) {
+            process.send(signal);
+        }
+    }
+
+    /// Asks the processes to end, and forces them from `kill_at` on; returns when none of them is alive.
+    pub(crate) async fn end(&self, kill_at: BootTime) -> Seen {
+        let mut seen = Seen::new();
+        let living = self.look(Scope::Session, &mut seen);
+        self.send_to(living.as_ref(), Signal::SIGTERM);
+        // A stopped process takes no TERM before it goes on.
+        self.send_to(living.as_ref(), Signal::SIGCONT);
+        self.force_seen(kill_at, &mut seen).await;
+        seen
+    }
+
+    /// Ends what is left of a crew that was asked to end, from `kill_at` on.
+    pub(crate) async fn force(&self, kill_at: BootTime) {
+        self.force_seen(kill_at, &mut Seen::new()).await;
+    }
+
+    async fn force_seen(&self, kill_at: BootTime, seen: &mut Seen) {
+        let clock = Clock::boot();
+        loop {
+            let living = self.look(Scope::Session, seen);
+            if !self.has_members(living.as_ref()) {
+                return;
+            }
+            if clock.now() >= kill_at {
+                self.send_to(living.as_ref(), Signal::SIGKILL);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Looks through all processes; `None` where the system does not show them.
+    fn look(&self, scope: Scope, seen: &mut Seen) -> Option<Living> {
+        let all = processes::all()?;
+        let group = self.group.as_raw();
+        let session = nix::unistd::getsid(None).ok()?.as_raw();
+        // If the group exists but none of it is in sight, it is hidden from us.
+        if group_exists(self.group) && !all.iter().any(|process| process.group == group) {
+            return None;
+        }
+        for process in &all {
+            let known = seen.get(&process.id) == Some(&process.start);
+            let searched = scope == Scope::System || process.session == session;
+            if known || process.group == group || searched && process.has_mark(&self.mark) {
+                seen.insert(process.id, process.start);
+            } else {
+                // Another process may have got the id of one that has ended.
+                seen.remove(&process.id);
+            }
+        }
+        self.add_children(&all, seen);
+        let mut living = Living::default();
+        for process in all.into_iter().filter(|process| seen.contains_key(&process.id) && process.is_alive())
+        {
+            if process.session == session {
+                living.members.push(process);
+            } else {
+                living.departed.push(process);
+            }
+        }
+        Some(living)
+    }
+
+    /// Adds what the seen processes have started.
+    fn add_children(&self, all: &[Process], seen: &mut Seen) {
+        loop {
+            let before = seen.len();
+            for process in all {
+                if seen.contains_key(&process.parent)
+                    && !seen.contains_key(&process.id)
+                    && !process.is_guardian()
+                {
+                    seen.insert(process.id, process.start);
+                }
+            }
+            if seen.len() == before {
+                return;
             }
         }
     }
-    // The group exists, so none of it in sight means that it is hidden from us.
-    seen.then_some(false)
 }
 
-#[cfg(not(target_os = "linux"))]
-fn living_member(_group: Pid) -> Option<bool> {
-    None
+fn group_exists(group: Pid) -> bool {
+    killpg(group, None) != Err(Errno::ESRCH)
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! The guardian: a second process of this program, outside of CMD's process group, that ends
-//! CMD's group in time when `lockkeeper run` cannot.
+//! CMD's processes in time when `lockkeeper run` cannot.
 //!
-//! It learns the group, each new deadline and what is held over a socket that is its stdin. When the socket ends,
-//! `lockkeeper run` has died: the guardian ends CMD's group, and then releases the lock. When a deadline comes near
-//! without a newer one, `lockkeeper run` is stopped, and is continued after its CMD has ended. The guardian's stdout is the
-//! keeper's life line, if the store has one: while the guardian lives, the store counts the keeper as alive, so the lock is
-//! not free before CMD's group is gone.
+//! It learns the processes, each new deadline and what is held over a socket that is its stdin. When the socket ends,
+//! `lockkeeper run` has died: the guardian ends CMD's processes, and then releases the lock. If it is not certain that nothing
+//! of CMD is alive, it leaves the lock to its lease. When a deadline comes near without a newer one, `lockkeeper run` is
+//! stopped, and is continued after its CMD has ended. The guardian's stdout is the keeper's life line, if the store has one:
+//! while the guardian lives, the store counts the keeper as alive, so the lock is not free before the guardian has ended.
 //!
 //! The store's URL may hold a password, so it comes over the socket and never by argument or environment.
 
@@ -26,7 +26,7 @@ use lockkeeper::{
 use lockkeeper_core::clock::{BootTime, Clock};
 use nix::{
     sys::signal::{Signal, kill},
-    unistd::{Pid, getppid},
+    unistd::{Pid, getpid, getppid},
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
@@ -38,7 +38,8 @@ use tokio::{
 
 use crate::{
     exit::{Failure, INTERNAL},
-    group::{self, Notice},
+    group::{Crew, Notice, Seen},
+    processes,
     signals::Signals,
     store, text,
 };
@@ -50,13 +51,24 @@ pub(crate) const ROLE: &str = "__guard";
 const TELLING: Duration = Duration::from_millis(10);
 /// How often to look whether the parent is dead.
 const LOOK: Duration = Duration::from_millis(5);
+/// How often to look whether what has left CMD's session has ended.
+const LOOK_AFAR: Duration = Duration::from_millis(100);
 /// The pauses between attempts to release what a dead process held.
 const RELEASES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// How long to wait for its last word.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
-/// What the guardian says before it ends the group of a process that is stopped.
+/// The argument of a guardian whose stdout is the keeper's life line.
+const LIFE_LINE: &str = "life-line";
+/// What it is asked: whether it is ending CMD's processes.
+const ASKED: &str = "is-it-you";
+/// What it answers if it is not.
+const NO: &str = "no";
+/// What the guardian says before it ends the processes of a `lockkeeper run` that is stopped.
 const ENDING: &str = "ending";
+
+/// What it says after `lockkeeper run` was killed.
+const KILLED: &str = "the process that held the lock was killed, so its command was ended; start it anew";
 
 /// This very program, also when its file has been replaced since it started.
 pub(crate) fn own_program() -> Command {
@@ -81,41 +93,47 @@ pub(crate) struct Held {
     /// The store's URL, with any password.
     pub(crate) url: String,
     pub(crate) lease: Lease,
+    /// How long the lease is.
+    pub(crate) length: Duration,
 }
 
 impl Held {
     fn to_line(&self) -> String {
         let url = percent::encode(&self.url, |_, byte| byte.is_ascii_graphic() && byte != b'%');
-        format!("held {} {url}", self.lease)
+        format!("held {} {} {url}", self.length.as_millis(), self.lease)
+    }
+
+    fn from_line(line: &str) -> Option<Self> {
+        let mut words = line.split(' ');
+        let length = Duration::from_millis(words.next()?.parse().ok()?);
+        let lease = words.next()?.parse().ok()?;
+        Some(Self { url: percent::decode(words.next()?)?, lease, length })
     }
 }
 
 /// What the guardian reports, or what happened to it.
 pub(crate) enum GuardianEvent {
-    /// It ends CMD's group, because no newer deadline came in time.
+    /// It ends CMD's processes, because no newer deadline came in time.
     Ending,
     /// It died.
     Died,
 }
 
 impl Guardian {
-    /// Starts one that watches over `group` until `deadline`, and releases `held` if this process dies.
+    /// Starts one that watches over `crew` until `deadline`, and releases `held` if this process dies.
     pub(crate) async fn start(
         notice: Notice,
         life_line: Option<OwnedFd>,
         held: &Held,
-        group: Pid,
+        crew: &Crew,
         deadline: BootTime,
     ) -> io::Result<Self> {
         let (ours, theirs) = Socket::pair()?;
-        // With a life line the lock is free as soon as the guardian ends.
-        let released_by_guardian = life_line.is_none();
         let mut guardian = Self::spawn(notice, life_line, ours, theirs)?;
-        guardian.tell(&format!("group {group}")).await?;
-        if released_by_guardian {
-            guardian.tell(&held.to_line()).await?;
-        }
         guardian.extend(deadline).await;
+        guardian.tell(&held.to_line()).await?;
+        // Last, so that a guardian that knows the processes knows the rest too.
+        guardian.tell(&format!("crew {} {}", crew.group, crew.mark)).await?;
         Ok(guardian)
     }
 
@@ -123,9 +141,13 @@ impl Guardian {
         ours.set_nonblocking(true)?;
         let process = own_program()
             .args([ROLE, &notice.grace.as_millis().to_string(), &notice.reserve.as_millis().to_string()])
+            .arg(getpid().to_string())
+            // With a life line the lock is free as soon as the guardian ends.
+            .args(life_line.as_ref().map(|_| LIFE_LINE))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(life_line.map_or_else(Stdio::null, Stdio::from))
             .env_remove(store::VARIABLE)
+            .env(processes::MARK, processes::GUARDIAN)
             // Signals to the group of `lockkeeper run` do not reach it.
             .process_group(0)
             .spawn()?;
@@ -137,7 +159,7 @@ impl Guardian {
         self.told.write_all(format!("{line}\n").as_bytes()).await
     }
 
-    /// The group may work until `deadline`. A guardian that does not listen is ended, which is
+    /// CMD may work until `deadline`. A guardian that does not listen is ended, which is
     /// an [event](Self::event).
     pub(crate) async fn extend(&mut self, deadline: BootTime) {
         let told = tokio::time::timeout(TELLING, self.tell(&format!("until {}", deadline.0))).await;
@@ -155,18 +177,18 @@ impl Guardian {
         }
     }
 
-    /// Tells it that its group is gone, and waits for its last word: whether that was its doing.
+    /// Asks whether the end of CMD was its doing.
     pub(crate) async fn was_it_you(&mut self) -> bool {
-        let last_word = async {
+        let answer = async {
             // If it is gone already, its last word is still there to be read.
-            drop(self.told.shutdown().await);
+            drop(self.tell(ASKED).await);
             matches!(self.event().await, GuardianEvent::Ending)
         };
         // One that is stopped has done nothing.
-        tokio::time::timeout(LAST_WORD, last_word).await.unwrap_or(false)
+        tokio::time::timeout(LAST_WORD, answer).await.unwrap_or(false)
     }
 
-    /// Ends the guardian, whose group is gone.
+    /// Ends the guardian, whose work is done.
     pub(crate) fn dismiss(mut self) {
         // It may have ended by itself.
         drop(self.process.kill());
@@ -176,92 +198,139 @@ impl Guardian {
 
 /// The guardian's own life: from its arguments to its exit code.
 pub(crate) fn main(args: &[String]) -> Result<(), Failure> {
-    let millis = |index: usize| args.get(index).and_then(|arg| arg.parse().ok()).map(Duration::from_millis);
-    let (Some(grace), Some(reserve)) = (millis(0), millis(1)) else {
+    let number = |index: usize| args.get(index)?.parse().ok();
+    let (Some(grace), Some(reserve), Some(parent)) = (number(0), number(1), number(2)) else {
         return Err(Failure::new(INTERNAL, "the guardian is started by `lockkeeper run` only; use that"));
     };
+    let notice = Notice { grace: Duration::from_millis(grace), reserve: Duration::from_millis(reserve) };
+    let parent = i32::try_from(parent).map(Pid::from_raw);
+    let parent = parent.map_err(|error| Failure::internal("the guardian has no parent", error))?;
+    let has_life_line = args.get(3).is_some_and(|arg| arg == LIFE_LINE);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::internal("cannot start the guardian", error))?;
-    runtime
-        .block_on(watch(Notice { grace, reserve }))
-        .map_err(|error| Failure::internal("the guardian failed", error))
+    let ended = runtime.block_on(watch(notice, parent, has_life_line));
+    // What it says may be waiting for a reader.
+    runtime.shutdown_background();
+    ended.map_err(|error| Failure::internal("the guardian failed", error))
 }
 
 /// What `lockkeeper run` told the guardian.
 struct Orders {
-    group: Option<Pid>,
+    crew: Option<Crew>,
     deadline: BootTime,
-    /// The lease, and the URL of its store.
-    held: Option<(Lease, String)>,
+    held: Option<Held>,
 }
 
-async fn watch(notice: Notice) -> io::Result<()> {
+async fn watch(notice: Notice, parent: Pid, has_life_line: bool) -> io::Result<()> {
     // A service manager sends TERM to every process: the guardian stays until its work is done.
-    let _signals =
+    let signals =
         Signals::listen().map_err(|failure| io::Error::other(failure.message.unwrap_or_default()))?;
-    let parent = getppid();
     let socket = Socket::from(io::stdin().as_fd().try_clone_to_owned()?);
     socket.set_nonblocking(true)?;
     let (read, mut write) = UnixStream::from_std(socket)?.into_split();
     let mut lines = BufReader::new(read).lines();
     let clock = Clock::boot();
-    let mut orders = Orders { group: None, deadline: BootTime::NEVER, held: None };
+    let mut orders = Orders { crew: None, deadline: BootTime::NEVER, held: None };
     let died = loop {
-        let overdue = async {
-            clock.sleep_until(notice.term_at(orders.deadline)).await;
-        };
+        let overdue = clock.sleep_until(notice.term_at(orders.deadline));
         tokio::select! {
             biased;
             line = lines.next_line() => match line {
+                // If `lockkeeper run` does not hear it, it has died, which comes next.
+                Ok(Some(line)) if line == ASKED => drop(write.write_all(format!("{NO}\n").as_bytes()).await),
                 Ok(Some(line)) => orders.hear(&line),
                 _ => break true,
             },
             () = overdue => break false,
         }
     };
-    let Some(group) = orders.group else { return Ok(()) };
+    let Some(crew) = orders.crew else { return Ok(()) };
+    let kill_at = notice.kill_at(clock.now(), orders.deadline);
     if !died {
-        // Before the group ends, so that who sees the end can know the reason. If `lockkeeper run`
+        // Before the processes end, so that who sees the end can know the reason. If `lockkeeper run`
         // is never continued, nobody hears it.
         drop(write.write_all(format!("{ENDING}\n").as_bytes()).await);
+        crew.end(kill_at).await;
+        if getppid() == parent {
+            // It has nothing left to run. Stopped in the middle of a write, it would keep its store
+            // from everybody else; continued, it gives back what it has and ends.
+            let _ = kill(parent, Signal::SIGCONT);
+        }
+        return Ok(());
     }
-    let alive = group::is_alive(group);
-    group::end(group, notice.kill_at(clock.now(), orders.deadline)).await;
-    if !died && getppid() == parent {
-        // It has nothing left to run. Stopped in the middle of a write, it would keep its store
-        // from everybody else; continued, it gives back what it has and ends.
-        let _ = kill(parent, Signal::SIGCONT);
+    let was_alive = crew.is_alive();
+    let seen = crew.end(kill_at).await;
+    // In a thread of its own: nobody may be reading it, and the lock must not wait for that.
+    let said = was_alive.then(|| tokio::task::spawn_blocking(|| text::say(KILLED)));
+    if let Some(held) = orders.held {
+        let dead = Dead { parent, crew, seen, held, deadline: orders.deadline, has_life_line, clock };
+        dead.settle(signals).await;
     }
-    if died && alive {
-        text::say("the process that held the lock was killed, so its command was ended; start it anew");
-    }
-    if let Some((lease, url)) = orders.held.filter(|_| died) {
-        release_for_dead(parent, &clock, orders.deadline, &lease, &url).await;
+    if let Some(said) = said {
+        drop(tokio::time::timeout(LAST_WORD, said).await);
     }
     Ok(())
 }
 
-/// Releases the lock of a `lockkeeper run` that was killed, so that nobody waits for its lease to end. Nothing of CMD's group
-/// is alive any more. At its deadline the lock counts as free anyway.
-async fn release_for_dead(parent: Pid, clock: &Clock, deadline: BootTime, lease: &Lease, url: &str) {
-    // The socket ends a moment before the process. It also ends when `lockkeeper run` is about to release the lock itself
-    // and to dismiss its guardian.
-    while getppid() == parent && clock.now() < deadline {
-        tokio::time::sleep(LOOK).await;
+/// A `lockkeeper run` that was killed. None of the processes of its CMD is alive, except those that began a session of
+/// their own.
+struct Dead {
+    parent: Pid,
+    crew: Crew,
+    seen: Seen,
+    held: Held,
+    /// Until when the lock is certainly held, as last told.
+    deadline: BootTime,
+    has_life_line: bool,
+    clock: Clock,
+}
+
+impl Dead {
+    /// Releases the lock, so that nobody waits for its lease to end.
+    async fn settle(mut self, mut signals: Signals) {
+        // The last renewal may be newer than the deadline that was told.
+        let end = self.deadline.after(self.held.length);
+        // The socket ends a moment before the process.
+        while getppid() == self.parent && self.clock.now() < end {
+            tokio::time::sleep(LOOK).await;
+        }
+        // What has left may still work, so the lock is left to its lease unless that ends too. With a life line, the lock
+        // would be free if this process ended.
+        while !self.crew.is_certainly_gone(&mut self.seen) {
+            if self.clock.now() >= end {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_AFAR) => {}
+                _ = signals.next(), if !self.has_life_line => return,
+            }
+        }
+        if self.has_life_line {
+            return;
+        }
+        self.release(end, signals).await;
     }
-    let mut backoff = RELEASES;
-    while clock.now() < deadline {
-        match release(lease, url).await {
-            Err(error) if error.is_passing() => tokio::time::sleep(backoff.pause()).await,
-            // Released, over already, or impossible: then its lease ends it.
-            _ => return,
+
+    /// Tries until the lease has ended, or until a signal: a service manager waits for us, and the lease does the same.
+    async fn release(&self, end: BootTime, mut signals: Signals) {
+        let mut backoff = RELEASES;
+        while self.clock.now() < end {
+            match release(&self.held).await {
+                Err(error) if error.is_passing() => tokio::select! {
+                    () = tokio::time::sleep(backoff.pause()) => {}
+                    // An earlier one counts too, after one attempt.
+                    _ = signals.next() => return,
+                },
+                // Released, over already, or impossible: then its lease ends it.
+                _ => return,
+            }
         }
     }
 }
 
-async fn release(lease: &Lease, url: &str) -> Result<(), StoreError> {
-    let keeper = lockkeeper::builder(url)?.program("lockkeeper").connect().await?;
-    let released = keeper.release_lease(lease).await;
+async fn release(held: &Held) -> Result<(), StoreError> {
+    let keeper = lockkeeper::builder(&held.url)?.program("lockkeeper").connect().await?;
+    let released = keeper.release_lease(&held.lease).await;
     store::close(&keeper).await;
     match released {
         Err(ReleaseError::Store(error)) => Err(error),
@@ -272,11 +341,13 @@ async fn release(lease: &Lease, url: &str) -> Result<(), StoreError> {
 impl Orders {
     fn hear(&mut self, line: &str) {
         match line.split_once(' ') {
-            Some(("held", held)) => {
-                let parse = |(lease, url): (&str, &str)| Some((lease.parse().ok()?, percent::decode(url)?));
-                self.held = held.split_once(' ').and_then(parse);
+            Some(("held", held)) => self.held = Held::from_line(held),
+            Some(("crew", crew)) => {
+                let parse = |(group, mark): (&str, &str)| {
+                    Some(Crew { group: Pid::from_raw(group.parse().ok()?), mark: mark.to_owned() })
+                };
+                self.crew = crew.split_once(' ').and_then(parse);
             }
-            Some(("group", pid)) => self.group = pid.parse().ok().map(Pid::from_raw),
             Some(("until", nanos)) => {
                 if let Ok(nanos) = nanos.parse() {
                     self.deadline = BootTime(nanos);

@@ -16,6 +16,7 @@ mod hint;
 mod latch;
 mod lease;
 mod observe;
+mod processes;
 mod progress;
 mod run;
 mod signals;

@@ -12,7 +12,7 @@ use crate::{
     args::{ElectArgs, RunArgs},
     command::{self, Change, Job, LockFacts},
     exit::{Failure, INTERNAL, LOST},
-    group::{self, Notice},
+    group::Notice,
     guardian::{Guardian, GuardianEvent, Held},
     signals::Signals,
     store::Connected,
@@ -20,7 +20,7 @@ use crate::{
     text,
 };
 
-/// How often to look whether the rest of CMD's group has ended after CMD: no system tells.
+/// How often to look whether the other processes of CMD have ended after it: no system tells.
 const LOOK: Duration = Duration::from_millis(50);
 /// A guardian that dies this often is not started again.
 const GUARDIANS: u32 = 10;
@@ -71,7 +71,7 @@ async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<
     let connected = acquisition.connected;
     let mut supervisor = Supervisor {
         acquisition: &acquisition,
-        held: Held { url: connected.url.clone(), lease: held.lease_for_guardian() },
+        held: Held { url: connected.url.clone(), lease: held.lease_for_guardian(), length: lease },
         lease,
         notice: Notice::of_lease(lease),
         clock: clock.clone(),
@@ -165,7 +165,7 @@ struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
-    /// Runs CMD to its end, or ends it. Afterwards nothing of its group is alive.
+    /// Runs CMD to its end, or ends it. Afterwards none of its processes is alive.
     async fn run(
         &mut self,
         held: &dyn AnyGuard,
@@ -200,12 +200,12 @@ impl Supervisor<'_> {
             return Err(Failure::new(INTERNAL, "the guardian of CMD was killed too often; do not kill it"));
         }
         let life_line = self.acquisition.connected.keeper.life_line();
-        let guardian = Guardian::start(self.notice, life_line, &self.held, job.group(), self.deadline).await;
+        let guardian = Guardian::start(self.notice, life_line, &self.held, job.crew(), self.deadline).await;
         guardian.map_err(|error| command::not_started(&error))
     }
 
     async fn end(&self, job: &Job) {
-        group::end(job.group(), self.kill_at()).await;
+        job.crew().end(self.kill_at()).await;
     }
 
     fn kill_at(&self) -> BootTime {
@@ -240,7 +240,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// From the start of CMD until nothing of its group is alive.
+    /// From the start of CMD until none of its processes is alive.
     async fn watch(
         &mut self,
         held: &dyn AnyGuard,
@@ -261,7 +261,7 @@ impl Supervisor<'_> {
                 event = guardian.event() => match event {
                     GuardianEvent::Ending => {
                         self.lost = Some(Lost::Expired);
-                        group::force(job.group(), self.kill_at()).await;
+                        job.crew().force(self.kill_at()).await;
                         return Ok(job.change().await);
                     }
                     GuardianEvent::Died => self.replace_guardian(guardian, job).await?,
@@ -272,7 +272,7 @@ impl Supervisor<'_> {
                 },
                 () = self.clock.sleep_until(self.max_hold_at) => self.lost = Some(Lost::MaxHold),
                 () = self.clock.sleep_until(self.look_at) => self.look(held, guardian).await,
-                signal = signals.next() => group::send(job.group(), signal),
+                signal = signals.next() => job.crew().send(signal),
                 _ = self.continued.recv() => self.go_on(job, terminal),
                 () = tokio::time::sleep(LOOK), if ended.is_some() => {}
             }
@@ -281,7 +281,7 @@ impl Supervisor<'_> {
                 return Ok(job.change().await);
             }
             if let Some(ended) = ended
-                && !group::is_alive(job.group())
+                && !job.crew().is_alive()
             {
                 // After a stop, the end of CMD may be seen before the guardian's words. Before its
                 // time the guardian does nothing.

@@ -1,5 +1,5 @@
 //! The command on stores with servers. A `lockkeeper run` that is killed: its guardian releases the lock on every store,
-//! after the end of CMD's group. And one that is evicted is told why.
+//! after the end of CMD's processes. And one that is evicted is told why.
 
 use std::{
     io::{BufRead, BufReader},
@@ -92,6 +92,140 @@ fn a_killed_one_frees_its_lock_on_redis() {
 fn a_killed_one_frees_its_lock_on_zookeeper() {
     let server = Server::start("zookeeper");
     a_killed_one_frees_its_lock(&format!("{}?session=60s", server.url));
+}
+
+/// `timeout` and shells with job control make process groups of their own, within the session.
+const IN_ANOTHER_GROUP: [&str; 2] = [
+    "timeout 600 sh -c 'echo $$ > work; exec sleep 600'; echo ok",
+    "set -m; sh -c 'echo $$ > work; exec sleep 600' & wait",
+];
+
+/// Whether the process of this id lives, in the list that `ps -eo pid=,stat=` printed.
+fn is_in(list: &str, id: &str) -> bool {
+    assert!(list.lines().count() > 3, "{list}");
+    list.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.next() == Some(id) && !fields.next().unwrap_or("Z").starts_with('Z')
+    })
+}
+
+fn nothing_works_in_another_group(url: &str) {
+    for script in IN_ANOTHER_GROUP {
+        let world = World::new();
+        let run = start(&world, url, &[], script);
+        let work = world.line("work");
+        run.signal(Signal::SIGKILL);
+        assert_eq!(next(&world, url, "40s", "ps -eo pid=,stat= > after"), Some(0));
+        assert!(!is_in(&world.read("after"), &work), "{script}");
+    }
+}
+
+#[test]
+fn nothing_of_a_killed_one_works_in_another_group_on_sqlite() {
+    let world = World::new();
+    nothing_works_in_another_group(&format!("sqlite:{}", world.path("other.db").display()));
+}
+
+#[test]
+fn nothing_of_a_killed_one_works_in_another_group_on_redis() {
+    let server = Server::start("redis");
+    nothing_works_in_another_group(&server.url);
+}
+
+/// CMD dies of the signal at once, what it started does not.
+#[test]
+fn nothing_works_in_another_group_after_a_signal() {
+    let script =
+        "timeout 600 sh -c 'trap \"sleep 0.3; exit\" TERM; echo $$ > work; while :; do sleep 0.01; done'; :";
+    let world = World::new();
+    let run = world.start_run(&["x"], script);
+    let work = world.line("work");
+    run.signal(Signal::SIGTERM);
+    assert_eq!(
+        world.run(&["run", "x", "-w", "40s", "--", "sh", "-c", "ps -eo pid=,stat= > after"]).code,
+        Some(0)
+    );
+    assert!(!is_in(&world.read("after"), &work));
+    assert_eq!(run.done().code, Some(143));
+}
+
+/// One that began a session of its own is not ended, so the lock of a killed run is left to its lease while that lives.
+fn what_left_keeps_the_lock(url: &str) {
+    let world = World::new();
+    let script = "setsid sh -c 'echo $$ > work; exec sleep 600' & echo $$ > group; wait";
+    let run = start(&world, url, &[], script);
+    let (group, work) = (world.line("group"), world.line("work"));
+    run.signal(Signal::SIGKILL);
+    eventually("the end of the group", || (!crate::world::group_lives(&group)).then_some(()));
+    assert_eq!(next(&world, url, "1s", "true"), Some(75), "it may still work");
+    assert!(crate::world::group_lives(&work), "it left on purpose");
+    let work = nix::unistd::Pid::from_raw(work.parse().expect("a pid"));
+    nix::sys::signal::kill(work, Signal::SIGKILL).expect("ended by the test");
+    assert_eq!(next(&world, url, "40s", "true"), Some(0));
+}
+
+#[test]
+fn what_left_the_session_of_a_killed_one_keeps_its_lock_on_sqlite() {
+    let world = World::new();
+    what_left_keeps_the_lock(&format!("sqlite:{}", world.path("other.db").display()));
+}
+
+#[test]
+fn what_left_the_session_of_a_killed_one_keeps_its_lock_on_redis() {
+    let server = Server::start("redis");
+    what_left_keeps_the_lock(&server.url);
+}
+
+/// A guardian that needs long to start finds another parent than the one that started it.
+#[test]
+fn a_run_that_dies_before_its_guardian_has_started_frees_its_lock() {
+    let (world, server) = (World::new(), Server::start("redis"));
+    let mut acquire = world.lockkeeper(&["acquire", "x", "--lease", "5m"]);
+    acquire.env("LOCKKEEPER_STORE", &server.url);
+    let lease = Running::spawn(acquire).done().out;
+    let mut gone = Command::new("true").spawn().expect("starts");
+    gone.wait().expect("ends");
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let mut guardian = world.lockkeeper(&["__guard", "100", "100", &gone.id().to_string()]);
+    guardian.stdin(std::os::fd::OwnedFd::from(theirs));
+    let guardian = Running::spawn(guardian);
+    let orders =
+        format!("until {}\nheld 300000 {} {}\ncrew {} none\n", i64::MAX, lease.trim(), server.url, gone.id());
+    std::io::Write::write_all(&mut &ours, orders.as_bytes()).expect("told");
+    drop(ours);
+    assert_eq!(guardian.done().code, Some(0));
+    assert_eq!(next(&world, &server.url, "0", "true"), Some(0));
+}
+
+/// The guardian has something to say, and its stderr is a pipe that is full.
+#[test]
+fn a_full_pipe_does_not_keep_the_lock() {
+    let server = Server::start("redis");
+    let other = World::new();
+    for url in [server.url.clone(), format!("sqlite:{}", other.path("other.db").display())] {
+        let world = World::new();
+        // The first part of the script ends when the pipe has been full for a while.
+        let script = "timeout 1 head -c 4000000 /dev/zero >&2; echo $$ > group; exec sleep 600";
+        let run = start(&world, &url, &[], script);
+        world.line("group");
+        run.signal(Signal::SIGKILL);
+        assert_eq!(next(&world, &url, "40s", "true"), Some(0));
+    }
+}
+
+/// A service manager would wait for it.
+#[test]
+fn a_guardian_without_a_store_ends_when_it_is_told_to() {
+    let (world, server) = (World::new(), Server::start("redis"));
+    let run = start(&world, &server.url, &[], "echo $$ > group; exec sleep 600");
+    let group = world.line("group");
+    let guardian = eventually("the guardian", || run.children("__guard").first().copied());
+    drop(server);
+    run.signal(Signal::SIGKILL);
+    drop(run);
+    eventually("the end of the group", || (!crate::world::group_lives(&group)).then_some(()));
+    nix::sys::signal::kill(guardian, Signal::SIGTERM).expect("it lives");
+    eventually("its end", || (!crate::world::group_lives(&guardian.to_string())).then_some(()));
 }
 
 /// A minimum hold outlives its holder, also one that was killed.
