@@ -1,8 +1,11 @@
 //! What leases that belong to no process cost, and what a store that cannot do something says before it is asked.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
-use lockkeeper_core::{Capacity, Keeper, LeaseClaim, Units, store::Kind, testing::Virtual};
+use lockkeeper_core::{
+    AcquireError, Capacity, Keeper, LeaseClaim, Units, clock::Clock, memory::MemoryServer, store::Kind,
+    testing::Virtual,
+};
 use lockkeeper_testkit::{counting::RequestCounter, overrides::Overrides};
 
 /// A server for others acquires and releases in two requests, whether or not it had to wait.
@@ -39,6 +42,55 @@ async fn a_claim_for_somebody_who_hangs_up_leaves_the_queue() {
     held.release().await.expect("held");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(world.server.kept(), 0);
+}
+
+/// The grant is given back with everything else, so nobody may be told of it.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_granted_while_its_keeper_closes_is_nobodys() {
+    let world = Virtual::new();
+    let (ours, theirs) = (world.keeper().await, world.keeper().await);
+    let held = theirs.mutex("deploy").lock().await.expect("free");
+    let claim = LeaseClaim::new(Kind::Mutex, Units::All, Capacity::All);
+    let mut waiting = pin!(ours.acquire_lease("deploy", &claim, None));
+    while theirs.inspect("deploy").await.expect("memory").is_none_or(|view| view.waiters.is_empty()) {
+        tokio::time::timeout(Duration::from_millis(10), waiting.as_mut()).await.expect_err("it is held");
+    }
+    held.release().await.expect("held");
+    while ours.stats().held == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    ours.close().await;
+    let refusal = waiting.await.expect_err("closed");
+    assert!(matches!(refusal, AcquireError::Closed { .. }), "{refusal:?}");
+    assert!(theirs.mutex("deploy").try_lock().await.expect("memory").is_some(), "it is free");
+}
+
+/// Whichever comes first, the lease and the store agree.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_is_acquired_while_its_keeper_closes_is_held_or_free() {
+    let server = MemoryServer::new(Clock::boot());
+    let connect = || Keeper::builder(server.connector("memory:")).connect();
+    let theirs = connect().await.expect("memory");
+    let claim = LeaseClaim::new(Kind::Mutex, Units::All, Capacity::All);
+    for round in 0..200 {
+        let ours = connect().await.expect("memory");
+        let closing = tokio::spawn({
+            let ours = ours.clone();
+            async move {
+                for _ in 0..round % 20 {
+                    tokio::task::yield_now().await;
+                }
+                ours.close().await;
+            }
+        });
+        let acquired = ours.acquire_lease("deploy", &claim, None).await;
+        closing.await.expect("no panic");
+        let free = theirs.mutex("deploy").try_lock().await.expect("memory");
+        assert_eq!(free.is_none(), acquired.is_ok(), "round {round}: {acquired:?}");
+        if let Ok(acquired) = acquired {
+            theirs.release_lease(&acquired.expect("it waits").lease).await.expect("held");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -192,20 +192,21 @@ impl Registry {
         }
     }
 
-    /// Removes a hold that lives on elsewhere from `now` on.
-    pub(crate) fn detached(&self, hold: &Hold, now: BootTime) {
+    /// Removes a hold that lives on elsewhere from `now` on; false if the keeper has closed and gives it back.
+    pub(crate) fn detach(&self, hold: &Hold, now: BootTime) -> bool {
+        let mut inner = self.lock();
+        let is_here = inner.take_hold(hold.slot).is_some();
+        if is_here {
+            inner.remember_detached(hold, now, self.remembered);
+        }
+        is_here
+    }
+
+    /// Removes a hold whose leave is on its way, but which may live on at the store from `now` on.
+    pub(crate) fn left_to_its_minimum(&self, hold: &Hold, now: BootTime) {
         let mut inner = self.lock();
         inner.take_hold(hold.slot);
-        // Each slot is detached once.
-        inner.detached.insert(hold.slot, hold.number);
-        inner.detached_at.push_back((now, hold.slot));
-        // By age and not by slot: a contender that waited long has a low slot, and the message about its grant is new.
-        while let Some((at, slot)) = inner.detached_at.front().copied()
-            && now.since(at) > self.remembered
-        {
-            inner.detached_at.pop_front();
-            inner.detached.remove(&slot);
-        }
+        inner.remember_detached(hold, now, self.remembered);
     }
 
     /// The waiter is to ask again at `due`.
@@ -345,6 +346,19 @@ impl Inner {
         Some(entry.what)
     }
 
+    fn remember_detached(&mut self, hold: &Hold, now: BootTime, remembered: Duration) {
+        // Each slot is detached once.
+        self.detached.insert(hold.slot, hold.number);
+        self.detached_at.push_back((now, hold.slot));
+        // By age and not by slot: a contender that waited long has a low slot, and the message about its grant is new.
+        while let Some((at, slot)) = self.detached_at.front().copied()
+            && now.since(at) > remembered
+        {
+            self.detached_at.pop_front();
+            self.detached.remove(&slot);
+        }
+    }
+
     fn insert_held(&mut self, hold: &Arc<Hold>, due: BootTime) -> bool {
         self.held.insert(hold.slot, Scheduled { what: hold.clone(), due: BootTime::NEVER });
         self.schedule_held(hold.slot, due)
@@ -417,13 +431,29 @@ mod tests {
         assert_eq!(taken(1000), 1);
     }
 
+    fn detached(registry: &Registry, slot: u64, now: BootTime) {
+        let hold = hold(slot, Duration::from_secs(30));
+        assert!(registry.adopt(&hold) && registry.detach(&hold, now), "open");
+    }
+
+    #[test]
+    fn a_hold_is_detached_or_given_back_by_closing() {
+        let registry = Registry::new(Duration::from_secs(2));
+        let (ours, theirs) = (hold(1, Duration::from_secs(30)), hold(2, Duration::from_secs(30)));
+        assert!(registry.adopt(&ours) && registry.adopt(&theirs));
+        assert!(registry.detach(&theirs, START));
+        let given_back: Vec<u64> = registry.close().holds.iter().map(|hold| hold.slot).collect();
+        assert_eq!(given_back, [1]);
+        assert!(!registry.detach(&ours, START), "it is given back");
+    }
+
     /// Slot 1 has waited for so long that thousands of later ones were detached before it. The message that granted it is
     /// still on its way.
     #[test]
     fn a_detached_lease_is_remembered_however_long_it_waited() {
         let registry = Registry::new(Duration::from_secs(2));
         for slot in (2..=5000).chain([1]) {
-            registry.detached(&hold(slot, Duration::from_secs(30)), START);
+            detached(&registry, slot, START);
         }
         for slot in [1, 2, 5000] {
             assert!(matches!(registry.recipient(slot, slot), Recipient::Known), "slot {slot}");
@@ -434,10 +464,10 @@ mod tests {
     fn a_detached_lease_is_forgotten_when_no_message_about_its_grant_can_come() {
         let registry = Registry::new(Duration::from_secs(2));
         let last = START.after(registry.remembered);
-        registry.detached(&hold(1, Duration::from_secs(30)), START);
-        registry.detached(&hold(2, Duration::from_secs(30)), last);
+        detached(&registry, 1, START);
+        detached(&registry, 2, last);
         assert!(matches!(registry.recipient(1, 1), Recipient::Known), "just in time");
-        registry.detached(&hold(3, Duration::from_secs(30)), last.after(Duration::from_nanos(1)));
+        detached(&registry, 3, last.after(Duration::from_nanos(1)));
         assert!(matches!(registry.recipient(1, 1), Recipient::Nobody));
         assert!(matches!(registry.recipient(2, 2), Recipient::Known));
         assert_eq!(registry.lock().detached.len(), 2);

@@ -54,8 +54,6 @@ enum HowEnded {
     Released,
     /// Nobody has begun anything, so there is no minimum to keep.
     CalledOff,
-    /// It lives on outside of this process.
-    Detached,
 }
 
 /// A hold that its owner is done with.
@@ -116,11 +114,6 @@ impl OwnedHold {
         if let Some(ended) = end(self.take(), how) {
             ended.spawn();
         }
-    }
-
-    /// Forgets it without giving it back: it lives on outside of this process.
-    pub(crate) fn detach(self) {
-        self.end(HowEnded::Detached);
     }
 
     /// Gives it back as something that nobody has begun, so that there is no minimum to keep.
@@ -184,6 +177,18 @@ impl Drop for OwnedHold {
     }
 }
 
+/// Makes a hold live on outside of this process: ending it gives nothing back any more. Fails if the keeper has closed,
+/// which gives it back.
+pub(crate) fn detach(step: &HoldStep) -> Result<(), Lost> {
+    // Closing takes all holds out of the registry, so exactly one of the two has it.
+    if !step.alive.engine().registry.detach(&step.hold, step.now()) {
+        return Err(Lost::Closed);
+    }
+    step.hold.leave_once();
+    step.hold.finish();
+    Ok(())
+}
+
 /// Ends a hold for its owner; `None` if another task of this process has it now.
 fn end(step: Box<HoldStep>, how: HowEnded) -> Option<Ended> {
     let now = step.now();
@@ -206,10 +211,6 @@ fn end(step: Box<HoldStep>, how: HowEnded) -> Option<Ended> {
     hold.finish();
     let mut awaited = None;
     let in_flight = match how {
-        HowEnded::Detached => {
-            engine.registry.detached(&hold, now);
-            None
-        }
         HowEnded::CalledOff => leave_hold(engine, &hold, Duration::ZERO, None),
         HowEnded::Dropped => leave_hold(engine, &hold, minimum_to_keep(&hold), None),
         HowEnded::Released => {
@@ -285,7 +286,7 @@ fn leave_hold(
         engine.registry.remove_left(hold);
     } else {
         // It may live on without us: a late message about its grant must not end it early.
-        engine.registry.detached(hold, now);
+        engine.registry.left_to_its_minimum(hold, now);
         engine.leaves.keeps_until(hold.granted.after(hold_at_least));
     }
     // By the last answer it may be over sooner, but an answer that was lost may have been better.

@@ -4,7 +4,7 @@ use std::{fmt, future::poll_fn, marker::PhantomData, pin::pin, task::Poll, time:
 
 use crate::{
     engine::{
-        release::OwnedHold,
+        release::{self, OwnedHold},
         renewal::{self, Change},
     },
     error::{InvalidInput, LeaseError, Lost, ReleaseError, StoreError},
@@ -278,9 +278,11 @@ impl<M> Guard<M> {
         }
         let (step, now) = (self.entry.step(), self.entry.alive().engine().clock().now());
         let lease = Lease::of(&hold, self.entry.units(), step, now);
-        // Sealed with one guard on it: this is the last.
-        if let Ok(owned) = self.entry.end() {
-            owned.detach();
+        // Dropping the guard gives nothing back after this.
+        if let Err(why) = release::detach(&self.entry) {
+            self.entry.unseal();
+            let error = LeaseError::NotHeld { at: self.entry.at("into_lease"), why };
+            return Err(IntoLeaseError::new(self, error));
         }
         Ok(lease)
     }

@@ -7,6 +7,7 @@ use crate::{
     engine::{
         Alive,
         patience::Patience,
+        release,
         terms::{DEFAULT_LEASE, Terms},
     },
     error::AcquireError,
@@ -96,7 +97,8 @@ impl LeaseClaim {
         let now = clock.now();
         let lease = Lease::of(owned.hold(), self.units, owned.step(), now);
         let remaining = owned.check().map_or(Duration::ZERO, |ends| ends.since(now));
-        owned.detach();
+        release::detach(&owned)
+            .map_err(|_closed| AcquireError::Closed { at: owned.at("acquire"), maybe_applied: true })?;
         Ok(Some(AcquiredLease { lease, remaining }))
     }
 }
