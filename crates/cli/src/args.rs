@@ -8,8 +8,8 @@ use lockkeeper::{Token, support::duration};
 
 const EXIT_CODES: &str = "\
 Exit codes: CMD's own, or 128 + signal; 75 held by others or timed out (-E changes it, --skip-ok makes it 0); \
-79 lost while running; 64 wrong usage or store URL; 69 store out of reach, also if a wait ends meanwhile; 70 internal error; \
-126 CMD cannot be executed; 127 CMD not found; 128 + signal when interrupted while waiting.";
+79 lost while running; 64 wrong usage or store URL; 69 store out of reach, also when -w runs out \
+while the store does not answer; 70 internal error; 126 CMD cannot be executed; 127 CMD not found; 128 + signal when interrupted while waiting.";
 
 /// Distributed locks at a shell, on the stores people already run.
 #[derive(Parser, Debug)]

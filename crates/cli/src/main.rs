@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         }
         _ => parse().and_then(|cli| cli.map_or(Ok(0), |cli| act(&cli))),
     };
+    warnings::flush();
     let code = result.unwrap_or_else(|failure| {
         if let Some(message) = failure.message {
             text::say(&message);

@@ -1,6 +1,12 @@
 //! Outages of a store that this test can stop: exit codes, and what is said of them.
 
-use std::process::Command;
+use std::{
+    io::{PipeWriter, Write as _},
+    os::fd::AsFd as _,
+    process::Command,
+    thread::sleep,
+    time::Duration,
+};
 
 use lockkeeper_testkit::servers::Redis;
 
@@ -18,9 +24,18 @@ fn run(world: &World, redis: &Redis, args: &[&str]) -> Done {
 }
 
 fn waiters(world: &World, redis: &Redis) -> usize {
+    count(world, redis, "waiters")
+}
+
+fn holders(world: &World, redis: &Redis) -> usize {
+    count(world, redis, "holders")
+}
+
+/// How many of these `show` lists.
+fn count(world: &World, redis: &Redis, of: &str) -> usize {
     let done = run(world, redis, &["show", "x", "--json"]);
     let view: serde_json::Value = serde_json::from_str(&done.out).unwrap_or_default();
-    view["waiters"].as_array().map_or(0, Vec::len)
+    view[of].as_array().map_or(0, Vec::len)
 }
 
 /// What the caller wants for a busy lock does not count for a store that is gone.
@@ -46,6 +61,68 @@ fn a_store_that_is_gone_when_a_wait_ends_is_69() {
     }
     redis.process().resume();
     assert!(!world.path("ran").exists());
+}
+
+/// Waits and renewals fail and recover one after the other.
+#[test]
+fn each_outage_is_said_once_and_once_when_it_is_over() {
+    let (world, redis) = (World::new(), Redis::start().expect("started"));
+    let holder = Running::spawn(on(&world, &redis, &["run", "x", "--", "sleep", "100"]));
+    eventually("the holder", || (holders(&world, &redis) == 1).then_some(()));
+    let script = "until [ -e enough ]; do sleep 0.1; done";
+    let waiter =
+        Running::spawn(on(&world, &redis, &["run", "x", "--lease", "15s", "--", "sh", "-c", script]));
+    eventually("a waiter", || (waiters(&world, &redis) == 1).then_some(()));
+    let pause = || {
+        redis.process().pause();
+        sleep(Duration::from_secs(8));
+        redis.process().resume();
+        sleep(Duration::from_secs(5));
+    };
+    pause();
+    holder.signal(nix::sys::signal::Signal::SIGTERM);
+    holder.done();
+    eventually("the next holder", || (waiters(&world, &redis) == 0).then_some(()));
+    pause();
+    std::fs::write(world.path("enough"), "").expect("written");
+    let done = waiter.done();
+    assert_eq!(done.code, Some(0), "{done:?}");
+    for words in ["waiting goes on", "renewal failed"] {
+        assert_eq!(done.err.matches(words).count(), 1, "{done:?}");
+    }
+    assert_eq!(done.err.matches("answers again").count(), 2, "{done:?}");
+}
+
+/// As after Ctrl-S, or in front of `less`. The keeper's thread must go on renewing.
+#[test]
+fn a_stderr_that_nobody_reads_costs_no_lock() {
+    let (world, redis) = (World::new(), Redis::start().expect("started"));
+    let (reader, writer) = full_pipe();
+    let mut command =
+        on(&world, &redis, &["run", "x", "--lease", "15s", "--", "sh", "-c", "sleep 25; touch ran"]);
+    let mut child = command.stderr(writer).spawn().expect("started");
+    eventually("the holder", || (holders(&world, &redis) == 1).then_some(()));
+    redis.process().pause();
+    sleep(Duration::from_secs(8));
+    redis.process().resume();
+    eventually("the end of CMD", || world.path("ran").exists().then_some(()));
+    drop(reader);
+    assert_eq!(child.wait().expect("ended").code(), Some(0));
+}
+
+/// A pipe that takes nothing more.
+fn full_pipe() -> (std::io::PipeReader, PipeWriter) {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    // A pipe with room takes a page without blocking.
+    let has_room = |writer: &PipeWriter| {
+        let mut ends = [PollFd::new(writer.as_fd(), PollFlags::POLLOUT)];
+        poll(&mut ends, PollTimeout::ZERO).expect("polled") == 1
+    };
+    while has_room(&writer) {
+        writer.write_all(&[b'\n'; 4096]).expect("it has room");
+    }
+    (reader, writer)
 }
 
 /// A Redis that saves nothing, which is what this one is.
