@@ -3,15 +3,22 @@
 use std::{
     cell::RefCell,
     fmt::Write as _,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use lockkeeper_core::{
     AcquireError, Keeper, LatchError, StoreErrorKind, all,
+    store::Renewed,
     testing::{self, Fate, Virtual},
 };
-use lockkeeper_testkit::faulty::{Faults, Network, faulty};
+use lockkeeper_testkit::{
+    faulty::{Faults, Network, faulty},
+    overrides::Overrides,
+};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep},
@@ -518,4 +525,107 @@ async fn a_loss_names_a_renewal_that_is_not_answered_yet() {
     fixed.lost().await;
     assert!(fixed.renewal_error().is_none());
     assert!(!log.with("lock lost")[1].contains("error"), "{:?}", log.with("lock lost"));
+}
+
+/// A process that locks rarely: nobody asks again after the outage.
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_over_with_the_first_answer_if_nobody_waits_any_more() {
+    let log = Log::listen();
+    let world = Virtual::new();
+    let network = Network::good();
+    let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
+    let held = theirs.mutex(NAME).lock().await.expect("free");
+    for _ in 0..2 {
+        LOGGED.take();
+        network.set(DEAD);
+        let error = ours.mutex(NAME).lock_within(secs(5)).await.expect_err("no store");
+        assert!(is_outage(&error), "{error}");
+        sleep(millis(1500)).await;
+        assert_eq!(log.with("waiting goes on").len(), 1, "{:#?}", log.all());
+        network.set(WELL);
+        // What the wait left behind at the store is taken back.
+        sleep(secs(3600)).await;
+        let over = log.with("answers again");
+        assert_eq!(over.len(), 1, "{:#?}", log.all());
+        let lasted = over[0].split("failed_for_ms=").nth(1).and_then(|text| text.trim().parse().ok());
+        assert!((4000..12_000).contains(&lasted.unwrap_or(0)), "{over:?}");
+        assert_eq!(log.all().len(), 2, "{:#?}", log.all());
+    }
+    drop(held);
+}
+
+/// Its claim fails after the caller has the error.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_is_over_does_not_go_on() {
+    let log = Log::listen();
+    let world = Virtual::new();
+    let network = Network::good();
+    let keeper = behind(&world, &network).await;
+    network.set(DEAD);
+    let error = keeper.mutex(NAME).lock_within(secs(1)).await.expect_err("no store");
+    assert!(is_outage(&error), "{error}");
+    sleep(secs(60)).await;
+    assert_eq!(log.all(), Vec::<String>::new());
+}
+
+/// The server that failed is never asked again, because another one keeps its names now.
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_over_when_another_server_takes_over() {
+    let log = Log::listen();
+    let world = Virtual::new();
+    let network = Network::good();
+    let master = Arc::new(AtomicUsize::new(0));
+    let store = Overrides::new()
+        .servers({
+            let master = master.clone();
+            move |_, _| master.load(Ordering::Relaxed)
+        })
+        .of(faulty(world.server.connector("memory:"), network.clone()));
+    let ours =
+        Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good network");
+    let theirs = world.keeper().await;
+    let held = theirs.mutex(NAME).lock().await.expect("free");
+    let renewed = ours.mutex("other").lock().await.expect("free");
+    let mutex = ours.mutex(NAME);
+    let waiting = tokio::spawn(async move { mutex.lock().await.map(drop) });
+    sleep(secs(1)).await;
+    network.set(DEAD);
+    sleep(secs(20)).await;
+    assert_eq!(log.with("waiting goes on").len(), 1, "{:#?}", log.all());
+    assert!(!log.with("renewal failed").is_empty(), "{:#?}", log.all());
+    master.store(1, Ordering::Relaxed);
+    network.set(WELL);
+    sleep(secs(5)).await;
+    assert_eq!(log.with("work=\"waits\"").len(), 1, "{:#?}", log.all());
+    assert_eq!(log.with("work=\"renewals\"").len(), 1, "{:#?}", log.all());
+    sleep(secs(60)).await;
+    assert_eq!(log.with("answers again").len(), 2, "{:#?}", log.all());
+    drop((held, renewed));
+    waiting.await.expect("no panic").expect("granted in the end");
+}
+
+/// The store answers, but does not know whether the lease is renewed: too few replicas have it.
+#[tokio::test(start_paused = true)]
+async fn renewals_of_unknown_outcome_fail() {
+    let log = Log::listen();
+    let world = Virtual::new();
+    let doubtful = Arc::new(AtomicBool::new(false));
+    let store = Overrides::new()
+        .renewals({
+            let doubtful = doubtful.clone();
+            move |_, renewed| if doubtful.load(Ordering::Relaxed) { Renewed::Unknown } else { renewed }
+        })
+        .of(world.server.connector("memory:"));
+    let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("memory");
+    let guard = keeper.mutex(NAME).lock().await.expect("free");
+    doubtful.store(true, Ordering::Relaxed);
+    sleep(secs(20)).await;
+    let said = log.with("renewal failed");
+    assert!(!said.is_empty() && said[0].contains("replicas"), "{:#?}", log.all());
+    assert_eq!(said.len(), log.all().len(), "{:#?}", log.all());
+    assert!(guard.renewal_error().is_some());
+    doubtful.store(false, Ordering::Relaxed);
+    sleep(secs(9)).await;
+    assert!(guard.is_held() && guard.renewal_error().is_none(), "in time");
+    assert_eq!(log.with("answers again").len(), 1, "{:#?}", log.all());
 }

@@ -295,6 +295,7 @@ impl Drop for Waiting<'_> {
         }
         let engine = &self.waiter.engine;
         engine.registry.remove_waiter(self.waiter.slot());
+        engine.client.outages.wait_ended(|| engine.registry.counts().0);
         let (outcome, known) = self.waiter.cancel();
         if let Some(Outcome::Granted(hold)) = outcome {
             if let Some(in_flight) = release::never_taken(engine, &hold) {
@@ -350,7 +351,7 @@ pub(super) fn settle(waiter: &Arc<Waiter>, news: News) {
     if let News::Answered { verdict, .. } = &news
         && !matches!(verdict, Verdict::NotNow(_))
     {
-        engine.client.outages.answered(|| waiter.server(), Work::Waits);
+        engine.client.outages.answered(&waiter.claim().name, Work::Waits);
     }
     match news {
         News::Answered { sent, verdict: Verdict::Granted(grant) } => {
@@ -456,17 +457,17 @@ fn not_now(waiter: &Waiter, sent: BootTime, error: StoreError, now: BootTime) {
     if waiter.claim().queue || now.since(failing_since) >= engine.client.request_limit {
         return failed(waiter, sent, error, now);
     }
-    let failure = waiter.failed(now, &error);
+    let Some(failure) = waiter.failed(now, &error) else { return };
     engine.registry.ask_at(waiter.slot(), now.after(failure.pause));
 }
 
 /// The outcome of a claim is not known: ask again with the same id, while that makes sense.
 fn failed(waiter: &Waiter, sent: BootTime, error: StoreError, now: BootTime) {
     let engine = &waiter.engine;
-    let failure = waiter.failed(now, &error);
+    let Some(failure) = waiter.failed(now, &error) else { return };
     let outage = error.is_passing() && now.since(failure.since) >= engine.outage_limit;
     if error.is_passing() && !outage && waiter.claim().queue {
-        let request = FailedRequest { server: waiter.server(), sent };
+        let request = FailedRequest { name: &waiter.claim().name, sent };
         engine.client.outages.wait_goes_on(request, &error, || engine.registry.counts().0);
         engine.registry.ask_at(waiter.slot(), now.after(failure.pause));
         return;

@@ -64,7 +64,7 @@ async fn count_telling(
         let sent = engine.clock().now();
         let result = engine.ask(operation, engine.store().count(&count)).await;
         let now = engine.clock().now();
-        engine.client.outages.heard(server, sent, &result);
+        engine.client.outages.heard(name, sent, &result);
         let error = match result.map(|answers| (answers.now, answers.each.first().copied())) {
             Ok((time, Some(Counted::Stale))) if too_late < LATE_COUNTS => {
                 // The store remembers what counted for longer than anybody asks again, so
@@ -117,6 +117,7 @@ pub(crate) async fn wait(engine: &Arc<Engine>, name: &Name, patience: Patience) 
     if let Some(opened) = patience.limit(engine.clock(), until_open(engine, name, &heard)).await {
         return opened;
     }
+    engine.client.outages.wait_ended(|| engine.registry.counts().0);
     let at = At::resource(engine.store().url(), name, "wait");
     let waited = engine.clock().now().since(started);
     let LatchHeard { last, remaining } = std::mem::take(&mut *support::lock(&heard));
@@ -132,7 +133,7 @@ async fn until_open(engine: &Arc<Engine>, name: &Name, heard: &Mutex<LatchHeard>
     let outages = &engine.client.outages;
     let failed = |sent, error: StoreError| {
         // This wait is not among the waiters of the registry.
-        let request = FailedRequest { server: engine.client.server_of(name), sent };
+        let request = FailedRequest { name, sent };
         outages.wait_goes_on(request, &error, || engine.registry.counts().0 + 1);
         support::lock(heard).last = Heard::Failure(error);
     };
@@ -141,7 +142,7 @@ async fn until_open(engine: &Arc<Engine>, name: &Name, heard: &Mutex<LatchHeard>
     loop {
         watching.subscribed(engine).await;
         let counted = count_telling(engine, name, CountAction::Read, "wait", failed).await?;
-        outages.answered(|| engine.client.server_of(name), Work::Waits);
+        outages.answered(name, Work::Waits);
         let state = match (counted, first) {
             (Counted::State(state), None) => *first.insert(state),
             (Counted::State(state), Some(first)) if state.born == first.born => state,

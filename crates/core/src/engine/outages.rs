@@ -18,6 +18,7 @@ use crate::{
     clock::{BootTime, Clock},
     error::StoreError,
     name::Name,
+    store::Store,
     support,
     telemetry::{self, Gauges},
 };
@@ -58,14 +59,15 @@ impl Work {
 
 /// A request that failed.
 #[derive(Clone, Copy)]
-pub(super) struct FailedRequest {
-    pub(super) server: usize,
+pub(super) struct FailedRequest<'a> {
+    /// One of its resources. It tells the server.
+    pub(super) name: &'a Name,
     pub(super) sent: BootTime,
 }
 
 /// The outages of one keeper.
 pub(crate) struct Outages {
-    store: Arc<str>,
+    store: Arc<dyn Store>,
     clock: Clock,
     quiet: Duration,
     pub(super) gauges: Gauges,
@@ -78,21 +80,38 @@ pub(crate) struct Outages {
 
 #[derive(Default)]
 struct State {
-    failing: BTreeMap<(usize, Work), Failing>,
-    /// When the latest outage ended. A request that was sent before and fails afterwards is a part of that outage.
-    ended: BTreeMap<(usize, Work), BootTime>,
-    waits: Throttle,
-    renewals: Throttle,
+    outages: Vec<Outage>,
+    /// What is remembered of a server for one kind of work.
+    past: BTreeMap<(usize, Work), Past>,
     late: Throttle,
+    closed: bool,
 }
 
 /// An outage of one server for one kind of work.
-struct Failing {
+struct Outage {
+    work: Work,
+    /// A resource that failed. After a failover, another server keeps it, and that one's answers end the outage.
+    name: Name,
     since: BootTime,
     /// The latest failure.
     latest: BootTime,
     /// Whether its beginning was logged.
     logged: bool,
+    /// Whether nobody does this work any more. Then an answer to other work ends the outage.
+    abandoned: bool,
+}
+
+impl Outage {
+    fn new(work: Work, name: &Name, now: BootTime) -> Self {
+        Self { work, name: name.clone(), since: now, latest: now, logged: false, abandoned: false }
+    }
+}
+
+#[derive(Default)]
+struct Past {
+    /// When the latest outage ended. A request that was sent before and fails afterwards is a part of that outage.
+    ended: Option<BootTime>,
+    throttle: Throttle,
 }
 
 /// Lets one event pass in a period, and counts what the others would have said.
@@ -115,36 +134,18 @@ impl Throttle {
 }
 
 impl State {
-    /// The outage that the request is a part of; `None` if that one is over.
-    fn failing(&mut self, request: FailedRequest, work: Work, now: BootTime) -> Option<&mut Failing> {
-        let key = (request.server, work);
-        if self.ended.get(&key).is_some_and(|ended| request.sent < *ended) {
-            return None;
-        }
-        let failing = self.failing.entry(key).or_insert(Failing { since: now, latest: now, logged: false });
-        failing.latest = now;
-        Some(failing)
-    }
-
-    /// Notes that the beginning of an outage is logged.
-    fn log(&mut self, request: FailedRequest, work: Work) {
-        if let Some(failing) = self.failing.get_mut(&(request.server, work)) {
-            failing.logged = true;
-        }
-    }
-
     fn is_down(&self) -> bool {
-        self.failing.keys().any(|(_, work)| *work == Work::Requests)
+        self.outages.iter().any(|outage| outage.work == Work::Requests)
     }
 }
 
 impl Outages {
-    pub(super) fn new(store: &Arc<str>, clock: &Clock, request_limit: Duration) -> Self {
+    pub(super) fn new(store: &Arc<dyn Store>, clock: &Clock, request_limit: Duration) -> Self {
         Self {
             store: store.clone(),
             clock: clock.clone(),
             quiet: QUIET.max(request_limit.saturating_mul(2)),
-            gauges: Gauges::new(store),
+            gauges: Gauges::new(store.url()),
             went_down: Notify::new(),
             any: AtomicBool::new(false),
             state: Mutex::default(),
@@ -155,36 +156,69 @@ impl Outages {
         support::lock(&self.state)
     }
 
+    /// Notes a failure and gives the outage that it is a part of; `None` if that one is over.
+    fn note<'s>(
+        &self,
+        state: &'s mut State,
+        work: Work,
+        request: FailedRequest<'_>,
+    ) -> Option<(&'s mut Outage, &'s mut Throttle)> {
+        let (now, server) = (self.clock.now(), self.store.server_of(request.name));
+        let past = state.past.entry((server, work)).or_default();
+        if state.closed || past.ended.is_some_and(|ended| request.sent < ended) {
+            return None;
+        }
+        self.any.store(true, Ordering::Release);
+        let is_this = |outage: &Outage| outage.work == work && self.store.server_of(&outage.name) == server;
+        let known = state.outages.iter().position(is_this);
+        let place = known.unwrap_or(state.outages.len());
+        if known.is_none() {
+            state.outages.push(Outage::new(work, request.name, now));
+        }
+        let outage = state.outages.get_mut(place)?;
+        // Nobody has tried for long, so that this is another outage.
+        if now.since(outage.latest) >= self.quiet {
+            *outage = Outage::new(work, request.name, now);
+        }
+        outage.latest = now;
+        outage.abandoned = false;
+        Some((outage, &mut past.throttle))
+    }
+
     /// A request of a wait failed, and the wait goes on. `waiting` tells how many wait.
     pub(super) fn wait_goes_on(
         &self,
-        request: FailedRequest,
+        request: FailedRequest<'_>,
         error: &StoreError,
         waiting: impl FnOnce() -> usize,
     ) {
-        let now = self.clock.now();
         let mut state = self.state();
-        let Some(failing) = state.failing(request, Work::Waits, now) else { return };
-        self.any.store(true, Ordering::Release);
-        if failing.logged || state.waits.pass(now, BETWEEN_WAITS, 1).is_none() {
+        let Some((outage, throttle)) = self.note(&mut state, Work::Waits, request) else { return };
+        if outage.logged || throttle.pass(outage.latest, BETWEEN_WAITS, 1).is_none() {
             return;
         }
-        state.log(request, Work::Waits);
+        outage.logged = true;
         drop(state);
-        telemetry::wait_goes_on(&self.store, waiting(), error);
+        telemetry::wait_goes_on(self.store.url(), waiting(), error);
+    }
+
+    /// A wait ended without an answer. If it was the last one, nobody asks again, so any answer ends the outage.
+    pub(super) fn wait_ended(&self, waiting: impl FnOnce() -> usize) {
+        if !self.any.load(Ordering::Acquire) || waiting() > 0 {
+            return;
+        }
+        for outage in self.state().outages.iter_mut().filter(|outage| outage.work == Work::Waits) {
+            outage.abandoned = true;
+        }
     }
 
     /// The renewals of so many leases failed together.
-    pub(super) fn renewals_failed(&self, request: FailedRequest, leases: usize, error: &StoreError) {
+    pub(super) fn renewals_failed(&self, request: FailedRequest<'_>, leases: usize, error: &StoreError) {
         telemetry::renewal_failed(leases);
-        let now = self.clock.now();
         let mut state = self.state();
-        if state.failing(request, Work::Renewals, now).is_none() {
-            return;
-        }
-        self.any.store(true, Ordering::Release);
-        let Some(leases) = state.renewals.pass(now, BETWEEN_RENEWALS, leases) else { return };
-        state.log(request, Work::Renewals);
+        let Some((outage, throttle)) = self.note(&mut state, Work::Renewals, request) else { return };
+        let Some(leases) = throttle.pass(outage.latest, BETWEEN_RENEWALS, leases) else { return };
+        outage.logged = true;
         drop(state);
         telemetry::renewals_fail(leases, error);
     }
@@ -202,14 +236,14 @@ impl Outages {
         }
     }
 
-    /// A request that was sent to `server` at `sent` has this result.
-    pub(super) fn heard<T>(&self, server: usize, sent: BootTime, result: &Result<T, StoreError>) {
+    /// A request about `name`, among others, that was sent at `sent` has this result.
+    pub(super) fn heard<T>(&self, name: &Name, sent: BootTime, result: &Result<T, StoreError>) {
         if result.is_ok() {
-            return self.answered(|| server, Work::Requests);
+            return self.answered(name, Work::Requests);
         }
         let mut state = self.state();
         let was_down = state.is_down();
-        if state.failing(FailedRequest { server, sent }, Work::Requests, self.clock.now()).is_some() {
+        if self.note(&mut state, Work::Requests, FailedRequest { name, sent }).is_some() {
             self.changed(&state);
             if !was_down {
                 self.went_down.notify_one();
@@ -222,36 +256,43 @@ impl Outages {
         self.went_down.notified().await;
     }
 
-    /// The server answered a request of this kind.
-    pub(super) fn answered(&self, server: impl FnOnce() -> usize, work: Work) {
+    /// The server of `name` answered a request of this kind.
+    pub(super) fn answered(&self, name: &Name, work: Work) {
         if !self.any.load(Ordering::Acquire) {
             return;
         }
-        let (now, server) = (self.clock.now(), server());
+        let (now, server) = (self.clock.now(), self.store.server_of(name));
         let mut over = Vec::new();
         let mut state = self.state();
-        let State { failing, ended, .. } = &mut *state;
-        failing.retain(|key, failing| {
-            let quiet = now.since(failing.latest) >= self.quiet;
-            let ends = key.0 == server && (key.1 == work || quiet);
-            if ends {
-                ended.insert(*key, now);
+        let State { outages, past, .. } = &mut *state;
+        outages.retain(|outage| {
+            let proven = outage.work == work || outage.abandoned;
+            let quiet = now.since(outage.latest) >= self.quiet;
+            if self.store.server_of(&outage.name) != server || !(proven || quiet) {
+                return true;
             }
-            if ends && failing.logged {
-                over.push((key.1, now.since(failing.since)));
+            let past = past.entry((server, outage.work)).or_default();
+            past.ended = Some(now);
+            past.throttle.held_back = 0;
+            if outage.logged {
+                // If nobody has tried since the latest failure, more is not known.
+                let end = if proven { now } else { outage.latest };
+                over.push((outage.work, end.since(outage.since)));
             }
-            !ends
+            false
         });
         self.changed(&state);
         drop(state);
         for (work, lasted) in over {
-            telemetry::answers_again(&self.store, work.word(), lasted);
+            telemetry::answers_again(self.store.url(), work.word(), lasted);
         }
     }
 
     /// Whether the latest request to `server` of which anything was heard failed.
     pub(super) fn fails(&self, server: usize) -> bool {
-        self.any.load(Ordering::Acquire) && self.state().failing.contains_key(&(server, Work::Requests))
+        let fails =
+            |outage: &Outage| outage.work == Work::Requests && self.store.server_of(&outage.name) == server;
+        self.any.load(Ordering::Acquire) && self.state().outages.iter().any(fails)
     }
 
     /// Whether a server is known to be down. One that nobody asks any more is forgotten after a while.
@@ -261,15 +302,47 @@ impl Outages {
         }
         let now = self.clock.now();
         let mut state = self.state();
-        state.failing.retain(|key, failing| {
-            key.1 != Work::Requests || now.since(failing.latest) < FORGOTTEN.max(self.quiet)
+        state.outages.retain(|outage| {
+            outage.work != Work::Requests || now.since(outage.latest) < FORGOTTEN.max(self.quiet)
         });
         self.changed(&state);
         state.is_down()
     }
 
+    /// The keeper ends: it knows of no outage any more, and what it has in hand is nothing.
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        state.outages.clear();
+        self.changed(&state);
+        self.gauges.set_counts(0, 0);
+    }
+
     fn changed(&self, state: &State) {
-        self.any.store(!state.failing.is_empty(), Ordering::Release);
+        self.any.store(!state.outages.is_empty(), Ordering::Release);
         self.gauges.set_failing(state.is_down());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{engine::tests::engine, error::StoreErrorKind};
+
+    /// Its gauges are shared with other keepers of the store, which may be well.
+    #[tokio::test(start_paused = true)]
+    async fn a_keeper_that_ended_knows_of_no_outage() {
+        let engine = engine().await;
+        let outages = &engine.client.outages;
+        let name = Name::new("stock").expect("a good name");
+        let fail = || {
+            let failed: Result<(), _> = Err(StoreError::new(StoreErrorKind::Unreachable, "no answer"));
+            outages.heard(&name, engine.clock().now(), &failed);
+            outages.is_down()
+        };
+        assert!(fail());
+        outages.close();
+        assert!(!outages.is_down(), "it has ended");
+        assert!(!fail(), "a request that was still in flight");
     }
 }

@@ -55,7 +55,9 @@ async fn send(
     let server = renewals.first().map_or(0, |first| client.server_of(&first.name));
     let sent = client.clock.now();
     let answers = client.ask(operation, client.store.renew(renewals)).await;
-    client.outages.heard(server, sent, &answers);
+    if let Some(renewal) = renewals.first() {
+        client.outages.heard(&renewal.name, sent, &answers);
+    }
     let (answers, received) = (answers?, client.clock.now());
     client.store_clock.heard(server, received, answers.now);
     let mut each = answers.each;
@@ -94,21 +96,21 @@ pub(super) fn renew_due(engine: &Arc<Engine>, holds: Vec<Arc<Hold>>, now: BootTi
 async fn renew_group(engine: Arc<Engine>, mut group: Vec<(Arc<Hold>, Duration)>) {
     let sent = engine.clock().now();
     group.retain(|(hold, lease)| hold.asks_for(sent, *lease));
-    if group.is_empty() {
-        return;
-    }
-    let server = || group.first().map_or(0, |(hold, _)| engine.client.server_of(&hold.name));
+    let Some((first, _)) = group.first() else { return };
+    let (outages, request) = (&engine.client.outages, FailedRequest { name: &first.name, sent });
     let renewals: Vec<Renew> = group.iter().map(|(hold, lease)| plain(hold, *lease)).collect();
     match send(&engine.client, "renew", &renewals).await {
         Ok(answers) => {
-            engine.client.outages.answered(server, Work::Renewals);
+            match answers.each.iter().filter(|answer| **answer == Renewed::Unknown).count() {
+                0 => outages.answered(&first.name, Work::Renewals),
+                leases => outages.renewals_failed(request, leases, &unknown()),
+            }
             for ((hold, _), answer) in group.iter().zip(answers.each) {
                 settle(&engine, hold, sent, answer, answers.received);
             }
         }
         Err(error) => {
-            let request = FailedRequest { server: server(), sent };
-            engine.client.outages.renewals_failed(request, group.len(), &error);
+            outages.renewals_failed(request, group.len(), &error);
             let now = engine.clock().now();
             for (hold, _) in &group {
                 hold.unanswered(sent, now, error.clone());
@@ -233,6 +235,6 @@ pub(crate) async fn renew_detached(
 fn unknown() -> StoreError {
     StoreError::new(
         StoreErrorKind::Unreachable,
-        "the store did not say whether the lease was renewed; ask again",
+        "the store did not confirm the renewal; check the store and its replicas",
     )
 }

@@ -44,7 +44,7 @@ impl StoreClient {
         request_limit: Duration,
         background: Handle,
     ) -> Self {
-        let outages = Outages::new(store.url(), &clock, request_limit);
+        let outages = Outages::new(&store, &clock, request_limit);
         let (store_clock, silent) = (StoreClock::default(), AtomicBool::new(false));
         Self { store, store_clock, outages, clock, request_limit, background, silent }
     }

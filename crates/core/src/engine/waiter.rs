@@ -193,8 +193,8 @@ impl Waiter {
         self.state().ahead.replace(ahead).is_none()
     }
 
-    /// The copy in flight came to nothing.
-    pub(super) fn failed(&self, now: BootTime, error: &StoreError) -> FailedCopy {
+    /// The copy in flight came to nothing. `None` if nobody waits any more, so that no other is sent.
+    pub(super) fn failed(&self, now: BootTime, error: &StoreError) -> Option<FailedCopy> {
         let mut state = self.state();
         if let Some(not_after) = state.in_flight.take().filter(|_| error.maybe_applied()) {
             state.unanswered = state.unanswered.max(Some(not_after));
@@ -203,7 +203,8 @@ impl Waiter {
         // It is asked again anyway.
         state.hinted = false;
         let failing = state.failing.get_or_insert(Failing { since: now, backoff: store_client::BACKOFF });
-        FailedCopy { pause: failing.backoff.pause(), since: failing.since }
+        let failure = FailedCopy { pause: failing.backoff.pause(), since: failing.since };
+        (!state.is_over()).then_some(failure)
     }
 
     /// Since when copies fail, if the last one did.

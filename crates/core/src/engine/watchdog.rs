@@ -13,7 +13,7 @@ pub(crate) async fn run(engine: Arc<Engine>) {
         tokio::select! {
             biased;
             () = engine.stop.stopped() => {
-                engine.client.outages.gauges.set_counts(0, 0);
+                engine.client.outages.close();
                 return;
             }
             () = engine.client.outages.went_down() => {}

@@ -396,7 +396,9 @@ async fn send_group(client: &StoreClient, server: usize, mut askers: Vec<Arc<dyn
     }
     let answering = Answering(askers.into_iter());
     let result = client.ask_in_flight(client.store.apply(&requests)).await;
-    client.outages.heard(server, sent, &result);
+    if let Some(request) = requests.first() {
+        client.outages.heard(request.name(), sent, &result);
+    }
     if let Ok(answers) = &result {
         client.store_clock.heard(server, client.clock.now(), answers.now);
     }
