@@ -74,6 +74,12 @@ fn unknown(error: Error) -> StoreError {
         let message = format!("the server refused the request (the server said: {code} {said})");
         return StoreError::new(StoreErrorKind::Config, message).not_applied().with_source(error);
     }
+    // The driver tells this kind apart by its text only.
+    if error.to_string().starts_with("error performing TLS handshake") {
+        let message = "the TLS handshake failed; check sslrootcert, sslcert and sslkey, that the server's certificate is for \
+                       this host, and that the server has TLS";
+        return StoreError::new(StoreErrorKind::Denied, message).not_applied().with_source(error);
+    }
     let refused = error.source().and_then(|source| source.downcast_ref::<io::Error>()).map(io::Error::kind);
     let message = match refused {
         Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
