@@ -53,14 +53,14 @@ fn busy_is_75_or_what_the_caller_says() {
     let done = world.run(&["run", "-n", "x", "--", "touch", "ran"]);
     assert_eq!(done.code, Some(75));
     assert!(one_line(&done).contains("\"x\" is held by lockkeeper["), "{done:?}");
-    let done = world.run(&["run", "x", "-w", "200ms", "--", "touch", "ran"]);
+    let done = world.run(&["run", "x", "-w", "2s", "--", "touch", "ran"]);
     assert_eq!(done.code, Some(75));
     assert!(one_line(&done).contains("not acquired within"));
     assert!(started.elapsed() >= std::time::Duration::from_millis(200));
     assert_eq!(code(&world, &["run", "x", "-w", "0", "--", "touch", "ran"]), Some(75));
     assert_eq!(code(&world, &["run", "x", "-n", "-E", "9", "--", "touch", "ran"]), Some(9));
     // A cron would mail every word.
-    for wait in [&["-n"][..], &["-w", "10ms"]] {
+    for wait in [&["-n"][..], &["-w", "2s"]] {
         let skipped = world.run(&[&["run", "x", "--skip-ok"][..], wait, &["--", "touch", "ran"]].concat());
         assert_eq!((skipped.code, &*skipped.out, &*skipped.err), (Some(0), "", ""));
         let told = world.run(&[&["run", "x", "--skip-ok", "-v"][..], wait, &["--", "touch", "ran"]].concat());

@@ -155,7 +155,7 @@ fn a_latch_counts_down_to_zero() {
     assert_eq!(world.run(&["latch", "import", "create", "3"]).code, Some(64));
     assert_eq!(out(&["latch", "import", "down"]), "2");
     assert_eq!(out(&["latch", "import", "show"]), "2 of 3");
-    assert_eq!(world.run(&["latch", "import", "wait", "-w", "100ms"]).code, Some(75));
+    assert_eq!(world.run(&["latch", "import", "wait", "-w", "2s"]).code, Some(75));
     let waiter = world.start(&["latch", "import", "wait"]);
     assert_eq!(out(&["latch", "import", "down", "2"]), "0");
     assert_eq!(waiter.done().code, Some(0));
