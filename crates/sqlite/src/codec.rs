@@ -1,245 +1,165 @@
-//! Turns rows of the table `entry` into the model's values and back.
+//! Turns rows of the table `entry` into those of `lockkeeper_rows` and back.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use lockkeeper_core::{
-    Capacity, ContenderId, KeeperId, Name, Units,
-    model::{Holder, Resource, Waiter},
-    store::{Details, Kind, ProcessInfo, StoreTime},
+    ContenderId, KeeperId, Name,
+    store::{Details, Kind, ProcessInfo},
 };
+use lockkeeper_rows::{BadRow, EntryRow, ResourceRow, ResourceWrites, RowChange, Stored, kind_from};
 use rusqlite::{Row, Statement, Transaction, params, types::Type};
-
-use crate::{
-    front::Front,
-    loaded::{Loaded, RowChange},
-};
 
 type Result<T> = rusqlite::Result<T>;
 
 pub(crate) const LOAD: &str =
-    "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires,
-    confirmed, evicted, retired, detached, stamp, min_hold, renewed, reason, at_least, number, kind, host, pid, program, label, value
+    "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires, confirmed, evicted, retired,
+    detached, stamp, min_hold, renewed, reason, at_least, number, kind, host, pid, program, label, value
     FROM entry WHERE name = ? ORDER BY queued, turn";
 
 /// The same columns without the details.
-const LOAD_FRONT: &str = "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires,
-    confirmed, evicted, retired, detached, stamp, min_hold, renewed, reason, at_least, number
+const LOAD_FRONT: &str =
+    "SELECT queued, turn, keeper, seq, capacity, units, lease, began, since, expires, confirmed, evicted, retired,
+    detached, stamp, min_hold, renewed, reason, at_least, number
     FROM entry WHERE name = ? ORDER BY queued, turn";
 
 const PUT: &str =
-    "INSERT OR REPLACE INTO entry (name, queued, turn, keeper, seq, capacity, units, lease, began,
-    since, expires, confirmed, evicted, retired, detached, stamp, kind, host, pid, program, label, value,
-    min_hold, renewed, reason, at_least, number)
+    "INSERT OR REPLACE INTO entry (name, queued, turn, keeper, seq, capacity, units, lease, began, since, expires,
+    confirmed, evicted, retired, detached, stamp, min_hold, renewed, reason, at_least, number, kind, host, pid, program,
+    label, value)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
 const REMOVE: &str = "DELETE FROM entry WHERE name = ? AND queued = ? AND turn = ?";
 
-/// Loads a resource; `None` if nobody holds it or waits for it.
-pub(crate) fn load(transaction: &Transaction<'_>, name: &Name) -> Result<Option<Loaded>> {
+/// Loads a resource.
+pub(crate) fn load(transaction: &Transaction<'_>, name: &Name) -> Result<Stored> {
     let mut statement = transaction.prepare_cached(LOAD)?;
     let mut rows = statement.query([name.as_str()])?;
-    let (mut turns, mut positions) = (Vec::new(), Vec::new());
-    let mut found: Option<Resource> = None;
+    let mut stored = Stored::default();
     while let Some(row) = rows.next()? {
-        let capacity = capacity_from(row)?;
-        let resource = found.get_or_insert_with(|| Resource::free(capacity));
-        if row.get(0)? {
-            positions.push(row.get(1)?);
-            resource.queue.push_back(waiter_from(row, details_from(row)?)?);
-        } else {
-            turns.push(unsigned(row, 1)?);
-            resource.holders.push(holder_from(row, details_from(row)?)?);
-        }
+        stored.row.capacity = row.get(4)?;
+        stored.entries.push(entry_from(row, details_from(row)?)?);
     }
-    Ok(found.map(|resource| Loaded::new(resource, turns, positions)))
+    Ok(stored)
 }
 
-/// Loads the holders of a resource and its waiters up to `contender`; `None` if that does not wait.
+/// Loads the holders of a resource and its waiters up to `contender`, without details; `None` if that does not wait.
 pub(crate) fn load_front(
     transaction: &Transaction<'_>,
     name: &Name,
     contender: ContenderId,
-) -> Result<Option<Front>> {
+) -> Result<Option<Stored>> {
     let mut statement = transaction.prepare_cached(LOAD_FRONT)?;
     let mut rows = statement.query([name.as_str()])?;
     let no_details = no_details();
-    let mut found: Option<Resource> = None;
+    let mut entries = Vec::new();
     while let Some(row) = rows.next()? {
-        let capacity = capacity_from(row)?;
-        let resource = found.get_or_insert_with(|| Resource::free(capacity));
-        if !row.get(0)? {
-            let holder = holder_from(row, no_details.clone())?;
-            if holder.contender == contender {
-                return Ok(None);
-            }
-            resource.holders.push(holder);
-            continue;
-        }
-        let waiter = waiter_from(row, no_details.clone())?;
-        let is_last = waiter.contender == contender;
-        resource.queue.push_back(waiter);
-        if is_last {
-            let position = row.get(1)?;
-            return Ok(found.map(|resource| Front { resource, position }));
+        let entry = entry_from(row, no_details.clone())?;
+        let (asks, waits) = (entry.contender == contender, entry.queued);
+        entries.push(entry);
+        if asks {
+            let row = ResourceRow { capacity: row.get(4)?, ..ResourceRow::default() };
+            return Ok(waits.then_some(Stored { row, entries }));
         }
     }
     Ok(None)
 }
 
-/// Stores what became different.
-pub(crate) fn store(transaction: &Transaction<'_>, name: &Name, loaded: &Loaded) -> Result<()> {
-    let changes = loaded.changes();
-    if changes.is_empty() {
-        return Ok(());
-    }
+/// Stores what became different. The high-water mark is in a row of its own, for all resources.
+pub(crate) fn store(transaction: &Transaction<'_>, writes: &ResourceWrites) -> Result<()> {
     let mut remove = transaction.prepare_cached(REMOVE)?;
     let mut put = transaction.prepare_cached(PUT)?;
-    let capacity = loaded.resource.capacity;
-    for change in changes {
+    let name = writes.name.as_str();
+    let mut remove = |row: &EntryRow| remove.execute(params![name, row.queued, row.turn]);
+    for change in &writes.entries {
         match change {
-            RowChange::RemoveHolder(turn) => {
-                remove.execute(params![name.as_str(), false, turn.cast_signed()])?;
+            RowChange::Remove(row) => drop(remove(row)?),
+            RowChange::Put { before, after } => {
+                let moved = |before: &&EntryRow| (before.queued, before.turn) != (after.queued, after.turn);
+                if let Some(before) = before.as_ref().filter(moved) {
+                    remove(before)?;
+                }
+                put_entry(&mut put, name, writes.row.capacity, after)?;
             }
-            RowChange::RemoveWaiter(position) => {
-                remove.execute(params![name.as_str(), true, position])?;
-            }
-            RowChange::PutHolder(turn, holder) => put_holder(&mut put, name, capacity, holder, turn)?,
-            RowChange::PutWaiter(position, waiter) => put_waiter(&mut put, name, capacity, waiter, position)?,
         }
     }
     Ok(())
 }
 
-fn put_holder(
-    put: &mut Statement<'_>,
-    name: &Name,
-    capacity: Capacity,
-    holder: &Holder,
-    turn: u64,
-) -> Result<()> {
+/// What only holders have is NULL for waiters, and the other way round.
+fn put_entry(put: &mut Statement<'_>, name: &str, capacity: i64, row: &EntryRow) -> Result<()> {
+    let (holds, details) = (!row.queued, &row.details);
     put.execute(params![
-        name.as_str(),
-        false,
-        turn.cast_signed(),
-        holder.contender.keeper.to_string(),
-        holder.contender.seq.cast_signed(),
-        capacity_number(capacity),
-        units_number(holder.units),
-        micros(holder.lease),
-        holder.granted.0.cast_signed(),
-        holder.since.cast_signed(),
-        holder.expires.0.cast_signed(),
-        holder.confirmed,
-        holder.evicted,
-        holder.retired,
-        holder.detached,
-        None::<i64>,
-        holder.details.kind.word(),
-        holder.details.process.host,
-        holder.details.process.pid,
-        holder.details.process.program,
-        holder.details.label,
-        holder.details.value,
-        micros(holder.min_hold),
-        holder.renewed,
-        holder.reason,
-        0,
-        (holder.number != turn).then_some(holder.number.cast_signed()),
+        name,
+        row.queued,
+        row.turn,
+        row.contender.keeper.to_string(),
+        row.contender.seq.cast_signed(),
+        capacity,
+        row.units,
+        row.lease,
+        row.began,
+        row.since,
+        holds.then_some(row.expires),
+        holds.then_some(row.confirmed),
+        holds.then_some(row.evicted),
+        holds.then_some(row.retired),
+        row.detached,
+        row.queued.then_some(row.stamp),
+        row.min_hold,
+        row.renewed,
+        row.reason,
+        row.at_least,
+        (holds && row.number != row.turn).then_some(row.number),
+        details.kind.word(),
+        details.process.host,
+        details.process.pid,
+        details.process.program,
+        details.label,
+        details.value,
     ])?;
     Ok(())
 }
 
-fn put_waiter(
-    put: &mut Statement<'_>,
-    name: &Name,
-    capacity: Capacity,
-    waiter: &Waiter,
-    position: i64,
-) -> Result<()> {
-    let none = None::<i64>;
-    put.execute(params![
-        name.as_str(),
-        true,
-        position,
-        waiter.contender.keeper.to_string(),
-        waiter.contender.seq.cast_signed(),
-        capacity_number(capacity),
-        units_number(waiter.units),
-        micros(waiter.lease),
-        waiter.asked.0.cast_signed(),
-        waiter.since.cast_signed(),
-        none,
-        none,
-        none,
-        none,
-        waiter.detached,
-        waiter.stamp.cast_signed(),
-        waiter.details.kind.word(),
-        waiter.details.process.host,
-        waiter.details.process.pid,
-        waiter.details.process.program,
-        waiter.details.label,
-        waiter.details.value,
-        micros(waiter.min_hold),
-        waiter.renewed,
-        none,
-        waiter.at_least.cast_signed(),
-        none,
-    ])?;
-    Ok(())
-}
-
-fn holder_from(row: &Row<'_>, details: Details) -> Result<Holder> {
-    Ok(Holder {
-        contender: contender_from(row)?,
-        units: units_from(row)?,
-        number: row
-            .get::<_, Option<i64>>(19)?
-            .map_or_else(|| unsigned(row, 1), |raised| Ok(raised.cast_unsigned()))?,
-        granted: StoreTime(unsigned(row, 7)?),
-        since: unsigned(row, 8)?,
-        expires: StoreTime(unsigned(row, 9)?),
-        lease: Duration::from_micros(unsigned(row, 6)?),
-        min_hold: Duration::from_micros(unsigned(row, 15)?),
-        confirmed: row.get(10)?,
+fn entry_from(row: &Row<'_>, details: Details) -> Result<EntryRow> {
+    let queued = row.get(0)?;
+    let turn = row.get(1)?;
+    let number: Option<i64> = row.get(19)?;
+    Ok(EntryRow {
+        contender: ContenderId { keeper: keeper_from(row, 2)?, seq: unsigned(row, 3)? },
+        queued,
+        turn,
+        number: if queued { 0 } else { number.unwrap_or(turn) },
+        units: row.get(5)?,
+        lease: row.get(6)?,
+        min_hold: row.get(15)?,
+        began: row.get(7)?,
+        since: row.get(8)?,
+        expires: row.get::<_, Option<_>>(9)?.unwrap_or_default(),
+        stamp: row.get::<_, Option<_>>(14)?.unwrap_or_default(),
+        at_least: row.get(18)?,
+        confirmed: flag(row, 10)?,
         renewed: row.get(16)?,
-        evicted: row.get(11)?,
-        reason: row.get(17)?,
-        retired: row.get(12)?,
-        detached: row.get(13)?,
-        details,
-    })
-}
-
-fn waiter_from(row: &Row<'_>, details: Details) -> Result<Waiter> {
-    Ok(Waiter {
-        contender: contender_from(row)?,
-        units: units_from(row)?,
-        lease: Duration::from_micros(unsigned(row, 6)?),
-        min_hold: Duration::from_micros(unsigned(row, 15)?),
-        renewed: row.get(16)?,
+        evicted: flag(row, 11)?,
+        retired: flag(row, 12)?,
         // Waiters of an earlier layout have none.
-        detached: row.get::<_, Option<bool>>(13)?.unwrap_or_default(),
-        at_least: unsigned(row, 18)?,
-        stamp: unsigned(row, 14)?,
-        asked: StoreTime(unsigned(row, 7)?),
-        since: unsigned(row, 8)?,
+        detached: flag(row, 13)?,
+        reason: row.get(17)?,
         details,
     })
 }
 
-fn contender_from(row: &Row<'_>) -> Result<ContenderId> {
-    Ok(ContenderId { keeper: keeper_from(row, 2)?, seq: unsigned(row, 3)? })
+fn flag(row: &Row<'_>, column: usize) -> Result<bool> {
+    Ok(row.get::<_, Option<bool>>(column)?.unwrap_or_default())
 }
 
 /// The keeper in `column`.
 pub(crate) fn keeper_from(row: &Row<'_>, column: usize) -> Result<KeeperId> {
-    row.get_ref(column)?.as_str()?.parse().map_err(|_| not_ours(column, Type::Text))
+    row.get_ref(column)?.as_str()?.parse().map_err(|_| not_ours(BadRow { column: "keeper" }))
 }
 
 fn details_from(row: &Row<'_>) -> Result<Details> {
     Ok(Details {
-        kind: Kind::from_word(row.get_ref(20)?.as_str()?).ok_or_else(|| not_ours(20, Type::Text))?,
+        kind: kind_from(row.get_ref(20)?.as_str()?).map_err(not_ours)?,
         process: Arc::new(ProcessInfo { host: row.get(21)?, pid: row.get(22)?, program: row.get(23)? }),
         label: row.get(24)?,
         value: row.get(25)?,
@@ -256,137 +176,153 @@ pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> Result<u64> {
     row.get::<_, i64>(column).map(i64::cast_unsigned)
 }
 
-fn micros(length: Duration) -> i64 {
-    i64::try_from(length.as_micros()).unwrap_or(i64::MAX)
-}
-
-fn units_number(units: Units) -> u32 {
-    match units {
-        Units::All => 0,
-        Units::Count(count) => count.get(),
-    }
-}
-
-fn units_from(row: &Row<'_>) -> Result<Units> {
-    match row.get(5)? {
-        0 => Ok(Units::All),
-        number => Units::count(number).map_err(|_| not_ours(5, Type::Integer)),
-    }
-}
-
-fn capacity_number(capacity: Capacity) -> u32 {
-    match capacity {
-        Capacity::All => 0,
-        Capacity::Count(count) => count.get(),
-    }
-}
-
-fn capacity_from(row: &Row<'_>) -> Result<Capacity> {
-    match row.get(4)? {
-        0 => Ok(Capacity::All),
-        number => Capacity::count(number).map_err(|_| not_ours(4, Type::Integer)),
-    }
-}
-
 /// A name as it was stored.
 pub(crate) fn name_from(name: String) -> Result<Name> {
-    Name::new(name).map_err(|why| rusqlite::Error::FromSqlConversionFailure(0, Type::Text, why.into()))
+    lockkeeper_rows::name_from(name).map_err(not_ours)
 }
 
-fn not_ours(column: usize, kind: Type) -> rusqlite::Error {
-    rusqlite::Error::FromSqlConversionFailure(column, kind, "not what this program writes".into())
+/// The error for a row that this program does not write.
+pub(crate) fn not_ours(bad: BadRow) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(0, Type::Null, bad.into())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{path::Path, time::Duration};
+
+    use lockkeeper_core::{
+        Capacity, Units,
+        model::{HighWater, Now, Resource},
+        store::{Attachment, Claim, Evict, Evicted, Eviction, Leave, Renew, Renewed, StoreTime},
+    };
+    use lockkeeper_rows::Transition;
     use rusqlite::Connection;
 
     use super::*;
 
-    fn waiter(seq: u64) -> Waiter {
+    fn stock() -> Name {
+        Name::new("stock").expect("valid")
+    }
+
+    fn contender(seq: u64) -> ContenderId {
+        ContenderId { keeper: KeeperId::from_u128(1), seq }
+    }
+
+    fn claim(seq: u64, units: Units, at_least: u64) -> Claim {
         let process = ProcessInfo { host: "host".into(), pid: 1, program: "test".into() };
-        Waiter {
-            contender: ContenderId { keeper: KeeperId::from_u128(1), seq },
-            units: Units::ONE,
+        Claim {
+            name: stock(),
+            contender: contender(seq),
+            units,
+            capacity: Capacity::All,
             lease: Duration::from_secs(1),
+            queue: true,
+            attachment: if seq == 3 { Attachment::Detached } else { Attachment::Process },
+            renewed: seq == 1,
+            at_least,
             min_hold: Duration::from_secs(2),
-            renewed: true,
-            detached: false,
-            at_least: 0,
+            not_after: StoreTime(u64::MAX),
             stamp: seq,
-            asked: StoreTime(1),
-            since: 1,
+            again: false,
             details: Details { kind: Kind::RwLock, process: Arc::new(process), label: None, value: None },
         }
     }
 
-    fn holder(seq: u64, number: u64) -> Holder {
-        let Waiter { contender, units, lease, min_hold, details, .. } = waiter(seq);
-        Holder {
-            contender,
-            units,
-            number,
-            granted: StoreTime(1),
-            since: 1,
-            expires: StoreTime(9),
-            lease,
-            min_hold,
-            confirmed: true,
-            renewed: seq == 1,
-            evicted: seq == 2,
-            reason: (seq == 2).then(|| "why".into()),
-            retired: false,
-            detached: seq == 3,
-            details,
+    fn leave(seq: u64) -> Leave {
+        let (name, contender) = (stock(), contender(seq));
+        Leave { name, contender, tombstone_until: None, hold_at_least: Duration::ZERO }
+    }
+
+    fn raise(seq: u64, at_least: u64) -> Renew {
+        let (name, contender) = (stock(), contender(seq));
+        Renew { name, contender, lease: Duration::ZERO, lower_to: None, detach: false, at_least }
+    }
+
+    fn opened() -> Connection {
+        let mut connection = Connection::open_in_memory().expect("opened");
+        crate::layout::settle(&mut connection, Path::new("x"), "boot", || Ok(false)).expect("made");
+        connection
+    }
+
+    fn loaded(transaction: &Transaction<'_>) -> Transition {
+        let mut transition = Transition::new(Now { lease: StoreTime(1), wall: 1 }, HighWater(0));
+        let stored = load(transaction, &stock()).expect("loaded");
+        transition.add(&stock(), stored).expect("good rows");
+        transition
+    }
+
+    /// Does something to the resource; returns it as it was stored, and as it should be.
+    fn changed(transaction: &Transaction<'_>, act: impl FnOnce(&mut Transition)) -> [Resource; 2] {
+        let resource = |transition: &Transition| transition.resource(&stock()).expect("loaded").clone();
+        let mut transition = loaded(transaction);
+        act(&mut transition);
+        let expected = resource(&transition);
+        for writes in &transition.finish().0.resources {
+            store(transaction, writes).expect("stored");
         }
+        [resource(&loaded(transaction)), expected]
     }
 
     /// Two readers may have their numbers raised to the same one, or past each other.
     #[test]
     fn holders_keep_their_numbers_whatever_they_are_raised_to() {
-        let mut connection = Connection::open_in_memory().expect("opened");
-        crate::layout::settle(&mut connection, std::path::Path::new("x"), "boot", || Ok(false))
-            .expect("made");
+        let mut connection = opened();
         let transaction = connection.transaction().expect("begun");
-        let name = Name::new("stock").expect("valid");
-        let states: [&[(u64, u64)]; 6] = [
-            &[(1, 10), (2, 11), (3, 12)],
-            &[(2, 11), (1, 12), (3, 12)],
-            &[(1, 12), (3, 12), (2, 20)],
-            &[(3, 12), (2, 20), (4, 21)],
-            &[(2, 21), (4, 21), (3, 22)],
-            &[],
-        ];
-        for state in states {
-            let load = || load(&transaction, &name).expect("loaded");
-            let mut loaded = load().unwrap_or_else(|| Loaded::free(Capacity::All));
-            let holders: Vec<_> = state.iter().map(|(seq, number)| holder(*seq, *number)).collect();
-            loaded.resource.holders.clone_from(&holders);
-            store(&transaction, &name, &loaded).expect("stored");
-            let mut stored = load().map_or(Vec::new(), |loaded| loaded.resource.holders);
-            assert!(stored.is_sorted_by_key(|holder| holder.number));
-            stored.sort_by_key(|holder| state.iter().position(|(seq, _)| *seq == holder.contender.seq));
-            assert_eq!(stored, holders);
-        }
+        let claim = |seq, number| claim(seq, Units::ONE, number);
+        let becomes = |numbers: &[(u64, u64)], act: &dyn Fn(&mut Transition)| {
+            let [stored, expected] = changed(&transaction, act);
+            assert_eq!(stored.holders, expected.holders);
+            let held = stored.holders.iter().map(|holder| (holder.contender.seq, holder.number));
+            assert_eq!(held.collect::<Vec<_>>(), numbers);
+        };
+        becomes(&[(1, 10), (2, 11), (3, 12)], &|all| {
+            for (seq, number) in [(1, 10), (2, 11), (3, 12)] {
+                all.claim(&claim(seq, number));
+            }
+        });
+        becomes(&[(2, 11), (1, 12), (3, 12)], &|all| assert_held(&all.renew(&raise(1, 12))));
+        becomes(&[(1, 12), (3, 12), (2, 20)], &|all| assert_held(&all.renew(&raise(2, 20))));
+        becomes(&[(3, 12), (2, 20), (4, 21)], &|all| {
+            all.leave(&leave(1));
+            all.claim(&claim(4, 21));
+        });
+        becomes(&[(2, 21), (4, 21), (3, 22)], &|all| {
+            assert_held(&all.renew(&raise(2, 21)));
+            assert_held(&all.renew(&raise(3, 22)));
+        });
+        let (name, contender, reason) = (stock(), contender(2), Some("why".into()));
+        let order = Evict { name, contender, number: 21, how: Eviction::Graceful, reason };
+        becomes(&[(2, 21), (4, 21), (3, 22)], &|all| assert_eq!(all.evict(&order), Some(Evicted::Done)));
+        becomes(&[], &|all| {
+            for seq in 2..=4 {
+                all.leave(&leave(seq));
+            }
+        });
+    }
+
+    fn assert_held(renewed: &Renewed) {
+        assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
     }
 
     /// Whatever happens to a queue within one transaction, it is stored in its order.
     #[test]
     fn a_queue_keeps_its_order() {
-        let mut connection = Connection::open_in_memory().expect("opened");
-        crate::layout::settle(&mut connection, std::path::Path::new("x"), "boot", || Ok(false))
-            .expect("made");
+        let mut connection = opened();
         let transaction = connection.transaction().expect("begun");
-        let name = Name::new("stock").expect("valid");
+        changed(&transaction, |all| drop(all.claim(&claim(9, Units::All, 0))));
         let queues: [&[u64]; 8] =
             [&[1, 2, 3], &[2, 3, 1], &[3, 1, 2, 4], &[4, 3], &[3, 4], &[5, 6], &[], &[6, 5, 4, 3, 2, 1]];
         for queue in queues {
-            let load = || load(&transaction, &name).expect("loaded");
-            let mut loaded = load().unwrap_or_else(|| Loaded::free(Capacity::All));
-            loaded.resource.queue = queue.iter().map(|seq| waiter(*seq)).collect();
-            store(&transaction, &name, &loaded).expect("stored");
-            let stored = load().map_or(Vec::new(), |loaded| loaded.resource.queue.into());
-            assert_eq!(stored, queue.iter().map(|seq| waiter(*seq)).collect::<Vec<_>>());
+            let [stored, expected] = changed(&transaction, |all| {
+                for seq in 1..=6 {
+                    all.leave(&leave(seq));
+                }
+                for seq in queue {
+                    all.claim(&claim(*seq, Units::ONE, *seq));
+                }
+            });
+            assert_eq!(stored, expected);
+            assert!(stored.queue.iter().map(|waiter| waiter.contender.seq).eq(queue.iter().copied()));
         }
     }
 }

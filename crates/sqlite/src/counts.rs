@@ -2,18 +2,12 @@
 
 use lockkeeper_core::{
     StoreError,
-    model::{COUNT_MEMORY, Counter},
-    store::{Count, CountAction, CountState, Counted, LatchPage, ListQuery, Topic},
+    store::{Count, CountState, Counted, LatchPage, ListQuery, StoreTime, Topic},
 };
+use lockkeeper_rows::{LatchRow, Remembered};
 use rusqlite::{OptionalExtension, Result, Row, Transaction, params};
 
-use crate::{
-    codec::{self, unsigned},
-    database::Database,
-    subscribers,
-    ticket::Ticket,
-    work::Work,
-};
+use crate::{codec, database::Database, subscribers, ticket::Ticket, work::Work};
 
 impl Database {
     /// A part of all latches.
@@ -46,39 +40,33 @@ fn page_of(transaction: &Transaction<'_>, query: &ListQuery) -> Result<LatchPage
 impl Work<'_> {
     /// Does a latch operation. However often it arrives, it counts once.
     pub(crate) fn count(&mut self, count: &Count) -> Result<Counted> {
-        if let Some(done) = self.counted_before(count)? {
-            return Ok(done);
+        let (latch, remembered) = (self.latch(count)?, self.remembered(count)?);
+        let outcome = self.transition.count(latch, remembered, count);
+        if let Some(latch) = outcome.latch {
+            self.store_latch(count, latch)?;
         }
-        if count.not_after < self.transition.now.lease {
-            return Ok(Counted::Stale);
-        }
-        let before = self.counter(count)?;
-        let mut counter = before;
-        let counted = counter.step(self.transition.now, &mut self.transition.high_water, count.action);
-        if counter != before {
-            self.store_counter(count, counter)?;
-        }
-        if count.action != CountAction::Read {
-            self.remember(count, counted)?;
+        if let Some(remembered) = outcome.remember {
+            self.remember(count, remembered)?;
             let topic = Topic::Latch(count.name.clone());
             subscribers::wake(self.transaction, &topic, &mut self.after_commit.wakes)?;
         }
-        Ok(counted)
+        Ok(outcome.answer)
     }
 
-    fn counter(&self, count: &Count) -> Result<Counter> {
+    fn latch(&self, count: &Count) -> Result<LatchRow> {
         let mut find = self
             .transaction
             .prepare_cached("SELECT remaining, initial, opened, born FROM latch WHERE name = ?")?;
-        Ok(Counter(find.query_row([count.name.as_str()], |row| state_from(row, 0)).optional()?))
+        let state = find.query_row([count.name.as_str()], |row| state_from(row, 0)).optional()?;
+        Ok(LatchRow { state, ..LatchRow::default() })
     }
 
-    fn store_counter(&self, count: &Count, counter: Counter) -> Result<()> {
+    fn store_latch(&self, count: &Count, latch: LatchRow) -> Result<()> {
         let name = count.name.as_str();
-        match counter.0 {
+        match latch.state {
             None => self.transaction.prepare_cached("DELETE FROM latch WHERE name = ?")?.execute([name])?,
             Some(state) => {
-                let [remaining, initial, opened, born] = numbers(state);
+                let [remaining, initial, opened, born] = LatchRow::numbers(state);
                 self.transaction
                     .prepare_cached("INSERT OR REPLACE INTO latch VALUES (?, ?, ?, ?, ?)")?
                     .execute(params![name, remaining, initial, opened, born])?
@@ -87,42 +75,26 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn counted_before(&self, count: &Count) -> Result<Option<Counted>> {
+    fn remembered(&self, count: &Count) -> Result<Option<Remembered>> {
         let mut find = self.transaction.prepare_cached(
-            "SELECT answer, remaining, initial, opened, born FROM counted
-             WHERE keeper = ? AND seq = ? AND until >= ?",
+            "SELECT until, answer, remaining, initial, opened, born FROM counted WHERE keeper = ? AND seq = ?",
         )?;
-        let key = params![
-            count.op.keeper.to_string(),
-            count.op.seq.cast_signed(),
-            self.transition.now.lease.0.cast_signed()
-        ];
-        let answer = |row: &Row<'_>| {
-            let state = state_from(row, 1)?;
-            Ok(match row.get(0)? {
-                MISSING => Counted::Missing,
-                EXISTS => Counted::Exists(state),
-                _ => Counted::State(state),
-            })
+        let key = params![count.op.keeper.to_string(), count.op.seq.cast_signed()];
+        let remembered = |row: &Row<'_>| {
+            let answer = Remembered::answer_of(row.get(1)?, numbers_from(row, 2)?);
+            Ok(Remembered { until: StoreTime(codec::unsigned(row, 0)?), answer })
         };
-        find.query_row(key, answer).optional()
+        find.query_row(key, remembered).optional()
     }
 
-    fn remember(&self, count: &Count, counted: Counted) -> Result<()> {
-        let nothing = CountState { remaining: 0, initial: 0, opened: 0, born: 0 };
-        let (answer, state) = match counted {
-            Counted::State(state) => (STATE, state),
-            Counted::Exists(state) => (EXISTS, state),
-            Counted::Missing => (MISSING, nothing),
-            Counted::Stale => return Ok(()),
-        };
-        let [remaining, initial, opened, born] = numbers(state);
+    fn remember(&self, count: &Count, remembered: Remembered) -> Result<()> {
+        let (answer, [remaining, initial, opened, born]) = remembered.numbers();
         self.transaction
             .prepare_cached("INSERT OR REPLACE INTO counted VALUES (?, ?, ?, ?, ?, ?, ?, ?)")?
             .execute(params![
                 count.op.keeper.to_string(),
                 count.op.seq.cast_signed(),
-                count.not_after.after(COUNT_MEMORY).0.cast_signed(),
+                remembered.until.0.cast_signed(),
                 answer,
                 remaining,
                 initial,
@@ -133,15 +105,10 @@ impl Work<'_> {
     }
 }
 
-const STATE: i64 = 0;
-const EXISTS: i64 = 1;
-const MISSING: i64 = 2;
-
 fn state_from(row: &Row<'_>, first: usize) -> Result<CountState> {
-    let number = |column: usize| unsigned(row, first + column);
-    Ok(CountState { remaining: number(0)?, initial: number(1)?, opened: number(2)?, born: number(3)? })
+    numbers_from(row, first).map(LatchRow::state_of)
 }
 
-fn numbers(state: CountState) -> [i64; 4] {
-    [state.remaining, state.initial, state.opened, state.born].map(u64::cast_signed)
+fn numbers_from(row: &Row<'_>, first: usize) -> Result<[i64; 4]> {
+    Ok([row.get(first)?, row.get(first + 1)?, row.get(first + 2)?, row.get(first + 3)?])
 }

@@ -2,23 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use lockkeeper_core::{
-    KeeperId, Name,
-    model::{Effects, HighWater, Now, Resource},
-    store::Claim,
-};
+use lockkeeper_core::{KeeperId, Name, store::Claim};
+use lockkeeper_rows::Transition;
 use rusqlite::{OptionalExtension, Result, Transaction};
 
 use crate::{codec, work::Work};
 
 impl Work<'_> {
-    /// Does a step of the model on a resource that somebody holds or waits for. Crashed keepers that it granted to are
-    /// expired, so that the grant goes to the next waiter.
-    pub(crate) fn step<T>(
-        &mut self,
-        name: &Name,
-        act: impl FnOnce(&mut Resource, Now, &mut HighWater, &mut Effects) -> T,
-    ) -> Result<Option<T>> {
+    /// Does a step of the model on a resource. Crashed keepers that it granted to are expired, so that the grant goes to the
+    /// next waiter.
+    pub(crate) fn step<T>(&mut self, name: &Name, act: impl FnOnce(&mut Transition) -> T) -> Result<T> {
         let answer = self.step_only(name, act)?;
         self.expire_found()?;
         Ok(answer)
@@ -34,16 +27,16 @@ impl Work<'_> {
     ///
     /// Only a claim that does not wait looks at the queue. Waiters are monitored by the waiters behind them.
     pub(crate) fn expire_ahead_of(&mut self, claim: &Claim) -> Result<()> {
-        let Some(resource) = self.load(&claim.name)? else { return Ok(()) };
+        let resource = self.load(&claim.name)?;
         let free = resource.queue.is_empty()
             && resource.capacity == claim.capacity
             && resource.capacity.fits(resource.holders.iter().map(|holder| holder.units), claim.units);
-        if free {
+        if free || resource.is_free() {
             return Ok(());
         }
         // Ended leases go first: that may grant to crashed keepers, which the claim must not find.
-        self.step(&claim.name, Resource::settle)?;
-        let Some(resource) = self.load(&claim.name)? else { return Ok(()) };
+        self.step(&claim.name, |transition| transition.settle(&claim.name))?;
+        let resource = self.load(&claim.name)?;
         let mut crashed: BTreeSet<KeeperId> =
             resource.holders.iter().map(|holder| holder.contender.keeper).collect();
         crashed.retain(|keeper| self.is_crashed(*keeper));
@@ -67,9 +60,7 @@ impl Work<'_> {
                 // Else each would be granted the resource, one in each round.
                 let next = self.crashed_at_head(&name, &crashed)?;
                 let gone = crashed.union(&next).copied().collect();
-                self.step_only(&name, |resource, now, high_water, effects| {
-                    resource.expire_keepers(now, high_water, &gone, effects);
-                })?;
+                self.step_only(&name, |transition| transition.expire_keepers(&name, &gone))?;
                 self.found_crashed.extend(next);
             }
             for keeper in &crashed {
@@ -101,8 +92,8 @@ impl Work<'_> {
 
     /// The crashed keepers at the head of a queue, up to the first that is alive. Some are `known` to have crashed.
     fn crashed_at_head(&mut self, name: &Name, known: &BTreeSet<KeeperId>) -> Result<BTreeSet<KeeperId>> {
-        let Some(resource) = self.load(name)? else { return Ok(BTreeSet::new()) };
-        let queue: Vec<KeeperId> = resource.queue.iter().map(|waiter| waiter.contender.keeper).collect();
+        let queue: Vec<KeeperId> =
+            self.load(name)?.queue.iter().map(|waiter| waiter.contender.keeper).collect();
         Ok(queue
             .into_iter()
             .take_while(|keeper| known.contains(keeper) || self.is_crashed(*keeper))

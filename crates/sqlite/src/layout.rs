@@ -294,8 +294,9 @@ mod tests {
         settle(&mut connection, Path::new(FILE), "boot", nobody).expect("migrated");
         let transaction = connection.transaction().expect("begun");
         let name = lockkeeper_core::Name::new("n").expect("valid");
-        let loaded = crate::codec::load(&transaction, &name).expect("read").expect("held").resource;
-        let (holder, waiter) = (&loaded.holders[0], &loaded.queue[0]);
+        let mut rows = crate::codec::load(&transaction, &name).expect("read").entries.into_iter();
+        let holder = rows.next().expect("one holds").into_holder().expect("good");
+        let waiter = rows.next().expect("one waits").into_waiter().expect("good");
         assert_eq!((holder.number, holder.renewed, &holder.reason), (41, true, &None));
         assert_eq!((waiter.renewed, waiter.detached, waiter.at_least), (true, false, 0));
     }

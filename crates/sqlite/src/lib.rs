@@ -71,13 +71,9 @@ mod fences;
 #[cfg(target_os = "linux")]
 mod file;
 #[cfg(target_os = "linux")]
-mod front;
-#[cfg(target_os = "linux")]
 mod layout;
 #[cfg(target_os = "linux")]
 mod liveness;
-#[cfg(target_os = "linux")]
-mod loaded;
 #[cfg(target_os = "linux")]
 mod new_file;
 #[cfg(target_os = "linux")]
@@ -108,13 +104,9 @@ mod ticket;
 #[cfg(target_os = "linux")]
 mod tombstones;
 #[cfg(target_os = "linux")]
-mod transition;
-#[cfg(target_os = "linux")]
 mod trouble;
 #[cfg(target_os = "linux")]
 mod views;
-#[cfg(target_os = "linux")]
-mod wake_text;
 #[cfg(target_os = "linux")]
 mod wakes;
 #[cfg(target_os = "linux")]

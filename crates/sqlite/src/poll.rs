@@ -4,14 +4,10 @@
 //! queue, and writes one row every few seconds or nothing at all. All others take the whole step of a claim.
 
 use lockkeeper_core::store::{Answer, Claim, Request, Verdict};
+use lockkeeper_rows::{Kept, keep_position};
 use rusqlite::{Result, params};
 
-use crate::{
-    blockers::blockers,
-    codec,
-    front::{Front, Kept},
-    work::Work,
-};
+use crate::{blockers::blockers, codec, work::Work};
 
 /// The largest group whose polls are done one by one. For more it costs less to load each resource whole, once for all.
 pub(crate) const FEW: usize = 4;
@@ -30,41 +26,39 @@ impl Work<'_> {
         for request in group {
             let Request::Claim(claim) = request else { return Ok(None) };
             match self.poll(claim)? {
-                Some((_, Kept { verdict, changed: false })) => answers.push(Answer::Claim(verdict)),
+                Some(Kept { verdict, row: None, .. }) => answers.push(Answer::Claim(verdict)),
                 _ => return Ok(None),
             }
         }
         Ok(Some(answers))
     }
 
-    /// Does a poll that only keeps a position; `None` if it may do more, so that the whole step is needed.
+    /// Does a poll that only keeps a position; `None` if it may do more, so that the whole resource is needed.
     pub(crate) fn keep_position(&mut self, claim: &Claim) -> Result<Option<Verdict>> {
-        let Some((front, kept)) = self.poll(claim)? else { return Ok(None) };
-        if let Some(own) = front.resource.queue.back().filter(|_| kept.changed) {
-            self.transaction.prepare_cached(KEEP)?.execute(params![
-                own.asked.0.cast_signed(),
-                own.stamp.cast_signed(),
-                claim.name.as_str(),
-                front.position
-            ])?;
+        let Some(kept) = self.poll(claim)? else { return Ok(None) };
+        if let Some(row) = kept.row {
+            let (name, turn) = (claim.name.as_str(), row.turn);
+            self.transaction.prepare_cached(KEEP)?.execute(params![row.began, row.stamp, name, turn])?;
         }
         Ok(Some(kept.verdict))
     }
 
-    fn poll(&mut self, claim: &Claim) -> Result<Option<(Front, Kept)>> {
+    fn poll(&mut self, claim: &Claim) -> Result<Option<Kept>> {
         if self.transition.is_loaded(&claim.name) || self.is_stale(claim)? {
             return Ok(None);
         }
-        let Some(mut front) = codec::load_front(self.transaction, &claim.name, claim.contender)? else {
+        let Some(front) = codec::load_front(self.transaction, &claim.name, claim.contender)? else {
             return Ok(None);
         };
         // A crash ends only what is not detached.
-        let mut holders = front.resource.holders.iter().filter(|holder| !holder.detached);
-        if holders.any(|holder| self.is_crashed(holder.contender.keeper)) {
+        let mut holders = front.entries.iter().filter(|row| !row.queued && !row.detached);
+        if holders.any(|row| self.is_crashed(row.contender.keeper)) {
             return Ok(None);
         }
-        let Some(kept) = front.keep_position(self.transition.now, claim) else { return Ok(None) };
-        self.after_commit.blockers.extend(blockers(&front.resource, claim.contender));
-        Ok(Some((front, kept)))
+        let kept = keep_position(self.transition.now(), claim, front).map_err(codec::not_ours)?;
+        if let Some(kept) = &kept {
+            self.after_commit.blockers.extend(blockers(&kept.front, claim.contender));
+        }
+        Ok(kept)
     }
 }

@@ -30,49 +30,34 @@ impl Work<'_> {
             return Ok(Verdict::Stale);
         }
         self.expire_ahead_of(claim)?;
-        self.load(&claim.name)?;
-        self.transition.add_if_free(&claim.name, claim.capacity);
-        let verdict = self
-            .step(&claim.name, |resource, now, high_water, effects| {
-                resource.claim(now, high_water, claim, effects)
-            })?
-            .unwrap_or(Verdict::Stale);
-        if claim.queue
-            && matches!(verdict, Verdict::Busy { .. })
-            && let Some(resource) = self.transition.resource(&claim.name)
-        {
-            self.after_commit.blockers.extend(blockers(resource, claim.contender));
+        let verdict = self.step(&claim.name, |transition| transition.claim(claim))?;
+        if claim.queue && matches!(verdict, Verdict::Busy { .. }) {
+            let blockers = blockers(self.load(&claim.name)?, claim.contender).collect::<Vec<_>>();
+            self.after_commit.blockers.extend(blockers);
         }
         Ok(verdict)
     }
 
     /// Whether this copy of a claim comes too late to do anything.
     pub(crate) fn is_stale(&mut self, claim: &Claim) -> Result<bool> {
-        let now = self.transition.now.lease;
-        Ok(claim.not_after < now || self.tombstones.has(self.transaction, claim, now)?)
+        if let Some(tombstone) = self.tombstones.find(self.transaction, claim.contender)? {
+            self.transition.add_tombstone(tombstone);
+        }
+        Ok(self.transition.is_stale(claim))
     }
 
     fn leave(&mut self, leave: &Leave) -> Result<Left> {
-        self.tombstones.make(self.transaction, leave, self.transition.now.lease)?;
-        let left = self.step(&leave.name, |resource, now, high_water, effects| {
-            resource.leave(now, high_water, leave, effects)
-        })?;
-        Ok(left.unwrap_or(Left::NotThere))
+        self.step(&leave.name, |transition| transition.leave(leave))
     }
 
     /// Renews a lease.
     pub(crate) fn renew(&mut self, renew: &Renew) -> Result<Renewed> {
-        let renewed = self.step(&renew.name, |resource, now, high_water, effects| {
-            resource.renew(now, high_water, renew, effects)
-        })?;
-        Ok(renewed.unwrap_or(Renewed::Gone))
+        self.step(&renew.name, |transition| transition.renew(renew))
     }
 
     /// Takes a hold back by an operator's order.
     pub(crate) fn evict(&mut self, order: &Evict) -> Result<Evicted> {
-        let evicted = self.step(&order.name, |resource, now, high_water, effects| {
-            resource.evict(now, high_water, order, effects)
-        })?;
+        let evicted = self.step(&order.name, |transition| transition.evict(order))?;
         Ok(evicted.unwrap_or(Evicted::NotHeld))
     }
 }

@@ -15,7 +15,9 @@ use lockkeeper_core::{
     support,
 };
 
-use crate::{subscription::Subscription, ticket::Urgency, wake_text::topic_words, writer::Writer};
+use lockkeeper_rows::wake_text::topic_words;
+
+use crate::{subscription::Subscription, ticket::Urgency, writer::Writer};
 
 /// What the SQLite store can do.
 pub static CAPABILITY: Capability = {

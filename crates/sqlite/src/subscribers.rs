@@ -4,9 +4,8 @@ use lockkeeper_core::{
     KeeperId,
     store::{Topic, Wake},
 };
+use lockkeeper_rows::wake_text::topic_words;
 use rusqlite::{Result, Transaction, params};
-
-use crate::wake_text::topic_words;
 
 /// Whether anybody has subscribed to anything.
 pub(crate) fn any(transaction: &Transaction<'_>) -> Result<bool> {

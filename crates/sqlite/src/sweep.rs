@@ -1,6 +1,6 @@
 //! The sweep: removes what ended and nobody asks for any more.
 
-use lockkeeper_core::model::{Resource, WAIT_LEASE};
+use lockkeeper_core::model::WAIT_LEASE;
 use rusqlite::Result;
 
 use crate::{codec, work::Work};
@@ -9,7 +9,7 @@ impl Work<'_> {
     /// Settles resources in which every lease has ended, as the model does: unused names leave nothing behind. A resource
     /// with a live waiter is settled when that waiter asks.
     pub(crate) fn sweep(&mut self) -> Result<()> {
-        let now = self.transition.now.lease.0;
+        let now = self.transition.now().lease.0;
         let asked_before = now.saturating_sub(u64::try_from(WAIT_LEASE.as_micros()).unwrap_or(u64::MAX));
         let mut find = self.transaction.prepare_cached(
             "SELECT name FROM entry GROUP BY name
@@ -17,7 +17,7 @@ impl Work<'_> {
         )?;
         let names = find.query_map([now.cast_signed(), asked_before.cast_signed()], |row| row.get(0))?;
         for name in names.map(|name| name.and_then(codec::name_from)).collect::<Result<Vec<_>>>()? {
-            self.step(&name, Resource::settle)?;
+            self.step(&name, |transition| transition.settle(&name))?;
         }
         for table in ["grave", "counted"] {
             self.transaction

@@ -55,7 +55,7 @@ impl Database {
 }
 
 fn view_of(transaction: &Transaction<'_>, now: Now, name: &Name) -> Result<Option<ResourceView>> {
-    Ok(codec::load(transaction, name)?.and_then(|loaded| loaded.resource.view(name, now)))
+    lockkeeper_rows::view(name, codec::load(transaction, name)?, now).map_err(codec::not_ours)
 }
 
 fn page_of(transaction: &Transaction<'_>, now: Now, query: &ListQuery) -> Result<Page> {
@@ -63,19 +63,9 @@ fn page_of(transaction: &Transaction<'_>, now: Now, query: &ListQuery) -> Result
     let mut find = transaction
         .prepare_cached("SELECT DISTINCT name FROM entry WHERE name >= ?1 AND name > ?2 ORDER BY name")?;
     let names = find.query_map([query.prefix.as_str(), after], |row| row.get(0))?;
-    let mut resources = Vec::new();
-    let limit = query.limit.max(1);
-    for name in names {
-        let name = codec::name_from(name?)?;
-        if !name.as_str().starts_with(&query.prefix) {
-            break;
-        }
-        let Some(view) = view_of(transaction, now, &name)? else { continue };
-        if resources.len() == limit {
-            let next = resources.last().map(|last: &ResourceView| last.name.clone());
-            return Ok(Page { resources, next });
-        }
-        resources.push(view);
-    }
-    Ok(Page { resources, next: None })
+    let views = names
+        .map(|name| codec::name_from(name?))
+        .take_while(|name| name.as_ref().map_or(true, |name| name.as_str().starts_with(&query.prefix)))
+        .filter_map(|name| name.and_then(|name| view_of(transaction, now, &name)).transpose());
+    lockkeeper_rows::page(views, query.limit)
 }

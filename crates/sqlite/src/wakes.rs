@@ -17,13 +17,10 @@ use lockkeeper_core::{
     KeeperId,
     store::{Wake, WakeSink},
 };
+use lockkeeper_rows::wake_text;
 use rustix::fs::{Mode, OFlags};
 
-use crate::{
-    file::DatabaseFile,
-    paths::wake_name,
-    wake_text::{self, HEADER},
-};
+use crate::{file::DatabaseFile, paths::wake_name};
 
 /// Messages are split before they get larger. That is well below what a socket takes by default.
 const LARGEST: usize = 32 * 1024;
@@ -77,17 +74,12 @@ impl WakeSender {
         let (own, theirs): (Vec<_>, Vec<_>) = wakes.into_iter().partition(|(keeper, _)| *keeper == self.own);
         own.into_iter().for_each(|(_, wake)| self.sink.wake(wake));
         let Some(others) = &self.others else { return };
-        let mut messages = BTreeMap::<KeeperId, String>::new();
+        let mut per_keeper = BTreeMap::<KeeperId, Vec<Wake>>::new();
         for (keeper, wake) in theirs {
-            let message = messages.entry(keeper).or_insert_with(|| HEADER.to_owned());
-            wake_text::write(message, &wake);
-            if message.len() > LARGEST {
-                others.send(keeper, message);
-                HEADER.clone_into(message);
-            }
+            per_keeper.entry(keeper).or_default().push(wake);
         }
-        for (keeper, message) in messages.into_iter().filter(|(_, message)| message.len() > HEADER.len()) {
-            others.send(keeper, &message);
+        for (keeper, wakes) in per_keeper {
+            wake_text::messages(&wakes, LARGEST).iter().for_each(|message| others.send(keeper, message));
         }
     }
 }

@@ -10,17 +10,17 @@ use std::{
 
 use lockkeeper_core::{
     KeeperId, Name,
-    model::{Effects, HighWater, Now, Resource},
-    store::{GrantNotice, Topic, Wake},
+    model::{HighWater, Now, Resource},
+    store::Wake,
 };
+use lockkeeper_rows::Transition;
 use rusqlite::{Result, Transaction};
 
 use crate::{
     codec, layout,
     liveness::{self, Liveness},
     subscribers,
-    tombstones::Tombstones,
-    transition::Transition,
+    tombstones::{self, Tombstones},
 };
 
 /// One transaction's work.
@@ -34,6 +34,8 @@ pub(crate) struct Work<'a> {
     keepers: &'a Path,
     own: KeeperId,
     liveness: HashMap<KeeperId, Liveness>,
+    /// How many of the transition's grants were looked at.
+    grants_seen: usize,
 }
 
 /// What is to be done once the transaction is on disk.
@@ -64,38 +66,31 @@ impl<'a> Work<'a> {
             keepers,
             own,
             liveness: HashMap::new(),
+            grants_seen: 0,
         }
     }
 
-    /// A resource as it is now; `None` if nobody holds it or waits for it.
-    pub(crate) fn load(&mut self, name: &Name) -> Result<Option<&Resource>> {
+    /// A resource as it is now.
+    pub(crate) fn load(&mut self, name: &Name) -> Result<&Resource> {
         if !self.transition.is_loaded(name) {
-            self.transition.add(name, codec::load(self.transaction, name)?);
+            let stored = codec::load(self.transaction, name)?;
+            self.transition.add(name, stored).map_err(codec::not_ours)?;
         }
-        Ok(self.transition.resource(name))
+        Ok(self.transition.resource(name).expect("it was added"))
     }
 
-    /// Does a step of the model. Crashed keepers that it granted to are found, and still to be expired.
-    pub(crate) fn step_only<T>(
-        &mut self,
-        name: &Name,
-        act: impl FnOnce(&mut Resource, Now, &mut HighWater, &mut Effects) -> T,
-    ) -> Result<Option<T>> {
+    /// Does a step of the model on a resource. Crashed keepers that it granted to are found, and still to be expired.
+    pub(crate) fn step_only<T>(&mut self, name: &Name, act: impl FnOnce(&mut Transition) -> T) -> Result<T> {
         self.load(name)?;
-        let Some((answer, grants)) = self.transition.step(name, act) else { return Ok(None) };
-        self.grants_made(name, grants);
-        Ok(Some(answer))
-    }
-
-    fn grants_made(&mut self, name: &Name, grants: Vec<GrantNotice>) {
-        for grant in grants {
-            let keeper = grant.contender.keeper;
+        let answer = act(&mut self.transition);
+        let grants = self.transition.grants_since(self.grants_seen);
+        self.grants_seen += grants.len();
+        for keeper in grants.iter().map(|(_, grant)| grant.contender.keeper).collect::<BTreeSet<_>>() {
             if self.is_crashed(keeper) {
                 self.found_crashed.insert(keeper);
-            } else {
-                self.after_commit.wakes.push((keeper, Wake::Granted(name.clone(), grant)));
             }
         }
+        Ok(answer)
     }
 
     /// Whether the process of `keeper` has ended. Each keeper is looked at once in a transaction.
@@ -111,24 +106,30 @@ impl<'a> Work<'a> {
     /// and releases are like that.
     pub(crate) fn may_be_lost(&self) -> bool {
         let after = &self.after_commit;
-        let quiet = after.wakes.is_empty() && after.crashed.is_empty() && !self.tombstones.made();
-        quiet && self.transition.gives_nothing()
+        after.wakes.is_empty() && after.crashed.is_empty() && !self.transition.gives()
     }
 
     /// Stores all that became different, and returns what is left to do.
-    pub(crate) fn finish(mut self) -> Result<AfterCommit> {
-        let changed = self.transition.loaded().any(|(_, loaded)| loaded.changed);
-        let subscribed = changed && subscribers::any(self.transaction)?;
-        for (name, loaded) in self.transition.loaded() {
-            codec::store(self.transaction, name, loaded)?;
-            if loaded.changed && subscribed {
-                let topic = Topic::Changes(name.clone());
-                subscribers::wake(self.transaction, &topic, &mut self.after_commit.wakes)?;
+    pub(crate) fn finish(self) -> Result<AfterCommit> {
+        let (transaction, mut after_commit) = (self.transaction, self.after_commit);
+        let (writes, wakes) = self.transition.finish();
+        for resource in &writes.resources {
+            codec::store(transaction, resource)?;
+        }
+        for tombstone in &writes.tombstones {
+            tombstones::put(transaction, tombstone)?;
+        }
+        if let Some(high_water) = writes.high_water {
+            layout::write_high_water(transaction, high_water.0)?;
+        }
+        let granted = wakes.granted().filter(|(keeper, _)| !after_commit.crashed.contains(keeper));
+        let granted: Vec<_> = granted.collect();
+        after_commit.wakes.extend(granted);
+        if !wakes.changed.is_empty() && subscribers::any(transaction)? {
+            for topic in wakes.topics() {
+                subscribers::wake(transaction, &topic, &mut after_commit.wakes)?;
             }
         }
-        if let Some(high_water) = self.transition.new_high_water() {
-            layout::write_high_water(self.transaction, high_water.0)?;
-        }
-        Ok(self.after_commit)
+        Ok(after_commit)
     }
 }
