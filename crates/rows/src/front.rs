@@ -5,7 +5,7 @@ use lockkeeper_core::{
     store::{Claim, Verdict},
 };
 
-use crate::{BadRow, EntryRow, RowChange, Stored, loaded::Loaded};
+use crate::{BadRow, EntryRow, Stored, loaded::Decoded};
 
 /// A poll that does no more than keep its position.
 #[derive(Clone, Debug)]
@@ -27,23 +27,18 @@ pub struct Kept {
 /// # Errors
 /// If a row cannot be this program's.
 pub fn keep_position(now: Now, claim: &Claim, front: Stored) -> Result<Option<Kept>, BadRow> {
-    let mut loaded = Loaded::new(front)?;
+    let Decoded { mut resource, waiter_turns, .. } = Decoded::of(front)?;
+    let (Some(turn), Some(last)) = (waiter_turns.last(), resource.queue.back()) else { return Ok(None) };
+    let (waiters, asked) = (resource.queue.len(), last.asked);
     let mut effects = Effects::default();
-    let verdict = loaded.resource.claim(now, &mut HighWater::default(), claim, &mut effects);
-    if effects.changed || !matches!(verdict, Verdict::Busy { .. }) {
+    let verdict = resource.claim(now, &mut HighWater::default(), claim, &mut effects);
+    let kept = !effects.changed && resource.queue.len() == waiters;
+    let Some(own) = resource.queue.back().filter(|own| kept && own.contender == claim.contender) else {
         return Ok(None);
-    }
-    let mut changes = loaded.writes(&claim.name).map_or(Vec::new(), |writes| writes.entries).into_iter();
-    let row = match (changes.next(), changes.next()) {
-        (None, _) => None,
-        (Some(RowChange::Put { before: Some(before), after }), None)
-            if before.contender == claim.contender =>
-        {
-            Some(after)
-        }
-        _ => return Ok(None),
     };
-    Ok(Some(Kept { verdict, row, front: loaded.resource }))
+    let row = (own.asked != asked).then(|| EntryRow::of_waiter(*turn, own));
+    let busy = matches!(verdict, Verdict::Busy { .. });
+    Ok(busy.then_some(Kept { verdict, row, front: resource }))
 }
 
 #[cfg(test)]
@@ -52,7 +47,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Transition, Writes,
+        RowChange, Transition, Writes,
         samples::{at, claim, name},
     };
 

@@ -36,6 +36,46 @@ enum Room {
     TakenBy(ContenderId),
 }
 
+/// Rows as the model has them, and what only the rows have.
+#[derive(Debug)]
+pub(crate) struct Decoded {
+    pub(crate) resource: Resource,
+    pub(crate) waiter_turns: Vec<i64>,
+    holder_turns: Vec<i64>,
+    room: Room,
+}
+
+impl Decoded {
+    pub(crate) fn of(stored: Stored) -> Result<Self, BadRow> {
+        let Stored { row, entries } = stored;
+        let mut resource = Resource::free(capacity_from(row.capacity)?);
+        let (mut holders, mut waiters) = (Vec::new(), Vec::new());
+        let room = match row.holder {
+            RowHolder::NoRoom => Room::None,
+            RowHolder::Vacant => Room::Vacant,
+            RowHolder::Here(row) => {
+                let contender = row.contender;
+                holders.push((row.turn, row.into_holder()?));
+                Room::TakenBy(contender)
+            }
+        };
+        for row in entries {
+            let turn = row.turn;
+            match row.queued {
+                false => holders.push((turn, row.into_holder()?)),
+                true => waiters.push((turn, row.into_waiter()?)),
+            }
+        }
+        // Not by turn: a number may have been raised past another.
+        holders.sort_by_key(|(turn, holder)| (holder.number, *turn));
+        waiters.sort_by_key(|(turn, _)| *turn);
+        let (holder_turns, waiter_turns);
+        (holder_turns, resource.holders) = holders.into_iter().unzip();
+        (waiter_turns, resource.queue) = waiters.into_iter().unzip();
+        Ok(Self { resource, waiter_turns, holder_turns, room })
+    }
+}
+
 /// A holder or waiter as it was stored.
 #[derive(Clone, Copy)]
 enum Before<'a> {
@@ -65,38 +105,13 @@ type Rest<'a> = HashMap<ContenderId, Before<'a>>;
 
 impl Loaded {
     pub(crate) fn new(stored: Stored) -> Result<Self, BadRow> {
-        let Stored { row, entries } = stored;
-        let mut resource = Resource::free(capacity_from(row.capacity)?);
-        let (mut holders, mut waiters) = (Vec::new(), Vec::new());
-        let room = match row.holder {
-            RowHolder::NoRoom => Room::None,
-            RowHolder::Vacant => Room::Vacant,
-            RowHolder::Here(row) => {
-                let contender = row.contender;
-                holders.push((row.turn, row.into_holder()?));
-                Room::TakenBy(contender)
-            }
-        };
-        for row in entries {
-            let turn = row.turn;
-            match row.queued {
-                false => holders.push((turn, row.into_holder()?)),
-                true => waiters.push((turn, row.into_waiter()?)),
-            }
-        }
-        // Not by turn: a number may have been raised past another.
-        holders.sort_by_key(|(turn, holder)| (holder.number, *turn));
-        waiters.sort_by_key(|(turn, _)| *turn);
-        let holder_turns;
-        let waiter_turns;
-        (holder_turns, resource.holders) = holders.into_iter().unzip();
-        (waiter_turns, resource.queue) = waiters.into_iter().unzip();
-        let high_water = HighWater(u64::try_from(row.high_water).map_err(|_| BadRow::at("high_water"))?);
+        let high_water = u64::try_from(stored.row.high_water).map_err(|_| BadRow::at("high_water"))?;
+        let Decoded { resource, room, holder_turns, waiter_turns } = Decoded::of(stored)?;
         Ok(Self {
             before: resource.clone(),
             resource,
-            high_water,
-            high_water_before: high_water,
+            high_water: HighWater(high_water),
+            high_water_before: HighWater(high_water),
             changed: false,
             room,
             holder_turns,
