@@ -1,4 +1,5 @@
-//! What one transaction does: it loads resources, does the model's steps on them, and stores the difference.
+//! What one transaction does: it loads resources, does the model's steps on them, and stores the difference. The steps
+//! themselves are those of `lockkeeper_rows`, which all SQL stores share.
 //!
 //! Here is what all requests share. The requests themselves stand in `requests.rs`, `poll.rs`, `counts.rs` and
 //! `fences.rs`, the expiry of crashed keepers in `expiry.rs`. Nothing here begins or commits a transaction.
