@@ -1,4 +1,4 @@
-//! cargo run -p lockkeeper --example leader_election [URL [SECONDS]]
+//! `cargo run -p lockkeeper --example leader_election [URL [SECONDS]]`
 //!
 //! Three candidates stand for one office. One leads, the others wait in the queue and take over one
 //! after another; an observer sees each change. In real life each candidate is a process.
