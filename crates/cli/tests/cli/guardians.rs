@@ -1,49 +1,17 @@
 //! The command on stores with servers. A `lockkeeper run` that is killed: its guardian releases the lock on every store,
 //! after the end of CMD's processes. And one that is evicted is told why.
 
-use std::{
-    io::{BufRead, BufReader},
-    path::Path,
-    process::{Child, Command, Stdio},
-};
+use std::process::Command;
 
 use nix::sys::signal::Signal;
 
-use crate::world::{Running, World, eventually};
+use crate::{
+    server::Server,
+    world::{Running, World, eventually},
+};
 
 /// Ignores TERM, has a child that does, and says which group they are.
 const STUBBORN: &str = "trap '' TERM; sleep 600 & echo $$ > group; sleep 600";
-
-/// A server that ends with the test, and its URL.
-struct Server {
-    process: Child,
-    url: String,
-}
-
-impl Server {
-    fn start(which: &str) -> Self {
-        // The command has a build without these stores, so its tests do not depend on the crate of this program.
-        let program = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).with_file_name("server");
-        let mut command = Command::new(&program);
-        command.arg(which).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().unwrap_or_else(|error| {
-            let program = program.display();
-            panic!("{program}: {error}; build it: cargo build -p lockkeeper-testkit --all-features")
-        });
-        let mut url = String::new();
-        let out = process.stdout.take().expect("piped");
-        BufReader::new(out).read_line(&mut url).expect("it says its URL");
-        Self { process, url: url.trim().to_owned() }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It ends with its stdin.
-        drop(self.process.stdin.take());
-        drop(self.process.wait());
-    }
-}
 
 /// `lockkeeper run x --lease 5m` on a store that only the environment names.
 fn start(world: &World, url: &str, options: &[&str], script: &str) -> Running {

@@ -8,9 +8,10 @@ use std::{
     time::Duration,
 };
 
-use lockkeeper_testkit::servers::Redis;
-
-use crate::world::{Done, Running, World, eventually};
+use crate::{
+    server::Redis,
+    world::{Done, Running, World, eventually},
+};
 
 /// The command in the world's folder, on this Redis.
 fn on(world: &World, redis: &Redis, args: &[&str]) -> Command {
@@ -41,7 +42,7 @@ fn count(world: &World, redis: &Redis, of: &str) -> usize {
 /// What the caller wants for a busy lock does not count for a store that is gone.
 #[test]
 fn a_store_that_is_gone_when_a_wait_ends_is_69() {
-    let (world, redis) = (World::new(), Redis::start().expect("started"));
+    let (world, redis) = (World::new(), Redis::start());
     assert_eq!(run(&world, &redis, &["acquire", "x", "--lease", "10m"]).code, Some(0));
     assert_eq!(run(&world, &redis, &["latch", "x", "create", "1"]).code, Some(0));
     let start = |args: &[&str]| Running::spawn(on(&world, &redis, args));
@@ -52,21 +53,21 @@ fn a_store_that_is_gone_when_a_wait_ends_is_69() {
     ];
     let latch = start(&["latch", "x", "wait", "-w", "10s"]);
     eventually("three waiters", || (waiters(&world, &redis) == 3).then_some(()));
-    redis.process().pause();
+    redis.pause();
     for done in waiting.map(Running::done).into_iter().chain([latch.done()]) {
         assert_eq!(done.code, Some(69), "{done:?}");
         assert_eq!(done.err.matches("waiting goes on").count(), 1, "{done:?}");
         assert_eq!(done.err.matches("gave up after").count(), 1, "{done:?}");
         assert_eq!(done.err.lines().count(), 2, "{done:?}");
     }
-    redis.process().resume();
+    redis.resume();
     assert!(!world.path("ran").exists());
 }
 
 /// Waits and renewals fail and recover one after the other.
 #[test]
 fn each_outage_is_said_once_and_once_when_it_is_over() {
-    let (world, redis) = (World::new(), Redis::start().expect("started"));
+    let (world, redis) = (World::new(), Redis::start());
     let holder = Running::spawn(on(&world, &redis, &["run", "x", "--", "sleep", "100"]));
     eventually("the holder", || (holders(&world, &redis) == 1).then_some(()));
     let script = "until [ -e enough ]; do sleep 0.1; done";
@@ -74,9 +75,9 @@ fn each_outage_is_said_once_and_once_when_it_is_over() {
         Running::spawn(on(&world, &redis, &["run", "x", "--lease", "15s", "--", "sh", "-c", script]));
     eventually("a waiter", || (waiters(&world, &redis) == 1).then_some(()));
     let pause = || {
-        redis.process().pause();
+        redis.pause();
         sleep(Duration::from_secs(8));
-        redis.process().resume();
+        redis.resume();
         sleep(Duration::from_secs(5));
     };
     pause();
@@ -96,15 +97,15 @@ fn each_outage_is_said_once_and_once_when_it_is_over() {
 /// As after Ctrl-S, or in front of `less`. The keeper's thread must go on renewing.
 #[test]
 fn a_stderr_that_nobody_reads_costs_no_lock() {
-    let (world, redis) = (World::new(), Redis::start().expect("started"));
+    let (world, redis) = (World::new(), Redis::start());
     let (reader, writer) = full_pipe();
     let mut command =
         on(&world, &redis, &["run", "x", "--lease", "15s", "--", "sh", "-c", "sleep 25; touch ran"]);
     let mut child = command.stderr(writer).spawn().expect("started");
     eventually("the holder", || (holders(&world, &redis) == 1).then_some(()));
-    redis.process().pause();
+    redis.pause();
     sleep(Duration::from_secs(8));
-    redis.process().resume();
+    redis.resume();
     eventually("the end of CMD", || world.path("ran").exists().then_some(()));
     drop(reader);
     assert_eq!(child.wait().expect("ended").code(), Some(0));
@@ -128,7 +129,7 @@ fn full_pipe() -> (std::io::PipeReader, PipeWriter) {
 /// A Redis that saves nothing, which is what this one is.
 #[test]
 fn what_a_store_finds_risky_is_said_once_and_not_to_a_cron_job() {
-    let (world, redis) = (World::new(), Redis::start().expect("started"));
+    let (world, redis) = (World::new(), Redis::start());
     let risk = "nothing is saved";
     // Long enough for the check, which runs beside it.
     let told = run(&world, &redis, &["run", "x", "-v", "--", "sleep", "1"]);
