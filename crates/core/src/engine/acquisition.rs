@@ -1,18 +1,14 @@
-//! An acquisition, from the primitive that asks for it to the hold that it ends with.
+//! An acquisition on its way down: from the primitive that asks for it to the waiter that the dispatcher sends.
 //!
-//! Down: `acquire`, the local queue if the lock has one, a waiter, the dispatcher, `Store::apply`. Up: the dispatcher gives
-//! the verdict to the waiter, `settle` turns it into an outcome, and the task that waits for the outcome returns it.
-//! Answers to polls and pushed grants meet the first answer in [`settle`].
+//! Down: `acquire`, the local queue if the lock has one, a waiter, the dispatcher, `Store::apply`. The way up is in
+//! `settle.rs`: the task that waits here gets the outcome and returns it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use super::{
     Alive, Engine,
-    dispatch::{Asker, Standing, mismatched},
     heard::Heard,
-    hold::{Grantee, Hold},
     local_queue::{Arrival, Front, Turn},
-    outages::{FailedRequest, Work},
     patience::Patience,
     release::{self, OwnedHold},
     terms::Terms,
@@ -22,15 +18,12 @@ use crate::{
     clock::BootTime,
     error::{AcquireError, At, InvalidInput, StoreError, StoreErrorKind},
     name::Name,
-    store::{Answer, Attachment, Claim, Details, GrantNotice, Request, StoreTime, Topic, Verdict},
+    store::{Attachment, Claim, Details, StoreTime},
     telemetry,
 };
 
 /// How many grants in a row may arrive after their lease before waiting on is called pointless.
 const LATE_GRANTS: u32 = 5;
-
-/// How many claims in a row may arrive too late for the store's clock.
-const LATE_CLAIMS: u32 = 5;
 
 /// Acquires `name` on `terms`. `None`: it is busy and the caller does not wait.
 ///
@@ -307,267 +300,17 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Asker for Waiter {
-    fn name(&self) -> &Name {
-        &self.claim().name
-    }
-
-    fn standing(&self) -> Standing {
-        Waiter::standing(self)
-    }
-
-    fn leaves(&self) -> bool {
-        false
-    }
-
-    fn request(&self, sent: BootTime, not_after: StoreTime) -> Option<Request> {
-        self.next_copy(sent, not_after).map(Request::Claim)
-    }
-
-    fn answered(self: Arc<Self>, sent: BootTime, answer: Result<Answer, StoreError>) {
-        let news = match answer {
-            Ok(Answer::Claim(verdict)) => News::Answered { sent, verdict },
-            Ok(Answer::Leave(_)) => News::Failed { sent, error: mismatched() },
-            Err(error) => News::Failed { sent, error },
-        };
-        settle(&self, news);
-    }
-}
-
-/// What was heard about a waiter.
-pub(super) enum News {
-    /// The claim that was sent at `sent` has this verdict.
-    Answered { sent: BootTime, verdict: Verdict },
-    /// The outcome of the claim that was sent at `sent` is not known.
-    Failed { sent: BootTime, error: StoreError },
-    /// The store pushed a grant.
-    Pushed(GrantNotice),
-}
-
-/// Takes in news about a waiter: it is granted, it ends otherwise, or it asks again later.
-pub(super) fn settle(waiter: &Arc<Waiter>, news: News) {
-    let engine = &waiter.engine;
-    let now = engine.clock().now();
-    if let News::Answered { verdict, .. } = &news
-        && !matches!(verdict, Verdict::NotNow(_))
-    {
-        engine.client.outages.answered(&waiter.claim().name, Work::Waits);
-    }
-    match news {
-        News::Answered { sent, verdict: Verdict::Granted(grant) } => {
-            waiter.heard();
-            match Hold::from_answer(grantee(waiter), &grant, sent, now) {
-                Some(hold) => granted(waiter, hold),
-                None => conclude(waiter, Outcome::TooLate),
-            }
-        }
-        // No further round trip if the message can be trusted.
-        News::Pushed(notice) => match Hold::from_notice(grantee(waiter), &notice, now) {
-            Some(hold) => granted(waiter, hold),
-            None => hint(std::slice::from_ref(waiter)),
-        },
-        News::Answered { verdict: Verdict::Busy { ahead, retry_in }, .. } if waiter.claim().queue => {
-            placed(waiter, ahead, retry_in, now);
-        }
-        News::Answered { verdict: Verdict::Busy { ahead, .. }, .. } => {
-            waiter.heard();
-            telemetry::queued(ahead);
-            conclude(waiter, Outcome::Busy);
-        }
-        News::Answered { verdict: Verdict::Stale, .. } => {
-            if waiter.too_late() <= LATE_CLAIMS {
-                return engine.registry.ask_at(waiter.slot(), now);
-            }
-            let message = "claims keep arriving too late for the store's clock; check clocks and latency";
-            conclude(waiter, Outcome::Failed(StoreError::new(StoreErrorKind::Conflict, message)));
-        }
-        News::Answered { verdict: Verdict::Mismatch { in_use }, .. } => {
-            waiter.heard();
-            conclude(waiter, Outcome::Mismatch(in_use));
-        }
-        News::Answered { verdict: Verdict::Refused(error), .. } => {
-            waiter.heard();
-            conclude(waiter, Outcome::Failed(error));
-        }
-        News::Answered { sent, verdict: Verdict::NotNow(error) } => {
-            not_now(waiter, sent, error.not_applied(), now);
-        }
-        News::Failed { sent, error } => failed(waiter, sent, error, now),
-    }
-}
-
-fn grantee(waiter: &Waiter) -> Grantee {
-    Grantee {
-        name: waiter.claim().name.clone(),
-        contender: waiter.claim().contender,
-        slot: waiter.slot(),
-        terms: waiter.terms.clone(),
-        // Known when it is certain that this is a grant: see `granted`.
-        tombstone_until: None,
-    }
-}
-
-fn granted(waiter: &Waiter, mut hold: Hold) {
-    let engine = &waiter.engine;
-    // Only here: a waiter whose notice is only a hint asks again, and one whose grant came too late leaves by itself.
-    hold.tombstone_until = waiter.granted();
-    let due = hold.first_due();
-    let hold = Arc::new(hold);
-    if !engine.registry.promote(&hold, due) {
-        // A second message about a grant that is already known, or nobody waits any more.
-        release::unwanted(engine, &hold.name, hold.contender, hold.number, hold.terms.claim_lease());
-        return;
-    }
-    if let Err(Outcome::Granted(hold)) = waiter.tell(Outcome::Granted(hold))
-        && let Some(in_flight) = release::never_taken(engine, &hold)
-    {
-        in_flight.into_background();
-    }
-}
-
-fn conclude(waiter: &Waiter, outcome: Outcome) {
-    waiter.engine.registry.remove_waiter(waiter.slot());
-    // If nobody waits any more, the task that stopped waiting leaves.
-    drop(waiter.tell(outcome));
-}
-
-/// The waiter has a position in the queue, and asks again.
-fn placed(waiter: &Arc<Waiter>, ahead: u32, retry_in: Duration, now: BootTime) {
-    let engine = &waiter.engine;
-    if engine.subscriptions.grants_need_one() && !waiter.has_wakes() {
-        subscribe(waiter);
-    }
-    if waiter.placed(ahead) {
-        telemetry::queued(ahead);
-    }
-    let longest = engine.asks_again().min(waiter.claim().lease * 2 / 3);
-    let next = next_ask(now.after(engine.phase), ahead, retry_in, longest);
-    engine.registry.ask_at(waiter.slot(), next.before(engine.phase));
-    // Only now is there no copy in flight: a hint before this is told here, and one that comes later asks by itself.
-    if waiter.heard() {
-        engine.registry.ask_at(waiter.slot(), now);
-    }
-}
-
-/// The store did nothing for now. It answered, so a caller that only tries asks again as well, but for no longer than a
-/// request may take.
-fn not_now(waiter: &Waiter, sent: BootTime, error: StoreError, now: BootTime) {
-    let engine = &waiter.engine;
-    let failing_since = waiter.failing_since().unwrap_or(now);
-    if waiter.claim().queue || now.since(failing_since) >= engine.client.request_limit {
-        return failed(waiter, sent, error, now);
-    }
-    let Some(failure) = waiter.failed(now, &error) else { return };
-    engine.registry.ask_at(waiter.slot(), now.after(failure.pause));
-}
-
-/// The outcome of a claim is not known: ask again with the same id, while that makes sense.
-fn failed(waiter: &Waiter, sent: BootTime, error: StoreError, now: BootTime) {
-    let engine = &waiter.engine;
-    let Some(failure) = waiter.failed(now, &error) else { return };
-    let outage = error.is_passing() && now.since(failure.since) >= engine.outage_limit;
-    if error.is_passing() && !outage && waiter.claim().queue {
-        let request = FailedRequest { name: &waiter.claim().name, sent };
-        engine.client.outages.wait_goes_on(request, &error, || engine.registry.counts().0);
-        engine.registry.ask_at(waiter.slot(), now.after(failure.pause));
-        return;
-    }
-    // An earlier copy may have had an effect, whatever became of this one.
-    let unknown = waiter.tombstone_until().is_some() || waiter.ahead().is_some();
-    let error = if unknown { error.perhaps_applied() } else { error };
-    conclude(waiter, if outage { Outcome::Outage(error) } else { Outcome::Failed(error) });
-}
-
-/// Something may have changed for these waiters: they ask now, or once more if an answer is on its way that may be older.
-pub(super) fn hint(waiters: &[Arc<Waiter>]) {
-    for waiter in waiters {
-        if !waiter.hinted(waiter.server()) {
-            let engine = &waiter.engine;
-            engine.registry.ask_at(waiter.slot(), engine.clock().now());
-        }
-    }
-}
-
-/// Subscribes to grants of this resource, and has all its waiters ask once more: what was granted between a claim and the
-/// subscription would otherwise be heard of only at the next poll.
-fn subscribe(waiter: &Arc<Waiter>) {
-    // While another task of the same name does so, this waiter gets its part in what that one makes.
-    let Some(attempt) = Attempt::begin(waiter) else { return };
-    waiter.engine.client.background.spawn(async move {
-        let (engine, name) = (attempt.engine.clone(), attempt.name.clone());
-        let subscription = engine.subscribe(&Topic::Grants(name.clone())).await;
-        // Before the waiters are looked up: one that is placed later subscribes by itself.
-        drop(attempt);
-        // A failure costs only time: a waiter subscribes again at its next poll.
-        let Ok(subscription) = subscription else { return };
-        let waiters = engine.registry.waiting_for(Some(&name));
-        for waiter in &waiters {
-            waiter.is_woken_by(subscription.clone());
-        }
-        if subscription.new && engine.subscriptions.grants_need_one() {
-            hint(&waiters);
-        }
-    });
-}
-
-/// A task that subscribes to the grants of a name: the only one of its name, even if the store does not answer.
-struct Attempt {
-    engine: Arc<Engine>,
-    name: Name,
-}
-
-impl Attempt {
-    fn begin(waiter: &Waiter) -> Option<Self> {
-        let (engine, name) = (&waiter.engine, &waiter.claim().name);
-        let first = engine.subscriptions.begin_attempt(name);
-        first.then(|| Self { engine: engine.clone(), name: name.clone() })
-    }
-}
-
-impl Drop for Attempt {
-    fn drop(&mut self) {
-        self.engine.subscriptions.attempt_ended(&self.name);
-    }
-}
-
-/// Asks again for these waiters, with as few requests as possible.
-pub(super) fn ask_again(engine: &Engine, waiters: Vec<Arc<Waiter>>) {
-    for waiter in &waiters {
-        // Should no answer come soon, not even an error, the next poll looks after it. A copy may be in flight, and its
-        // answer may have scheduled an earlier one just now.
-        engine.registry.ask_by(waiter.slot(), engine.clock().now().after(engine.asks_again()));
-    }
-    let askers = waiters.into_iter().filter(|waiter| waiter.enqueue(waiter.server()));
-    engine.dispatcher.submit_all(askers.map(|waiter| waiter as Arc<dyn Asker>));
-}
-
-/// When to ask again without a wake. The next in the queue asks when a lease ends; the others poll
-/// half as often, once in `longest`. Polls fall on one beat, so they travel as one request; a beat
-/// that is very near is left out, since this claim has only just been answered.
-fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, longest: Duration) -> BootTime {
-    let poll = (longest / 2).max(Duration::from_millis(1));
-    let beat = |period: Duration| {
-        let period = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
-        BootTime((now.after(poll / 4).0 / period + 1) * period)
-    };
-    if ahead == 0 { now.after(retry_in + Duration::from_millis(1)).min(beat(poll)) } else { beat(2 * poll) }
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::{
-        capability::Capability,
-        engine::{renewal::TOGETHER, tests::engine},
-        model::FIRST_LEASE,
+        engine::tests::engine,
         share::{Capacity, Units},
         store::Kind,
     };
 
-    const LOSSY: Duration = Capability::ASKS_AGAIN;
-
     /// A waiter that nothing was sent for yet.
-    async fn waiter() -> (Arc<Alive>, Arc<Waiter>) {
+    pub(in crate::engine) async fn waiter() -> (Arc<Alive>, Arc<Waiter>) {
         let alive = Alive::new(engine().await);
         let terms = Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All));
         let acquisition = Acquisition {
@@ -581,79 +324,5 @@ mod tests {
         let waiter = Waiter::new(alive.engine(), acquisition.claim(), terms.clone(), Heard::Nothing);
         assert!(alive.engine().registry.register(&waiter));
         (alive, waiter)
-    }
-
-    /// Its name moved to another server while it was in the queue of one that hangs.
-    #[tokio::test]
-    async fn a_waiter_in_the_queue_of_an_earlier_server_is_sent_to_its_own() {
-        let (alive, waiter) = waiter().await;
-        let engine = alive.engine();
-        let (now, earlier_server) = (engine.clock().now(), waiter.server() + 1);
-        assert!(waiter.enqueue(earlier_server) && !waiter.enqueue(earlier_server));
-        assert!(waiter.hinted(earlier_server), "it need not ask twice there");
-        hint(std::slice::from_ref(&waiter));
-        let due = engine.registry.take_due(now.after(Duration::from_secs(1)), TOGETHER).waiters;
-        assert_eq!(due.len(), 1, "it asks at once");
-        ask_again(engine, due);
-        assert!(
-            waiter.hinted(waiter.server()) && !waiter.enqueue(waiter.server()),
-            "it is in the right queue"
-        );
-        tokio::task::yield_now().await;
-        assert!(waiter.is_known(), "it is sent");
-    }
-
-    /// The leave of its hold would not make a copy harmless that is sent after the tombstone is read.
-    #[tokio::test]
-    async fn a_waiter_with_a_grant_sends_no_further_copy() {
-        let (alive, waiter) = waiter().await;
-        let now = alive.engine().clock().now();
-        assert!(waiter.next_copy(now, StoreTime(1)).is_some());
-        waiter.failed(now, &StoreError::new(StoreErrorKind::Unreachable, "no answer"));
-        assert!(waiter.next_copy(now, StoreTime(2)).is_some());
-        assert_eq!(waiter.granted(), Some(StoreTime(2)), "the copy in flight counts");
-        waiter.heard();
-        assert!(waiter.enqueue(waiter.server()), "it was due just now");
-        assert_eq!(waiter.standing(), Standing::Over);
-        assert!(waiter.next_copy(now, StoreTime(3)).is_none());
-    }
-
-    /// The answer to a copy may come while the watchdog asks again for its waiter.
-    #[tokio::test]
-    async fn asking_again_puts_nothing_off_that_an_answer_has_scheduled() {
-        let (alive, waiter) = waiter().await;
-        let engine = alive.engine();
-        let now = engine.clock().now();
-        assert!(waiter.next_copy(now, StoreTime(1)).is_some(), "in flight");
-        engine.registry.ask_at(waiter.slot(), now);
-        ask_again(engine, vec![waiter]);
-        assert_eq!(engine.registry.take_due(now, TOGETHER).waiters.len(), 1, "it asks now");
-    }
-
-    #[test]
-    fn i8_a_waiter_asks_again_within_the_first_lease_of_its_grant() {
-        for millis in [10, 100, 700, 1500, 3000, 30_000] {
-            let lease = Duration::from_millis(millis);
-            for (ahead, offset) in [(0, 0), (0, 999), (1, 1), (7, 1999)] {
-                let now = BootTime(1_000_000_000_000).after(Duration::from_millis(offset));
-                let longest = LOSSY.min(lease * 2 / 3);
-                let asks = next_ask(now, ahead, Duration::from_secs(3600), longest);
-                assert!(asks > now && asks.since(now) < lease.min(FIRST_LEASE), "{ahead} ahead, {lease:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_claim_just_answered_is_not_asked_again_at_once() {
-        let lease = Duration::from_secs(30);
-        for millis in 0..4000 {
-            let now = BootTime(0).after(Duration::from_millis(millis));
-            for (ahead, period) in [(0, LOSSY / 2), (1, LOSSY)] {
-                let wait = next_ask(now, ahead, lease, LOSSY).since(now);
-                assert!(wait >= LOSSY / 8 && wait <= period + LOSSY / 8, "{wait:?} at {millis} ms");
-            }
-        }
-        let soon = Duration::from_millis(5);
-        assert_eq!(next_ask(BootTime(0), 0, soon, LOSSY), BootTime(0).after(soon + Duration::from_millis(1)));
     }
 }

@@ -18,6 +18,7 @@ pub(crate) mod patience;
 mod registry;
 pub(crate) mod release;
 pub(crate) mod renewal;
+mod settle;
 mod store_client;
 mod store_clock;
 mod subscriptions;

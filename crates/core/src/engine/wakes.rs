@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::{
     Engine,
-    acquisition::{self, News},
     registry::Recipient,
     release,
+    settle::{self, News},
 };
 use crate::{
     name::Name,
@@ -16,10 +16,10 @@ use crate::{
 pub(super) fn deliver(engine: &Arc<Engine>, wake: Wake) {
     match wake {
         Wake::Granted(name, notice) => pushed(engine, &name, notice),
-        Wake::Changed(Topic::Grants(name)) => acquisition::hint(&engine.registry.waiting_for(Some(&name))),
+        Wake::Changed(Topic::Grants(name)) => settle::hint(&engine.registry.waiting_for(Some(&name))),
         Wake::Changed(topic) => engine.subscriptions.changed(&topic),
         Wake::Resync => {
-            acquisition::hint(&engine.registry.waiting_for(None));
+            settle::hint(&engine.registry.waiting_for(None));
             engine.subscriptions.all_changed();
         }
         Wake::Reconfirm => engine.registry.renew_now(engine.clock().now()),
@@ -32,7 +32,7 @@ fn pushed(engine: &Arc<Engine>, name: &Name, notice: GrantNotice) {
         return;
     }
     match engine.registry.recipient(notice.contender.seq, notice.number) {
-        Recipient::Waiting(waiter) => acquisition::settle(&waiter, News::Pushed(notice)),
+        Recipient::Waiting(waiter) => settle::settle(&waiter, News::Pushed(notice)),
         _ => release::unwanted(engine, name, notice.contender, notice.number, notice.lease),
     }
 }

@@ -1,9 +1,9 @@
-//! The watchdog: it renews holds, ends those whose time is over, has waiters ask again and keeps gauges up to date. It runs on the keeper's own
-//! thread, so a blocked user runtime loses no lock.
+//! The watchdog: it renews holds, ends those whose time is over, has waiters ask again and keeps gauges up to date. It
+//! runs on the keeper's own thread, so a blocked user runtime loses no lock.
 
 use std::sync::Arc;
 
-use super::{Engine, acquisition, renewal};
+use super::{Engine, renewal, settle};
 use crate::clock::BootTime;
 
 /// Runs until the keeper ends.
@@ -27,7 +27,7 @@ fn look_around(engine: &Arc<Engine>) -> BootTime {
     let now = engine.clock().now();
     let due = engine.registry.take_due(now, renewal::TOGETHER);
     if !due.waiters.is_empty() {
-        acquisition::ask_again(engine, due.waiters);
+        settle::ask_again(engine, due.waiters);
     }
     renewal::renew_due(engine, due.holds, now);
     publish(engine);
