@@ -5,6 +5,7 @@ pub mod broken;
 pub mod counting;
 pub mod faulty;
 pub mod history;
+pub mod log;
 pub mod overrides;
 pub mod port;
 #[cfg(target_os = "linux")]

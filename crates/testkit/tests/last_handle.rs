@@ -21,6 +21,9 @@ const NAME: &str = "stock/42";
 /// The longest wait.
 const WAIT: Duration = Duration::from_millis(500);
 
+/// The longest wait for a store that did not answer before.
+const WAIT_FOR_SILENCE: Duration = Duration::from_millis(150);
+
 /// Nothing arrives.
 const SILENCE: Faults = Faults { lost_request: 1000, ..Faults::NONE };
 
@@ -75,13 +78,6 @@ impl World {
 
 async fn lock(keeper: &Keeper) -> Guard {
     keeper.mutex(NAME).lock().await.expect("free")
-}
-
-/// Runs a test of which an answer in time is a part. On a busy machine the answer may come later than anybody waits, but
-/// not every time.
-fn is_in_time<F: Future<Output = bool>>(test: impl Fn(World) -> F) {
-    let passes = |_| runtime().block_on(test(World::new()));
-    assert!((0..5).any(passes), "five times not as it should be");
 }
 
 /// How long it takes to drop something.
@@ -179,24 +175,27 @@ fn i17_a_store_that_did_not_answer_before_is_hardly_waited_for() {
     });
 }
 
-/// One request failed, as after a connection broke.
+/// One request failed, as after a connection broke. On a busy machine the answer may be too late for the wait, but the
+/// wait is never left out.
 #[test]
 fn i16_a_single_failure_before_leaves_nothing_held() {
-    is_in_time(async |world: World| {
+    let world = World::new();
+    runtime().block_on(async {
         let keeper = world.keeper().await;
         let guard = lock(&keeper).await;
         world.network.next(Fate::LOST_REQUEST);
         keeper.inspect(NAME).await.expect_err("no answer");
         world.network.next(Fate::late(millis(30)));
-        drop((guard, keeper));
-        world.server.kept() == 0
+        let waited = dropped((guard, keeper));
+        assert!(waited >= WAIT_FOR_SILENCE || waited >= millis(30) && world.server.kept() == 0, "{waited:?}");
     });
 }
 
 /// An answer came meanwhile, so the store is back, and is waited for as if it had never been away.
 #[test]
 fn i17_a_store_that_answers_again_is_waited_for() {
-    is_in_time(async |world: World| {
+    let world = World::new();
+    runtime().block_on(async {
         let keeper = world.keeper().await;
         let (first, second) = (lock(&keeper).await, keeper.mutex("other").lock().await.expect("free"));
         world.network.next(Fate::LOST_REQUEST);
@@ -210,8 +209,8 @@ fn i17_a_store_that_answers_again_is_waited_for() {
         while world.requests.so_far() == before {
             tokio::task::yield_now().await;
         }
-        drop((second, keeper));
-        world.server.kept() == 0
+        let waited = dropped((second, keeper));
+        assert!(waited >= WAIT || world.server.kept() == 0, "{waited:?}");
     });
 }
 
@@ -303,8 +302,11 @@ fn i18_a_task_of_the_keeper_is_not_the_last_handle() {
 /// The observer's task asks the store at that moment, and has no answer. The keeper's end is not an error of the store.
 #[test]
 fn an_observer_that_outlives_the_handles_ends_without_an_error() {
-    is_in_time(async |world: World| {
-        let keeper = world.keeper().await;
+    let world = World::new();
+    runtime().block_on(async {
+        // The look fails only after the handles are gone, and before the keeper's thread ends.
+        let keeper = Keeper::builder(world.connector()).request_limit(Duration::from_secs(3));
+        let keeper = keeper.connect().await.expect("a good network");
         let election = keeper.election(NAME);
         // Its leave keeps the keeper's thread.
         let guard = keeper.mutex("other").lock().await.expect("free");
@@ -316,6 +318,6 @@ fn an_observer_that_outlives_the_handles_ends_without_an_error() {
             tokio::time::sleep(millis(1)).await;
         }
         drop((keeper, election, guard));
-        observer.next().await.is_none()
+        assert!(observer.next().await.is_none());
     });
 }

@@ -1,9 +1,6 @@
 //! Ways to connect: TLS, sockets, users with few rights. And passwords, which are never shown.
 
-use std::{
-    fmt::Write as _,
-    sync::{Mutex, OnceLock},
-};
+use std::{fmt::Write as _, sync::Mutex};
 
 use lockkeeper_core::support;
 
@@ -13,7 +10,6 @@ use lockkeeper_testkit::{
     servers::{Redis, RedisOptions, RedisSentinel},
 };
 use tokio::time::{Instant, timeout};
-use tracing::{Event, Metadata, Subscriber, field, span};
 
 use crate::{NAME, connect, millis, secs};
 
@@ -112,44 +108,11 @@ const CANARY: &str = "canary-d41d8cd9";
 /// Everything that any crate logs, at every level.
 static LOGGED: Mutex<String> = Mutex::new(String::new());
 
-struct Log;
-
-struct Text<'a>(&'a mut String);
-
-impl field::Visit for Text<'_> {
-    fn record_debug(&mut self, field: &field::Field, value: &dyn std::fmt::Debug) {
-        write!(self.0, " {field}={value:?}").expect("a string takes everything");
-    }
-}
-
-impl Subscriber for Log {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
-        span.record(&mut Text(&mut support::lock(&LOGGED)));
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, values: &span::Record<'_>) {
-        values.record(&mut Text(&mut support::lock(&LOGGED)));
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let mut logged = support::lock(&LOGGED);
-        write!(logged, "\n{}", event.metadata().target()).expect("a string takes everything");
-        event.record(&mut Text(&mut logged));
-    }
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
 fn log_everything() {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| tracing::subscriber::set_global_default(Log).expect("the first"));
+    lockkeeper_testkit::log::listen(
+        |_| true,
+        |row| writeln!(support::lock(&LOGGED), "{row}").expect("a string takes everything"),
+    );
 }
 
 /// All that a program may print of an error.
