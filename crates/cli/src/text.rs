@@ -1,81 +1,24 @@
-//! Text for terminals and files: escapes unsafe characters, formats times and tables, and notices a closed output.
+//! Text for terminals and files: escapes unsafe characters, formats tables, and notices a closed output.
 
 use std::{
     io::{self, Write},
     os::fd::AsFd,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
+pub(crate) use lockkeeper::support::{
+    moment::show as moment,
+    terminal::{self, plain},
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
 
 use crate::exit::{Failure, INTERNAL};
 
-/// Whether a terminal could take `c` for an order, or a reader be deceived by it: control
-/// characters, line separators, and the marks that change direction or cannot be seen.
-fn is_unsafe(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
-}
-
-/// `text` with everything unsafe written as `\u{…}`.
-pub(crate) fn plain(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        if is_unsafe(c) {
-            safe.extend(c.escape_unicode());
-        } else {
-            safe.push(c);
-        }
-    }
-    safe
-}
-
 /// One line of JSON. The parts of a string that JSON allows but a terminal should not get are
 /// escaped as JSON does it, so every reader gets the same text back.
 pub(crate) fn json(value: &Value) -> String {
-    let text = value.to_string();
-    let mut safe = String::with_capacity(text.len());
-    let mut units = [0; 2];
-    for c in text.chars() {
-        if is_unsafe(c) {
-            for unit in c.encode_utf16(&mut units) {
-                safe.push_str(&format!("\\u{unit:04x}"));
-            }
-        } else {
-            safe.push(c);
-        }
-    }
-    safe
-}
-
-/// A moment in UTC, as RFC 3339 writes it, to the millisecond.
-pub(crate) fn moment(time: SystemTime) -> String {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seconds = since.as_secs();
-    let (year, month, day) = date(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", since.subsec_millis())
-}
-
-/// The date so many days after 1970-01-01.
-fn date(mut days: u64) -> (u64, usize, u64) {
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    // Whole cycles of 400 years have the same length.
-    let mut year = 1970 + days / 146_097 * 400;
-    days %= 146_097;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 0;
-    while days >= lengths[month] {
-        days -= lengths[month];
-        month += 1;
-    }
-    (year, month + 1, days + 1)
+    terminal::json(value.to_string())
 }
 
 /// How long ago `time` was; zero if clocks disagree.
@@ -139,31 +82,10 @@ mod tests {
     const HOSTILE: &str = "a\u{1b}[2J\u{9b}31m\u{7f}\r\n\u{202e}b\u{e0041}é";
 
     #[test]
-    fn hostile_text_is_harmless_and_readable() {
-        assert_eq!(plain("stock/42 é 漢"), "stock/42 é 漢");
-        let safe = plain(HOSTILE);
-        assert!(!safe.chars().any(is_unsafe), "{safe}");
-        assert!(safe.contains("\\u{1b}[2J") && safe.ends_with('é'), "{safe}");
-    }
-
-    #[test]
     fn json_stays_the_same_text() {
         let line = json(&Value::from(HOSTILE));
-        assert!(!line.chars().any(is_unsafe), "{line}");
+        assert!(!line.chars().any(terminal::is_unsafe), "{line}");
         assert_eq!(serde_json::from_str::<String>(&line).ok().as_deref(), Some(HOSTILE));
-    }
-
-    #[test]
-    fn moments_are_dates() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00.000Z"),
-            (951_782_400, "2000-02-29T00:00:00.000Z"),
-            (1_794_700_799, "2026-11-14T23:59:59.000Z"),
-            (4_107_542_400, "2100-03-01T00:00:00.000Z"),
-            (13_574_649_599, "2400-02-29T23:59:59.000Z"),
-        ] {
-            assert_eq!(moment(UNIX_EPOCH + Duration::from_secs(seconds)), text);
-        }
     }
 
     #[test]

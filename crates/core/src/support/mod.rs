@@ -6,8 +6,10 @@ pub mod background;
 pub mod backoff;
 pub mod duration;
 pub mod lease_option;
+pub mod moment;
 pub mod percent;
 pub mod sentence;
+pub mod terminal;
 
 /// Locks `mutex`, also after a panic elsewhere.
 ///
