@@ -61,6 +61,9 @@ pub(crate) enum Action {
     Watch(WatchArgs),
     /// Evict the holders of NAME
     Evict(EvictArgs),
+    /// Serve locks over HTTP, for programs in every language
+    #[cfg(feature = "serve")]
+    Serve(ServeArgs),
     /// Print a completion script for a shell
     #[command(hide = true)]
     Completions { shell: Shell },
@@ -255,6 +258,48 @@ pub(crate) struct EvictArgs {
     /// Do not ask
     #[arg(long)]
     pub(crate) yes: bool,
+}
+
+#[cfg(feature = "serve")]
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    /// Where to listen: ADDRESS:PORT, or unix:PATH
+    #[arg(long, value_name = "WHERE", default_value_t)]
+    pub(crate) listen: lockkeeper_serve::Listen,
+    /// A file of lines ROLE TOKEN [NAME [PREFIX…]] with the roles look, use and administer; read again when it changes.
+    /// Without it, one administer token is made and printed once
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// A chain of certificates (PEM); read again when it changes
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of the certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Only a proxy that speaks TLS reaches this server; its X-Forwarded-For is believed
+    #[arg(long)]
+    pub(crate) behind_proxy: bool,
+    /// A name by which this server is called, besides those of loopback; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) host: Vec<String>,
+    /// Name the N locks with the most waiters in /metrics
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) hottest: usize,
+    /// The most connections; beyond it, the longest idle one is closed for a new one
+    #[arg(long, value_name = "N")]
+    pub(crate) connections: Option<usize>,
+    /// The most requests that wait. Default: 4096, and 32 on ZooKeeper, where each is a session
+    #[arg(long, value_name = "N")]
+    pub(crate) waiting: Option<usize>,
+    /// The longest wait of a request. Default: 10m
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    pub(crate) longest_wait: Option<Duration>,
+    /// How many requests a second one token may make. Default: 2000
+    #[arg(long, value_name = "N")]
+    pub(crate) rate: Option<u32>,
+    /// How long a client may take for a request, for reading an answer, and between two requests. Default: 30s
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    pub(crate) patience: Option<Duration>,
 }
 
 fn permits(text: &str) -> Result<(u32, u32), String> {

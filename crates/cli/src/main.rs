@@ -19,6 +19,8 @@ mod observe;
 mod processes;
 mod progress;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod signals;
 mod store;
 mod terminal;
@@ -89,6 +91,8 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
             return text::print(&String::from_utf8_lossy(&script)).map(|()| 0);
         }
         Action::Man => return manual().map(|()| 0),
+        #[cfg(feature = "serve")]
+        Action::Serve(args) => return serve::serve(&cli.store, args),
         _ => {}
     }
     let quiet = match &cli.action {
@@ -121,6 +125,8 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
             Action::Watch(args) => watch::watch(keeper, args).await,
             Action::Evict(args) => evict::evict(keeper, args).await,
             Action::Completions { .. } | Action::Man => Ok(0),
+            #[cfg(feature = "serve")]
+            Action::Serve(_) => Ok(0),
         };
         store::close(keeper).await;
         result

@@ -30,9 +30,6 @@ pub(crate) struct Connected {
 /// Connects to the store that the options name, else the environment, else the default.
 pub(crate) async fn connect(args: &StoreArgs) -> Result<Connected, Failure> {
     let url = url(args)?;
-    if lockkeeper::url::missing_feature(&url).is_some() {
-        return Err(Failure::usage(NOT_BUILT_IN));
-    }
     if url.starts_with("memory:") {
         return Err(Failure::usage(NOT_SHARED));
     }
@@ -48,7 +45,16 @@ pub(crate) async fn close(keeper: &Keeper) {
     drop(tokio::time::timeout(LAST_REQUESTS, keeper.close()).await);
 }
 
-fn url(args: &StoreArgs) -> Result<String, Failure> {
+/// The URL of the store that the options name, else the environment, else the default. It may hold a password.
+pub(crate) fn url(args: &StoreArgs) -> Result<String, Failure> {
+    let url = named(args)?;
+    if lockkeeper::url::missing_feature(&url).is_some() {
+        return Err(Failure::usage(NOT_BUILT_IN));
+    }
+    Ok(url)
+}
+
+fn named(args: &StoreArgs) -> Result<String, Failure> {
     if let Some(url) = &args.store {
         if has_password(url) {
             text::say(

@@ -12,6 +12,8 @@ mod operators;
 #[cfg(feature = "redis")]
 mod outages;
 mod pty;
+#[cfg(feature = "serve")]
+mod serve;
 #[cfg(feature = "full")]
 mod server;
 mod signals;

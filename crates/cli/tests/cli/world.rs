@@ -151,6 +151,12 @@ impl Running {
         Pid::from_raw(self.child.id() as i32)
     }
 
+    /// What it prints, from now on.
+    #[cfg(feature = "serve")]
+    pub(crate) fn stdout(&mut self) -> &mut std::process::ChildStdout {
+        self.child.stdout.as_mut().expect("piped")
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         nix::sys::signal::kill(self.pid(), signal).expect("it lives");
     }

@@ -1,0 +1,63 @@
+//! `serve`: locks over HTTP, until a signal ends it.
+
+use lockkeeper_serve::{ServeError, ServeErrorKind, Server, Settings, TlsFiles};
+use nix::sys::signal::Signal;
+
+use crate::{
+    args::{ServeArgs, StoreArgs},
+    exit::{self, Failure},
+    signals::Signals,
+    store, text,
+};
+
+/// `lockkeeper serve`.
+pub(crate) fn serve(store: &StoreArgs, args: &ServeArgs) -> Result<u8, Failure> {
+    let settings = settings(store, args)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::internal("cannot start", error))?;
+    runtime.block_on(async {
+        let mut signals = Signals::listen()?;
+        let server = Server::bind(settings).await?;
+        text::print(&match server.link() {
+            Some(link) => format!("listening on {}\nopen {link}\n", server.url()),
+            None => format!("listening on {}\n", server.url()),
+        })?;
+        server.run(ended(&mut signals)).await;
+        Ok(0)
+    })
+}
+
+/// Resolves when a signal asks for the end. Others are for programs that `run` starts.
+async fn ended(signals: &mut Signals) {
+    while !matches!(signals.next().await, Signal::SIGINT | Signal::SIGTERM | Signal::SIGQUIT) {}
+}
+
+fn settings(store: &StoreArgs, args: &ServeArgs) -> Result<Settings, Failure> {
+    let mut settings = Settings::new(store::url(store)?);
+    settings.listen = args.listen.clone();
+    settings.token_file.clone_from(&args.token_file);
+    if let (Some(cert), Some(key)) = (args.tls_cert.clone(), args.tls_key.clone()) {
+        settings.tls = Some(TlsFiles { cert, key });
+    }
+    settings.behind_proxy = args.behind_proxy;
+    settings.hosts.clone_from(&args.host);
+    settings.hottest = args.hottest;
+    let limits = &mut settings.limits;
+    limits.connections = args.connections.unwrap_or(limits.connections);
+    limits.waiting = args.waiting;
+    limits.longest_wait = args.longest_wait.unwrap_or(limits.longest_wait);
+    limits.rate = args.rate.unwrap_or(limits.rate);
+    limits.patience = args.patience.unwrap_or(limits.patience);
+    Ok(settings)
+}
+
+impl From<ServeError> for Failure {
+    fn from(error: ServeError) -> Self {
+        let code = match error.kind() {
+            ServeErrorKind::Usage => exit::USAGE,
+            ServeErrorKind::Unreachable => exit::UNREACHABLE,
+            ServeErrorKind::System => exit::INTERNAL,
+        };
+        Self::new(code, error.to_string())
+    }
+}

@@ -1,0 +1,164 @@
+//! `/v1/acquire`: a claim that belongs to no process from its grant on, so it is one request to the store.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{extract::State, response::Response};
+use lockkeeper::{
+    Lease,
+    lock::{AcquiredLease, LeaseClaim},
+    store::{Capacity, Kind, ProcessInfo, Units},
+};
+use serde_json::json;
+
+use crate::{
+    app::{App, ok, to_json},
+    delivery::{GrantBody, Undelivered},
+    gate::Caller,
+    idempotency::{Answer, Key},
+    metrics,
+    problem::{Code, ErrorBody, Problem, Refusals},
+    request::{Asked, time},
+    shapes::{AcquireRequest, Acquired, millis},
+};
+
+const PATH: &str = "/v1/acquire";
+
+/// Acquires a lock, or waits for it.
+///
+/// The lease is renewed by nobody but the caller. A caller that hangs up while it waits leaves the queue, and a grant that
+/// cannot be sent is released. With an `Idempotency-Key` it is kept instead, so that a repeat of the request to the same
+/// server gets it.
+#[utoipa::path(
+    post,
+    path = "/v1/acquire",
+    tag = "locks",
+    request_body = AcquireRequest,
+    params(("Idempotency-Key" = Option<String>, Header, description = "A repeat with the same key gets the same lease")),
+    responses(
+        (status = 200, description = "It is held", body = Acquired),
+        (status = 409, description = "It is busy, was not free in time, or is in use with another capacity", body = ErrorBody),
+        Refusals,
+    )
+)]
+pub(super) async fn acquire(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    asked: Asked<AcquireRequest>,
+) -> Result<Response, Problem> {
+    let Asked { value: request, bytes, key } = asked;
+    caller.check_name(&request.name)?;
+    let claim = claim(&app, &caller, &request)?;
+    let wait = time("wait", request.wait.as_deref())?.unwrap_or_default();
+    let Some(key) = key else {
+        let (lease, acquired, _) = take(&app, &caller, &request.name, &claim, wait).await?;
+        let grant = Undelivered::new(lease, &app.keeper, &app.log, &app.work);
+        let body = GrantBody::new(to_json(&acquired)?, grant, caller.peer.delivery.clone());
+        return Ok(ok(axum::body::Body::new(body)));
+    };
+    let key = Key { who: caller.who.id, path: PATH, key };
+    let work = async {
+        let (_, acquired, until) = take(&app, &caller, &request.name, &claim, wait).await?;
+        Ok(Answer::Acquired(acquired, until))
+    };
+    match app.remembered.once(key, &bytes, work).await? {
+        Answer::Acquired(acquired, _) => Ok(ok(to_json(&acquired)?)),
+        Answer::Other(json) => Ok(ok(json)),
+    }
+}
+
+/// What the request asks for.
+fn claim(app: &App, caller: &Caller, request: &AcquireRequest) -> Result<LeaseClaim, Problem> {
+    let (kind, units, capacity) = match (request.shared, &request.permits, &request.value) {
+        (false, None, None) => (Kind::Mutex, Units::All, Capacity::All),
+        (true, None, None) => (Kind::RwLock, Units::ONE, Capacity::All),
+        (false, Some(permits), None) => {
+            let (units, capacity) = parse_permits(permits)?;
+            (Kind::Semaphore, units, capacity)
+        }
+        (false, None, Some(_)) => (Kind::Election, Units::All, Capacity::All),
+        _ => return Err(Problem::invalid("shared, permits and value exclude each other; give one of them")),
+    };
+    let mut claim = LeaseClaim::new(kind, units, capacity);
+    claim.lease = time("lease", request.lease.as_deref())?.unwrap_or(app.keeper.default_lease());
+    claim.min_hold = time("min_hold", request.min_hold.as_deref())?.unwrap_or_default();
+    claim.label.clone_from(&request.label);
+    claim.value.clone_from(&request.value);
+    claim.process =
+        Some(ProcessInfo { host: caller.from.to_string(), pid: 0, program: caller.who.name.to_string() });
+    Ok(claim)
+}
+
+fn parse_permits(text: &str) -> Result<(Units, Capacity), Problem> {
+    let parsed = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+    match parsed {
+        Some((k, n)) if 1 <= k && k <= n => Ok((Units::count(k)?, Capacity::count(n)?)),
+        _ => Err(Problem::invalid("permits must be K/N with 1 <= K <= N, such as 1/4")),
+    }
+}
+
+/// Acquires it, and says until when it is certainly held.
+async fn take(
+    app: &App,
+    caller: &Caller,
+    name: &str,
+    claim: &LeaseClaim,
+    wait: Duration,
+) -> Result<(Lease, Acquired, Instant), Problem> {
+    let mut left = HungUp { app, caller, name, armed: true };
+    let result = acquired(app, caller, name, claim, wait).await;
+    left.armed = false;
+    let outcome = super::outcome(&result, "granted");
+    let token = result.as_ref().ok().map(|(lease, ..)| lease.token().to_string());
+    app.audit(caller, "acquire", name, outcome, json!({ "token": token }));
+    result
+}
+
+async fn acquired(
+    app: &App,
+    caller: &Caller,
+    name: &str,
+    claim: &LeaseClaim,
+    wait: Duration,
+) -> Result<(Lease, Acquired, Instant), Problem> {
+    let _waiting = app.wait(wait)?;
+    let started = Instant::now();
+    let work = async { Ok(app.keeper.acquire_lease(name, claim, Some(wait)).await?) };
+    let granted = app.until_drained(work).await?;
+    if wait.is_zero() {
+        metrics::store_request("acquire", started);
+    }
+    let Some(AcquiredLease { lease, remaining, .. }) = granted else {
+        return Err(Problem::new(Code::Busy, "somebody else holds it or waits for it"));
+    };
+    if let Err(problem) = caller.check_current() {
+        drop(Undelivered::new(lease, &app.keeper, &app.log, &app.work));
+        return Err(problem);
+    }
+    let acquired = Acquired {
+        name: name.to_owned(),
+        lease: lease.to_string(),
+        token: lease.token().to_string(),
+        floor: lease.floor().to_string(),
+        expires_in_ms: millis(remaining),
+    };
+    Ok((lease, acquired, Instant::now() + remaining))
+}
+
+/// Writes down that a caller hung up.
+struct HungUp<'a> {
+    app: &'a App,
+    caller: &'a Caller,
+    name: &'a str,
+    armed: bool,
+}
+
+impl Drop for HungUp<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.app.audit(self.caller, "acquire", self.name, "hung_up", json!({}));
+        }
+    }
+}

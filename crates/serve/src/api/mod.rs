@@ -1,0 +1,143 @@
+//! The calls of the API, one file each or a few that belong together.
+
+mod acquire;
+mod events;
+mod evict;
+mod fence;
+mod latch;
+mod leader;
+mod leases;
+mod locks;
+mod probes;
+mod store;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::State,
+    http::{HeaderValue, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use lockkeeper::support::terminal;
+use serde::Serialize;
+use utoipa::{
+    Modify, OpenApi,
+    openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use crate::{
+    app::{App, ok, to_json},
+    gate::Caller,
+    idempotency::{Answer, Key},
+    problem::{Code, Problem},
+    request::Asked,
+};
+
+/// What is said about the API as a whole.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Lockkeeper",
+        description = "Distributed locks over HTTP. Every call needs a token, names travel in the body or the query, and \
+                       all errors have one shape.",
+        license(name = "MIT OR Apache-2.0")
+    ),
+    security(("token" = [])),
+    modifiers(&Token)
+)]
+struct Description;
+
+struct Token;
+
+impl Modify for Token {
+    fn modify(&self, openapi: &mut utoipa::openapi::OpenApi) {
+        let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        let components = openapi.components.get_or_insert_default();
+        components.add_security_scheme("token", SecurityScheme::Http(scheme));
+    }
+}
+
+/// All calls, and their description.
+fn described() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(acquire::acquire))
+        .routes(routes!(leases::renew))
+        .routes(routes!(leases::release))
+        .routes(routes!(locks::locks))
+        .routes(routes!(locks::lock))
+        .routes(routes!(events::events))
+        .routes(routes!(evict::evict))
+        .routes(routes!(latch::latches))
+        .routes(routes!(latch::create))
+        .routes(routes!(latch::down))
+        .routes(routes!(latch::wait))
+        .routes(routes!(latch::show))
+        .routes(routes!(latch::reset))
+        .routes(routes!(latch::delete))
+        .routes(routes!(leader::leader))
+        .routes(routes!(fence::fence))
+        .routes(routes!(store::whoami))
+        .routes(routes!(store::store))
+}
+
+/// The description of the API, made from its code.
+pub fn description() -> String {
+    described().into_openapi().to_pretty_json().unwrap_or_default()
+}
+
+/// All paths of the server.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let (router, openapi) = described().split_for_parts();
+    let description: Arc<str> = openapi.to_json().unwrap_or_default().into();
+    router
+        .route("/v1/openapi.json", get(move || async move { ok(description.to_string()) }))
+        .route("/healthz", get(probes::healthz))
+        .route("/readyz", get(probes::readyz))
+        .route("/metrics", get(metrics))
+        .fallback(async || Problem::new(Code::NotFound, "there is no such path"))
+        .method_not_allowed_fallback(async || Problem::new(Code::WrongMethod, "this path has another method"))
+        .with_state(app)
+}
+
+async fn metrics(State(app): State<Arc<App>>, caller: Caller) -> Response {
+    let text = match &app.exporter {
+        Some(exporter) => exporter.render(&app, &caller).await,
+        None => String::new(),
+    };
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], terminal_safe(&text)).into_response()
+}
+
+/// Names of locks are in it if somebody asked for them.
+fn terminal_safe(text: &str) -> String {
+    text.chars().map(|c| if c != '\n' && terminal::is_unsafe(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// Does a change, once if the request has an `Idempotency-Key`, and answers with JSON.
+async fn change<T, R: Serialize>(
+    app: &App,
+    caller: &Caller,
+    path: &'static str,
+    asked: Asked<T>,
+    work: impl AsyncFnOnce(T) -> Result<R, Problem>,
+) -> Result<Response, Problem> {
+    let Asked { value, bytes, key } = asked;
+    let Some(key) = key else { return Ok(ok(to_json(&work(value).await?)?)) };
+    let key = Key { who: caller.who.id, path, key };
+    let work = async { Ok(Answer::Other(to_json(&work(value).await?)?)) };
+    match app.remembered.once(key, &bytes, work).await? {
+        Answer::Other(json) => Ok(ok(json)),
+        Answer::Acquired(acquired, _) => Ok(ok(to_json(&acquired)?)),
+    }
+}
+
+/// The word for how a change went.
+fn outcome<T>(result: &Result<T, Problem>, done: &'static str) -> &'static str {
+    match result {
+        Ok(_) => done,
+        Err(problem) => problem.code.word(),
+    }
+}

@@ -1,0 +1,62 @@
+//! Why a server does not start.
+
+use std::fmt;
+
+use lockkeeper::{StoreError, error::StoreErrorKind, support::sentence};
+
+/// Why a server does not start, as one sentence that says what to do.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ServeError {
+    kind: ServeErrorKind,
+    message: String,
+}
+
+/// Whose mistake it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ServeErrorKind {
+    /// The settings cannot work.
+    Usage,
+    /// The store is out of reach, or refuses us.
+    Unreachable,
+    /// The system refuses something, such as a port that is in use.
+    System,
+}
+
+impl ServeError {
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { kind: ServeErrorKind::Usage, message: message.into() }
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self { kind: ServeErrorKind::System, message: message.into() }
+    }
+
+    /// Whose mistake it is.
+    pub fn kind(&self) -> ServeErrorKind {
+        self.kind
+    }
+}
+
+impl From<StoreError> for ServeError {
+    fn from(error: StoreError) -> Self {
+        let kind = match error.kind() {
+            StoreErrorKind::Config | StoreErrorKind::Unsupported => ServeErrorKind::Usage,
+            _ => ServeErrorKind::Unreachable,
+        };
+        Self { kind, message: sentence::of(&error) }
+    }
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ServeError {}

@@ -1,0 +1,293 @@
+//! Who gets in: the checks that every request passes before anything is done for it.
+
+use std::{
+    net::IpAddr,
+    sync::{Arc, OnceLock},
+};
+
+use axum::{
+    extract::FromRequestParts,
+    http::{HeaderMap, Method, Uri, header, request::Parts},
+};
+
+use crate::{
+    app::App,
+    connections::{Busy, Peer},
+    problem::{Code, Problem},
+    settings::Settings,
+    tokens::{Role, Who},
+};
+
+/// Who makes a request, and from where.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    pub(crate) who: Arc<Who>,
+    /// The address, or `unix`.
+    pub(crate) from: Arc<str>,
+    pub(crate) peer: Arc<Peer>,
+    /// Keeps the connection while the request is worked on.
+    busy: Arc<OnceLock<Busy>>,
+}
+
+impl Caller {
+    /// The request is there with all of its body, so it is worked on from now on.
+    pub(crate) fn begin(&self) {
+        self.busy.get_or_init(|| self.peer.busy());
+    }
+
+    /// Refuses names that its token is not for.
+    pub(crate) fn check_name(&self, name: &str) -> Result<(), Problem> {
+        if self.who.may_use(name) {
+            return Ok(());
+        }
+        let prefixes = self.who.prefixes.join(", ");
+        let message = format!("your token is only for names that begin with {prefixes}");
+        Err(Problem::new(Code::WrongPrefix, message))
+    }
+
+    /// Refuses a token that was taken out of the file while its request waited.
+    pub(crate) fn check_current(&self) -> Result<(), Problem> {
+        if self.who.is_revoked() {
+            return Err(Problem::new(Code::WrongToken, "this token was replaced while the request waited"));
+        }
+        Ok(())
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
+        let caller = parts.extensions.get::<Self>().cloned();
+        let caller = caller.ok_or_else(|| Problem::new(Code::NoToken, "this needs a token"))?;
+        if parts.method == Method::GET {
+            caller.begin();
+        }
+        Ok(caller)
+    }
+}
+
+/// What a path asks of its callers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Access {
+    /// Nothing at all: it tells nothing, and balancers call it by address.
+    Probe,
+    /// A good host name: pages without any data.
+    Page,
+    /// A token with this role.
+    Role(Role),
+}
+
+/// What a path asks of its callers. Paths that are not there ask for a token, too.
+pub(crate) fn access(path: &str) -> Access {
+    match path {
+        "/healthz" | "/readyz" => Access::Probe,
+        "/v1/acquire" | "/v1/renew" | "/v1/release" | "/v1/fence" => Access::Role(Role::Use),
+        "/v1/latch/show" => Access::Role(Role::Look),
+        "/v1/evict" => Access::Role(Role::Administer),
+        path if path.starts_with("/v1/latch/") => Access::Role(Role::Use),
+        path if path.starts_with("/v1/") || path == "/metrics" => Access::Role(Role::Look),
+        _ => Access::Page,
+    }
+}
+
+/// The head of a request, as the checks need it.
+pub(crate) struct Head<'a> {
+    pub(crate) method: &'a Method,
+    pub(crate) uri: &'a Uri,
+    pub(crate) headers: &'a HeaderMap,
+}
+
+/// Lets a request in, or says why not. `None`: it needs no token.
+pub(crate) fn admit(app: &App, peer: &Arc<Peer>, head: &Head<'_>) -> Result<Option<Caller>, Problem> {
+    let role = match access(head.uri.path()) {
+        Access::Probe => return Ok(None),
+        Access::Page => {
+            check_host(&app.settings, head)?;
+            return Ok(None);
+        }
+        Access::Role(role) => role,
+    };
+    check_host(&app.settings, head)?;
+    check_origin(&app.settings, head)?;
+    let who = authenticate(app, peer, head.headers)?;
+    who.rate.take().map_err(|pause| {
+        let message =
+            "this token makes too many requests; the server's --rate says how many a second it may make";
+        Problem::new(Code::TooManyRequests, message).retry_after(pause)
+    })?;
+    if who.role < role {
+        let message =
+            format!("this needs the role {}, and your token has the role {}", role.word(), who.role.word());
+        return Err(Problem::new(Code::WrongRole, message));
+    }
+    let from =
+        from(&app.settings, peer, head.headers).map_or_else(|| "unix".into(), |ip| ip.to_string().into());
+    Ok(Some(Caller { who, from, peer: peer.clone(), busy: Arc::default() }))
+}
+
+fn authenticate(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Arc<Who>, Problem> {
+    let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token = given.and_then(|text| {
+        let (scheme, token) = text.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    });
+    let Some(token) = token.filter(|token| !token.is_empty()) else {
+        return Err(Problem::new(Code::NoToken, "this needs a token, also on loopback"));
+    };
+    if let Some(who) = app.tokens.find(token) {
+        return Ok(who);
+    }
+    let address = peer.address.unwrap_or(IpAddr::from([127, 0, 0, 1]));
+    app.failures.count(address).map_err(|pause| {
+        let message = "too many wrong tokens came from this address";
+        Problem::new(Code::TooManyRequests, message).retry_after(pause)
+    })?;
+    Err(Problem::new(Code::WrongToken, "this server does not know that token"))
+}
+
+/// The client's address: that of the connection, or what the proxy in front says.
+fn from(settings: &Settings, peer: &Peer, headers: &HeaderMap) -> Option<IpAddr> {
+    if settings.behind_proxy {
+        // The last one is what our own proxy saw; those before it are the client's words.
+        let forwarded = headers.get_all("x-forwarded-for").iter().next_back();
+        let last = forwarded.and_then(|value| value.to_str().ok()?.rsplit(',').next()?.trim().parse().ok());
+        if last.is_some() {
+            return last;
+        }
+    }
+    peer.address
+}
+
+/// A page of another site can make a browser call us by a name of its own (DNS rebinding), so names are checked.
+fn check_host(settings: &Settings, head: &Head<'_>) -> Result<(), Problem> {
+    let mut hosts = head.headers.get_all(header::HOST).iter();
+    let host = match (hosts.next().and_then(|host| host.to_str().ok()), hosts.next()) {
+        (Some(host), None) => host,
+        _ => return Err(Problem::new(Code::WrongHost, "the request needs one header Host")),
+    };
+    let target = head.uri.authority().map(|authority| authority.as_str());
+    if is_known(settings, host) && target.is_none_or(|target| is_known(settings, target)) {
+        return Ok(());
+    }
+    Err(Problem::new(Code::WrongHost, "this server is not called by that name"))
+}
+
+fn is_known(settings: &Settings, host: &str) -> bool {
+    let name = without_port(host);
+    if name.eq_ignore_ascii_case("localhost") {
+        return true;
+    }
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    if address.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
+        return true;
+    }
+    settings.hosts.iter().any(|known| known.eq_ignore_ascii_case(name) || known.eq_ignore_ascii_case(host))
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.ends_with(':') => {
+            // An IPv6 address without brackets has no port.
+            if name.contains(':') && !name.starts_with('[') { host } else { name }
+        }
+        _ => host,
+    }
+}
+
+/// A page of another site may not make a browser call us, even though it does not know the token.
+fn check_origin(settings: &Settings, head: &Head<'_>) -> Result<(), Problem> {
+    let text = |name: &str| head.headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let foreign = || Problem::new(Code::WrongOrigin, "the request comes from a page of another site");
+    if text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none")) {
+        return Err(foreign());
+    }
+    if matches!(*head.method, Method::GET | Method::HEAD) {
+        return Ok(());
+    }
+    let Some(origin) = text("origin") else { return Ok(()) };
+    let host = text("host").unwrap_or_default();
+    let ours = match origin.split_once("://") {
+        Some(("https", name)) => (settings.tls.is_some() || settings.behind_proxy) && name == host,
+        Some(("http", name)) => settings.tls.is_none() && name == host,
+        _ => false,
+    };
+    if ours { Ok(()) } else { Err(foreign()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        let mut settings = Settings::new("memory:");
+        settings.hosts = vec!["locks.example".into(), "other.example:8443".into()];
+        settings
+    }
+
+    #[test]
+    fn hosts_are_loopback_or_named() {
+        for good in [
+            "localhost",
+            "LOCALHOST:7171",
+            "127.0.0.1",
+            "127.0.0.1:80",
+            "127.8.9.1:80",
+            "[::1]",
+            "[::1]:7171",
+            "locks.example",
+            "Locks.Example:443",
+            "other.example:8443",
+        ] {
+            assert!(is_known(&settings(), good), "{good}");
+        }
+        for bad in [
+            "",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "evil.example:80",
+            "localhost@evil.example",
+            "other.example",
+            "10.0.0.1",
+            "[::2]:80",
+            "0.0.0.0",
+            "localhost:80:80",
+        ] {
+            assert!(!is_known(&settings(), bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn changes_come_from_our_own_pages_or_from_programs() {
+        let check = |method: Method, pairs: &[(&'static str, &'static str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in pairs {
+                headers.insert(*name, value.parse().expect("a value"));
+            }
+            let uri = Uri::from_static("/v1/acquire");
+            check_origin(&settings(), &Head { method: &method, uri: &uri, headers: &headers }).is_ok()
+        };
+        let host = ("host", "localhost:7171");
+        assert!(check(Method::POST, &[host]));
+        assert!(check(Method::POST, &[host, ("origin", "http://localhost:7171")]));
+        assert!(check(Method::GET, &[host, ("sec-fetch-site", "same-origin")]));
+        for bad in [
+            "http://evil.example",
+            "null",
+            "https://localhost:7171",
+            "http://localhost",
+            "http://localhost:7171.e",
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert("host", host.1.parse().expect("a value"));
+            headers.insert("origin", bad.parse().expect("a value"));
+            let uri = Uri::from_static("/v1/acquire");
+            let head = Head { method: &Method::POST, uri: &uri, headers: &headers };
+            assert!(check_origin(&settings(), &head).is_err(), "{bad}");
+        }
+        for site in [("sec-fetch-site", "cross-site"), ("sec-fetch-site", "same-site")] {
+            assert!(!check(Method::GET, &[host, site]) && !check(Method::POST, &[host, site]));
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The log: one JSON object a line on stderr, for every change and for what the library warns of.
+//!
+//! A thread of its own writes, because nobody may wait for a pipe that is not read. If it cannot keep up, lines are
+//! dropped and counted, and the next line that is written says how many.
+
+use std::{
+    fmt::Debug,
+    io::Write,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, Receiver, SyncSender},
+    },
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use lockkeeper::support::{self, moment, terminal};
+use serde_json::{Map, Value, json};
+use tracing::{Event, Level, Metadata, Subscriber, field, span, subscriber};
+
+use crate::error::ServeError;
+
+/// How many lines wait to be written at most.
+const UNWRITTEN: usize = 16_384;
+/// How long the end of the server waits for lines to be written.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
+
+/// Where lines go.
+pub type Output = Box<dyn Write + Send>;
+
+enum Item {
+    Line(Map<String, Value>),
+    Flush(SyncSender<()>),
+}
+
+/// The log of one server; clones write to the same.
+#[derive(Clone)]
+pub(crate) struct Log {
+    items: SyncSender<Item>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Log {
+    pub(crate) fn start(output: Output) -> Result<Self, ServeError> {
+        let (items, to_write) = mpsc::sync_channel(UNWRITTEN);
+        let lost = Arc::new(AtomicU64::new(0));
+        let counted = lost.clone();
+        thread::Builder::new()
+            .name("log".into())
+            .spawn(move || write(&to_write, output, &counted))
+            .map_err(|error| ServeError::internal(format!("cannot start the thread of the log: {error}")))?;
+        Ok(Self { items, lost })
+    }
+
+    /// Writes one line, without waiting.
+    pub(crate) fn write(&self, level: &str, what: &str, fields: Value) {
+        let mut line = Map::new();
+        line.insert("time".into(), moment::show(SystemTime::now()).into());
+        line.insert("level".into(), level.into());
+        line.insert("what".into(), what.into());
+        if let Value::Object(fields) = fields {
+            line.extend(fields);
+        }
+        if self.items.try_send(Item::Line(line)).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            metrics::counter!(crate::metrics::LOG_LOST).increment(1);
+        }
+    }
+
+    /// Waits briefly until the lines so far are written.
+    pub(crate) fn flush(&self) {
+        let (done, written) = mpsc::sync_channel(1);
+        if self.items.try_send(Item::Flush(done)).is_ok() {
+            // If nobody reads, the server ends all the same.
+            let _ = written.recv_timeout(WRITTEN_WITHIN);
+        }
+    }
+
+    /// Has warnings of the library written here, too, unless the program has a subscriber of its own.
+    pub(crate) fn subscribe(&self) {
+        let warnings = Warnings { log: Mutex::new(self.clone()) };
+        drop(subscriber::set_global_default(warnings));
+    }
+}
+
+fn write(items: &Receiver<Item>, mut output: Output, lost: &AtomicU64) {
+    let mut put = |line: Map<String, Value>| {
+        let text = terminal::json(Value::Object(line).to_string());
+        // Nobody may be there to read it.
+        drop(writeln!(output, "{text}"));
+    };
+    for item in items {
+        match item {
+            Item::Line(line) => {
+                let missing = lost.swap(0, Ordering::Relaxed);
+                if missing > 0 {
+                    let mut said = Map::new();
+                    said.insert("time".into(), moment::show(SystemTime::now()).into());
+                    said.insert("level".into(), "warn".into());
+                    said.insert("what".into(), "lines of this log were lost".into());
+                    said.insert("lines".into(), missing.into());
+                    put(said);
+                }
+                put(line);
+            }
+            // The server may have ended its wait.
+            Item::Flush(done) => drop(done.try_send(())),
+        }
+    }
+}
+
+/// Writes what the library warns of.
+struct Warnings {
+    log: Mutex<Log>,
+}
+
+#[derive(Default)]
+struct Fields {
+    message: String,
+    others: Map<String, Value>,
+}
+
+impl field::Visit for Fields {
+    fn record_debug(&mut self, field: &field::Field, value: &dyn Debug) {
+        self.record_str(field, &format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &field::Field, value: &str) {
+        match field.name() {
+            "message" => self.message = value.to_owned(),
+            name => drop(self.others.insert(name.to_owned(), value.into())),
+        }
+    }
+
+    fn record_u64(&mut self, field: &field::Field, value: u64) {
+        self.others.insert(field.name().to_owned(), json!(value));
+    }
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN && metadata.is_event() && metadata.target().starts_with("lockkeeper")
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let level = if *event.metadata().level() == Level::ERROR { "error" } else { "warn" };
+        support::lock(&self.log).write(level, &fields.message, Value::Object(fields.others));
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
