@@ -28,7 +28,8 @@
 //!    unknown outcome is reported as [`StoreErrorKind::Unreachable`](crate::StoreErrorKind) and
 //!    the engine asks again with the same id.
 //! 9. **One entry's refusal is a value** ([`Verdict::Refused`], [`Verdict::NotNow`], [`Left::NotNow`],
-//!    [`Renewed::Unknown`]) and never fails its group.
+//!    [`Renewed::Unknown`]) and never fails its group. What was answered with *not now* is asked again alone
+//!    ([`Store::apply_alone`]).
 //!
 //! [`model`](crate::model) is this contract as code; the refinement and behaviour suites
 //! of `lockkeeper-store-tests` hold a store to it.
@@ -157,6 +158,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Claims and leaves, in order, as one request. An empty group only answers the clock.
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>>;
+
+    /// Claims and leaves of one resource that were answered with *not now* before. Nothing else travels with them, and other
+    /// groups do not wait for them: a store may wait until the resource can be served, for a part of the time that a request
+    /// has.
+    fn apply_alone<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        self.apply(group)
+    }
 
     /// Extends leases, as one request of its own on a connection of its own.
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>>;

@@ -284,6 +284,10 @@ impl Store for BrokenStore {
         })
     }
 
+    fn apply_alone<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        self.apply(group)
+    }
+
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
         Box::pin(async move {
             let asked = Instant::now();

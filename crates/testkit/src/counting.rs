@@ -68,6 +68,10 @@ impl Store for CountingStore {
         self.ask().apply(group)
     }
 
+    fn apply_alone<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        self.ask().apply_alone(group)
+    }
+
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
         self.ask().renew(leases)
     }

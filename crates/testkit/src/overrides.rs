@@ -6,9 +6,9 @@ use std::{fmt, sync::Arc};
 use lockkeeper_core::{
     Capability, Name,
     store::{
-        Admit, Admitted, Answer, Answers, Claim, Connector, Context, Count, Counted, Evict, Evicted,
-        LatchPage, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Verdict,
-        Wake, WakeSink, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Claim, Connector, Context, Count, Counted, Evict,
+        Evicted, LatchPage, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic,
+        Verdict, Wake, WakeSink, Watch,
     },
 };
 
@@ -16,6 +16,7 @@ use crate::wrapper::same_store;
 
 type ChangeVerdict = dyn Fn(&Claim, Verdict) -> Verdict + Send + Sync;
 type ChangeRenewed = dyn Fn(&Renew, Renewed) -> Renewed + Send + Sync;
+type BeforeAlone = dyn Fn(&[Request]) -> BoxFuture<'static, ()> + Send + Sync;
 type ChangeServer = dyn Fn(&Name, usize) -> usize + Send + Sync;
 type ChangeWake = dyn Fn(Wake) -> Option<Wake> + Send + Sync;
 type ChangeWatch =
@@ -25,6 +26,7 @@ type ChangeWatch =
 pub struct Overrides {
     capability: Box<dyn Fn(&mut Capability) + Send + Sync>,
     verdict: Box<ChangeVerdict>,
+    alone: Box<BeforeAlone>,
     renewed: Box<ChangeRenewed>,
     server: Box<ChangeServer>,
     wake: Box<ChangeWake>,
@@ -38,6 +40,7 @@ impl Overrides {
         Self {
             capability: Box::new(|_| {}),
             verdict: Box::new(|_, verdict| verdict),
+            alone: Box::new(|_| Box::pin(std::future::ready(()))),
             renewed: Box::new(|_, renewed| renewed),
             server: Box::new(|_, server| server),
             wake: Box::new(Some),
@@ -54,6 +57,15 @@ impl Overrides {
     /// Changes the answers to claims.
     pub fn verdicts(mut self, change: impl Fn(&Claim, Verdict) -> Verdict + Send + Sync + 'static) -> Self {
         self.verdict = Box::new(change);
+        self
+    }
+
+    /// Does something before requests that are asked again alone.
+    pub fn before_alone(
+        mut self,
+        act: impl Fn(&[Request]) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) -> Self {
+        self.alone = Box::new(act);
         self
     }
 
@@ -144,6 +156,13 @@ impl Store for OverriddenStore {
             });
             answers.each = changed.collect();
             Ok(answers)
+        })
+    }
+
+    fn apply_alone<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        Box::pin(async move {
+            (self.overrides.alone)(group).await;
+            self.apply(group).await
         })
     }
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Keeper, LatchError,
-    store::{BoxFuture, Connector, Topic, Wake, Watch},
+    Keeper, LatchError, StoreError, StoreErrorKind,
+    store::{BoxFuture, Connector, Topic, Verdict, Wake, Watch},
     support,
     testing::Virtual,
 };
@@ -271,6 +271,49 @@ async fn a_subscription_made_while_the_old_one_ends_is_kept() {
     opens.await.expect("no panic").expect("open");
     assert!(opened.elapsed() < millis(100), "woken only by a poll, after {:?}", opened.elapsed());
     theirs.latch("name").delete().await.expect("there");
+}
+
+/// What a store cannot do now is asked again with nothing but its name, and beside the groups: however long the store waits
+/// for that name, others are served.
+#[tokio::test(start_paused = true)]
+async fn what_a_store_cannot_do_now_goes_alone_and_delays_nobody() {
+    let world = Virtual::new();
+    let (alone, free) = (Arc::new(Mutex::new(Vec::new())), Arc::new(tokio::sync::Semaphore::new(0)));
+    let refused = Mutex::new(std::collections::BTreeSet::new());
+    let overrides = {
+        let (alone, free) = (alone.clone(), free.clone());
+        Overrides::new()
+            .verdicts(move |claim, verdict| {
+                // Nothing was done: the first copy of each claim is one that the store has not seen.
+                let is_busy = claim.name.as_str().starts_with("busy");
+                if is_busy && support::lock(&refused).insert(claim.contender) {
+                    return Verdict::NotNow(StoreError::new(StoreErrorKind::Conflict, "busy").not_applied());
+                }
+                verdict
+            })
+            .before_alone(move |group| {
+                let names: Vec<String> = group.iter().map(|request| request.name().to_string()).collect();
+                support::lock(&alone).push(names);
+                let free = free.clone();
+                Box::pin(async move { free.acquire().await.expect("open").forget() })
+            })
+    };
+    let keeper = on(&world, overrides.of(world.server.connector("memory:"))).await;
+    let waiters = each(3, |number| {
+        let semaphore = keeper.semaphore(if number < 2 { "busy/1" } else { "busy/2" }, 3);
+        async move { std::mem::forget(semaphore.acquire().await.expect("free in the end")) }
+    });
+    for round in 0..5 {
+        let started = Instant::now();
+        keeper.mutex(&format!("other/{round}")).lock().await.expect("free").release().await.expect("held");
+        assert!(started.elapsed() < millis(10), "it waited for {:?}", started.elapsed());
+    }
+    free.add_permits(9);
+    done(waiters).await;
+    let alone = support::lock(&alone).clone();
+    assert!(alone.iter().all(|names| names.windows(2).all(|pair| pair[0] == pair[1])), "{alone:?}");
+    assert_eq!(alone.iter().flatten().filter(|name| *name == "busy/1").count(), 2, "{alone:?}");
+    assert_eq!(alone.iter().flatten().filter(|name| *name == "busy/2").count(), 1, "{alone:?}");
 }
 
 /// A keeper on a network that a test slows down, with one request at a time.

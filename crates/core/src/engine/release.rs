@@ -396,6 +396,8 @@ struct Leaving {
     backoff: Backoff,
     /// Since when the store answers that it can do nothing now.
     not_now_since: Option<BootTime>,
+    /// Whether it answered so the last time, so that the next copy goes alone.
+    alone: bool,
 }
 
 impl Leaving {
@@ -418,6 +420,7 @@ impl Leaving {
             reply,
             backoff: BACKOFF,
             not_now_since: None,
+            alone: false,
         });
         if awaited { engine.dispatcher.submit(leaving) } else { engine.dispatcher.submit_later(leaving) }
     }
@@ -436,6 +439,10 @@ impl Asker for Leaving {
         true
     }
 
+    fn goes_alone(&self) -> bool {
+        self.alone
+    }
+
     fn request(&self, _sent: BootTime, _not_after: StoreTime) -> Option<Request> {
         Some(Request::Leave(self.leave.clone()))
     }
@@ -446,9 +453,11 @@ impl Asker for Leaving {
         let Some(mut leaving) = Arc::into_inner(self) else { return };
         let engine = leaving.engine.clone();
         let now = engine.clock().now();
-        let mut soon = false;
+        let (mut soon, mut at_once) = (false, false);
+        leaving.alone = matches!(answer, Ok(Answer::Leave(Left::NotNow)));
         let result = match answer {
             Ok(Answer::Leave(Left::NotNow)) => {
+                at_once = leaving.not_now_since.is_none();
                 let since = *leaving.not_now_since.get_or_insert(now);
                 soon = now.since(since) < engine.client.request_limit;
                 Err(not_now())
@@ -473,7 +482,9 @@ impl Asker for Leaving {
             return;
         }
         engine.client.background.clone().spawn(async move {
-            last_handle::pause(&engine, sent, &mut leaving.backoff).await;
+            if !at_once {
+                last_handle::pause(&engine, sent, &mut leaving.backoff).await;
+            }
             engine.dispatcher.submit_all([Arc::new(leaving) as Arc<dyn Asker>]);
         });
     }

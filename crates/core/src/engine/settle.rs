@@ -37,6 +37,10 @@ impl Asker for Waiter {
         false
     }
 
+    fn goes_alone(&self) -> bool {
+        Waiter::goes_alone(self)
+    }
+
     fn request(&self, sent: BootTime, not_after: StoreTime) -> Option<Request> {
         self.next_copy(sent, not_after).map(Request::Claim)
     }
@@ -166,16 +170,19 @@ fn placed(waiter: &Arc<Waiter>, ahead: u32, retry_in: Duration, now: BootTime) {
     }
 }
 
-/// The store did nothing for now. It answered, so a caller that only tries asks again as well, but for no longer than a
-/// request may take.
+/// The store did nothing for now. It is asked again alone: at once the first time, because then it can wait. It answered, so
+/// a caller that only tries asks again as well, but for no longer than a request may take.
 fn not_now(waiter: &Waiter, sent: BootTime, error: StoreError, now: BootTime) {
     let engine = &waiter.engine;
-    let failing_since = waiter.failing_since().unwrap_or(now);
-    if waiter.claim().queue || now.since(failing_since) >= engine.client.request_limit {
+    let failing_since = waiter.failing_since();
+    waiter.go_alone();
+    let is_over = now.since(failing_since.unwrap_or(now)) >= engine.client.request_limit;
+    if failing_since.is_some() && (waiter.claim().queue || is_over) {
         return failed(waiter, sent, error, now);
     }
     let Some(failure) = waiter.failed(now, &error) else { return };
-    engine.registry.ask_at(waiter.slot(), now.after(failure.pause));
+    let pause = failing_since.map_or(Duration::ZERO, |_| failure.pause);
+    engine.registry.ask_at(waiter.slot(), now.after(pause));
 }
 
 /// The outcome of a claim is not known: ask again with the same id, while that makes sense.

@@ -66,6 +66,8 @@ struct State {
     hinted: bool,
     ahead: Option<u32>,
     failing: Option<Failing>,
+    /// Whether the next copy goes alone, because the store could not do the last one then.
+    alone: bool,
     heard: Heard,
     /// Copies in a row that came too late for the store's clock.
     too_late: u32,
@@ -141,6 +143,7 @@ impl Waiter {
         state.sent += 1;
         state.in_flight = Some(not_after);
         state.hinted = false;
+        state.alone = false;
         Some(Claim { stamp: sent.0, not_after, again, ..self.template.clone() })
     }
 
@@ -205,6 +208,15 @@ impl Waiter {
         let failing = state.failing.get_or_insert(Failing { since: now, backoff: store_client::BACKOFF });
         let failure = FailedCopy { pause: failing.backoff.pause(), since: failing.since };
         (!state.is_over()).then_some(failure)
+    }
+
+    /// The next copy goes alone.
+    pub(super) fn go_alone(&self) {
+        self.state().alone = true;
+    }
+
+    pub(super) fn goes_alone(&self) -> bool {
+        self.state().alone
     }
 
     /// Since when copies fail, if the last one did.

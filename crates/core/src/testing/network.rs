@@ -316,6 +316,10 @@ impl Store for DistantStore {
         self.send(group, |store, group| store.apply(group))
     }
 
+    fn apply_alone<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        self.send(group, |store, group| store.apply_alone(group))
+    }
+
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
         self.send(leases, |store, leases| store.renew(leases))
     }

@@ -4,6 +4,9 @@
 //! little more than one. There is one queue per server of the store, and only as many requests are in flight to each
 //! server as the store says it can make use of.
 //!
+//! A request that the store could not do "now" is asked again alone: with others of the same resource only, and beside the
+//! groups, so that the store can wait for that resource while all others are served.
+//!
 //! The dispatcher takes requests from an [`Asker`] and gives the answers back to it. It knows nothing of holds, waiters or
 //! guards, and never repeats a request: the asker decides what to ask again.
 
@@ -47,6 +50,9 @@ pub(crate) trait Asker: Send + Sync {
 
     /// Whether it leaves: leaves go before claims of the same resource.
     fn leaves(&self) -> bool;
+
+    /// Whether the store could not do its last request then: the next one goes alone.
+    fn goes_alone(&self) -> bool;
 
     /// The request, as it is sent at `sent`; `None` if there is nothing to ask any more.
     fn request(&self, sent: BootTime, not_after: StoreTime) -> Option<Request>;
@@ -100,6 +106,10 @@ struct State {
     /// before it is taken out, so a long line of them is not looked through for each group. Without askers, nobody is
     /// behind.
     behind: HashMap<Name, VecDeque<Arc<dyn Asker>>>,
+    /// Those that go alone, one resource at a time.
+    alone: VecDeque<Arc<dyn Asker>>,
+    /// Whether one of them is in flight.
+    alone_in_flight: bool,
     groups_in_flight: usize,
     requests_in_flight: usize,
     /// Somebody will see to it that the askers are sent.
@@ -143,7 +153,9 @@ impl Dispatcher {
         for askers in by_server.into_values() {
             let Some(first) = askers.first() else { continue };
             let queue = self.queue(first.name());
-            if let Some(in_flight) = self.send(&queue, askers) {
+            let (alone, askers): (Vec<_>, Vec<_>) = askers.into_iter().partition(|asker| asker.goes_alone());
+            for in_flight in [self.send(&queue, askers), self.send_alone(&queue, alone)].into_iter().flatten()
+            {
                 in_flight.spawn();
             }
         }
@@ -188,6 +200,33 @@ impl Dispatcher {
         Some(self.group(queue, alone))
     }
 
+    fn send_alone(
+        self: &Arc<Self>,
+        queue: &Arc<Queue>,
+        askers: impl IntoIterator<Item = Arc<dyn Asker>>,
+    ) -> Option<InFlight> {
+        let mut state = queue.state();
+        state.alone.extend(askers);
+        let is_due = !state.alone.is_empty() && !std::mem::replace(&mut state.alone_in_flight, true);
+        drop(state);
+        is_due.then(|| self.lone_group(queue))
+    }
+
+    /// Sends the requests of one resource alone, and then those of the next one.
+    fn lone_group(self: &Arc<Self>, queue: &Arc<Queue>) -> InFlight {
+        // Made here and not at the first poll: a group that is never polled ends, too.
+        let mut slot = LoneSlot { dispatcher: self.clone(), queue: queue.clone(), started: false };
+        let request = async move {
+            slot.started = true;
+            let askers = slot.queue.take_alone(&slot.dispatcher.client);
+            if !askers.is_empty() {
+                send_group(&slot.dispatcher.client, slot.queue.server, askers, Travels::Alone).await;
+            }
+            drop(slot);
+        };
+        InFlight::new(&self.rescuer, Box::pin(request))
+    }
+
     /// Sends one group and gives out its answers; what has come in meanwhile goes next. A group that is not `alone`
     /// first lets the tasks run that are ready to: the store is busy anyway, and what they ask goes along.
     fn group(self: &Arc<Self>, queue: &Arc<Queue>, alone: bool) -> InFlight {
@@ -201,7 +240,7 @@ impl Dispatcher {
             let askers = slot.queue.take(&slot.dispatcher.client, alone);
             slot.requests = askers.len();
             if !askers.is_empty() {
-                send_group(&slot.dispatcher.client, slot.queue.server, askers).await;
+                send_group(&slot.dispatcher.client, slot.queue.server, askers, Travels::WithOthers).await;
             }
             drop(slot);
         };
@@ -250,6 +289,25 @@ impl Queue {
         state.requests_in_flight += group.len();
         drop(state);
         group.sort_by(|a, b| (a.name(), !a.leaves()).cmp(&(b.name(), !b.leaves())));
+        group
+    }
+
+    /// The next requests that go alone: all of one resource, leaves before claims.
+    fn take_alone(&self, client: &StoreClient) -> Vec<Arc<dyn Asker>> {
+        let mut state = self.state();
+        let (mut group, mut others) = (Vec::<Arc<dyn Asker>>::new(), VecDeque::new());
+        for asker in state.alone.drain(..).filter(|asker| asker.standing() != Standing::Over) {
+            look();
+            let is_next = group.first().is_none_or(|first| first.name() == asker.name());
+            if is_next && group.len() < client.group_limit() {
+                group.push(asker);
+            } else {
+                others.push_back(asker);
+            }
+        }
+        state.alone = others;
+        drop(state);
+        group.sort_by_key(|asker| !asker.leaves());
         group
     }
 }
@@ -347,6 +405,29 @@ impl Drop for Slot {
     }
 }
 
+/// The right to have one request in flight that goes alone. When it ends, the next one goes.
+struct LoneSlot {
+    dispatcher: Arc<Dispatcher>,
+    queue: Arc<Queue>,
+    started: bool,
+}
+
+impl Drop for LoneSlot {
+    fn drop(&mut self) {
+        let mut state = self.queue.state();
+        if state.alone.is_empty() || !self.started {
+            // As with a group that is never polled, nobody can send what is left.
+            let given_up = std::mem::take(&mut state.alone);
+            state.alone_in_flight = false;
+            drop(state);
+            drop(given_up);
+            return;
+        }
+        drop(state);
+        self.dispatcher.lone_group(&self.queue).spawn();
+    }
+}
+
 /// The askers of a group in flight: each of them gets an answer, whatever becomes of the request, also if the code that
 /// one of them calls panics.
 struct Answering(std::vec::IntoIter<Arc<dyn Asker>>);
@@ -379,8 +460,15 @@ impl Drop for Answering {
     }
 }
 
+/// How requests travel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Travels {
+    WithOthers,
+    Alone,
+}
+
 /// Sends one group to `server` as one request and gives out its answers.
-async fn send_group(client: &StoreClient, server: usize, mut askers: Vec<Arc<dyn Asker>>) {
+async fn send_group(client: &StoreClient, server: usize, mut askers: Vec<Arc<dyn Asker>>, travels: Travels) {
     let mut requests = Vec::with_capacity(askers.len());
     let sent = client.clock.now();
     let not_after = client.store_clock.not_after(server, sent);
@@ -395,7 +483,11 @@ async fn send_group(client: &StoreClient, server: usize, mut askers: Vec<Arc<dyn
         return;
     }
     let answering = Answering(askers.into_iter());
-    let result = client.ask_in_flight(client.store.apply(&requests)).await;
+    let reply = match travels {
+        Travels::WithOthers => client.store.apply(&requests),
+        Travels::Alone => client.store.apply_alone(&requests),
+    };
+    let result = client.ask_in_flight(reply).await;
     if let Some(request) = requests.first() {
         client.outages.heard(request.name(), sent, &result);
     }
@@ -426,6 +518,10 @@ mod tests {
 
         fn leaves(&self) -> bool {
             true
+        }
+
+        fn goes_alone(&self) -> bool {
+            false
         }
 
         fn request(&self, _sent: BootTime, _not_after: StoreTime) -> Option<Request> {
