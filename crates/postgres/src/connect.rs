@@ -12,6 +12,7 @@ use crate::{
     check,
     connection::{Connection, Opener},
     groups::Own,
+    session::Session,
     settings::Settings,
     store::PostgresStore,
     sweep, trouble,
@@ -42,18 +43,16 @@ async fn open(settings: Settings, context: Context) -> Result<PostgresStore, Sto
         context.background.spawn(async move { check::warn(check::look(&requests).await) });
     }
     let renewals = Connection::new(opener.clone(), limit, None);
-    let listener = Listener::new(opener, requests.clone(), context.keeper);
-    let sweep = Background::spawn(&context.background, sweep::run(Arc::downgrade(&requests), own.clone()));
-    let sweep = std::sync::Mutex::new(Some(sweep));
-    Ok(PostgresStore { url, id, own, requests, renewals, listener, background: context.background, sweep })
+    let waits = Arc::new(Connection::new(opener.clone(), limit, None));
+    let listener = Listener::new(&opener, requests.clone(), waits.clone(), context.keeper);
+    let sweep = Background::spawn(&context.background, sweep::run(Arc::downgrade(&waits), own.clone()));
+    let (sweep, background) = (std::sync::Mutex::new(Some(sweep)), context.background);
+    Ok(PostgresStore { url, id, own, requests, renewals, waits, listener, background, sweep })
 }
 
-/// Opens a session on the keeper's thread. Many keepers that start at once make the tables one after the other.
-async fn first_session(opener: &Arc<Opener>) -> Result<crate::session::Session, StoreError> {
+/// Opens a session on the keeper's thread.
+async fn first_session(opener: &Arc<Opener>) -> Result<Session, StoreError> {
     let opener = opener.clone();
     let background = opener.background.clone();
-    let limit = opener.settings.connect_limit + std::time::Duration::from_secs(4);
-    let opened = background.spawn(async move { tokio::time::timeout(limit, opener.open(None)).await });
-    let opened = opened.await.map_err(|_| trouble::closed())?;
-    opened.map_err(|_| trouble::too_slow().not_applied())?
+    background.spawn(async move { opener.open().await }).await.map_err(|_| trouble::closed())?
 }

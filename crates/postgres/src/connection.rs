@@ -7,8 +7,8 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -20,16 +20,22 @@ use lockkeeper_core::{
 };
 use tokio::{
     runtime::Handle,
-    sync::{mpsc, oneshot},
-    time::{Instant, timeout_at},
+    sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
+    time::{Instant, timeout, timeout_at},
 };
 
 use crate::{
+    home::another_store,
     layout,
-    session::{ServerFacts, Session},
+    session::{Life, ServerFacts, Session},
     settings::Settings,
     trouble,
 };
+
+/// How long a session may take to be useful after it is connected. Many keepers that start at once make the tables one
+/// after the other.
+const SETTLED_WITHIN: Duration = Duration::from_secs(4);
 
 /// Opens sessions of one store, and notices when another server answers.
 pub(crate) struct Opener {
@@ -37,53 +43,76 @@ pub(crate) struct Opener {
     pub(crate) background: Handle,
     pub(crate) wakes: WakeSink,
     known: Mutex<Option<Known>>,
+    /// How many sessions were lost and replaced. What was written without a sync may be gone then.
+    losses: watch::Sender<u64>,
 }
 
 /// The server as it was last seen.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Known {
     id: String,
-    facts: ServerFacts,
+    started: i64,
+    timeline: i32,
+    /// The sessions that are open there.
+    sessions: Vec<Weak<Life>>,
+}
+
+impl Known {
+    fn is_same_server(&self, facts: &ServerFacts) -> bool {
+        (self.started, self.timeline) == (facts.started, facts.timeline)
+    }
 }
 
 impl Opener {
     pub(crate) fn new(settings: Settings, background: Handle, wakes: WakeSink) -> Self {
-        Self { settings, background, wakes, known: Mutex::new(None) }
+        Self { settings, background, wakes, known: Mutex::new(None), losses: watch::Sender::new(0) }
     }
 
     /// Opens a session, and makes the tables if they are not there.
-    pub(crate) async fn open(
-        &self,
-        messages: Option<mpsc::UnboundedSender<String>>,
-    ) -> Result<Session, StoreError> {
-        let session = Session::open(&self.settings, &self.background, messages).await?;
+    pub(crate) async fn open(&self) -> Result<Session, StoreError> {
+        let limit = self.settings.connect_limit + SETTLED_WITHIN;
+        let opened = timeout(limit, self.open_in_time()).await;
+        opened.unwrap_or_else(|_| Err(trouble::too_slow().not_applied()))
+    }
+
+    async fn open_in_time(&self) -> Result<Session, StoreError> {
+        let mut session = Session::open(&self.settings, &self.background).await?;
         let facts = session.greet().await?;
-        let user = self.settings.driver.get_user().unwrap_or("PUBLIC");
-        let id = layout::settle(&session, &self.settings.schema, user).await?;
-        self.remember(Known { id, facts })?;
+        let id = layout::settle(&session, &self.settings.schema, &facts.user).await?;
+        self.remember(&id, &facts, session.life())?;
+        session.at_home(&facts, id);
         Ok(session)
     }
 
-    /// All holds are renewed when another server has taken over, or the same one came back: it may have lost the last
-    /// grants.
-    fn remember(&self, now: Known) -> Result<(), StoreError> {
+    /// Takes note of the server that a new session leads to. If another one has taken over, or the same one came back, it
+    /// may have lost the last grants: all other sessions are cut, because the old server may live on and grant what the new
+    /// one grants, too, and all holds are renewed.
+    fn remember(&self, id: &str, facts: &ServerFacts, session: &Arc<Life>) -> Result<(), StoreError> {
         let mut known = support::lock(&self.known);
-        match &*known {
-            Some(before) if before.id != now.id => {
-                return Err(trouble::corrupt(
-                    "another store answers under this URL: its tables were made anew, or the URL leads elsewhere now; \
-                     connect again",
-                ));
-            }
-            Some(before) if before.facts.started != now.facts.started => {
-                tracing::info!(
-                    "the server was restarted, or another one has taken over; all holds are renewed"
-                );
-                self.wakes.wake(Wake::Reconfirm);
-            }
-            _ => {}
+        let Some(known) = &mut *known else {
+            let sessions = vec![Arc::downgrade(session)];
+            let (started, timeline) = (facts.started, facts.timeline);
+            *known = Some(Known { id: id.to_owned(), started, timeline, sessions });
+            return Ok(());
+        };
+        if known.id != id {
+            return Err(another_store());
         }
-        *known = Some(now);
+        if facts.timeline < known.timeline {
+            return Err(trouble::replaced());
+        }
+        if !known.is_same_server(facts) {
+            tracing::info!("the server was restarted, or another one has taken over; all holds are renewed");
+            (known.started, known.timeline) = (facts.started, facts.timeline);
+            known
+                .sessions
+                .drain(..)
+                .filter_map(|session| session.upgrade())
+                .for_each(|session| session.cut());
+            self.wakes.wake(Wake::Reconfirm);
+        }
+        known.sessions.retain(|session| session.strong_count() > 0);
+        known.sessions.push(Arc::downgrade(session));
         Ok(())
     }
 
@@ -119,29 +148,44 @@ impl Failure {
     }
 }
 
-/// Whether a commit was sent whose answer is not known yet.
-#[derive(Debug, Default)]
-pub(crate) struct Progress(AtomicBool);
+/// How far a piece of work is, and how much time it has.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    may_have_committed: AtomicBool,
+    until: Instant,
+    waiting: Arc<AtomicUsize>,
+}
 
 impl Progress {
     /// A statement that may commit something goes out now.
     pub(crate) fn commits(&self) {
-        self.0.store(true, Ordering::Release);
+        self.may_have_committed.store(true, Ordering::Release);
     }
 
     /// It is known that nothing was committed.
     pub(crate) fn nothing_done(&self) {
-        self.0.store(false, Ordering::Release);
+        self.may_have_committed.store(false, Ordering::Release);
     }
 
     fn may_have_committed(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.may_have_committed.load(Ordering::Acquire)
+    }
+
+    /// When a quarter of the time that is left will have passed: work that may be left out stops then.
+    pub(crate) fn a_part_of_the_rest(&self) -> Instant {
+        let now = Instant::now();
+        now + self.until.saturating_duration_since(now) / 4
+    }
+
+    /// Whether other work waits for this one.
+    pub(crate) fn others_wait(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
     }
 }
 
 /// What work comes to.
 pub(crate) type Worked<T> = Result<T, Failure>;
-type Working<T> = Pin<Box<dyn Future<Output = Worked<T>> + Send>>;
+pub(crate) type Working<T> = Pin<Box<dyn Future<Output = Worked<T>> + Send>>;
 type Job =
     Box<dyn FnOnce(Result<Arc<Session>, StoreError>) -> Pin<Box<dyn Future<Output = After> + Send>> + Send>;
 
@@ -156,6 +200,10 @@ pub(crate) struct Connection {
     jobs: mpsc::UnboundedSender<Queued>,
     limit: Duration,
     background: Handle,
+    /// How many jobs are in the queue.
+    waiting: Arc<AtomicUsize>,
+    works: Arc<AtomicBool>,
+    losses: watch::Receiver<u64>,
     task: Mutex<Option<Background>>,
 }
 
@@ -164,8 +212,28 @@ impl Connection {
     pub(crate) fn new(opener: Arc<Opener>, limit: Duration, first: Option<Session>) -> Self {
         let (jobs, queue) = mpsc::unbounded_channel();
         let background = opener.background.clone();
-        let task = Background::spawn(&background, serve(opener, queue, first.map(Arc::new)));
-        Self { jobs, limit, background, task: Mutex::new(Some(task)) }
+        let (waiting, works) = (Arc::<AtomicUsize>::default(), Arc::new(AtomicBool::new(true)));
+        let losses = opener.losses.subscribe();
+        let server = Server {
+            opener,
+            session: first.map(Arc::new),
+            was_lost: false,
+            opening: None,
+            waiting: waiting.clone(),
+            works: works.clone(),
+        };
+        let task = Background::spawn(&background, server.serve(queue));
+        Self { jobs, limit, background, waiting, works, losses, task: Mutex::new(Some(task)) }
+    }
+
+    /// Changes whenever a session of this keeper was lost and replaced.
+    pub(crate) fn losses(&self) -> watch::Receiver<u64> {
+        self.losses.clone()
+    }
+
+    /// Whether there was a session for the last piece of work.
+    pub(crate) fn works(&self) -> bool {
+        self.works.load(Ordering::Acquire)
     }
 
     /// Does `work` on the keeper's thread. It runs to its end even if the caller goes away meanwhile.
@@ -221,6 +289,7 @@ impl Connection {
                 drop(reply.send(result));
             }
         };
+        let waiting = self.waiting.clone();
         let job: Job = Box::new(move |session| {
             Box::pin(async move {
                 let session = match session {
@@ -230,7 +299,8 @@ impl Connection {
                         return After::Closed;
                     }
                 };
-                let progress = Arc::new(Progress::default());
+                let progress = Progress { may_have_committed: AtomicBool::new(false), until, waiting };
+                let progress = Arc::new(progress);
                 let (result, after) = match timeout_at(until, work(session, progress.clone())).await {
                     Ok(Ok(done)) => (Ok(done), After::Kept),
                     Ok(Err(failure)) => (Err(failure.error), failure.session),
@@ -241,30 +311,78 @@ impl Connection {
                 after
             })
         });
+        self.waiting.fetch_add(1, Ordering::AcqRel);
         self.jobs.send(Queued { until, is_abandoned, job }).map_err(|_| trouble::closed())
     }
 }
 
-/// Does one piece of work after the other.
-async fn serve(opener: Arc<Opener>, mut queue: mpsc::UnboundedReceiver<Queued>, first: Option<Arc<Session>>) {
-    let mut session = first;
-    while let Some(Queued { until, is_abandoned, job }) = queue.recv().await {
-        if is_abandoned() {
-            continue;
+/// Does the work of a connection.
+struct Server {
+    opener: Arc<Opener>,
+    session: Option<Arc<Session>>,
+    was_lost: bool,
+    opening: Option<Opening>,
+    waiting: Arc<AtomicUsize>,
+    works: Arc<AtomicBool>,
+}
+
+/// A session that is being opened. That may take longer than a piece of work has time, so it goes on for the next one.
+struct Opening(JoinHandle<Result<Session, StoreError>>);
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Server {
+    /// Does one piece of work after the other.
+    async fn serve(mut self, mut queue: mpsc::UnboundedReceiver<Queued>) {
+        while let Some(Queued { until, is_abandoned, job }) = queue.recv().await {
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
+            if is_abandoned() {
+                continue;
+            }
+            if Instant::now() >= until {
+                // It spent its time in the queue. The session has done nothing wrong.
+                job(Err(trouble::too_slow().not_applied())).await;
+                continue;
+            }
+            let session = self.session(until).await;
+            self.works.store(session.is_ok(), Ordering::Release);
+            if job(session).await == After::Closed
+                && let Some(session) = self.session.take()
+            {
+                session.cut();
+                self.was_lost = true;
+            }
         }
-        session = session.filter(|session| !session.is_closed());
-        let opened = match &session {
-            Some(session) => Ok(session.clone()),
-            None => match timeout_at(until, opener.open(None)).await {
-                Ok(opened) => opened.map(Arc::new),
-                Err(_) => Err(trouble::too_slow().not_applied()),
-            },
-        };
-        session = opened.as_ref().ok().cloned();
-        if job(opened).await == After::Closed
-            && let Some(session) = session.take()
-        {
+    }
+
+    /// The session, which is opened if need be.
+    async fn session(&mut self, until: Instant) -> Result<Arc<Session>, StoreError> {
+        if let Some(session) = self.session.take_if(|session| session.is_closed()) {
+            // Whatever it is still kept for.
             session.cut();
+            self.was_lost = true;
         }
+        if let Some(session) = &self.session {
+            return Ok(session.clone());
+        }
+        let opener = self.opener.clone();
+        let opening =
+            self.opening.get_or_insert_with(|| Opening(tokio::spawn(async move { opener.open().await })));
+        let opened = match timeout_at(until, &mut opening.0).await {
+            Err(_) => return Err(trouble::too_slow().not_applied()),
+            Ok(Ok(opened)) => opened,
+            Ok(Err(_)) => Err(trouble::closed()),
+        };
+        self.opening = None;
+        let session = Arc::new(opened?);
+        self.session = Some(session.clone());
+        if std::mem::take(&mut self.was_lost) {
+            self.opener.losses.send_modify(|losses| *losses += 1);
+        }
+        Ok(session)
     }
 }

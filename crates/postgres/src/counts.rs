@@ -16,10 +16,11 @@ use crate::{
     connection::{Failure, Worked},
     flights::{self, Call},
     groups::{Group, messages, unread},
+    home::{Header, Home},
     rows::{get, name_from_bytes},
     session::Session,
     statements::Statement,
-    trouble::{self, corrupt, replica},
+    trouble::{self, corrupt},
 };
 
 /// How often a row that was missing is made before an operation gives up.
@@ -30,13 +31,13 @@ struct ReadLatch {
     snapshot: CountSnapshot,
     /// Whether there is a row that can be locked.
     has_row: bool,
-    transaction: Option<String>,
+    header: Header,
     watchers: Vec<KeeperId>,
 }
 
 impl ReadLatch {
-    /// Takes the rows of `Statement::ReadLatch`.
-    fn new(rows: &[Row]) -> Result<Self, StoreError> {
+    /// Takes the rows of `Statement::ReadLatch`, which must have been answered at home.
+    fn new(rows: &[Row], home: &Home) -> Result<Self, StoreError> {
         let start = Now { lease: StoreTime(0), wall: 0 };
         let mut read = Self {
             snapshot: CountSnapshot {
@@ -46,11 +47,11 @@ impl ReadLatch {
                 remembered: None,
             },
             has_row: false,
-            transaction: None,
+            header: Header { transaction: None, waits_for_replicas: true },
             watchers: Vec::new(),
         };
         for row in rows {
-            read.take(row)?;
+            read.take(row, home)?;
         }
         if read.snapshot.now == start {
             return Err(corrupt("the table store has no row; drop the schema, or restore it"));
@@ -58,19 +59,18 @@ impl ReadLatch {
         Ok(read)
     }
 
-    fn take(&mut self, row: &Row) -> Result<(), StoreError> {
+    fn take(&mut self, row: &Row, home: &Home) -> Result<(), StoreError> {
         let (first, second): (i64, i64) = (get(row, 1)?, get(row, 2)?);
         let numbers: [Option<i64>; 4] = [get(row, 3)?, get(row, 4)?, get(row, 5)?, get(row, 6)?];
         let word: Option<&str> = get(row, 7)?;
         let all = numbers.iter().copied().collect::<Option<Vec<i64>>>();
         let all = all.and_then(|all| <[i64; 4]>::try_from(all).ok());
         match get::<i32>(row, 0)? {
-            0 if numbers[3] != Some(0) => return Err(replica()),
             0 => {
+                self.header = home.header(numbers[3].unwrap_or_default(), word.unwrap_or_default())?;
                 let wall = second.cast_unsigned();
                 self.snapshot.now = Now { lease: StoreTime(wall), wall };
                 self.snapshot.floor = HighWater(first.cast_unsigned());
-                self.transaction = word.map(str::to_owned);
             }
             1 => {
                 self.has_row = true;
@@ -94,16 +94,21 @@ impl Group {
         let read = Call { statement: Statement::ReadLatch, parameters: &[&name, &op] };
         if count.action == CountAction::Read {
             let rows = self.session.query(read.statement, read.parameters).await.map_err(unread)?;
-            let read = ReadLatch::new(&rows).map_err(Failure::closes)?;
+            let read = ReadLatch::new(&rows, &self.session.home).map_err(Failure::closes)?;
             return Ok(answers(&read, &read.snapshot.count(&count)));
         }
         for _ in 0..TRIES {
             let lock = Call { statement: Statement::LockLatch, parameters: &[&name] };
             let read = Call { statement: Statement::ReadLatch, parameters: &[&name, &op] };
-            let flight =
-                flights::first(&self.session, lock, read, &[Statement::WriteLatch, Statement::Notify])
-                    .await?;
-            let read = match ReadLatch::new(&flight.read) {
+            let flight = flights::first(
+                &self.session,
+                self.wait,
+                lock,
+                read,
+                &[Statement::WriteLatch, Statement::Notify],
+            )
+            .await?;
+            let read = match ReadLatch::new(&flight.read, &self.session.home) {
                 Ok(read) => read,
                 Err(error) => return Err(flights::give_up(&self.session, error).await),
             };
@@ -133,7 +138,7 @@ impl Group {
         let (own, others): (Vec<_>, Vec<_>) =
             read.watchers.iter().partition::<Vec<KeeperId>, _>(|keeper| **keeper == self.own.keeper);
         let wake = |keeper: KeeperId| (keeper, Wake::Changed(topic.clone()));
-        let messages = messages(others.into_iter().map(wake).collect(), read.transaction.as_deref());
+        let messages = messages(others.into_iter().map(wake).collect(), &read.header);
         let write = Call {
             statement: Statement::WriteLatch,
             parameters: &[
@@ -166,13 +171,17 @@ impl Group {
         for _ in 0..TRIES {
             let lock = Call { statement: Statement::LockFence, parameters: &[&name] };
             let read = Call { statement: Statement::ReadFence, parameters: &[&name] };
-            let flight = flights::first(&self.session, lock, read, &[Statement::WriteFence]).await?;
+            let flight =
+                flights::first(&self.session, self.wait, lock, read, &[Statement::WriteFence]).await?;
             let (Some(row), false) = (flight.read.first(), flight.locked.is_empty()) else {
                 flights::roll_back(&self.session).await?;
                 self.session.query(Statement::MakeFence, &[&name]).await.map_err(unread)?;
                 continue;
             };
-            let admitted = get(row, 0).and_then(|highest| Ok(admit(Some(highest), &order)?));
+            let admitted = get::<i32>(row, 1).and_then(|backend| {
+                self.session.home.header(backend.into(), get(row, 2)?)?;
+                Ok(admit(Some(get(row, 0)?), &order)?)
+            });
             let admitted = match admitted {
                 Ok(admitted) => admitted,
                 Err(error) => return Err(flights::give_up(&self.session, error).await),

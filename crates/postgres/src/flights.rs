@@ -4,7 +4,7 @@
 //! answer of the first succeeded, and its transaction counts only if every answer of it did. The server ends a transaction
 //! whose client stops in the middle.
 
-use std::{future::Future, pin::Pin, sync::Arc, task::Poll};
+use std::{future::Future as _, sync::Arc, task::Poll};
 
 use lockkeeper_core::StoreError;
 use tokio_postgres::{Error, Row};
@@ -18,12 +18,41 @@ use crate::{
 
 /// Begins a transaction, and bounds for how long it can keep others waiting. The limits belong to the transaction, so they
 /// hold behind a pooler too and leave nothing behind. A client that does not read is not idle, hence the limit of TCP.
-const BEGIN: &str = "\
+///
+/// Warnings are asked for first: one that comes with the beginning or with the commit changes what they mean, and somebody
+/// may have switched them off for this user.
+macro_rules! begin {
+    ($lock_wait:literal) => {
+        concat!(
+            "SET LOCAL client_min_messages = warning;
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL idle_in_transaction_session_timeout = '1s';
-SET LOCAL lock_timeout = '250ms';
+SET LOCAL lock_timeout = '",
+            $lock_wait,
+            "';
 SET LOCAL statement_timeout = '5s';
-SET LOCAL tcp_user_timeout = '2s'";
+SET LOCAL tcp_user_timeout = '2s'"
+        )
+    };
+}
+
+/// For how long a transaction waits for a row that another one has locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LockWait {
+    /// For the usual time of a transaction: others wait behind this one.
+    Brief,
+    /// Long enough to have its turn among many.
+    Whole,
+}
+
+impl LockWait {
+    fn begin(self) -> &'static str {
+        match self {
+            Self::Brief => begin!("30ms"),
+            Self::Whole => begin!("250ms"),
+        }
+    }
+}
 
 /// A statement and its parameters.
 pub(crate) struct Call<'a> {
@@ -42,6 +71,7 @@ pub(crate) struct FirstFlight {
 /// `later` are statements that the second flight may send. They are prepared before anything is locked.
 pub(crate) async fn first(
     session: &Session,
+    wait: LockWait,
     lock: Call<'_>,
     read: Call<'_>,
     later: &[Statement],
@@ -51,7 +81,7 @@ pub(crate) async fn first(
     let warnings = session.warnings();
     let (begun, locked, read) = tokio::join!(
         biased;
-        session.batch(BEGIN),
+        session.batch(wait.begin()),
         session.query(lock.statement, lock.parameters),
         session.query(read.statement, read.parameters),
     );
@@ -107,20 +137,25 @@ pub(crate) async fn second(
 ) -> Worked<()> {
     let mut needed = vec![write.statement];
     needed.extend(messages.is_some().then_some(Statement::Notify));
-    if let Err(error) = session.prepare(&needed).await {
-        return Err(undone(session, error).await);
+    if !session.is_ready(&needed) {
+        // Preparing would end the transaction.
+        return Err(give_up(session, trouble::closed()).await);
     }
     let warnings = session.warnings();
-    let notify = messages.map(|messages| messages.send(session.clone()));
+    let (later, along): (Vec<_>, Vec<_>) =
+        messages.into_iter().partition(|messages| messages.waits_for_replicas);
     progress.commits();
     let (written, committed, ()) = tokio::join!(
         biased;
         session.query(write.statement, write.parameters),
         session.batch("COMMIT"),
-        begin_to_send(notify),
+        begin_to_send(session, along),
     );
     match (written, committed) {
-        (Ok(_), Ok(())) if session.warnings() == warnings => Ok(()),
+        (Ok(_), Ok(())) if session.warnings() == warnings => {
+            begin_to_send(session, later).await;
+            Ok(())
+        }
         (Ok(_), Ok(())) => {
             let message =
                 "the server committed with a warning, such as that it no longer waited for its replicas";
@@ -147,26 +182,27 @@ pub(crate) struct Messages {
     pub(crate) texts: Vec<String>,
     /// The transaction.
     pub(crate) transaction: String,
+    /// Whether the server can tell only by the answer to the commit that this is safe on its replicas.
+    pub(crate) waits_for_replicas: bool,
 }
 
-type Sending = Pin<Box<dyn Future<Output = ()> + Send>>;
-
 impl Messages {
-    fn send(self, session: Arc<Session>) -> Sending {
-        Box::pin(async move {
-            let parameters: [Parameter<'_>; 3] = [&self.channels, &self.texts, &self.transaction];
-            if let Err(error) = session.query(Statement::Notify, &parameters).await {
-                tracing::debug!(%error, "messages were not sent; polls make up for it");
-            }
-        })
+    async fn send(self, session: Arc<Session>) {
+        let parameters: [Parameter<'_>; 4] =
+            [&self.channels, &self.texts, &self.transaction, &self.waits_for_replicas];
+        if let Err(error) = session.query(Statement::Notify, &parameters).await {
+            tracing::debug!(%error, "messages were not sent; polls make up for it");
+        }
     }
 }
 
-/// Sends what a future sends at its first poll, and leaves the rest to a task: nobody waits for it.
-async fn begin_to_send(sending: Option<Sending>) {
-    let Some(mut sending) = sending else { return };
-    let sent = std::future::poll_fn(|context| Poll::Ready(sending.as_mut().poll(context))).await;
-    if sent.is_pending() {
-        tokio::spawn(sending);
+/// Sends messages at the first poll, and leaves their answer to a task: nobody waits for it.
+async fn begin_to_send(session: &Arc<Session>, messages: Vec<Messages>) {
+    for messages in messages {
+        let mut sending = Box::pin(messages.send(session.clone()));
+        let sent = std::future::poll_fn(|context| Poll::Ready(sending.as_mut().poll(context))).await;
+        if sent.is_pending() {
+            tokio::spawn(sending);
+        }
     }
 }

@@ -1,16 +1,22 @@
 //! Claims, leaves, renewals and evictions: each group is one transaction on the names that it could lock.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use lockkeeper_core::{
     KeeperId, Name, StoreError,
     store::{Answer, Answers, Evict, Evicted, Left, Renew, Renewed, Request, Verdict, Wake, WakeSink},
 };
-use lockkeeper_rows::{NeededName, Needs, Outcome, Snapshot, Stored};
+use lockkeeper_rows::{BadRow, NeededName, Needs, Outcome, Snapshot, Stored};
+use tokio::time::Instant;
+use tokio_postgres::Row;
 
 use crate::{
     connection::{After, Failure, Progress, Worked},
-    flights::{self, Call, Messages},
+    flights::{self, Call, LockWait, Messages},
+    home::Header,
     rows::{Parameters, ReadRows, name_from_bytes},
     session::{Parameter, Session},
     statements::Statement,
@@ -33,13 +39,23 @@ pub(crate) struct Group {
     pub(crate) session: Arc<Session>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) own: Own,
+    /// For how long it waits if it has one name, which is busy.
+    pub(crate) wait: LockWait,
 }
 
 /// What a group has locked and read. The transaction is open.
 struct Locked {
+    rows: Vec<Row>,
     read: ReadRows,
     /// The names that may be stepped.
     names: Vec<Name>,
+}
+
+/// What a group came to.
+struct Stepped<A> {
+    outcome: Outcome<A>,
+    /// Names with rows that cannot be used. Nothing was done for them.
+    damaged: BTreeMap<Name, StoreError>,
 }
 
 impl Group {
@@ -55,7 +71,16 @@ impl Group {
             return Ok(answers);
         }
         match self.step(&needs, |snapshot| snapshot.apply(&group)).await {
-            Ok(outcome) => Ok(Answers { now: outcome.now, each: outcome.answers }),
+            Ok(Stepped { outcome, damaged }) => {
+                let mut each = outcome.answers;
+                for (answer, request) in each.iter_mut().zip(&*group) {
+                    // A leave is asked again alone, and then fails with the reason.
+                    if let (Answer::Claim(verdict), Some(error)) = (answer, damaged.get(request.name())) {
+                        *verdict = Verdict::Refused(error.clone());
+                    }
+                }
+                Ok(Answers { now: outcome.now, each })
+            }
             // A lone name that others had locked for too long.
             Err(failure) if is_not_now(&failure) => {
                 let now = self.clock().await?;
@@ -69,40 +94,57 @@ impl Group {
     /// Renews leases. Names that others had locked are renewed one by one, so that a busy name cannot starve them.
     pub(crate) async fn renew(self, leases: Arc<[Renew]>) -> Worked<Answers<Renewed>> {
         let needs = Needs::of_renewals(&leases);
-        let outcome = self.step(&needs, |snapshot| snapshot.renew(&leases)).await;
-        let (now, mut each) = match outcome {
-            Ok(outcome) => (outcome.now, outcome.answers),
+        let stepped = self.step(&needs, |snapshot| snapshot.renew(&leases)).await;
+        let (now, mut each, damaged) = match stepped {
+            Ok(Stepped { outcome, damaged }) => (outcome.now, outcome.answers, damaged),
             Err(failure) if is_not_now(&failure) => {
-                (self.clock().await?, vec![Renewed::Unknown; leases.len()])
+                (self.clock().await?, vec![Renewed::Unknown; leases.len()], BTreeMap::new())
             }
             Err(failure) => return Err(failure),
         };
         if needs.names.len() > 1 {
-            for (answer, renew) in
-                each.iter_mut().zip(&*leases).filter(|(answer, _)| **answer == Renewed::Unknown)
-            {
-                let alone = std::slice::from_ref(renew);
-                match self.step(&Needs::of_renewals(alone), |snapshot| snapshot.renew(alone)).await {
-                    Ok(outcome) => *answer = outcome.answers.into_iter().next().unwrap_or(Renewed::Unknown),
-                    Err(failure) if is_not_now(&failure) => {}
-                    Err(failure) => {
+            let busy = |(answer, renew): &(&mut Renewed, &Renew)| {
+                **answer == Renewed::Unknown && !damaged.contains_key(&renew.name)
+            };
+            self.renew_busy(each.iter_mut().zip(&*leases).filter(busy).collect()).await;
+        }
+        Ok(Answers { now, each })
+    }
+
+    /// Renews leases of busy names one by one, for a part of the time that is left and only while no other renewals wait.
+    /// Those that it does not come to stay unknown, and are asked again: the answers of all others must not get lost.
+    async fn renew_busy(&self, mut busy: Vec<(&mut Renewed, &Renew)>) {
+        let stop = self.progress.a_part_of_the_rest();
+        // Another one is the first each time, so that names that stay locked do not use up the time of the others.
+        let first = getrandom::u32().unwrap_or_default() as usize % busy.len().max(1);
+        busy.rotate_left(first);
+        for (answer, renew) in busy {
+            if Instant::now() >= stop || self.progress.others_wait() {
+                return;
+            }
+            let alone = std::slice::from_ref(renew);
+            match self.step(&Needs::of_renewals(alone), |snapshot| snapshot.renew(alone)).await {
+                Ok(stepped) => {
+                    *answer = stepped.outcome.answers.into_iter().next().unwrap_or(Renewed::Unknown);
+                }
+                Err(failure) => {
+                    tracing::debug!(error = %failure.error, "a renewal of a busy name failed");
+                    if failure.session == After::Closed {
                         // The others are renewed: their answers are worth more than this error.
                         self.session.cut();
-                        tracing::debug!(error = %failure.error, "a renewal of a busy name failed");
-                        break;
+                        return;
                     }
                 }
             }
         }
-        Ok(Answers { now, each })
     }
 
     /// Takes a hold back.
     pub(crate) async fn evict(self, order: Evict) -> Worked<Evicted> {
         let name = NeededName { name: order.name.clone(), must_exist: false };
         let needs = Needs { names: vec![name], contenders: Vec::new() };
-        let outcome = self.step(&needs, |snapshot| snapshot.evict(&order)).await?;
-        let evicted = outcome.answers.into_iter().next().flatten();
+        let stepped = self.step(&needs, |snapshot| snapshot.evict(&order)).await?;
+        let evicted = stepped.outcome.answers.into_iter().next().flatten();
         evicted.ok_or_else(|| Failure::keeps(trouble::busy()))
     }
 
@@ -115,39 +157,59 @@ impl Group {
     pub(crate) async fn read_only(&self, names: &[Name], contenders: &[String]) -> Worked<ReadRows> {
         let names = bytes_of(names);
         let rows = self.session.query(Statement::Read, &[&names, &contenders]).await.map_err(unread)?;
-        ReadRows::new(&rows).map_err(Failure::closes)
+        ReadRows::new(&rows, &self.session.home).map_err(Failure::closes)
     }
 
     /// Answers polls from a read without locks, if nothing has to be written for them.
     async fn answer_polls(&self, needs: &Needs, group: &[Request]) -> Worked<Option<Answers<Answer>>> {
         let names: Vec<Name> = needs.names.iter().map(|needed| needed.name.clone()).collect();
         let mut read = self.read_only(&names, &contenders_of(needs)).await?;
-        let outcome = read.snapshot(names).apply(group).map_err(|bad| Failure::keeps(bad.into()))?;
-        let is_good = outcome.writes.is_empty();
-        Ok(is_good.then(|| Answers { now: outcome.now, each: outcome.answers }))
+        if names.iter().any(|name| read.damage(name).is_some()) {
+            return Ok(None);
+        }
+        let outcome = read.snapshot(names).apply(group).ok().filter(|outcome| outcome.writes.is_empty());
+        Ok(outcome.map(|outcome| Answers { now: outcome.now, each: outcome.answers }))
     }
 
-    /// Locks, reads, does a step of the model, writes what became different, and tells the keepers concerned.
+    /// Locks, reads, does a step of the model, writes what became different, and tells the keepers concerned. Names with rows
+    /// that cannot be used are left out, unless there is no other name.
     async fn step<A>(
         &self,
         needs: &Needs,
-        act: impl FnOnce(Snapshot) -> Result<Outcome<A>, lockkeeper_rows::BadRow>,
-    ) -> Worked<Outcome<A>> {
-        let Locked { mut read, names } = self.lock(needs).await?;
-        let outcome = match act(read.snapshot(names)) {
-            Ok(outcome) => outcome,
-            Err(bad) => return Err(flights::give_up(&self.session, bad.into()).await),
+        act: impl Fn(Snapshot) -> Result<Outcome<A>, BadRow>,
+    ) -> Worked<Stepped<A>> {
+        let Locked { rows, mut read, mut names } = self.lock(needs).await?;
+        let mut damaged: BTreeMap<Name, StoreError> =
+            names.iter().filter_map(|name| Some((name.clone(), read.damage(name)?.clone()))).collect();
+        names.retain(|name| !damaged.contains_key(name));
+        let mut acted = act(read.snapshot(names.iter().cloned()));
+        if acted.is_err() {
+            let again = || ReadRows::new(&rows, &self.session.home);
+            let closer = again().and_then(|closer| Ok((closer.look_closer(&names), again()?)));
+            match closer {
+                Ok((found, anew)) => (damaged, read) = (found, anew),
+                Err(error) => return Err(flights::give_up(&self.session, error).await),
+            }
+            names.retain(|name| !damaged.contains_key(name));
+            acted = act(read.snapshot(names));
+        }
+        let outcome = match (acted, damaged.values().next()) {
+            (Ok(_), Some(error)) if needs.names.len() == 1 => {
+                return Err(flights::give_up(&self.session, error.clone()).await);
+            }
+            (Ok(outcome), _) => outcome,
+            (Err(bad), _) => return Err(flights::give_up(&self.session, bad.into()).await),
         };
         if outcome.writes.is_empty() {
             flights::roll_back(&self.session).await?;
-            return Ok(outcome);
+            return Ok(Stepped { outcome, damaged });
         }
         let parameters = read.parameters(&outcome.writes);
         let (own, others) = self.wakes(&read, &outcome);
-        let messages = messages(others, read.transaction.as_deref());
+        let messages = messages(others, &read.header);
         self.write(&parameters, messages).await?;
         own.into_iter().for_each(|wake| self.own.wakes.wake(wake));
-        Ok(outcome)
+        Ok(Stepped { outcome, damaged })
     }
 
     /// Locks the names of a group, and reads what a step needs. A lone name is waited for; of several names, those that are
@@ -159,12 +221,13 @@ impl Group {
         for _ in 0..TRIES {
             let flight = flights::first(
                 &self.session,
+                self.wait,
                 Call { statement: lock, parameters: &[&bytes] },
                 Call { statement: Statement::Read, parameters: &[&bytes, &contenders] },
                 &[Statement::WriteRows, Statement::WriteAll, Statement::Notify],
             )
             .await?;
-            let taken = ReadRows::new(&flight.read).and_then(|read| {
+            let taken = ReadRows::new(&flight.read, &self.session.home).and_then(|read| {
                 let locked = flight.locked.iter().map(|row| name_from_bytes(crate::rows::get(row, 0)?));
                 Ok((read, locked.collect::<Result<BTreeSet<Name>, StoreError>>()?))
             });
@@ -181,7 +244,7 @@ impl Group {
                 }
                 let steps = |needed: &&NeededName| locked.contains(&needed.name) || absent.contains(needed);
                 let names = needs.names.iter().filter(steps).map(|needed| needed.name.clone()).collect();
-                return Ok(Locked { read, names });
+                return Ok(Locked { rows: flight.read, read, names });
             }
             let to_make: Vec<Name> = to_make.into_iter().map(|needed| needed.name.clone()).collect();
             flights::roll_back(&self.session).await?;
@@ -226,11 +289,12 @@ impl Group {
     }
 }
 
-/// The messages with these wakes, once `transaction` is committed.
-pub(crate) fn messages(wakes: Vec<(KeeperId, Wake)>, transaction: Option<&str>) -> Option<Messages> {
-    let transaction = transaction?.to_owned();
+/// The messages with these wakes, once the transaction of `header` is committed.
+pub(crate) fn messages(wakes: Vec<(KeeperId, Wake)>, header: &Header) -> Option<Messages> {
+    let transaction = header.transaction.clone()?;
     let (channels, texts) = wakes::texts(wakes);
-    (!channels.is_empty()).then_some(Messages { channels, texts, transaction })
+    let waits_for_replicas = header.waits_for_replicas;
+    (!channels.is_empty()).then_some(Messages { channels, texts, transaction, waits_for_replicas })
 }
 
 /// A claim that asks again, and waits: mostly nothing has to be written for it.

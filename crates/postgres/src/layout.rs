@@ -94,16 +94,38 @@ GRANT USAGE ON SCHEMA {s} TO {user};
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {s} TO {user};
 ";
 
-/// A number that is ours among the advisory locks of a database: "LKKR" and the layout.
-const MAKING: i64 = 0x4c4b_4b52_0001;
+/// A number that is ours among the advisory locks of a database: "LKKR". The second number of the lock is the schema's.
+const MAKING: i32 = 0x4c4b_4b52;
+
+/// Begins to make tables, and bounds for how long others wait for a process that stops half-way.
+const BEGIN: &str = "\
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL idle_in_transaction_session_timeout = '1s';
+SET LOCAL lock_timeout = '3s';
+SET LOCAL statement_timeout = '3s';
+SET LOCAL tcp_user_timeout = '2s'";
+
+/// Whether the tables are there, and whether this user has all rights on them. Not `to_regclass`, which inside of a
+/// transaction may not see what another one has made meanwhile.
+const TABLES: &str = "
+SELECT count(*) FILTER (WHERE c.relname = 'store') > 0, coalesce(bool_and(has_schema_privilege(n.oid, 'USAGE')
+    AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')
+    AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE')), true)
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = '{schema}' AND c.relkind = 'r'
+    AND c.relname IN ('store', 'resource', 'entry', 'tombstone', 'latch', 'counted', 'fence', 'watcher')";
 
 /// The SQL that makes the store in an empty database, for somebody who has the right to.
 pub(crate) fn sql(schema: &str, user: &str) -> String {
-    let user = format!("\"{}\"", user.replace('"', "\"\""));
     let made: String = STEPS.concat();
     let row = insert(&KeeperId::random().to_string());
-    let text = format!("CREATE SCHEMA IF NOT EXISTS {{s}};{made}{row};\n{RIGHTS}");
-    in_schema(&text, schema).replace("{user}", &user)
+    in_schema(&format!("CREATE SCHEMA IF NOT EXISTS {{s}};{made}{row};\n"), schema) + &rights(schema, user)
+}
+
+/// The SQL that gives a user all rights that it needs.
+fn rights(schema: &str, user: &str) -> String {
+    let user = format!("\"{}\"", user.replace('"', "\"\""));
+    in_schema(RIGHTS, schema).replace("{user}", &user)
 }
 
 fn insert(id: &str) -> String {
@@ -116,12 +138,12 @@ fn in_schema(text: &str, schema: &str) -> String {
 
 /// Brings the schema to this program's layout; returns the store's own id.
 pub(crate) async fn settle(session: &Session, schema: &str, user: &str) -> Result<String, StoreError> {
-    if let Some(found) = found(session, schema).await?
+    if let Some(found) = found(session, schema, user).await?
         && found.layout == STEPS.len()
     {
         return Ok(found.id);
     }
-    let made = make(session, schema).await;
+    let made = make(session, schema, user).await;
     if made.is_err() {
         // The transaction may be open.
         session.batch("ROLLBACK").await.map_err(trouble::explain)?;
@@ -134,6 +156,11 @@ pub(crate) async fn settle(session: &Session, schema: &str, user: &str) -> Resul
                 sql(schema, user)
             );
             Err(StoreError::new(StoreErrorKind::Denied, message).not_applied().with_source(error))
+        }
+        Err(Making::Sql(error)) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+            let message =
+                "another process is making the tables of the store, and does not come to an end; try again";
+            Err(StoreError::new(StoreErrorKind::Conflict, message).not_applied().with_source(error))
         }
         Err(Making::Sql(error)) => Err(trouble::explain(error).not_applied()),
         Err(Making::Layout(error)) => Err(error),
@@ -159,16 +186,21 @@ impl From<tokio_postgres::Error> for Making {
 }
 
 /// What is there; `None` if nothing is.
-async fn found(session: &Session, schema: &str) -> Result<Option<Found>, StoreError> {
+async fn found(session: &Session, schema: &str, user: &str) -> Result<Option<Found>, StoreError> {
     let explain = |error| trouble::explain(error).not_applied();
     let table = in_schema("{s}.store", schema);
-    // Not `to_regclass`, which inside of a transaction may not see what another one has made meanwhile.
-    let is_there = format!(
-        "SELECT count(*) > 0 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace \
-         WHERE n.nspname = '{schema}' AND c.relname = 'store'"
-    );
-    if !session.one::<bool>(&is_there).await.map_err(explain)? {
+    let tables = session.rows(&TABLES.replace("{schema}", schema)).await.map_err(explain)?;
+    let tables = tables.first().ok_or_else(|| corrupt("the server does not say which tables it has"))?;
+    if !tables.try_get::<_, bool>(0).map_err(explain)? {
         return Ok(None);
+    }
+    if !tables.try_get::<_, bool>(1).map_err(explain)? {
+        let message = format!(
+            "the tables of the store are there, and this user lacks rights on them; run this SQL as their owner, or name \
+             another user in the URL:\n{}",
+            rights(schema, user)
+        );
+        return Err(StoreError::new(StoreErrorKind::Denied, message).not_applied());
     }
     let rows = session.rows(&format!("SELECT id, layout FROM {table}")).await.map_err(explain)?;
     let row =
@@ -185,10 +217,10 @@ async fn found(session: &Session, schema: &str) -> Result<Option<Found>, StoreEr
 }
 
 /// Does the steps that are missing, while others that do the same wait.
-async fn make(session: &Session, schema: &str) -> Result<String, Making> {
-    session.batch("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
-    session.batch(&format!("SELECT pg_advisory_xact_lock({MAKING})")).await?;
-    let found = found(session, schema).await.map_err(Making::Layout)?;
+async fn make(session: &Session, schema: &str, user: &str) -> Result<String, Making> {
+    session.batch(BEGIN).await?;
+    session.batch(&format!("SELECT pg_advisory_xact_lock({MAKING}, hashtext('{schema}'))")).await?;
+    let found = found(session, schema, user).await.map_err(Making::Layout)?;
     let done = found.as_ref().map_or(0, |found| found.layout);
     // The right to make a schema is asked for even if there is one.
     let is_there = format!("SELECT count(*) > 0 FROM pg_namespace WHERE nspname = '{schema}'");

@@ -11,8 +11,10 @@
 //! | `schema=app` | the schema of the tables, which are made on first use | `lockkeeper` |
 //! | `sslmode=require` | TLS with a certificate that is checked; `verify-full` is the same | `disable` |
 //! | `sslrootcert=`, `sslcert=`, `sslkey=` | PEM files for TLS | the system's certificates |
-//! | `pooler=true` | for a transaction pooler between: statements are not prepared | `false` |
-//! | `request_limit=1s`, `connect_limit=1s` | how long a request, or connecting, may take | the keeper's, 1s |
+//! | `pooler=true` | for a pooler between: statements are not prepared, and waiters poll | `false` |
+//! | `strict=true` | refuses a server on which locks are at risk, instead of a warning in the log | `false` |
+//! | `request_limit=1s` | how long a request may take | the keeper's, 2s |
+//! | `connect_limit=1s` | how long connecting to one server may take | 1s |
 //! | `application_name=app` | what the server shows of the connections | `lockkeeper` |
 //!
 //! # How it works
@@ -22,13 +24,15 @@
 //! several names, those that others have locked just then are asked again later, so no name waits for another. A release
 //! grants to the first waiter of the queue, and tells its keeper by `NOTIFY` once that is committed.
 //!
-//! A keeper has up to three connections, on its own thread: one for requests, one for renewals, and one that listens
+//! A keeper has up to three connections, on its own thread: one for groups of requests, which never wait for long, one for
+//! renewals, and one for whatever may have to wait, such as a request for a busy name or a latch. That one also listens
 //! while somebody waits.
 //!
 //! # Limits
 //!
 //! A commit is on disk before it is answered, so a restart loses nothing. A failover to an asynchronous replica may lose
-//! the last grants; tokens still grow by the clock, so a fence keeps the data right.
+//! the last grants. Tokens still grow, so a fence keeps the data right, if the clock of the new server is not behind that of
+//! the old one by more than the age of the lost grant.
 
 mod check;
 mod codec;
@@ -37,6 +41,7 @@ mod connection;
 mod counts;
 mod flights;
 mod groups;
+mod home;
 mod layout;
 mod listing;
 mod rows;
@@ -55,6 +60,7 @@ use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
 
 pub use check::{Finding, Risk, check};
 pub use store::CAPABILITY;
+pub use sweep::sweep;
 
 /// All options of a URL, but `lease`, which every store has.
 pub const OPTIONS: &[&str] = settings::OPTIONS;

@@ -51,6 +51,9 @@ impl Group {
     async fn views(&self, names: &[Name]) -> Worked<Vec<ResourceView>> {
         let mut read = self.read_only(names, &[]).await?;
         let now = read.now;
+        if let Some(error) = names.iter().find_map(|name| read.damage(name)) {
+            return Err(Failure::keeps(error.clone()));
+        }
         let views = names.iter().map(|name| view(name, read.stored(name), now));
         let views = views.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>();
         views.map_err(|bad| Failure::keeps(bad.into()))

@@ -8,13 +8,14 @@ use lockkeeper_core::{
     store::StoreTime,
 };
 use lockkeeper_rows::{
-    EntryRow, ResourceRow, RowChange, RowHolder, Snapshot, Stored, Tombstone, Writes, name_from,
+    EntryRow, ResourceRow, RowChange, RowHolder, Snapshot, Stored, Tombstone, Transition, Writes, name_from,
 };
 use tokio_postgres::Row;
 
 use crate::{
     codec,
-    trouble::{corrupt, explain, replica},
+    home::{Header, Home},
+    trouble::{corrupt, explain},
 };
 
 /// Everything that a step needs, as one statement read it.
@@ -22,9 +23,10 @@ use crate::{
 pub(crate) struct ReadRows {
     pub(crate) now: Now,
     floor: HighWater,
-    /// The transaction, if it has locked anything.
-    pub(crate) transaction: Option<String>,
+    pub(crate) header: Header,
     resources: BTreeMap<Name, Stored>,
+    /// Names that have a row which this program cannot have written.
+    damaged: BTreeMap<Name, StoreError>,
     slots: Slots,
     tombstones: Vec<Tombstone>,
     /// Keepers that want to hear of changes.
@@ -42,19 +44,20 @@ fn at(micros: i64) -> Now {
 }
 
 impl ReadRows {
-    /// Takes the rows of `Statement::Read`.
-    pub(crate) fn new(rows: &[Row]) -> Result<Self, StoreError> {
+    /// Takes the rows of `Statement::Read`, which must have been answered at home.
+    pub(crate) fn new(rows: &[Row], home: &Home) -> Result<Self, StoreError> {
         let mut read = Self {
             now: at(0),
             floor: HighWater(0),
-            transaction: None,
+            header: Header { transaction: None, waits_for_replicas: true },
             resources: BTreeMap::new(),
+            damaged: BTreeMap::new(),
             slots: Slots::default(),
             tombstones: Vec::new(),
             watchers: HashMap::new(),
         };
         for row in rows {
-            read.take(row)?;
+            read.take(row, home)?;
         }
         if read.now.wall == 0 {
             return Err(corrupt("the table store has no row; drop the schema, or restore it"));
@@ -62,28 +65,35 @@ impl ReadRows {
         Ok(read)
     }
 
-    fn take(&mut self, row: &Row) -> Result<(), StoreError> {
+    fn take(&mut self, row: &Row, home: &Home) -> Result<(), StoreError> {
         let (part, slot): (i32, i32) = (get(row, 0)?, get(row, 2)?);
         let (high_water, number): (i64, i64) = (get(row, 3)?, get(row, 4)?);
         let text: Option<&str> = get(row, 5)?;
         match part {
-            0 if slot != 0 => return Err(replica()),
             0 => {
+                self.header = home.header(slot.into(), text.unwrap_or_default())?;
                 self.now = at(number);
                 self.floor = HighWater(high_water.cast_unsigned());
-                self.transaction = text.map(str::to_owned);
             }
             1 => {
-                let holder = match text {
-                    Some(text) => RowHolder::Here(codec::decode(text)?),
+                let name = name_of(row)?;
+                let stored = self.resources.entry(name.clone()).or_default();
+                let holder = match text.map(codec::decode) {
+                    Some(Ok(holder)) => RowHolder::Here(holder),
+                    Some(Err(error)) => {
+                        self.damaged.insert(name.clone(), damaged(&name).with_source(error));
+                        RowHolder::Vacant
+                    }
                     None => RowHolder::Vacant,
                 };
-                let stored = self.resources.entry(name_of(row)?).or_default();
                 stored.row = ResourceRow { high_water, capacity: number, holder };
             }
             2 => {
                 let name = name_of(row)?;
-                let entry = text.map(codec::decode).transpose()?;
+                let entry = text.map(codec::decode).transpose().unwrap_or_else(|error| {
+                    self.damaged.insert(name.clone(), damaged(&name).with_source(error));
+                    None
+                });
                 let slots = self.slots.0.entry(name.clone()).or_default();
                 slots.insert(slot, entry.as_ref().map(|entry| entry.contender));
                 self.resources.entry(name).or_default().entries.extend(entry);
@@ -108,9 +118,26 @@ impl ReadRows {
         self.resources.get(name).is_some_and(|stored| stored.row.holder != RowHolder::NoRoom)
     }
 
-    /// The rows of one resource.
+    /// The rows of one resource, which must not be a damaged one.
     pub(crate) fn stored(&mut self, name: &Name) -> Stored {
         self.resources.remove(name).unwrap_or_default()
+    }
+
+    /// Why the rows of a name cannot be used, if so.
+    pub(crate) fn damage(&self, name: &Name) -> Option<&StoreError> {
+        self.damaged.get(name)
+    }
+
+    /// Looks for rows of these names that can be read, but have values that make no sense. Only for reads that no step
+    /// could be done on: it uses them up.
+    pub(crate) fn look_closer(mut self, names: &[Name]) -> BTreeMap<Name, StoreError> {
+        for name in names {
+            let stored = self.stored(name);
+            if let Err(bad) = Transition::new(self.now, self.floor).add(name, stored) {
+                self.damaged.insert(name.clone(), damaged(name).with_source(bad));
+            }
+        }
+        self.damaged
     }
 
     /// What a step on these names works on. The others are not touched.
@@ -220,6 +247,13 @@ impl Parameters {
     pub(crate) fn only_rows(&self) -> bool {
         self.slots.is_empty() && self.contenders.is_empty()
     }
+}
+
+/// The rows of a name are not this program's.
+fn damaged(name: &Name) -> StoreError {
+    corrupt(format!(
+        "a row of {name} has values that Lockkeeper does not write there; another program changed it: restore or remove it"
+    ))
 }
 
 /// A column, or the error that says that somebody changed the table.

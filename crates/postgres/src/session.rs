@@ -7,13 +7,13 @@ use std::{
     future::poll_fn,
     pin::Pin,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Poll,
 };
 
-use lockkeeper_core::StoreError;
+use lockkeeper_core::{StoreError, support};
 use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 use tokio_postgres::{
     AsyncMessage, Client, Connection, Error, NoTls, Row, Socket,
@@ -22,10 +22,11 @@ use tokio_postgres::{
 };
 
 use crate::{
+    home::Home,
     settings::{Encryption, Settings, Statements},
     statements::{COUNT, Statement},
     tls,
-    trouble::{config, explain, replica},
+    trouble::{config, explain, pooler, replica},
 };
 
 /// A parameter of a statement.
@@ -33,14 +34,37 @@ pub(crate) type Parameter<'a> = &'a (dyn ToSql + Sync);
 
 /// An open connection.
 pub(crate) struct Session {
+    /// Where its answers must come from. Nothing is read before it is known.
+    pub(crate) home: Home,
     client: Client,
+    /// A number of its own, which only the server process that it was opened with knows.
+    token: String,
     statements: Statements,
     texts: Box<[String]>,
     prepared: Box<[OnceLock<tokio_postgres::Statement>]>,
     warnings: Arc<Warnings>,
+    /// What other sessions tell this one, until somebody takes it.
+    messages: Mutex<Option<Messages>>,
+    life: Arc<Life>,
+}
+
+/// The messages that a session hears. They end with it.
+pub(crate) type Messages = mpsc::UnboundedReceiver<String>;
+
+/// Ends a session, for those who do not have it themselves.
+#[derive(Debug)]
+pub(crate) struct Life {
     is_cut: AtomicBool,
     /// Reads and writes the socket until the session is dropped and its answers have come.
     driver: AbortHandle,
+}
+
+impl Life {
+    /// Closes the connection at once, whatever is under way. Nothing is sent on it any more.
+    pub(crate) fn cut(&self) {
+        self.is_cut.store(true, Ordering::Release);
+        self.driver.abort();
+    }
 }
 
 /// How many warnings a connection brought.
@@ -50,53 +74,78 @@ pub(crate) struct Warnings(AtomicU64);
 /// What the server is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ServerFacts {
-    pub(crate) version: i32,
-    /// When it started: another value means that it is another server, or this one after a restart.
-    pub(crate) started: String,
+    /// When it started, in microseconds: another value means that it is another server, or this one after a restart.
+    pub(crate) started: i64,
+    /// Its timeline, which grows with each replica that takes over.
+    pub(crate) timeline: i32,
+    /// The server process of this session.
+    pub(crate) backend: i32,
+    /// Who this session is to the server.
+    pub(crate) user: String,
 }
 
+/// What [`ServerFacts`] are made of. The setting is one of this session's own, which it gave when it connected: behind a
+/// pooler, the server has not got it.
+const FACTS: &str = "
+SELECT current_setting('server_version_num')::integer, pg_is_in_recovery(),
+    (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+    CASE WHEN pg_is_in_recovery() THEN 0
+        ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer END,
+    pg_backend_pid(), current_user::text, current_setting('lockkeeper.session', true)";
+
 impl Session {
-    /// Connects. Messages that other sessions send go to `messages`.
-    pub(crate) async fn open(
-        settings: &Settings,
-        background: &Handle,
-        messages: Option<mpsc::UnboundedSender<String>>,
-    ) -> Result<Self, StoreError> {
+    /// Connects.
+    pub(crate) async fn open(settings: &Settings, background: &Handle) -> Result<Self, StoreError> {
+        let (sender, messages) = mpsc::unbounded_channel();
         let warnings = Arc::<Warnings>::default();
+        let token = format!("{:016x}", getrandom::u64().unwrap_or_default());
+        let mut config = settings.driver.clone();
+        if settings.statements == Statements::Prepared {
+            config.options(format!("-c lockkeeper.session={token}"));
+        }
         let (client, driver) = match &settings.encryption {
             Encryption::None => {
-                let connected = settings.driver.connect(NoTls).await;
+                let connected = config.connect(NoTls).await;
                 let (client, connection) = connected.map_err(|error| explain(error).not_applied())?;
-                (client, background.spawn(drive(connection, warnings.clone(), messages)))
+                (client, background.spawn(drive(connection, warnings.clone(), sender)))
             }
             Encryption::Verified(files) => {
-                let (client, connection) = tls::connect(&settings.driver, files).await?;
-                (client, background.spawn(drive(connection, warnings.clone(), messages)))
+                let (client, connection) = tls::connect(&config, files).await?;
+                (client, background.spawn(drive(connection, warnings.clone(), sender)))
             }
         };
-        let driver = driver.abort_handle();
-        let quoted = format!("\"{}\"", settings.schema);
-        let texts = Statement::ALL.iter().map(|statement| statement.parts().0.replace("{s}", &quoted));
+        let texts = Statement::ALL.iter().map(|statement| statement.text(&settings.schema));
         Ok(Self {
+            home: Home::default(),
             client,
+            token,
             statements: settings.statements,
             texts: texts.collect(),
             prepared: (0..COUNT).map(|_| OnceLock::new()).collect(),
             warnings,
-            is_cut: AtomicBool::new(false),
-            driver,
+            messages: Mutex::new(Some(messages)),
+            life: Arc::new(Life { is_cut: AtomicBool::new(false), driver: driver.abort_handle() }),
         })
     }
 
     /// Whether the connection has ended.
     pub(crate) fn is_closed(&self) -> bool {
-        self.is_cut.load(Ordering::Acquire) || self.client.is_closed()
+        self.life.is_cut.load(Ordering::Acquire) || self.client.is_closed()
     }
 
     /// Closes the connection at once, whatever is under way. Nothing is sent on it any more.
     pub(crate) fn cut(&self) {
-        self.is_cut.store(true, Ordering::Release);
-        self.driver.abort();
+        self.life.cut();
+    }
+
+    /// The messages that it hears, for the first who asks.
+    pub(crate) fn take_messages(&self) -> Option<Messages> {
+        support::lock(&self.messages).take()
+    }
+
+    /// What ends it.
+    pub(crate) fn life(&self) -> &Arc<Life> {
+        &self.life
     }
 
     /// How many warnings came so far. One that comes with a commit means that its outcome is not known: the server may have
@@ -105,27 +154,44 @@ impl Session {
         self.warnings.0.load(Ordering::Acquire)
     }
 
-    /// What the server is. Those that cannot keep locks are refused.
+    /// What the server is. Those that cannot keep locks are refused, and so is a pooler that nothing was said of.
     pub(crate) async fn greet(&self) -> Result<ServerFacts, StoreError> {
         let explain = |error| explain(error).not_applied();
-        let name: String = self.one("SELECT version()").await.map_err(explain)?;
+        // One flight. A foreign server may know its version only.
+        let (name, facts) = tokio::join!(biased; self.one::<String>("SELECT version()"), self.rows(FACTS));
+        let name = name.map_err(explain)?;
         refuse_foreign(&name)?;
-        let facts = self
-            .rows(
-                "SELECT current_setting('server_version_num')::integer, pg_postmaster_start_time()::text, \
-                 pg_is_in_recovery()",
-            )
-            .await
-            .map_err(explain)?;
+        let facts = facts.map_err(explain)?;
         let facts = facts.first().ok_or_else(|| config("the server does not say what it is"))?;
-        let version: i32 = facts.try_get(0).map_err(explain)?;
-        if version < 130_000 {
+        if facts.try_get::<_, i32>(0).map_err(explain)? < 130_000 {
             return Err(config(format!("the server is {name}; use PostgreSQL 13 or newer")));
         }
-        if facts.try_get(2).map_err(explain)? {
+        if facts.try_get(1).map_err(explain)? {
             return Err(replica());
         }
-        Ok(ServerFacts { version, started: facts.try_get(1).map_err(explain)? })
+        if self.statements == Statements::Prepared {
+            if facts.try_get::<_, Option<&str>>(6).map_err(explain)? != Some(&self.token) {
+                return Err(pooler());
+            }
+            self.batch(&format!("PREPARE {} AS SELECT 1", self.mark())).await.map_err(explain)?;
+        }
+        Ok(ServerFacts {
+            started: facts.try_get(2).map_err(explain)?,
+            timeline: facts.try_get(3).map_err(explain)?,
+            backend: facts.try_get(4).map_err(explain)?,
+            user: facts.try_get(5).map_err(explain)?,
+        })
+    }
+
+    /// A statement that only the server process of this session knows.
+    fn mark(&self) -> String {
+        format!("lockkeeper_{}", self.token)
+    }
+
+    /// Settles where its answers must come from.
+    pub(crate) fn at_home(&mut self, facts: &ServerFacts, store: String) {
+        let is_own = self.statements == Statements::Prepared;
+        self.home = Home { backend: is_own.then_some(facts.backend.into()), store };
     }
 
     /// Runs statements without parameters, and waits for them.
@@ -143,9 +209,18 @@ impl Session {
         self.client.query_typed_one(text, &[]).await?.try_get(0)
     }
 
-    /// Prepares statements, so that they can be sent without waiting.
+    /// Whether these can be sent without waiting.
+    pub(crate) fn is_ready(&self, statements: &[Statement]) -> bool {
+        let is_prepared = |statement: &Statement| self.prepared[*statement as usize].get().is_some();
+        self.statements == Statements::Unnamed || statements.iter().all(is_prepared)
+    }
+
+    /// Prepares statements, so that they can be sent without waiting. Not inside of a transaction.
+    ///
+    /// They are prepared in one transaction that runs the session's own mark. So all of them are on the one server process
+    /// that has the mark, also if an unknown pooler is between.
     pub(crate) async fn prepare(&self, statements: &[Statement]) -> Result<(), Error> {
-        if self.statements == Statements::Unnamed {
+        if self.is_ready(statements) {
             return Ok(());
         }
         let missing =
@@ -157,11 +232,19 @@ impl Session {
             drop(self.prepared[*statement as usize].set(prepared));
             Ok(())
         });
+        let begin = format!("BEGIN; EXECUTE {}", self.mark());
         // They travel together.
-        for prepared in all(preparing.map(Box::pin).collect()).await {
+        let (begun, prepared, ended) = tokio::join!(
+            biased;
+            self.batch(&begin),
+            all(preparing.map(Box::pin).collect()),
+            self.batch("COMMIT"),
+        );
+        begun?;
+        for prepared in prepared {
             prepared?;
         }
-        Ok(())
+        ended
     }
 
     /// Runs a statement. It is sent at the first poll if it was prepared.
@@ -221,17 +304,15 @@ fn refuse_foreign(version: &str) -> Result<(), StoreError> {
 pub(crate) async fn drive<T>(
     mut connection: Connection<Socket, T>,
     warnings: Arc<Warnings>,
-    messages: Option<mpsc::UnboundedSender<String>>,
+    messages: mpsc::UnboundedSender<String>,
 ) where
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
     while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
         match message {
             Ok(AsyncMessage::Notification(notification)) => {
-                if let Some(messages) = &messages {
-                    // The listener may have ended.
-                    messages.send(notification.payload().to_owned()).ok();
-                }
+                // The listener may have ended.
+                messages.send(notification.payload().to_owned()).ok();
             }
             Ok(AsyncMessage::Notice(notice)) => {
                 if notice.parsed_severity() == Some(Severity::Warning) {

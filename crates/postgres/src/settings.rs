@@ -228,6 +228,12 @@ fn host_and_port(text: &str) -> Result<(String, u16), StoreError> {
 }
 
 fn set_database(driver: &mut Config, database: &str) -> Result<(), StoreError> {
+    if database.contains('@') {
+        // Such as `user:pass/word@host/database`: what is shown of the URL would show the password.
+        return Err(config(
+            "the URL has an @ behind a slash; in a password, write %2F for a slash and %40 for an @",
+        ));
+    }
     let database = decode(database.trim_end_matches('/'))?;
     if database.is_empty() || database.contains('/') {
         return Err(config(format!("the URL names no database; write {FORM}")));
@@ -346,6 +352,8 @@ mod tests {
             "postgres://ada:canary@host/shop?sslmode=disable&sslcert=canary",
             "postgres://ada:canary@host/shop?request_limit=canary",
             "postgres://ada:canary%@host/shop",
+            "postgres://ada:12/canary@host",
+            "postgres://ada:12/canary@host/shop",
         ] {
             let error = Settings::parse(url).expect_err("a wrong URL");
             assert!(!format!("{error} {error:?}").contains("canary"), "{error}");

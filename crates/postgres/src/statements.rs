@@ -29,9 +29,8 @@ pub(crate) enum Statement {
     Unwatch,
     Names,
     Latches,
-    Ended,
     StartSweep,
-    LockFreed,
+    SweepPage,
     SweepResources,
     LockFreedLatches,
     SweepLatches,
@@ -48,12 +47,20 @@ const LOCK: &str = "SELECT name FROM {s}.resource WHERE name = ANY ($1) ORDER BY
 const LOCK_FREE: &str =
     "SELECT name FROM {s}.resource WHERE name = ANY ($1) ORDER BY name FOR UPDATE SKIP LOCKED";
 
-/// Everything that a step needs, at one moment. The parts: 0 the clock, the floor and the transaction; 1 rows of
-/// resources; 2 their entries, empty slots included; 3 tombstones; 4 keepers that watch.
+/// Stands for what `Home::header` reads: the transaction, whether commits wait for replicas, and the store's id.
+const HEADER: &str = "{header}";
+const HEADER_SQL: &str = "coalesce(pg_current_xact_id_if_assigned()::text, '-')
+    || CASE current_setting('synchronous_standby_names') WHEN '' THEN ' alone ' ELSE ' replicated ' END || id";
+
+/// Stands for the server process that answers; 0 if it is a replica.
+const BACKEND: &str = "{backend}";
+const BACKEND_SQL: &str = "CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_backend_pid() END";
+
+/// Everything that a step needs, at one moment. The parts: 0 the clock, the floor, and who answers; 1 rows of resources;
+/// 2 their entries, empty slots included; 3 tombstones; 4 keepers that watch.
 const READ: &str = "
-SELECT 0 AS part, NULL::bytea AS name, pg_is_in_recovery()::integer AS slot, floor AS high_water,
-    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS number,
-    pg_current_xact_id_if_assigned()::text AS entry FROM {s}.store
+SELECT 0 AS part, NULL::bytea AS name, {backend} AS slot, floor AS high_water,
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS number, {header} AS entry FROM {s}.store
 UNION ALL SELECT 1, name, 0, high_water, capacity, holder FROM {s}.resource WHERE name = ANY ($1)
 UNION ALL SELECT 2, name, slot, 0, 0, entry FROM {s}.entry WHERE name = ANY ($1)
 UNION ALL SELECT 3, NULL, 0, 0, until, contender FROM {s}.tombstone WHERE contender = ANY ($2)
@@ -100,19 +107,23 @@ SELECT 1 / ((SELECT count(*) FROM r) = cardinality($1::bytea[])
         AND (SELECT count(*) FROM g) = cardinality($12::text[]))::integer,
     CASE WHEN $7 THEN set_config('synchronous_commit', 'off', true) END";
 
-/// Tells keepers what a transaction did, if that was committed. It is a transaction of its own.
+/// Tells keepers what a transaction did, if that was committed. It is a transaction of its own, whose warnings nobody wants:
+/// one that comes in the flight of a commit would seem to be about that. If commits wait for replicas, the server says
+/// "committed" also of one whose wait was cancelled, so then it is sent only once the commit was answered without a
+/// warning, which the fourth parameter says.
 const NOTIFY: &str = "
-SELECT set_config('synchronous_commit', 'off', true), pg_notify(n.channel, n.message)
+SELECT set_config('synchronous_commit', 'off', true), set_config('client_min_messages', 'error', true),
+    pg_notify(n.channel, n.message)
 FROM unnest($1::text[], $2::text[]) AS n(channel, message)
-WHERE pg_xact_status($3::text::xid8) = 'committed'";
+WHERE pg_xact_status($3::text::xid8) = 'committed' AND ($4 OR current_setting('synchronous_standby_names') = '')";
 
 const LOCK_LATCH: &str = "SELECT name FROM {s}.latch WHERE name = $1 FOR UPDATE";
 
-/// The parts: 0 the clock and the floor; 1 the row; 2 the remembered answer; 4 keepers that watch.
+/// The parts: 0 the clock, the floor, and who answers; 1 the row; 2 the remembered answer; 4 keepers that watch.
 const READ_LATCH: &str = "
 SELECT 0 AS part, floor AS high_water, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS number,
-    0::bigint AS remaining, 0::bigint AS initial, 0::bigint AS opened, pg_is_in_recovery()::integer::bigint AS born,
-    pg_current_xact_id_if_assigned()::text AS word FROM {s}.store
+    0::bigint AS remaining, 0::bigint AS initial, 0::bigint AS opened, ({backend})::bigint AS born,
+    {header} AS word FROM {s}.store
 UNION ALL SELECT 1, high_water, 0, remaining, initial, opened, born, NULL FROM {s}.latch WHERE name = $1
 UNION ALL SELECT 2, answer, until, remaining, initial, opened, born, NULL FROM {s}.counted WHERE op = $2
 UNION ALL SELECT 4, 0, 0, 0, 0, 0, 0, keeper FROM {s}.watcher WHERE name = $1 AND topic = 'latch'";
@@ -136,7 +147,7 @@ WITH r AS (
 SELECT 1 / ((SELECT count(*) FROM r) = 1 AND (SELECT count(*) FROM c) = 1)::integer";
 
 const LOCK_FENCE: &str = "SELECT name FROM {s}.fence WHERE name = $1 FOR UPDATE";
-const READ_FENCE: &str = "SELECT highest FROM {s}.fence WHERE name = $1";
+const READ_FENCE: &str = "SELECT highest, {backend}, {header} FROM {s}.store, {s}.fence WHERE name = $1";
 const MAKE_FENCE: &str = "
 WITH limits AS MATERIALIZED (
     SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '500ms', true)
@@ -177,24 +188,30 @@ const LATCHES: &str = "
 SELECT name, remaining, initial, opened, born FROM {s}.latch
 WHERE name >= $1 AND name > $2 AND remaining IS NOT NULL ORDER BY name LIMIT $3";
 
-/// Names in which everything has ended.
-const ENDED: &str = "
-SELECT name FROM {s}.resource AS r WHERE ends < $1
-    AND (holder IS NOT NULL OR EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NOT NULL))
-    AND NOT EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NOT NULL AND e.ends >= $1)
-LIMIT 200";
-
-/// Claims the next sweep: one keeper of all makes it.
+/// Claims the next sweep: one keeper of all makes it. A clock that was set back does not stop sweeps.
 const START_SWEEP: &str = "
-UPDATE {s}.store SET swept = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
-WHERE swept < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - $1 RETURNING swept";
+WITH c AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now)
+UPDATE {s}.store SET swept = c.now FROM c WHERE swept NOT BETWEEN c.now - $1 AND c.now RETURNING swept";
 
-/// Locks free rows that nobody used for long, and those with empty slots. What they are is read again after that.
-const LOCK_FREED: &str = "
-SELECT name FROM {s}.resource AS r WHERE holder IS NULL AND (used < $2
-    OR used < $1 AND EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NULL))
-    AND NOT EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NOT NULL)
-ORDER BY name LIMIT 500 FOR UPDATE SKIP LOCKED";
+/// The next thousand names, in order: of these, 1 those in which everything has ended, 2 those that are free and were not
+/// used since the fourth time, or since the third and have empty slots, 0 the last one if it is neither. However many names
+/// there are, it looks at no more. What they are is looked at again when they are locked.
+const SWEEP_PAGE: &str = "
+WITH page AS MATERIALIZED (
+    SELECT name, holder IS NOT NULL AS is_held, used, ends FROM {s}.resource WHERE name > $1 ORDER BY name LIMIT 1000
+), found AS (
+    SELECT p.name, CASE
+        WHEN (is_held OR e.taken > 0) AND p.ends < $2 AND coalesce(e.last_ends < $2, true) THEN 1
+        WHEN NOT is_held AND e.taken = 0 AND (used < $4 OR used < $3 AND e.empty > 0) THEN 2
+        ELSE 0 END AS what
+    FROM page AS p, LATERAL (
+        SELECT count(*) FILTER (WHERE entry IS NOT NULL) AS taken, count(*) FILTER (WHERE entry IS NULL) AS empty,
+            max(ends) FILTER (WHERE entry IS NOT NULL) AS last_ends
+        FROM {s}.entry AS e WHERE e.name = p.name
+    ) AS e
+)
+SELECT name, what FROM found WHERE what > 0 OR name = (SELECT name FROM page ORDER BY name DESC LIMIT 1)
+ORDER BY name";
 
 /// Removes empty slots of the names, and rows of those that are free and were not used since the second time. The floor
 /// is raised to their highest number before anybody can make them anew.
@@ -210,7 +227,10 @@ WITH s AS (
 UPDATE {s}.store SET floor = greatest(floor, (SELECT max(high_water) FROM d))
 WHERE (SELECT count(*) FROM d) > 0 AND (SELECT count(*) FROM s) >= 0";
 
-const LOCK_FREED_LATCHES: &str = "SELECT name FROM {s}.latch WHERE used < $1 AND remaining IS NULL ORDER BY name LIMIT 500 FOR UPDATE SKIP LOCKED";
+/// Locks the next five hundred latches that are gone and were not used since the second time.
+const LOCK_FREED_LATCHES: &str = "
+SELECT name FROM {s}.latch WHERE name > $1 AND used < $2 AND remaining IS NULL
+ORDER BY name LIMIT 500 FOR UPDATE SKIP LOCKED";
 const SWEEP_LATCHES: &str = "
 WITH d AS (
     DELETE FROM {s}.latch AS l WHERE name = ANY ($1) AND remaining IS NULL
@@ -219,11 +239,16 @@ WITH d AS (
 )
 UPDATE {s}.store SET floor = greatest(floor, (SELECT max(high_water) FROM d)) WHERE (SELECT count(*) FROM d) > 0";
 
-/// Removes what is remembered only for a time.
+/// Removes some of what is remembered only for a time, and says how much.
 const SWEEP_OLD: &str = "
-WITH g AS (DELETE FROM {s}.tombstone WHERE until < $1),
-    c AS (DELETE FROM {s}.counted WHERE until < $1)
-DELETE FROM {s}.watcher WHERE until < $1";
+WITH limits AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)), g AS (
+    DELETE FROM {s}.tombstone WHERE contender IN (SELECT contender FROM {s}.tombstone WHERE until < $1 LIMIT 5000)
+        AND until < $1 RETURNING 1
+), c AS (
+    DELETE FROM {s}.counted WHERE op IN (SELECT op FROM {s}.counted WHERE until < $1 LIMIT 5000)
+        AND until < $1 RETURNING 1
+), w AS (DELETE FROM {s}.watcher WHERE until < $1 RETURNING 1)
+SELECT (SELECT count(*) FROM g) + (SELECT count(*) FROM c) + (SELECT count(*) FROM w) FROM limits";
 
 impl Statement {
     /// All of them, in the order of their numbers.
@@ -248,14 +273,19 @@ impl Statement {
         Self::Unwatch,
         Self::Names,
         Self::Latches,
-        Self::Ended,
         Self::StartSweep,
-        Self::LockFreed,
+        Self::SweepPage,
         Self::SweepResources,
         Self::LockFreedLatches,
         Self::SweepLatches,
         Self::SweepOld,
     ];
+
+    /// Its text, for tables in this schema.
+    pub(crate) fn text(self, schema: &str) -> String {
+        let text = self.parts().0.replace(HEADER, HEADER_SQL).replace(BACKEND, BACKEND_SQL);
+        text.replace("{s}", &format!("\"{schema}\""))
+    }
 
     /// Its text, with `{s}` for the schema, and the types of its parameters.
     pub(crate) fn parts(self) -> (&'static str, &'static [Type]) {
@@ -270,7 +300,7 @@ impl Statement {
             Self::Make => (MAKE, NAMES_OF),
             Self::WriteRows => (WRITE_ROWS, ROWS),
             Self::WriteAll => (WRITE_ALL, EVERYTHING),
-            Self::Notify => (NOTIFY, &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT]),
+            Self::Notify => (NOTIFY, &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT, Type::BOOL]),
             Self::LockLatch => (LOCK_LATCH, NAME),
             Self::ReadLatch => (READ_LATCH, &[Type::BYTEA, Type::TEXT]),
             Self::MakeLatch => (MAKE_LATCH, NAME),
@@ -284,11 +314,10 @@ impl Statement {
             Self::Unwatch => (UNWATCH, &[Type::BYTEA, Type::TEXT, Type::TEXT]),
             Self::Names => (NAMES, PAGE),
             Self::Latches => (LATCHES, PAGE),
-            Self::Ended => (ENDED, TIME),
             Self::StartSweep => (START_SWEEP, TIME),
-            Self::LockFreed => (LOCK_FREED, &[Type::INT8, Type::INT8]),
+            Self::SweepPage => (SWEEP_PAGE, &[Type::BYTEA, Type::INT8, Type::INT8, Type::INT8]),
             Self::SweepResources => (SWEEP_RESOURCES, &[Type::BYTEA_ARRAY, Type::INT8]),
-            Self::LockFreedLatches => (LOCK_FREED_LATCHES, TIME),
+            Self::LockFreedLatches => (LOCK_FREED_LATCHES, &[Type::BYTEA, Type::INT8]),
             Self::SweepLatches => (SWEEP_LATCHES, NAMES_OF),
             Self::SweepOld => (SWEEP_OLD, TIME),
         }

@@ -9,15 +9,16 @@ use std::{
 use lockkeeper_core::{
     Capability, Name, StoreError, Survives,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, LatchPage, ListQuery,
-        Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Count, CountAction, Counted, Evict, Evicted, LatchPage,
+        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
     support::{self, background::Background},
 };
 
 use crate::{
-    connection::{Connection, Worked},
+    connection::{Connection, Worked, Working},
     counts,
+    flights::LockWait,
     groups::{Group, Own},
     wakes::Listener,
     watching::Subscription,
@@ -46,8 +47,11 @@ pub(crate) struct PostgresStore {
     pub(crate) url: Arc<str>,
     pub(crate) id: String,
     pub(crate) own: Own,
+    /// Groups, and reads. Nothing on it waits for others for long.
     pub(crate) requests: Arc<Connection>,
     pub(crate) renewals: Connection,
+    /// Whatever may have to wait for a row: requests that are asked again alone, latches, fences. The listener hears on it.
+    pub(crate) waits: Arc<Connection>,
     pub(crate) listener: Arc<Listener>,
     pub(crate) background: tokio::runtime::Handle,
     pub(crate) sweep: Mutex<Option<Background>>,
@@ -60,14 +64,39 @@ impl fmt::Debug for PostgresStore {
 }
 
 impl PostgresStore {
-    /// Does work on the connection for requests.
-    async fn request<T, F>(&self, work: impl FnOnce(Group) -> F + Send + 'static) -> Result<T, StoreError>
+    /// Does work on a connection.
+    async fn work<T, F>(
+        &self,
+        connection: &Connection,
+        wait: LockWait,
+        work: impl FnOnce(Group) -> F + Send + 'static,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Worked<T>> + Send + 'static,
     {
         let own = self.own.clone();
-        self.requests.run(move |session, progress| Box::pin(work(Group { session, progress, own }))).await
+        let work =
+            move |session, progress| -> Working<T> { Box::pin(work(Group { session, progress, own, wait })) };
+        connection.run(work).await
+    }
+
+    /// Does work that waits for nobody, or briefly.
+    async fn request<T, F>(&self, work: impl FnOnce(Group) -> F + Send + 'static) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Worked<T>> + Send + 'static,
+    {
+        self.work(&self.requests, LockWait::Brief, work).await
+    }
+
+    /// Does work that may have to wait for a row.
+    async fn wait<T, F>(&self, work: impl FnOnce(Group) -> F + Send + 'static) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Worked<T>> + Send + 'static,
+    {
+        self.work(&self.waits, LockWait::Whole, work).await
     }
 }
 
@@ -89,12 +118,14 @@ impl Store for PostgresStore {
         Box::pin(self.request(move |group| group.apply(requests)))
     }
 
+    fn apply_alone<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        let requests: Arc<[Request]> = group.into();
+        Box::pin(self.wait(move |group| group.apply(requests)))
+    }
+
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
-        let (own, leases): (Own, Arc<[Renew]>) = (self.own.clone(), leases.into());
-        Box::pin(
-            self.renewals
-                .run(move |session, progress| Box::pin(Group { session, progress, own }.renew(leases))),
-        )
+        let leases: Arc<[Renew]> = leases.into();
+        Box::pin(self.work(&self.renewals, LockWait::Whole, move |group| group.renew(leases)))
     }
 
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
@@ -103,9 +134,9 @@ impl Store for PostgresStore {
             if matches!(topic, Topic::Grants(_)) {
                 return Ok(Some(Watch::new(interest)));
             }
-            let (requests, background) = (&self.requests, &self.background);
+            let (waits, background) = (&self.waits, &self.background);
             let subscription =
-                Subscription::start(requests, background, self.own.clone(), topic.clone(), interest).await?;
+                Subscription::start(waits, background, self.own.clone(), topic.clone(), interest).await?;
             Ok(Some(Watch::new(subscription)))
         })
     }
@@ -127,23 +158,27 @@ impl Store for PostgresStore {
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
         let order = order.clone();
-        Box::pin(self.request(move |group| group.evict(order)))
+        Box::pin(self.wait(move |group| group.evict(order)))
     }
 
     fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
         let count = count.clone();
-        Box::pin(self.request(move |group| group.count(count)))
+        if count.action == CountAction::Read {
+            return Box::pin(self.request(move |group| group.count(count)));
+        }
+        Box::pin(self.wait(move |group| group.count(count)))
     }
 
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
         let admit = admit.clone();
-        Box::pin(self.request(move |group| group.fence(admit)))
+        Box::pin(self.wait(move |group| group.fence(admit)))
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         drop(support::lock(&self.sweep).take());
         self.listener.close();
         self.renewals.close();
+        self.waits.close();
         self.requests.close();
         Box::pin(std::future::ready(()))
     }

@@ -1,4 +1,5 @@
-//! The sweep: removes what ended and nobody asks for any more. One keeper of all does it, once a minute.
+//! The sweep: removes what ended and nobody asks for any more. One keeper of all does it, once a minute, in small steps
+//! between which others have their turn.
 
 use std::{
     sync::{Arc, Weak},
@@ -6,18 +7,18 @@ use std::{
 };
 
 use lockkeeper_core::{
-    ContenderId, Name, StoreError,
-    store::{Leave, Request},
-    support::backoff::Backoff,
+    ContenderId, KeeperId, Name, StoreError,
+    store::{Leave, Request, WakeSink},
+    support::{backoff::Backoff, lease_option},
 };
-use tokio_postgres::Row;
 
 use crate::{
-    connection::{Connection, Worked},
-    flights::{self, Call},
+    connection::{Connection, Opener, Progress, Working},
+    flights::{self, Call, LockWait},
     groups::{Group, Own, unread},
-    rows::{get, name_from_bytes},
-    session::Parameter,
+    rows::{ReadRows, get, name_from_bytes},
+    session::{Parameter, Session},
+    settings::Settings,
     statements::Statement,
 };
 
@@ -26,101 +27,197 @@ const EVERY: Duration = Duration::from_secs(60);
 /// How long the row of a free name is kept, and for how long empty slots wait to be used again.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 const SLOTS_KEPT: Duration = Duration::from_secs(60);
+/// How many names are settled in one transaction.
+const AT_ONCE: usize = 200;
+/// The pause between steps, so that a large table is swept slowly instead of loading the server.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Sweeps until the connection ends.
-pub(crate) async fn run(requests: Weak<Connection>, own: Own) {
+pub(crate) async fn run(waits: Weak<Connection>, own: Own) {
     // Keepers that start together do not sweep together.
     let mut pause = Backoff::new(EVERY, EVERY);
     loop {
         tokio::time::sleep(pause.jittered()).await;
-        let Some(requests) = requests.upgrade() else { return };
-        if let Err(error) = sweep(&requests, &own).await {
+        let Some(waits) = waits.upgrade() else { return };
+        if let Err(error) = (Sweep { waits, own: own.clone() }).unless_swept_within(EVERY * 3 / 4).await {
             tracing::debug!(%error, "the sweep failed; another one follows");
         }
     }
 }
 
-/// Sweeps, unless another keeper did so within the last minute.
-async fn sweep(requests: &Arc<Connection>, own: &Own) -> Result<(), StoreError> {
-    let every = micros(EVERY) * 3 / 4;
-    let started = requests.run(move |session, _| {
-        Box::pin(async move { session.query(Statement::StartSweep, &[&every]).await.map_err(unread) })
-    });
-    let Some(now) = started.await?.first().map(|row| get::<i64>(row, 0)).transpose()? else { return Ok(()) };
-    settle_ended(requests, own, now).await?;
-    let (slots, old) = (now - micros(SLOTS_KEPT), now - micros(KEPT));
-    remove(requests, own, Statement::LockFreed, Statement::SweepResources, vec![slots, old], Some(old))
-        .await?;
-    remove(requests, own, Statement::LockFreedLatches, Statement::SweepLatches, vec![old], None).await?;
-    let sweep_old = requests.run(move |session, _| {
-        Box::pin(async move { session.query(Statement::SweepOld, &[&now]).await.map(drop).map_err(unread) })
-    });
-    sweep_old.await
+/// Sweeps the store that `url` names at once, whoever else has done so just now.
+///
+/// # Errors
+/// [`StoreError`] if the URL is wrong or the server cannot be reached.
+#[doc(hidden)]
+pub async fn sweep(url: &str) -> Result<(), StoreError> {
+    let (url, _) = lease_option::take(url)?;
+    let (background, wakes) = (tokio::runtime::Handle::current(), WakeSink::new(|_| {}));
+    let opener = Arc::new(Opener::new(Settings::parse(&url)?, background, wakes.clone()));
+    let waits = Arc::new(Connection::new(opener, Duration::from_secs(10), None));
+    let own = Own { keeper: KeeperId::random(), wakes };
+    Sweep { waits, own }.unless_swept_within(Duration::ZERO).await
 }
 
-/// Settles names in which everything has ended. A leave of nobody does so.
-async fn settle_ended(requests: &Connection, own: &Own, now: i64) -> Result<(), StoreError> {
-    let ended = requests.run(move |session, _| {
-        Box::pin(async move { session.query(Statement::Ended, &[&now]).await.map_err(unread) })
-    });
-    let names: Vec<Name> = names(&ended.await?)?;
-    let nobody = ContenderId { keeper: own.keeper, seq: 0 };
-    let leave = |name| {
-        Request::Leave(Leave {
-            name,
-            contender: nobody,
-            tombstone_until: None,
-            hold_at_least: Duration::ZERO,
-        })
-    };
-    let group: Arc<[Request]> = names.into_iter().map(leave).collect();
-    if group.is_empty() {
-        return Ok(());
+/// One sweep.
+struct Sweep {
+    waits: Arc<Connection>,
+    own: Own,
+}
+
+/// What a page of names says.
+struct PageOfNames {
+    last: Vec<u8>,
+    ended: Vec<Name>,
+    free: Vec<Vec<u8>>,
+}
+
+impl Sweep {
+    /// Sweeps, unless another keeper did so within this time.
+    async fn unless_swept_within(&self, every: Duration) -> Result<(), StoreError> {
+        let every = micros(every);
+        let work = move |session: Arc<Session>, _| -> Working<_> {
+            Box::pin(async move { session.query(Statement::StartSweep, &[&every]).await.map_err(unread) })
+        };
+        let started = self.waits.run(work).await?;
+        let Some(now) = started.first().map(|row| get::<i64>(row, 0)).transpose()? else { return Ok(()) };
+        self.resources(now).await?;
+        let old = now - micros(KEPT);
+        let mut after = Vec::new();
+        while let Some(last) = self.latches(after, old).await? {
+            after = last;
+            tokio::time::sleep(PAUSE).await;
+        }
+        while self.forgotten(now).await? > 0 {
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
     }
-    let own = own.clone();
-    let applied =
-        requests.run(move |session, progress| Box::pin(Group { session, progress, own }.apply(group)));
-    applied.await.map(drop)
-}
 
-/// Locks rows, and removes those that are still free.
-async fn remove(
-    requests: &Connection,
-    own: &Own,
-    lock: Statement,
-    sweep: Statement,
-    times: Vec<i64>,
-    old: Option<i64>,
-) -> Result<(), StoreError> {
-    let own = own.clone();
-    let work = move |session, progress| -> std::pin::Pin<Box<dyn Future<Output = Worked<()>> + Send>> {
-        Box::pin(async move {
-            let group = Group { session, progress, own };
-            let times: Vec<Parameter<'_>> = times.iter().map(|time| time as Parameter<'_>).collect();
-            let (no_names, nobody) = (Vec::<Vec<u8>>::new(), Vec::<String>::new());
-            let read = Call { statement: Statement::Read, parameters: &[&no_names, &nobody] };
-            let flight =
-                flights::first(&group.session, Call { statement: lock, parameters: &times }, read, &[sweep])
-                    .await?;
-            let locked = flight.locked.iter().map(|row| get(row, 0)).collect::<Result<Vec<&[u8]>, _>>();
-            let locked = match locked {
-                Ok(locked) => locked,
-                Err(error) => return Err(flights::give_up(&group.session, error).await),
-            };
-            if locked.is_empty() {
-                return flights::roll_back(&group.session).await;
+    /// Goes through all names, page by page.
+    async fn resources(&self, now: i64) -> Result<(), StoreError> {
+        let (slots, old) = (now - micros(SLOTS_KEPT), now - micros(KEPT));
+        let mut after = Vec::new();
+        while let Some(page) = self.page(after, now, slots, old).await? {
+            for ended in page.ended.chunks(AT_ONCE) {
+                if let Err(error) = self.settle(ended).await {
+                    // Such as a row that somebody changed. The others are swept all the same.
+                    tracing::debug!(%error, "names in which everything has ended were not settled");
+                }
             }
-            let mut parameters: Vec<Parameter<'_>> = vec![&locked];
-            parameters.extend(old.as_ref().map(|old| old as Parameter<'_>));
-            let write = Call { statement: sweep, parameters: &parameters };
-            flights::second(&group.session, &group.progress, write, None).await
-        })
-    };
-    requests.run(work).await
-}
+            if !page.free.is_empty() {
+                self.remove(page.free, old).await?;
+            }
+            after = page.last;
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
+    }
 
-fn names(rows: &[Row]) -> Result<Vec<Name>, StoreError> {
-    rows.iter().map(|row| name_from_bytes(get(row, 0)?)).collect()
+    /// The next page of names; `None` at the end.
+    async fn page(
+        &self,
+        after: Vec<u8>,
+        now: i64,
+        slots: i64,
+        old: i64,
+    ) -> Result<Option<PageOfNames>, StoreError> {
+        let work = move |session: Arc<Session>, _| -> Working<_> {
+            Box::pin(async move {
+                let parameters: [Parameter<'_>; 4] = [&after, &now, &slots, &old];
+                session.query(Statement::SweepPage, &parameters).await.map_err(unread)
+            })
+        };
+        let rows = self.waits.run(work).await?;
+        let mut page = PageOfNames { last: Vec::new(), ended: Vec::new(), free: Vec::new() };
+        for row in &rows {
+            let (name, what): (&[u8], i32) = (get(row, 0)?, get(row, 1)?);
+            match what {
+                // A name that is no text belongs to nobody.
+                1 => page.ended.extend(name_from_bytes(name)),
+                2 => page.free.push(name.to_vec()),
+                _ => {}
+            }
+            page.last = name.to_vec();
+        }
+        Ok((!rows.is_empty()).then_some(page))
+    }
+
+    /// Settles names in which everything has ended. A leave of nobody does so.
+    async fn settle(&self, names: &[Name]) -> Result<(), StoreError> {
+        let nobody = ContenderId { keeper: self.own.keeper, seq: 0 };
+        let leave = |name: &Name| {
+            Request::Leave(Leave {
+                name: name.clone(),
+                contender: nobody,
+                tombstone_until: None,
+                hold_at_least: Duration::ZERO,
+            })
+        };
+        let (own, group): (_, Arc<[Request]>) = (self.own.clone(), names.iter().map(leave).collect());
+        let wait = LockWait::Brief;
+        let work = move |session, progress| -> Working<_> {
+            Box::pin(Group { session, progress, own, wait }.apply(group))
+        };
+        self.waits.run(work).await.map(drop)
+    }
+
+    /// Locks free names that nobody has locked, and removes those that are still free.
+    async fn remove(&self, names: Vec<Vec<u8>>, old: i64) -> Result<(), StoreError> {
+        let work = move |session: Arc<Session>, progress: Arc<Progress>| -> Working<()> {
+            Box::pin(async move {
+                let (no_names, nobody) = (Vec::<Vec<u8>>::new(), Vec::<String>::new());
+                let lock = Call { statement: Statement::LockFree, parameters: &[&names] };
+                let read = Call { statement: Statement::Read, parameters: &[&no_names, &nobody] };
+                let sweep = Statement::SweepResources;
+                let flight = flights::first(&session, LockWait::Brief, lock, read, &[sweep]).await?;
+                if let Err(error) = ReadRows::new(&flight.read, &session.home) {
+                    return Err(flights::give_up(&session, error).await);
+                }
+                let locked: Vec<&[u8]> = flight.locked.iter().filter_map(|row| get(row, 0).ok()).collect();
+                if locked.is_empty() {
+                    return flights::roll_back(&session).await;
+                }
+                let write = Call { statement: sweep, parameters: &[&locked, &old] };
+                flights::second(&session, &progress, write, None).await
+            })
+        };
+        self.waits.run(work).await
+    }
+
+    /// Removes some latches that are gone; returns the last of them, or `None` if there were none.
+    async fn latches(&self, after: Vec<u8>, old: i64) -> Result<Option<Vec<u8>>, StoreError> {
+        let work = move |session: Arc<Session>, progress: Arc<Progress>| -> Working<Option<Vec<u8>>> {
+            Box::pin(async move {
+                let (no_names, nobody) = (Vec::<Vec<u8>>::new(), Vec::<String>::new());
+                let lock = Call { statement: Statement::LockFreedLatches, parameters: &[&after, &old] };
+                let read = Call { statement: Statement::Read, parameters: &[&no_names, &nobody] };
+                let sweep = Statement::SweepLatches;
+                let flight = flights::first(&session, LockWait::Brief, lock, read, &[sweep]).await?;
+                if let Err(error) = ReadRows::new(&flight.read, &session.home) {
+                    return Err(flights::give_up(&session, error).await);
+                }
+                let locked: Vec<&[u8]> = flight.locked.iter().filter_map(|row| get(row, 0).ok()).collect();
+                let Some(last) = locked.last() else {
+                    flights::roll_back(&session).await?;
+                    return Ok(None);
+                };
+                let write = Call { statement: sweep, parameters: &[&locked] };
+                flights::second(&session, &progress, write, None).await?;
+                Ok(Some(last.to_vec()))
+            })
+        };
+        self.waits.run(work).await
+    }
+
+    /// Removes some of what is remembered only for a time; returns how much.
+    async fn forgotten(&self, now: i64) -> Result<i64, StoreError> {
+        let work = move |session: Arc<Session>, _| -> Working<_> {
+            Box::pin(async move { session.query(Statement::SweepOld, &[&now]).await.map_err(unread) })
+        };
+        let rows = self.waits.run(work).await?;
+        rows.first().map_or(Ok(0), |row| get(row, 0))
+    }
 }
 
 fn micros(length: Duration) -> i64 {

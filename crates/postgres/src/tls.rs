@@ -17,7 +17,10 @@ use tokio_postgres::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use crate::{settings::TlsFiles, trouble::explain};
+use crate::{
+    settings::TlsFiles,
+    trouble::{closed, explain},
+};
 
 /// Connects over TLS.
 pub(crate) async fn connect(
@@ -26,7 +29,11 @@ pub(crate) async fn connect(
 ) -> Result<(Client, Connection<Socket, Encrypted>), StoreError> {
     let TlsFiles { root_cert, cert, key } = files.clone();
     let options = OptionNames { ca: "sslrootcert", cert: "sslcert", key: "sslkey" };
-    let tls = lockkeeper_tls::connector(&Files { ca: root_cert, cert, key }, options)?;
+    // Files are read each time, because certificates are replaced before they end. Not on this thread: other sessions may be
+    // between two flights.
+    let files = Files { ca: root_cert, cert, key };
+    let made = tokio::task::spawn_blocking(move || lockkeeper_tls::connector(&files, options)).await;
+    let tls = made.map_err(|_| closed())??;
     driver.connect(Maker(tls)).await.map_err(|error| explain(error).not_applied())
 }
 

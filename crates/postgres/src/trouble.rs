@@ -23,6 +23,21 @@ pub(crate) fn replica() -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, REPLICA).not_applied()
 }
 
+/// The server is one that another has taken the place of.
+pub(crate) fn replaced() -> StoreError {
+    let message = "this server was replaced: another one has taken over since, which this program has used; stop the old \
+                   one, or name the new one in the URL";
+    StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
+}
+
+const POOLER: &str = "a pooler is between this program and the server, and may run the statements of other programs in place \
+                      of this one's; write pooler=true in the URL, or connect to the server itself";
+
+/// A pooler spreads the statements of a session over several server processes.
+pub(crate) fn pooler() -> StoreError {
+    config(POOLER)
+}
+
 /// A name is locked by another transaction, and nothing was done.
 pub(crate) fn busy() -> StoreError {
     let message = "another transaction works on this name just now; it is asked again";
@@ -132,6 +147,11 @@ fn no_access(code: &SqlState) -> Option<Remedy> {
         SqlState::INSUFFICIENT_PRIVILEGE => {
             (Denied, "this user lacks a right; give it to the user, or name another user in the URL")
         }
+        // A pooler refuses settings in the startup message. Prepared statements are unknown, or there already, only if
+        // another server process answers than the one that prepared them.
+        SqlState::PROTOCOL_VIOLATION
+        | SqlState::INVALID_SQL_STATEMENT_NAME
+        | SqlState::DUPLICATE_PSTATEMENT => (Config, POOLER),
         SqlState::INVALID_CATALOG_NAME => {
             (Config, "there is no such database; make it with `createdb`, or name another in the URL")
         }

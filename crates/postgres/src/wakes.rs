@@ -1,7 +1,7 @@
-//! Hears messages of other keepers and wakes the engine: one listening session, only while somebody waits or watches.
+//! Hears messages of other keepers and wakes the engine: on the session for waits, and only while somebody waits or watches.
 //!
 //! Messages are hints. After the session was lost, one resync makes up for all that it missed. If messages do not arrive,
-//! as behind a pooler, the keeper polls instead and says so.
+//! as behind a pooler, or there is no session for them, the keeper polls instead and says so.
 
 use std::{
     collections::BTreeMap,
@@ -12,30 +12,32 @@ use std::{
 use lockkeeper_core::{
     KeeperId, StoreError,
     store::{Wake, WakeSink},
-    support::{self, background::Background, backoff::Backoff},
+    support::{self, background::Background, backoff::Backoff, percent},
 };
 use lockkeeper_rows::wake_text;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     time::{self, Instant},
 };
 
 use crate::{
-    connection::{Connection, Opener},
+    connection::{Connection, Failure, Opener, Worked, Working},
     groups::unread,
-    session::Session,
+    session::{Messages, Session},
+    settings::Statements,
     trouble,
 };
 
-/// A message is shorter than what the server takes, which is less than 8000 bytes.
+/// A message is shorter than what the server takes, which is less than 8000 bytes. It is ASCII, whatever encoding the
+/// database has: a name that the encoding does not know would make the server refuse all messages of a flight. So a byte
+/// may become three.
 const LARGEST: usize = 7999;
 /// How long a subscriber waits until the keeper hears. After that a resync makes up for what was missed.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long the message may take that proves that messages arrive.
-const PROOF: Duration = Duration::from_secs(2);
-/// How often the listening session is asked for a sign of life, and how long it may take.
+/// How long the message may take that proves that messages arrive. Nothing else is done on the session meanwhile.
+const PROOF: Duration = Duration::from_secs(1);
+/// How often the listening session is asked for a sign of life.
 const BEAT: Duration = Duration::from_secs(15);
-const BEAT_LIMIT: Duration = Duration::from_secs(5);
 /// How often a keeper that cannot hear asks, and for how long it does so before it tries to hear again.
 const POLL: Duration = Duration::from_millis(250);
 const DEAF_FOR: Duration = Duration::from_secs(60);
@@ -52,9 +54,23 @@ pub(crate) fn texts(wakes: Vec<(KeeperId, Wake)>) -> (Vec<String>, Vec<String>) 
         by_keeper.entry(keeper).or_default().push(wake);
     }
     let messages = by_keeper.iter().flat_map(|(keeper, wakes)| {
-        wake_text::messages(wakes, LARGEST).into_iter().map(|text| (channel(*keeper), text))
+        let mut texts: Vec<_> = wake_text::messages(wakes, LARGEST).iter().map(|text| encode(text)).collect();
+        if texts.iter().any(|text| text.len() > LARGEST) {
+            texts = wake_text::messages(wakes, LARGEST / 3).iter().map(|text| encode(text)).collect();
+        }
+        texts.into_iter().map(|text| (channel(*keeper), text))
     });
     messages.unzip()
+}
+
+fn encode(text: &str) -> String {
+    percent::encode(text, |_, byte| byte.is_ascii() && byte != b'%')
+}
+
+/// The wakes in a message.
+fn wakes_in(text: &str) -> Vec<Wake> {
+    let text = percent::decode(text).unwrap_or_default();
+    wake_text::read(text.as_bytes()).collect()
 }
 
 /// Whether messages arrive.
@@ -62,7 +78,7 @@ pub(crate) fn texts(wakes: Vec<(KeeperId, Wake)>) -> (Vec<String>, Vec<String>) 
 enum Hearing {
     NotYet,
     Yes,
-    /// Something between this keeper and the server swallows them: it polls.
+    /// This keeper polls: something between it and the server swallows them, or there is no session for them.
     No,
 }
 
@@ -77,20 +93,25 @@ pub(crate) struct Listener {
 pub(crate) struct Interest(Arc<Listener>);
 
 impl Listener {
-    pub(crate) fn new(opener: Arc<Opener>, requests: Arc<Connection>, keeper: KeeperId) -> Arc<Self> {
+    pub(crate) fn new(
+        opener: &Opener,
+        requests: Arc<Connection>,
+        waits: Arc<Connection>,
+        keeper: KeeperId,
+    ) -> Arc<Self> {
         let (interested, counted) = watch::channel(0);
         let (said, hearing) = watch::channel(Hearing::NotYet);
-        let background = opener.background.clone();
-        let ears = Listening {
+        let listening = Listening {
             wakes: opener.wakes.clone(),
-            opener,
+            is_pooled: opener.settings.statements == Statements::Unnamed,
             requests,
+            waits,
             channel: channel(keeper),
             interested: counted,
             said,
-            session: None,
+            ears: None,
         };
-        let task = Mutex::new(Some(Background::spawn(&background, ears.run())));
+        let task = Mutex::new(Some(Background::spawn(&opener.background, listening.run())));
         Arc::new(Self { interested, hearing, task })
     }
 
@@ -117,28 +138,23 @@ impl Drop for Interest {
     }
 }
 
-/// The listening session.
+/// A session that was proved to hear, and what it hears.
 struct Ears {
-    session: Session,
-    messages: mpsc::UnboundedReceiver<String>,
-}
-
-impl Drop for Ears {
-    /// Whatever it waited for, nobody cares any more.
-    fn drop(&mut self) {
-        self.session.cut();
-    }
+    session: Arc<Session>,
+    messages: Messages,
 }
 
 struct Listening {
     wakes: WakeSink,
-    opener: Arc<Opener>,
+    /// A pooler is between. It would leave the server process listening that happens to be the next.
+    is_pooled: bool,
     requests: Arc<Connection>,
+    waits: Arc<Connection>,
     channel: String,
     interested: watch::Receiver<usize>,
     said: watch::Sender<Hearing>,
-    /// A session that was proved to hear, while nobody cares.
-    session: Option<Ears>,
+    /// Kept while nobody cares.
+    ears: Option<Ears>,
 }
 
 /// Why listening ended.
@@ -152,38 +168,53 @@ enum End {
 impl Listening {
     async fn run(mut self) {
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
-        loop {
-            if self.interested.wait_for(|count| *count > 0).await.is_err() {
-                return;
+        let mut failures = 0;
+        while self.interested.wait_for(|count| *count > 0).await.is_ok() {
+            if self.is_pooled {
+                self.says_no(
+                    "a pooler is between, so messages of other keepers do not arrive; this keeper polls",
+                );
+                self.poll(Duration::MAX).await;
+                continue;
             }
-            match self.listen(&mut backoff).await {
-                End::NobodyCares => {}
+            match self.listen(&mut backoff, &mut failures).await {
                 End::Closed => return,
-                End::Lost(error) => {
+                End::NobodyCares => _ = self.said.send_replace(Hearing::NotYet),
+                End::Lost(error) if failures == 0 => {
                     tracing::debug!(%error, "the listening session was lost; it is opened again");
                     self.said.send_replace(Hearing::NotYet);
-                    time::sleep(backoff.jittered()).await;
+                    failures = 1;
+                }
+                End::Lost(error) => {
+                    self.says_no(&format!("this keeper cannot listen for messages, so it polls: {error}"));
+                    self.poll(backoff.jittered()).await;
                 }
                 End::Unproved => {
-                    tracing::warn!(
-                        "messages from the server do not arrive, as behind a transaction pooler; this keeper polls"
+                    self.says_no(
+                        "messages from the server do not arrive, as behind a pooler; this keeper polls",
                     );
-                    self.said.send_replace(Hearing::No);
-                    self.poll().await;
+                    self.poll(DEAF_FOR).await;
                 }
             }
-            self.said.send_replace(Hearing::NotYet);
+        }
+    }
+
+    /// Says that messages do not arrive, and why, once until they do again.
+    fn says_no(&self, why: &str) {
+        if self.said.send_replace(Hearing::No) != Hearing::No {
+            tracing::warn!("{why}");
         }
     }
 
     /// Listens for as long as somebody cares.
-    async fn listen(&mut self, backoff: &mut Backoff) -> End {
+    async fn listen(&mut self, backoff: &mut Backoff, failures: &mut u32) -> End {
         let mut ears = match self.open().await {
             Ok(Some(ears)) => ears,
             Ok(None) => return End::Unproved,
             Err(error) => return End::Lost(error),
         };
         backoff.reset();
+        *failures = 0;
         self.said.send_replace(Hearing::Yes);
         // Grants that were made before this moment were told to nobody.
         self.wakes.wake(Wake::Resync);
@@ -191,7 +222,7 @@ impl Listening {
         let end = loop {
             tokio::select! {
                 message = ears.messages.recv() => match message {
-                    Some(text) => wake_text::read(text.as_bytes()).for_each(|wake| self.wakes.wake(wake)),
+                    Some(text) => wakes_in(&text).into_iter().for_each(|wake| self.wakes.wake(wake)),
                     None => return End::Lost(trouble::closed()),
                 },
                 changed = self.interested.changed() => match changed {
@@ -199,70 +230,94 @@ impl Listening {
                     Ok(()) if *self.interested.borrow_and_update() == 0 => break End::NobodyCares,
                     Ok(()) => {}
                 },
-                _ = beat.tick() => if let Err(error) = answered(ears.session.batch("SELECT 1")).await {
+                _ = beat.tick() => if let Err(error) = self.tell("SELECT 1".to_owned()).await {
                     return End::Lost(error);
                 },
             }
         };
-        if answered(ears.session.batch(&format!("UNLISTEN \"{}\"", self.channel))).await.is_ok() {
-            self.session = Some(ears);
+        if self.tell(format!("UNLISTEN \"{}\"", self.channel)).await.is_ok() {
+            self.ears = Some(ears);
         }
         end
     }
 
+    /// Has the session do something between other work, because inside of a transaction it would be a part of that.
+    async fn tell(&self, statement: String) -> Result<(), StoreError> {
+        let work = move |session: Arc<Session>, _| -> Working<()> {
+            Box::pin(async move { session.batch(&statement).await.map_err(unread) })
+        };
+        self.waits.run(work).await
+    }
+
     /// Begins to listen; `None` if messages do not arrive.
     async fn open(&mut self) -> Result<Option<Ears>, StoreError> {
-        let listen = format!("LISTEN \"{}\"", self.channel);
-        if let Some(ears) = self.session.take()
-            && !ears.session.is_closed()
-        {
-            answered(ears.session.batch(&listen)).await?;
-            return Ok(Some(ears));
-        }
-        let (sender, messages) = mpsc::unbounded_channel();
-        let open = time::timeout(BEAT_LIMIT, self.opener.open(Some(sender)));
-        let session = open.await.map_err(|_| trouble::too_slow())??;
-        answered(session.batch(&listen)).await?;
-        let mut ears = Ears { session, messages };
-        Ok(self.prove(&mut ears).await?.then_some(ears))
-    }
-
-    /// Whether a message of another session arrives while nothing is asked on this one: what a session tells itself proves
-    /// nothing, because a pooler may hand it over with an answer.
-    async fn prove(&self, ears: &mut Ears) -> Result<bool, StoreError> {
-        let proof = format!("proof {:016x}", getrandom::u64().unwrap_or_default());
-        let send = format!("SELECT pg_notify('{}', '{proof}')", self.channel);
-        let sent = self.requests.run(move |session, _| {
-            Box::pin(async move { session.rows(&send).await.map(drop).map_err(unread) })
-        });
-        sent.await?;
-        let arrived = async {
-            while let Some(text) = ears.messages.recv().await {
-                if text == proof {
-                    return true;
-                }
-            }
-            false
+        let (channel, requests, before) = (self.channel.clone(), self.requests.clone(), self.ears.take());
+        let work = move |session: Arc<Session>, _| -> Working<Option<Ears>> {
+            Box::pin(async move { listen_on(session, &channel, &requests, before).await })
         };
-        Ok(time::timeout(PROOF, arrived).await.unwrap_or(false))
+        self.waits.run(work).await
     }
 
-    /// Asks about everything again and again, for as long as somebody cares.
-    async fn poll(&mut self) {
-        let until = Instant::now() + DEAF_FOR;
-        while Instant::now() < until && *self.interested.borrow() > 0 {
-            time::sleep(POLL).await;
-            self.wakes.wake(Wake::Resync);
+    /// Asks about everything again and again, for this long or for as long as somebody cares.
+    async fn poll(&mut self, length: Duration) {
+        let started = Instant::now();
+        loop {
+            let left = length.saturating_sub(started.elapsed());
+            if left.is_zero() || *self.interested.borrow_and_update() == 0 {
+                return;
+            }
+            time::sleep(POLL.min(left)).await;
+            // While the server is down, those who wait ask as often as the engine wants.
+            if self.requests.works() {
+                self.wakes.wake(Wake::Resync);
+            }
         }
     }
 }
 
-/// Waits for an answer on the listening session.
-async fn answered(asked: impl Future<Output = Result<(), tokio_postgres::Error>>) -> Result<(), StoreError> {
-    match time::timeout(BEAT_LIMIT, asked).await {
-        Ok(answer) => answer.map_err(trouble::explain),
-        Err(_) => Err(trouble::too_slow()),
+/// Begins to listen on a session, and has it proved that messages arrive, unless that was done before. A session on which
+/// that fails is closed.
+async fn listen_on(
+    session: Arc<Session>,
+    channel: &str,
+    requests: &Connection,
+    before: Option<Ears>,
+) -> Worked<Option<Ears>> {
+    session.batch(&format!("LISTEN \"{channel}\"")).await.map_err(closes)?;
+    if let Some(ears) = before.filter(|ears| Arc::ptr_eq(&ears.session, &session)) {
+        return Ok(Some(ears));
     }
+    let Some(messages) = session.take_messages() else { return Err(Failure::closes(trouble::closed())) };
+    let mut ears = Ears { session, messages };
+    if prove(channel, requests, &mut ears).await.map_err(Failure::closes)? {
+        return Ok(Some(ears));
+    }
+    ears.session.cut();
+    Ok(None)
+}
+
+fn closes(error: tokio_postgres::Error) -> Failure {
+    Failure::closes(trouble::explain(error))
+}
+
+/// Whether a message of another session arrives while nothing is asked on this one: what a session tells itself proves
+/// nothing, because a pooler may hand it over with an answer.
+async fn prove(channel: &str, requests: &Connection, ears: &mut Ears) -> Result<bool, StoreError> {
+    let proof = format!("proof {:016x}", getrandom::u64().unwrap_or_default());
+    let send = format!("SELECT pg_notify('{channel}', '{proof}')");
+    let work = move |session: Arc<Session>, _| -> Working<()> {
+        Box::pin(async move { session.rows(&send).await.map(drop).map_err(unread) })
+    };
+    requests.run(work).await?;
+    let arrived = async {
+        while let Some(text) = ears.messages.recv().await {
+            if text == proof {
+                return true;
+            }
+        }
+        false
+    };
+    Ok(time::timeout(PROOF, arrived).await.unwrap_or(false))
 }
 
 #[cfg(test)]
@@ -283,7 +338,23 @@ mod tests {
         assert!(channels.iter().all(|channel| channel.len() < 64));
         assert!(texts.iter().all(|text| text.len() < 8000));
         assert_eq!(channels.iter().filter(|other| **other == channel(b)).count(), 1);
-        let wakes: usize = texts.iter().map(|text| wake_text::read(text.as_bytes()).count()).sum();
+        let wakes: usize = texts.iter().map(|text| wakes_in(text).len()).sum();
         assert_eq!((wakes, channels.len()), (40, texts.len()));
+    }
+
+    #[test]
+    fn messages_are_ascii_whatever_the_names_are() {
+        let keeper = KeeperId::from_u128(1);
+        let names: Vec<Name> = (0..40)
+            .map(|number| Name::new(format!("{number}% {}", "日".repeat(160))).expect("valid"))
+            .collect();
+        let wake = |name: &Name| (keeper, Wake::Changed(Topic::Latch(name.clone())));
+        let (_, texts) = texts(names.iter().map(wake).collect());
+        assert!(texts.iter().all(|text| text.is_ascii() && text.len() < 8000));
+        let told = texts.iter().flat_map(|text| wakes_in(text)).map(|wake| match wake {
+            Wake::Changed(Topic::Latch(name)) => name,
+            other => panic!("{other:?}"),
+        });
+        assert!(told.eq(names));
     }
 }

@@ -5,12 +5,17 @@ use std::{
     time::Duration,
 };
 
-use lockkeeper_core::{StoreError, store::Topic, support::background::Background};
+use lockkeeper_core::{
+    StoreError,
+    store::{Topic, Wake},
+    support::{background::Background, backoff::Backoff},
+};
 use lockkeeper_rows::wake_text::topic_words;
+use tokio::sync::watch;
 
 use crate::{
     connection::{Connection, Failure, Worked},
-    flights::{self, Call},
+    flights::{self, Call, LockWait},
     groups::{Group, Own, unread},
     statements::Statement,
     trouble,
@@ -20,11 +25,13 @@ use crate::{
 /// How long a row lasts, and how often it is renewed. A keeper that crashed leaves it behind for that long.
 const LASTS: Duration = Duration::from_secs(300);
 const RENEWED_EVERY: Duration = Duration::from_secs(100);
+/// The pauses between tries to renew it that fail.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 const TRIES: usize = 3;
 
 /// A keeper's interest in a topic, which ends when it is dropped.
 pub(crate) struct Subscription {
-    requests: Weak<Connection>,
+    waits: Weak<Connection>,
     own: Own,
     topic: Topic,
     _interest: Interest,
@@ -34,42 +41,59 @@ pub(crate) struct Subscription {
 impl Subscription {
     /// Subscribes. Changes that are committed from now on are told.
     pub(crate) async fn start(
-        requests: &Arc<Connection>,
+        waits: &Arc<Connection>,
         background: &tokio::runtime::Handle,
         own: Own,
         topic: Topic,
         interest: Interest,
     ) -> Result<Self, StoreError> {
-        watch(requests, &own, &topic).await?;
-        let renewal = {
-            let (requests, own, topic) = (Arc::downgrade(requests), own.clone(), topic.clone());
-            async move {
-                loop {
-                    tokio::time::sleep(RENEWED_EVERY).await;
-                    let Some(requests) = requests.upgrade() else { return };
-                    if let Err(error) = watch(&requests, &own, &topic).await {
-                        tracing::debug!(%error, "a subscription was not renewed; it is tried again");
-                    }
+        let losses = waits.losses();
+        watch(waits, &own, &topic).await?;
+        let renewal = renew(Arc::downgrade(waits), losses, own.clone(), topic.clone());
+        let renewal = Background::spawn(background, renewal);
+        Ok(Self { waits: Arc::downgrade(waits), own, topic, _interest: interest, _renewal: renewal })
+    }
+}
+
+/// Renews the row in time, and as soon as a session was lost: a crash of the server may have taken the row along, which was
+/// not synced.
+async fn renew(waits: Weak<Connection>, mut losses: watch::Receiver<u64>, own: Own, topic: Topic) {
+    let mut backoff = PAUSES;
+    let (mut pause, mut is_missing) = (RENEWED_EVERY, false);
+    loop {
+        tokio::select! {
+            changed = losses.changed() => match changed {
+                Ok(()) => is_missing = true,
+                Err(_) => return,
+            },
+            () = tokio::time::sleep(pause) => {}
+        }
+        let Some(waits) = waits.upgrade() else { return };
+        match watch(&waits, &own, &topic).await {
+            Ok(()) => {
+                backoff.reset();
+                pause = RENEWED_EVERY;
+                if std::mem::take(&mut is_missing) {
+                    // What happened while there was no row was told to nobody.
+                    own.wakes.wake(Wake::Changed(topic.clone()));
                 }
             }
-        };
-        Ok(Self {
-            requests: Arc::downgrade(requests),
-            own,
-            topic,
-            _interest: interest,
-            _renewal: Background::spawn(background, renewal),
-        })
+            Err(error) => {
+                tracing::debug!(%error, "a subscription was not renewed; it is tried again");
+                pause = backoff.jittered();
+                is_missing = true;
+            }
+        }
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let Some(requests) = self.requests.upgrade() else { return };
+        let Some(waits) = self.waits.upgrade() else { return };
         let Some((word, name)) = topic_words(&self.topic) else { return };
         let (name, keeper) = (name.as_str().as_bytes().to_vec(), self.own.keeper.to_string());
         // If this fails, the keeper gets needless messages until the row is swept.
-        requests.run_detached(move |session, _| {
+        waits.run_detached(move |session, _| {
             Box::pin(async move {
                 session.query(Statement::Unwatch, &[&name, &word, &keeper]).await.map(drop).map_err(unread)
             })
@@ -77,9 +101,10 @@ impl Drop for Subscription {
     }
 }
 
-async fn watch(requests: &Connection, own: &Own, topic: &Topic) -> Result<(), StoreError> {
+async fn watch(waits: &Connection, own: &Own, topic: &Topic) -> Result<(), StoreError> {
     let (own, topic) = (own.clone(), topic.clone());
-    requests.run(move |session, progress| Box::pin(Group { session, progress, own }.watch(topic))).await
+    let wait = LockWait::Whole;
+    waits.run(move |session, progress| Box::pin(Group { session, progress, own, wait }.watch(topic))).await
 }
 
 impl Group {
@@ -95,11 +120,11 @@ impl Group {
             let flight = if is_latch {
                 let lock = Call { statement: Statement::LockLatch, parameters: &[&name] };
                 let read = Call { statement: Statement::ReadLatch, parameters: &[&name, &op] };
-                flights::first(&self.session, lock, read, &[statement]).await?
+                flights::first(&self.session, self.wait, lock, read, &[statement]).await?
             } else {
                 let lock = Call { statement: Statement::Lock, parameters: &[&names] };
                 let read = Call { statement: Statement::Read, parameters: &[&names, &nobody] };
-                flights::first(&self.session, lock, read, &[statement]).await?
+                flights::first(&self.session, self.wait, lock, read, &[statement]).await?
             };
             if flight.locked.is_empty() {
                 flights::roll_back(&self.session).await?;

@@ -82,6 +82,12 @@ impl Asker {
         verdict.clone()
     }
 
+    /// A lone claim that waits for its row.
+    pub(crate) async fn ask_alone(&self, name: &str, seq: u64) -> Answers<Answer> {
+        let group = [Request::Claim(self.claim(name, seq))];
+        self.store.apply_alone(&group).await.expect("answered")
+    }
+
     /// A lone leave.
     pub(crate) async fn give_back(&self, name: &str, seq: u64) -> Result<Answers<Answer>, StoreError> {
         self.store.apply(&[Request::Leave(self.leave(name, seq))]).await
@@ -99,6 +105,32 @@ pub(crate) async fn session(server: &Postgres) -> Client {
     let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await.expect("connected");
     tokio::spawn(connection);
     client
+}
+
+/// Ends the transaction of `locks` as soon as another one waits for it, and returns the server's clock before that. Made
+/// before, so that there is little time between.
+pub(crate) struct Freeing {
+    monitor: Client,
+}
+
+impl Freeing {
+    pub(crate) async fn of(server: &Postgres) -> Self {
+        Self { monitor: session(server).await }
+    }
+
+    pub(crate) async fn once_awaited(&self, locks: &Client) -> i64 {
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        while self.monitor.query_one(waits, &[]).await.expect("asked").get::<_, i64>(0) == 0 {}
+        let freed = locks.query_one(CLOCK, &[]).await.expect("asked").get(0);
+        locks.batch_execute("COMMIT").await.expect("ended");
+        freed
+    }
+}
+
+/// The server processes that a user has, without those of plain sessions.
+pub(crate) fn backends(server: &Postgres) -> Vec<String> {
+    let all = "SELECT pid FROM pg_stat_activity WHERE application_name = 'lockkeeper' ORDER BY pid";
+    server.sql(all).expect("asked").lines().map(str::to_owned).collect()
 }
 
 /// The server's clock, in microseconds.

@@ -3,10 +3,13 @@
 #![cfg(target_os = "linux")]
 
 mod asker;
+mod failover;
 mod laws;
 #[path = "../redis/load.rs"]
 #[expect(dead_code, reason = "losses of data are only on Redis so far")]
 mod load;
+mod log;
+mod poolers;
 mod storms;
 mod trouble;
 

@@ -2,7 +2,7 @@
 
 use lockkeeper_core::{
     StoreError, StoreErrorKind,
-    store::{Renewed, Verdict, Wake, WakeSink},
+    store::{Answer, Left, Renewed, Request, Topic, Verdict, Wake, WakeSink},
 };
 use lockkeeper_testkit::{
     proxy::{Fault, Proxy},
@@ -11,7 +11,7 @@ use lockkeeper_testkit::{
 use tokio::sync::mpsc;
 
 use crate::{
-    asker::{Asker, session},
+    asker::{Asker, CLOCK, session},
     millis, secs,
 };
 
@@ -25,9 +25,7 @@ async fn granted_in_time(asker: &Asker, name: &str, seq: u64) {
     let started = std::time::Instant::now();
     loop {
         let answers = asker.claims(&[(name, seq)]).await;
-        if answers.is_ok_and(|answers| {
-            matches!(answers.each[..], [lockkeeper_core::store::Answer::Claim(Verdict::Granted(_))])
-        }) {
+        if answers.is_ok_and(|answers| matches!(answers.each[..], [Answer::Claim(Verdict::Granted(_))])) {
             return;
         }
         assert!(started.elapsed() < secs(20), "not granted");
@@ -109,6 +107,142 @@ async fn a_newer_layout_and_changed_tables_are_refused() {
     assert!(error.kind() == StoreErrorKind::Corrupt && !error.maybe_applied(), "{error}");
     server.sql("ALTER TABLE lockkeeper.gone RENAME TO entry").expect("changed");
     assert!(matches!(asker.ask("b", 3).await, Verdict::Busy { .. }), "it goes on");
+}
+
+/// One row that somebody changed concerns the requests about its name, and no others of their group. Renewals of the others
+/// go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_row_fails_no_other_name() {
+    let server = Postgres::start().expect("started");
+    let asker = Asker::connect(&server.url()).await;
+    for (name, seq) in [("bad", 1), ("good", 2), ("odd", 3)] {
+        assert!(matches!(asker.ask(name, seq).await, Verdict::Granted(_)));
+    }
+    // One that cannot be read, and one that can be, but makes no sense.
+    server.sql("UPDATE lockkeeper.resource SET holder = 'nonsense' WHERE name = 'bad'").expect("changed");
+    server.sql("UPDATE lockkeeper.resource SET capacity = -7 WHERE name = 'odd'").expect("changed");
+    for bad in ["bad", "odd"] {
+        let answers = asker.claims(&[(bad, 4), ("good", 5), ("new", 6)]).await.expect("answered").each;
+        let [Answer::Claim(refused), Answer::Claim(busy), Answer::Claim(granted)] = &answers[..] else {
+            panic!("{answers:?}")
+        };
+        let Verdict::Refused(error) = refused else { panic!("{answers:?}") };
+        assert!(error.kind() == StoreErrorKind::Corrupt && error.to_string().contains(bad), "{error}");
+        assert!(
+            matches!(busy, Verdict::Busy { .. }) && matches!(granted, Verdict::Granted(_)),
+            "{answers:?}"
+        );
+        let leaves = [Request::Leave(asker.leave(bad, 1)), Request::Leave(asker.leave("new", 6))];
+        let left = asker.store.apply(&leaves).await.expect("answered").each;
+        assert!(matches!(left[..], [Answer::Leave(Left::NotNow), Answer::Leave(Left::Released)]), "{left:?}");
+        let error = asker.store.apply_alone(&leaves[..1]).await.expect_err("it is told why");
+        assert!(error.kind() == StoreErrorKind::Corrupt && !error.maybe_applied(), "{error}");
+        let leases = [asker.renewal(bad, 1), asker.renewal("good", 2)];
+        let renewed = asker.store.renew(&leases).await.expect("answered").each;
+        assert!(matches!(renewed[..], [Renewed::Unknown, Renewed::Held(_)]), "{renewed:?}");
+        let error = asker.store.renew(&leases[..1]).await.expect_err("it is told why");
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
+    }
+    // Nor does it stop the sweep, which settles what has ended and removes what is old.
+    server.sql("UPDATE lockkeeper.resource SET ends = 1, used = 1").expect("aged");
+    server.sql("INSERT INTO lockkeeper.resource (name, used) VALUES ('old', 1)").expect("made");
+    lockkeeper_postgres::sweep(&server.url()).await.expect("swept");
+    let left = "SELECT string_agg(convert_from(name, 'UTF8'), ' ' ORDER BY name) FROM lockkeeper.resource";
+    assert_eq!(server.sql(left).expect("asked"), "bad good odd", "{left}");
+}
+
+/// However many names were used once, one sweep removes them, those with watchers excepted.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_sweep_removes_all_that_is_old() {
+    let server = Postgres::start().expect("started");
+    let asker = Asker::connect(&server.url()).await;
+    assert!(matches!(asker.ask("kept", 1).await, Verdict::Granted(_)));
+    let old = "INSERT INTO lockkeeper.resource (name, used, high_water)
+                   SELECT convert_to('old/' || n, 'UTF8'), 1, n FROM generate_series(1, 5000) AS n;
+               INSERT INTO lockkeeper.watcher (name, topic, keeper, until)
+                   SELECT name, 'holders', 'x', 9e18::bigint FROM lockkeeper.resource WHERE used = 1 ORDER BY name LIMIT 600;
+               INSERT INTO lockkeeper.latch (name, used, high_water)
+                   SELECT convert_to('latch/' || n, 'UTF8'), 1, n FROM generate_series(1, 1200) AS n;
+               INSERT INTO lockkeeper.tombstone SELECT 'c' || n, 1 FROM generate_series(1, 11000) AS n;
+               INSERT INTO lockkeeper.entry SELECT 'slots', n, 0, NULL FROM generate_series(1, 9) AS n;
+               INSERT INTO lockkeeper.resource (name, used) VALUES ('slots', 1)";
+    server.sql(old).expect("made");
+    lockkeeper_postgres::sweep(&server.url()).await.expect("swept");
+    let count = |table: &str| server.sql(&format!("SELECT count(*) FROM lockkeeper.{table}")).expect("asked");
+    assert_eq!(count("resource"), "601", "those with watchers, and the one that is held");
+    assert_eq!([count("latch"), count("tombstone"), count("entry")], ["0", "0", "0"]);
+    assert_eq!(server.sql("SELECT floor FROM lockkeeper.store").expect("asked"), "5000");
+    assert_eq!(asker.holders("kept").await, [1]);
+}
+
+/// A process that stops while it makes the tables is ended: the next one makes them. Others with another schema do not wait
+/// at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_stops_while_it_makes_the_tables_stops_no_other() {
+    let server = Postgres::start().expect("started");
+    let proxy = Proxy::start(server.address()).expect("started");
+    let slow = format!("postgres://lockkeeper@{}/lockkeeper?connect_limit=60s", proxy.address());
+    proxy.delay(millis(30));
+    let stops =
+        tokio::spawn(async move { Asker::connect_with(&slow, WakeSink::new(|_| {})).await.map(drop) });
+    let making = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted";
+    while server.sql(making).expect("asked") == "0" {
+        assert!(!stops.is_finished(), "it was not seen");
+    }
+    proxy.pause(true);
+    let started = std::time::Instant::now();
+    let other = Asker::connect(&format!("{}?schema=other", server.url())).await;
+    assert!(matches!(other.ask("a", 1).await, Verdict::Granted(_)));
+    assert!(started.elapsed() < millis(900), "it waited for {:?}", started.elapsed());
+    let next = Asker::connect(&server.url()).await;
+    assert!(matches!(next.ask("a", 1).await, Verdict::Granted(_)));
+    stops.abort();
+}
+
+/// A user who has no rights on tables that are there is told which ones to ask for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_without_rights_on_the_tables_is_told_what_to_run() {
+    let server = Postgres::start().expect("started");
+    Asker::connect(&server.url()).await;
+    server.sql("CREATE ROLE \"few rights\" LOGIN").expect("made");
+    let url = server.url_as("few%20rights", None);
+    for given in [
+        "",
+        "GRANT USAGE ON SCHEMA lockkeeper TO \"few rights\"",
+        "GRANT SELECT ON ALL TABLES IN SCHEMA lockkeeper TO \"few rights\"",
+    ] {
+        server.sql(given).expect("given");
+        let error = refused(&url).await;
+        assert_eq!(error.kind(), StoreErrorKind::Denied, "{error}");
+        assert!(error.to_string().contains("GRANT SELECT, INSERT"), "{error}");
+    }
+    let text = refused(&url).await.to_string();
+    let (_, sql) = text.split_once("URL:\n").expect("the SQL");
+    server.sql(sql.rsplit_once(";\n").expect("its end").0).expect("it is good SQL");
+    assert!(matches!(Asker::connect(&url).await.ask("a", 1).await, Verdict::Granted(_)));
+}
+
+/// A database with an encoding that does not know all names: messages about them arrive all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_arrive_whatever_encoding_the_database_has() {
+    let server = Postgres::start().expect("started");
+    server.sql("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0").expect("made");
+    let url = format!("postgres://lockkeeper@{}/latin", server.address());
+    let (sender, mut told) = mpsc::unbounded_channel();
+    let wakes = WakeSink::new(move |wake| {
+        if let Wake::Granted(name, notice) = wake {
+            let _ = sender.send((name.as_str().to_owned(), notice.contender.seq));
+        }
+    });
+    let holder = Asker::connect(&url).await;
+    let waiter = Asker::connect_with(&url, wakes).await.expect("connected");
+    assert!(matches!(holder.ask("日本%", 1).await, Verdict::Granted(_)));
+    let name = holder.claim("日本%", 1).name;
+    let _watch = waiter.store.watch(&Topic::Grants(name)).await.expect("subscribed");
+    assert!(matches!(waiter.ask("日本%", 2).await, Verdict::Busy { .. }));
+    holder.give_back("日本%", 1).await.expect("answered");
+    let told = tokio::time::timeout(secs(10), told.recv()).await.expect("in time");
+    assert_eq!(told, Some(("日本%".to_owned(), 2)));
 }
 
 /// Names are compared byte for byte.
@@ -210,16 +344,18 @@ async fn swallowed_replies_are_unknown_and_cleared_up() {
         let fault = Fault { after: seq * 37 % 700, ..Fault::LOST_REPLY };
         proxy.now(fault);
         let first = asker.claims(&[(&name, seq)]).await;
+        let failed: i64 = match &first {
+            Err(error) if !error.maybe_applied() => plain.query_one(CLOCK, &[]).await.expect("asked").get(0),
+            _ => 0,
+        };
         let held = asker.claims(&[(&name, seq)]).await.or(asker.claims(&[(&name, seq)]).await);
         let held = held.expect("a new connection").each;
-        let [lockkeeper_core::store::Answer::Claim(Verdict::Granted(grant))] = &held[..] else {
-            panic!("{held:?} after {first:?}")
-        };
+        let [Answer::Claim(Verdict::Granted(grant))] = &held[..] else { panic!("{held:?} after {first:?}") };
         if let Err(error) = &first {
             unknown += usize::from(error.maybe_applied());
         }
         // A failed one that says that nothing was done left nothing: the number is then younger than the failure.
-        assert!(grant.number > 0);
+        assert!(grant.number > failed.cast_unsigned(), "{first:?}");
         let left = asker.give_back(&name, seq).await;
         if left.is_err() {
             asker.give_back(&name, seq).await.expect("a new connection");

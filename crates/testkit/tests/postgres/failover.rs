@@ -1,0 +1,100 @@
+//! Another server takes over, and commits that wait for replicas.
+
+use std::sync::Arc;
+
+use lockkeeper_core::store::{Answer, Topic, Verdict, Wake, WakeSink};
+use lockkeeper_testkit::{proxy::Proxy, servers::Postgres};
+use tokio::{sync::mpsc, time::timeout};
+
+use crate::{asker::Asker, millis, secs};
+
+/// One session of the keeper finds another primary, while the old one lives on. All its sessions go along: what the old
+/// one grants from now on, the new one grants as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_sessions_follow_the_first_one_to_a_new_primary() {
+    let old = Postgres::start().expect("started");
+    let proxy = Proxy::start(old.address()).expect("started");
+    let (sender, mut told) = mpsc::unbounded_channel();
+    let wakes = WakeSink::new(move |wake| {
+        if matches!(wake, Wake::Reconfirm) {
+            let _ = sender.send(());
+        }
+    });
+    let url = format!("postgres://lockkeeper@{}/lockkeeper", proxy.address());
+    let asker = Asker::connect_with(&url, wakes).await.expect("connected");
+    assert!(matches!(asker.ask("a", 1).await, Verdict::Granted(_)));
+    let new = old.replica().expect("follows");
+    new.promote().expect("promoted");
+    proxy.lead_to(new.address());
+    // Renewals have a session of their own, which is opened now.
+    asker.store.renew(&[asker.renewal("a", 1)]).await.expect("answered");
+    timeout(secs(10), told.recv()).await.expect("told to renew everything");
+    assert!(matches!(asker.ask("b", 2).await, Verdict::Granted(_)));
+    let held = "SELECT count(*) FROM lockkeeper.resource WHERE name = 'b' AND holder IS NOT NULL";
+    assert_eq!((old.sql(held).expect("asked"), new.sql(held).expect("asked")), ("0".into(), "1".into()));
+    // The old one is not believed any more, also if it is found again.
+    proxy.lead_to(old.address());
+    proxy.cut_all();
+    let error = loop {
+        match asker.claims(&[("b", 3)]).await {
+            // The cut may fall on either side of an answer.
+            Err(error) if !error.to_string().contains("replaced") => {}
+            answer => break answer.expect_err("refused"),
+        }
+    };
+    assert!(error.is_passing() && !error.maybe_applied(), "{error}");
+}
+
+/// A commit whose wait for a replica is cancelled is an unknown outcome for the releasing keeper, also if warnings are
+/// switched off for its user. The waiter is not told: nobody knows whether the grant outlives a failover.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_no_longer_waits_for_its_replicas_is_told_to_nobody() {
+    let server = Postgres::start().expect("started");
+    server.sql("ALTER ROLE lockkeeper SET client_min_messages = 'error'").expect("set");
+    let holder = Arc::new(Asker::connect(&server.url()).await);
+    let (sender, mut told) = mpsc::unbounded_channel();
+    let wakes = WakeSink::new(move |wake| {
+        if let Wake::Granted(_, notice) = wake {
+            let _ = sender.send(notice.contender.seq);
+        }
+    });
+    let waiter = Asker::connect_with(&server.url(), wakes).await.expect("connected");
+    assert!(matches!(holder.ask("a", 1).await, Verdict::Granted(_)));
+    let _watch = waiter.store.watch(&Topic::Grants(holder.claim("a", 1).name)).await.expect("subscribed");
+    assert!(matches!(waiter.ask("a", 2).await, Verdict::Busy { .. }));
+    let waits_for = |replica: &str| {
+        server.sql(&format!("ALTER SYSTEM SET synchronous_standby_names = '{replica}'")).expect("set");
+        server.sql("SELECT pg_reload_conf()").expect("loaded");
+        let shown = "SELECT setting FROM pg_settings WHERE name = 'synchronous_standby_names'";
+        while server.sql(shown).expect("asked") != replica {}
+    };
+    waits_for("nobody");
+    let leaving = tokio::spawn({
+        let holder = holder.clone();
+        async move { holder.give_back("a", 1).await }
+    });
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    while server.sql(waiting).expect("asked") == "0" {
+        assert!(!leaving.is_finished(), "it did not wait for the replica");
+        tokio::time::sleep(millis(5)).await;
+    }
+    let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    assert_eq!(server.sql(cancel).expect("cancelled"), "1");
+    let error = leaving.await.expect("no panic").expect_err("not known");
+    assert!(error.maybe_applied() && error.is_passing(), "{error}");
+    assert!(timeout(millis(300), told.recv()).await.is_err(), "told of a grant that may be lost");
+    // Asking is safe: it writes and so waits by itself.
+    waits_for("");
+    assert!(matches!(waiter.ask("a", 2).await, Verdict::Granted(_)));
+    // Messages are sent all the same where commits wait for a replica that is there.
+    let replica = server.replica().expect("follows");
+    let name = server.sql("SELECT application_name FROM pg_stat_replication").expect("asked");
+    waits_for(&name);
+    assert!(matches!(holder.ask("b", 3).await, Verdict::Granted(_)));
+    assert!(matches!(waiter.ask("b", 4).await, Verdict::Busy { .. }));
+    let left = holder.give_back("b", 3).await.expect("answered").each;
+    assert!(matches!(left[..], [Answer::Leave(_)]), "{left:?}");
+    assert_eq!(timeout(secs(10), told.recv()).await.expect("in time"), Some(4));
+    waits_for("");
+    drop(replica);
+}

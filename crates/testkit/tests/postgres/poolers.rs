@@ -1,0 +1,45 @@
+//! A transaction pooler between: with `pooler=true` everything works by polls; without it, it is refused.
+
+use lockkeeper_core::{
+    StoreErrorKind,
+    store::{Answer, Left, Verdict, WakeSink},
+};
+use lockkeeper_testkit::servers::{PgBouncer, PgBouncerOptions, Postgres};
+
+use crate::asker::Asker;
+
+/// A pooler that nothing was said of may run a stranger's statements. It is refused whether it refuses the settings of a
+/// session or drops them, and so is one whose pool is warm.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pooler_that_nothing_was_said_of_is_refused() {
+    let server = Postgres::start().expect("started");
+    let honest = PgBouncer::before(&server).expect("started");
+    let silent = PgBouncerOptions::default().setting("ignore_startup_parameters = options");
+    let silent = silent.start_before(&server).expect("started");
+    for pooler in [&honest, &silent] {
+        for round in 0..3 {
+            let refused = Asker::connect_with(&pooler.url(), WakeSink::new(|_| {})).await;
+            let error = refused.err().expect("refused");
+            assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
+            assert!(error.to_string().contains("pooler=true") && !error.maybe_applied(), "{error}");
+            let asker = Asker::connect(&format!("{}?pooler=true", pooler.url())).await;
+            assert!(matches!(asker.ask("a", round + 1).await, Verdict::Granted(_)));
+            let left = asker.give_back("a", round + 1).await.expect("answered").each;
+            assert!(matches!(left[..], [Answer::Leave(Left::Released)]), "{left:?}");
+        }
+    }
+}
+
+/// Each read says from which store it is: tables that somebody made anew are another store, whoever is connected.
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_that_were_made_anew_are_another_store() {
+    let server = Postgres::start().expect("started");
+    let asker = Asker::connect(&server.url()).await;
+    assert!(matches!(asker.ask("a", 1).await, Verdict::Granted(_)));
+    server.sql("UPDATE lockkeeper.store SET id = md5('another')").expect("changed");
+    for name in ["a", "b"] {
+        let error = asker.claims(&[(name, 2)]).await.expect_err("another store");
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("another store") && !error.maybe_applied(), "{error}");
+    }
+}
