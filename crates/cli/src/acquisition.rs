@@ -129,8 +129,12 @@ macro_rules! ask {
             handle = handle.label(label);
         }
         match $self.lifetime {
-            Lifetime::Renewed { max_hold: Some(most), .. } => handle = handle.max_hold(most),
-            Lifetime::Renewed { .. } => {}
+            Lifetime::Renewed { max_hold, min_hold } => {
+                handle = handle.min_hold(min_hold);
+                if let Some(most) = max_hold {
+                    handle = handle.max_hold(most);
+                }
+            }
             Lifetime::Detached => handle = handle.detachable(),
         }
         match $self.patience() {
@@ -164,9 +168,6 @@ impl Acquisition<'_> {
                 let mut mutex = keeper.mutex(name);
                 if *fifo {
                     mutex = mutex.fifo();
-                }
-                if let Lifetime::Renewed { min_hold, .. } = self.lifetime {
-                    mutex = mutex.min_hold(min_hold);
                 }
                 ask!(self, mutex, try_lock, lock_within, lock)
             }

@@ -52,14 +52,11 @@ fn file_name(command: &[OsString]) -> Option<String> {
 async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
     let notice = Notice::of_lease(acquisition.lease());
-    let (mut most, mut least) = (None, Duration::ZERO);
-    if let Lifetime::Renewed { max_hold, min_hold } = &mut acquisition.lifetime {
+    let mut most = None;
+    if let Lifetime::Renewed { max_hold, .. } = &mut acquisition.lifetime {
         most = *max_hold;
         // CMD is told to end at the limit; the lease lasts until it has ended.
         *max_hold = max_hold.map(|most| most + notice.grace + notice.reserve * 2);
-        // A mutex is kept by the store; for the others this process stays.
-        least =
-            if matches!(acquisition.kind, LockKind::Exclusive { .. }) { Duration::ZERO } else { *min_hold };
     }
     let clock = Clock::boot();
     let held = acquisition.acquire(&mut signals).await?;
@@ -83,16 +80,10 @@ async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<
         wants_terminal: false,
         continued,
     };
-    let ended = supervisor.run(&*held, command, &mut signals).await;
-    if supervisor.lost.is_none() && ended.is_ok() {
-        tokio::select! {
-            () = clock.sleep_until(start.after(least)) => {}
-            _ = held.lost() => {}
-            _ = signals.next() => {}
-        }
-    }
+    let aftermath = supervisor.run(&*held, command, &mut signals).await;
     let because = held.lost_because();
     let released = held.release().await;
+    let ended = aftermath.and_then(Aftermath::clean_up);
     let lost = supervisor.lost;
     conclude(&acquisition, ended, released, lost, because)
 }
@@ -144,6 +135,25 @@ fn conclude(
     Ok(code)
 }
 
+/// A CMD of which no process is alive, and its guardian. Both stay until the lock is released: if this process is killed
+/// before that, the guardian releases it, and nobody else gets the id of CMD's group meanwhile.
+struct Aftermath {
+    ended: Result<Change, Failure>,
+    job: Job,
+    guardian: Option<Guardian>,
+}
+
+impl Aftermath {
+    /// Ends the guardian and collects CMD; returns how CMD ended.
+    fn clean_up(self) -> Result<Change, Failure> {
+        if let Some(guardian) = self.guardian {
+            guardian.dismiss();
+        }
+        self.job.collect();
+        self.ended
+    }
+}
+
 /// Runs CMD while the lock is held, and ends CMD before the lease can end.
 struct Supervisor<'a> {
     acquisition: &'a Acquisition<'a>,
@@ -171,15 +181,15 @@ impl Supervisor<'_> {
         held: &dyn AnyGuard,
         command: &[OsString],
         signals: &mut Signals,
-    ) -> Result<Change, Failure> {
+    ) -> Result<Aftermath, Failure> {
         let facts = LockFacts { name: self.acquisition.name, token: held.token(), floor: held.floor() };
         let mut job = Job::start(command, &facts).map_err(|error| command::not_started(&error))?;
         let mut terminal = Terminal::find();
+        let mut guardian = None;
         let ended = match self.guard(&job).await {
-            Ok(mut guardian) => {
-                let ended = self.watch(held, &mut job, &mut guardian, &mut terminal, signals).await;
-                guardian.dismiss();
-                ended
+            Ok(started) => {
+                let guardian = guardian.insert(started);
+                self.watch(held, &mut job, guardian, &mut terminal, signals).await
             }
             Err(failure) => {
                 self.end(&job).await;
@@ -190,8 +200,7 @@ impl Supervisor<'_> {
         if !matches!(ended, Ok(Change::Exited(_))) || self.lost.is_some() {
             terminal.restore_modes();
         }
-        job.collect();
-        ended
+        Ok(Aftermath { ended, job, guardian })
     }
 
     async fn guard(&mut self, job: &Job) -> Result<Guardian, Failure> {

@@ -6,7 +6,7 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 
 use crate::{
-    server::Server,
+    server::{Link, Server},
     world::{Running, World, eventually},
 };
 
@@ -199,29 +199,65 @@ fn a_guardian_without_a_store_ends_when_it_is_told_to() {
 /// A minimum hold outlives its holder, also one that was killed.
 #[test]
 fn a_minimum_hold_is_kept_for_a_killed_one() {
-    let (world, server) = (World::new(), Server::start("redis"));
-    let run = start(&world, &server.url, &["--min-hold", "4m"], "echo $$ > group; exec sleep 600");
-    let group = world.line("group");
-    let guardian = eventually("the guardian", || run.children("__guard").first().copied()).to_string();
-    run.signal(Signal::SIGKILL);
-    drop(run);
-    eventually("the end of the group", || (!crate::world::group_lives(&group)).then_some(()));
-    eventually("the end of the guardian", || (!crate::world::group_lives(&guardian)).then_some(()));
-    assert_eq!(next(&world, &server.url, "0", "true"), Some(75));
+    let server = Server::start("redis");
+    for (command, options) in
+        [("run", &[][..]), ("run", &["-s"]), ("run", &["--permits", "2/2"]), ("elect", &[])]
+    {
+        let world = World::new();
+        let name = [&[command], options].concat().join("-").replace('/', "-");
+        let script = "echo $$ > group; exec sleep 600";
+        let args =
+            [&[command, &name, "--lease", "5m", "--min-hold", "4m"], options, &["--", "sh", "-c", script]]
+                .concat();
+        let mut command = world.lockkeeper(&args);
+        command.env("LOCKKEEPER_STORE", &server.url);
+        let run = Running::spawn(command);
+        let group = world.line("group");
+        let guardian = eventually("the guardian", || run.children("__guard").first().copied()).to_string();
+        run.signal(Signal::SIGKILL);
+        drop(run);
+        eventually("the end of the group", || (!crate::world::group_lives(&group)).then_some(()));
+        eventually("the end of the guardian", || (!crate::world::group_lives(&guardian)).then_some(()));
+        let mut show = world.lockkeeper(&["show", &name]);
+        show.env("LOCKKEEPER_STORE", &server.url);
+        assert_eq!(Running::spawn(show).done().code, Some(0), "{name} is held");
+    }
 }
 
-/// By a store that passes the reason on.
+/// The leave of `lockkeeper run` is lost, and then `lockkeeper run` is killed.
+#[test]
+fn one_that_is_killed_before_its_release_frees_its_lock() {
+    let (world, server) = (World::new(), Server::start("redis"));
+    let link = Link::to(&server);
+    let run = start(&world, &link.url, &[], "echo $$ > group; until test -e go; do sleep 0.01; done");
+    world.line("group");
+    link.swallow();
+    std::fs::write(world.path("go"), "").expect("written");
+    link.swallowed();
+    run.signal(Signal::SIGKILL);
+    link.pass();
+    assert_eq!(next(&world, &server.url, "40s", "true"), Some(0));
+}
+
 #[test]
 fn an_evicted_one_is_told_why() {
-    let (world, server) = (World::new(), Server::start("zookeeper"));
-    let run = start(&world, &server.url, &[], "echo $$ > group; exec sleep 600");
-    world.line("group");
-    let mut evict = world.lockkeeper(&["evict", "x", "--yes", "--reason", "moving to the new rack"]);
-    evict.env("LOCKKEEPER_STORE", &server.url);
-    assert_eq!(Running::spawn(evict).done().code, Some(0));
-    let told = run.done();
-    assert_eq!(told.code, Some(79), "{told:?}");
-    assert!(told.err.contains("evicted by an operator (moving to the new rack); ask"), "{told:?}");
+    let (redis, zookeeper, folder) = (Server::start("redis"), Server::start("zookeeper"), World::new());
+    let sqlite = format!("sqlite:{}", folder.path("other.db").display());
+    for url in [&sqlite, &redis.url, &zookeeper.url] {
+        let world = World::new();
+        let script = "echo $$ > group; exec sleep 600";
+        // It hears of it within a third of its lease.
+        let mut run = world.lockkeeper(&["run", "x", "--lease", "12s", "--", "sh", "-c", script]);
+        run.env("LOCKKEEPER_STORE", url);
+        let run = Running::spawn(run);
+        world.line("group");
+        let mut evict = world.lockkeeper(&["evict", "x", "--yes", "--reason", "moving to the new rack"]);
+        evict.env("LOCKKEEPER_STORE", url);
+        assert_eq!(Running::spawn(evict).done().code, Some(0));
+        let told = run.done();
+        assert_eq!(told.code, Some(79), "{told:?}");
+        assert!(told.err.contains("evicted by an operator (moving to the new rack); ask"), "{told:?}");
+    }
 }
 
 #[test]

@@ -2,15 +2,22 @@
 
 use std::{
     io::{BufRead, BufReader, Read as _, Write as _},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
 };
 
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+
+use crate::world::eventually;
 
 /// A server that ends with the test, and its URL.
 pub(crate) struct Server {
@@ -40,6 +47,73 @@ impl Drop for Server {
         // It ends with its stdin.
         drop(self.process.stdin.take());
         drop(self.process.wait());
+    }
+}
+
+/// A way to a server that can swallow what is sent to it.
+pub(crate) struct Link {
+    pub(crate) url: String,
+    state: Arc<LinkState>,
+}
+
+#[derive(Default)]
+struct LinkState {
+    swallows: AtomicBool,
+    has_swallowed: AtomicBool,
+}
+
+impl Link {
+    pub(crate) fn to(server: &Server) -> Self {
+        let (scheme, rest) = server.url.split_once("://").expect("a URL");
+        let (address, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (address, state) = (address.to_owned(), Arc::<LinkState>::default());
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("{scheme}://{}/{path}", listener.local_addr().expect("bound"));
+        let shared = state.clone();
+        // These threads end with the test's process.
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let client = client.expect("connected");
+                let server = TcpStream::connect(&address).expect("it listens");
+                let answers = (server.try_clone().expect("cloned"), client.try_clone().expect("cloned"));
+                let never = Arc::<LinkState>::default();
+                thread::spawn(move || never.carry(answers.0, answers.1));
+                let shared = shared.clone();
+                thread::spawn(move || shared.carry(client, server));
+            }
+        });
+        Self { url, state }
+    }
+
+    /// From now on nothing arrives at the server.
+    pub(crate) fn swallow(&self) {
+        self.state.swallows.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until something was swallowed.
+    pub(crate) fn swallowed(&self) {
+        eventually("a request", || self.state.has_swallowed.load(Ordering::SeqCst).then_some(()));
+    }
+
+    /// From now on everything arrives again.
+    pub(crate) fn pass(&self) {
+        self.state.swallows.store(false, Ordering::SeqCst);
+    }
+}
+
+impl LinkState {
+    /// Carries bytes until one side ends, except those that are swallowed.
+    fn carry(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            if self.swallows.load(Ordering::SeqCst) {
+                self.has_swallowed.store(true, Ordering::SeqCst);
+            } else if to.write_all(&bytes[..count]).is_err() {
+                break;
+            }
+        }
+        // The other direction may have ended it already.
+        drop(to.shutdown(std::net::Shutdown::Both));
     }
 }
 

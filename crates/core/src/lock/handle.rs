@@ -98,7 +98,7 @@ impl Handle {
         result: Result<Option<T>, AcquireError>,
         operation: &'static str,
     ) -> Result<T, AcquireError> {
-        // Whoever waits is never told "busy"; a closed keeper is the only way to end up here.
+        // A wait is never answered with "busy", so only a closed keeper leads here.
         result?.ok_or_else(|| AcquireError::Closed { at: self.at(operation), maybe_applied: false })
     }
 }
@@ -106,8 +106,9 @@ impl Handle {
 /// The settings that every lock handle has.
 macro_rules! lease_settings {
     () => {
-        /// The length of each lease (default 30 s). The watchdog renews it at a third of it, so
-        /// this is how long the lock stays taken after a crash.
+        /// The length of each lease (default: [`Keeper::default_lease`](crate::Keeper::default_lease)). The watchdog
+        /// renews it when a third of it has passed. Where the store does not notice a crash by itself, this is how long
+        /// the lock stays held after one.
         pub fn lease(self, lease: Duration) -> Self {
             Self {
                 handle: self.handle.with(|terms| {
@@ -127,10 +128,17 @@ macro_rules! lease_settings {
             }
         }
 
-        /// Renewed, but never past `most` in all: then it is lost with
-        /// [`Lost::MaxHold`](crate::Lost::MaxHold).
+        /// Renewed, but never past `most` in all: then it is lost with [`Lost::MaxHold`](crate::Lost::MaxHold).
         pub fn max_hold(self, most: Duration) -> Self {
             Self { handle: self.handle.with(|terms| terms.max_hold = Some(most)) }
+        }
+
+        /// Kept for at least this long, also if it is released or dropped earlier, or if the process dies: for jobs that
+        /// must not run twice in a row because clocks differ. It needs a store whose leases can be detached, and lasts
+        /// no longer than they do: with SQLite, a restart of the machine ends both. In [`all`](crate::all) it counts
+        /// once all are held.
+        pub fn min_hold(self, least: Duration) -> Self {
+            Self { handle: self.handle.with(|terms| terms.min_hold = least) }
         }
 
         /// The guard may become a [`Lease`](crate::Lease) that outlives this process.

@@ -35,14 +35,6 @@ pub struct Mutex {
 impl Mutex {
     lease_settings!();
 
-    /// Kept for at least this long, also when released or dropped earlier or when the process dies: for
-    /// jobs that must not run twice in a row because clocks differ. It needs a store whose leases can be detached,
-    /// and lasts no longer than they do: with SQLite, a restart of the machine ends both. In [`all`](crate::all) it
-    /// counts once all are held.
-    pub fn min_hold(self, least: Duration) -> Self {
-        Self { handle: self.handle.with(|terms| terms.min_hold = least) }
-    }
-
     /// Exact arrival order over all tasks and processes. Without it, order is exact among
     /// processes and tasks of one process may hand the lock on among themselves for a moment,
     /// which is much faster.

@@ -33,6 +33,7 @@ tests! {
     a_fixed_lease_ends,
     max_hold_ends_a_renewed_lease,
     min_hold_outlasts_the_release if |can| can.detachable,
+    min_hold_outlasts_the_release_of_every_kind if |can| can.detachable && can.counts_permits,
     min_hold_outlasts_a_crash if |can| can.detachable && can.between_processes,
     min_hold_outlasts_a_crash_after_waiting if |can| can.detachable && can.between_processes,
     the_longest_lease_is_allowed,
@@ -148,6 +149,31 @@ async fn min_hold_outlasts_the_release(fixture: &Fixture) -> Outcome {
     let next = soon(b.mutex(&name).lock()).await??;
     assert!(asked.elapsed() + ROUNDING >= least, "kept only {:?}", asked.elapsed());
     Ok(next.release().await?)
+}
+
+async fn min_hold_outlasts_the_release_of_every_kind(fixture: &Fixture) -> Outcome {
+    let ((a, b), least) = (fixture.two_keepers().await?, 2 * fixture.renewed_lease());
+    let [reads, writes, permits, leads] =
+        ["reads", "writes", "permits", "leads"].map(|kind| fixture.name(kind));
+    let asked = Instant::now();
+    a.rw_lock(&reads).min_hold(least).read().await?.release().await?;
+    a.rw_lock(&writes).min_hold(least).write().await?.release().await?;
+    a.semaphore(&permits, 3).min_hold(least).acquire_many(2).await?.release().await?;
+    a.election(&leads).min_hold(least).campaign("me").await?.resign().await?;
+    a.close().await;
+    b.rw_lock(&reads).try_read().await?.expect("readers share it").release().await?;
+    let taken = [
+        b.mutex(&reads).try_lock().await?.is_some(),
+        b.mutex(&writes).try_lock().await?.is_some(),
+        b.semaphore(&permits, 3).try_acquire_many(2).await?.is_some(),
+        b.mutex(&leads).try_lock().await?.is_some(),
+    ];
+    assert!(asked.elapsed() < least, "this machine is too slow for this test");
+    assert_eq!(taken, [false; 4], "released too early");
+    for name in [&reads, &writes, &leads] {
+        soon(b.mutex(name).lock()).await??.release().await?;
+    }
+    Ok(soon(b.semaphore(&permits, 3).acquire_many(2)).await??.release().await?)
 }
 
 async fn min_hold_outlasts_a_crash(fixture: &Fixture) -> Outcome {
