@@ -378,15 +378,14 @@ impl Keeper {
     /// [`ReleaseError::NotHeld`] if it is over: somebody else may hold the lock.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper_core::Error> {
-    /// # let keeper = lockkeeper_core::testing::keeper().await;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
+    /// # let keeper = lockkeeper::testing::keeper().await;
     /// let lease = keeper.mutex("deploy").detachable().lock().await?.into_lease().await?;
     /// keeper.release_lease(&lease).await?;
     /// # Ok(()) }
     /// ```
     pub async fn release_lease(&self, lease: &Lease) -> Result<(), ReleaseError> {
-        let length = lease.terms().claim_lease();
-        release::leave_detached(self.alive.engine(), lease.leave(), length).await
+        release::leave_detached(self.alive.engine(), lease.leave(), lease.longest()).await
     }
 
     /// Renews a detached lease for as long as it was taken for, with one request, and leaves it detached. Returns how

@@ -3,8 +3,11 @@
 use std::{pin::pin, time::Duration};
 
 use lockkeeper_core::{
-    AcquireError, Capacity, Keeper, LeaseClaim, Units, clock::Clock, memory::MemoryServer, store::Kind,
-    testing::Virtual,
+    AcquireError, Capacity, Keeper, LeaseClaim, LeaseError, Lost, Units,
+    clock::Clock,
+    memory::MemoryServer,
+    store::{Eviction, Kind},
+    testing::{Fate, Network, Virtual},
 };
 use lockkeeper_testkit::{counting::RequestCounter, overrides::Overrides};
 
@@ -91,6 +94,52 @@ async fn a_lease_that_is_acquired_while_its_keeper_closes_is_held_or_free() {
             theirs.release_lease(&acquired.expect("it waits").lease).await.expect("held");
         }
     }
+}
+
+/// A late copy of its claim is granted after the lease was evicted. Whoever renews or adopts the lease finds that grant,
+/// which nobody has, and gives it back.
+#[tokio::test(start_paused = true)]
+async fn a_second_grant_of_a_detached_lease_is_given_back() {
+    for adopts in [false, true] {
+        let world = Virtual::new();
+        let network = Network::new();
+        let (ours, theirs) = (world.keeper_behind(&network).await, world.keeper().await);
+        network.next(Fate::late(Duration::from_secs(4)));
+        let guard = ours.mutex("deploy").detachable().lock().await.expect("granted at the second asking");
+        let lease = guard.into_lease().await.expect("held");
+        let holder = theirs.inspect("deploy").await.expect("memory").expect("held").holders.remove(0);
+        let evicted = theirs.evict("deploy", holder.contender, holder.token, Eviction::Immediate).await;
+        assert!(evicted.expect("memory"));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let second = theirs.inspect("deploy").await.expect("memory").expect("granted anew").holders.remove(0);
+        assert!(second.contender == holder.contender && second.token > holder.token);
+        let error = if adopts {
+            theirs.adopt(&lease).await.map(drop).expect_err("it is over")
+        } else {
+            theirs.renew_lease(&lease).await.map(drop).expect_err("it is over")
+        };
+        assert!(matches!(error, LeaseError::NotHeld { why: Lost::Gone, .. }), "{error}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(theirs.inspect("deploy").await.expect("memory"), None, "given back");
+    }
+}
+
+/// The lease lasts longer than its own length, so a release that fails is tried for longer, too.
+#[tokio::test(start_paused = true)]
+async fn an_extended_lease_is_released_after_a_long_outage() {
+    let world = Virtual::new();
+    let network = Network::new();
+    let (ours, theirs) = (world.keeper_behind(&network).await, world.keeper().await);
+    let guard = ours.mutex("deploy").lease(Duration::from_secs(10)).detachable().lock().await.expect("free");
+    guard.extend(Duration::from_secs(3600)).await.expect("held");
+    let text = guard.into_lease().await.expect("held").to_string();
+    network.cut();
+    ours.release_lease(&text.parse().expect("a lease")).await.expect_err("an outage");
+    tokio::time::sleep(Duration::from_secs(1800)).await;
+    assert!(theirs.mutex("deploy").try_lock().await.expect("memory").is_none(), "it is still held");
+    network.restore();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(theirs.mutex("deploy").try_lock().await.expect("memory").is_some(), "released in the end");
 }
 
 #[tokio::test(start_paused = true)]

@@ -226,6 +226,11 @@ impl Hold {
         (!std::mem::replace(&mut renewing.left, true)).then_some(renewing.asked_until)
     }
 
+    /// The latest end that the store was ever asked for.
+    pub(crate) fn asked_until(&self) -> BootTime {
+        self.renewing().asked_until
+    }
+
     fn deadline(&self) -> BootTime {
         BootTime(self.deadline.load(Ordering::Acquire))
     }
@@ -413,6 +418,9 @@ impl Hold {
         renewing.heard_at = sent;
         // A success that arrives after the deadline is not a success.
         if self.lost().is_some() || now >= self.ends() {
+            let message =
+                "the last renewal was answered too late; check the store and whether this machine is busy";
+            renewing.error = Some(StoreError::new(StoreErrorKind::Unreachable, message));
             drop(renewing);
             self.lose(self.overdue());
             return;

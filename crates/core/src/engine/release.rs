@@ -17,7 +17,7 @@ use tokio::sync::{Notify, oneshot};
 use super::{
     Alive, Engine,
     dispatch::{Asker, InFlight, Standing, mismatched},
-    hold::Hold,
+    hold::{Grantee, Hold},
     hold_step::HoldStep,
     last_handle,
     local_queue::Turn,
@@ -257,6 +257,18 @@ fn minimum_to_keep(hold: &Hold) -> Duration {
 pub(super) fn never_taken(engine: &Arc<Engine>, hold: &Hold) -> Option<InFlight> {
     hold.finish();
     leave_hold(engine, hold, Duration::ZERO, None)
+}
+
+/// Gives back a second grant of a detached lease, which nobody took.
+pub(super) fn never_taken_detached(engine: &Arc<Engine>, grantee: &Grantee) {
+    let Grantee { name, contender, tombstone_until, terms, .. } = grantee;
+    let leave = Leave {
+        name: name.clone(),
+        contender: *contender,
+        tombstone_until: *tombstone_until,
+        hold_at_least: Duration::ZERO,
+    };
+    leave_in_background(engine, leave, terms.claim_lease());
 }
 
 /// Gives back what its owner still has, because the keeper closes.

@@ -9,7 +9,7 @@ use super::{
     hold::{Due, Grantee, Hold},
     hold_step::HoldStep,
     outages::{FailedRequest, Work},
-    release::OwnedHold,
+    release::{self, OwnedHold},
     store_client::StoreClient,
 };
 use crate::{
@@ -204,7 +204,7 @@ pub(crate) struct DetachedRenewal {
 
 /// Renews a lease of another process once, and leaves it detached.
 pub(crate) async fn renew_detached(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     lease: &DetachedLease,
     operation: &'static str,
 ) -> Result<DetachedRenewal, LeaseError> {
@@ -226,7 +226,12 @@ pub(crate) async fn renew_detached(
             Ok(DetachedRenewal { sent, remaining: grant.remaining })
         }
         Renewed::Evicted(_) => not_held(Lost::Evicted),
-        Renewed::Held(_) | Renewed::Gone => not_held(Lost::Gone),
+        Renewed::Held(_) => {
+            // A late copy of its claim was granted anew, and nobody has that grant (rule 3 of the design).
+            release::never_taken_detached(engine, &lease.grantee);
+            not_held(Lost::Gone)
+        }
+        Renewed::Gone => not_held(Lost::Gone),
         Renewed::Unknown => Err(unknown().at(at()).into()),
     }
 }

@@ -49,6 +49,9 @@ pub struct Lease {
     /// What was left of `max_hold` when it was detached: the adopter counts on from there.
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
+    /// How long the store may keep it from the moment at which it was detached, if that is longer than a lease: it was
+    /// extended.
+    pub(crate) extended: Option<Duration>,
     /// Until when a late copy of its claim may still arrive at the store: whoever releases it leaves a tombstone.
     pub(crate) tombstone_until: Option<StoreTime>,
 }
@@ -72,6 +75,7 @@ impl Lease {
             renewed: terms.renewed,
             max_hold: terms.max_hold.map(|most| most.saturating_sub(now.since(hold.granted))),
             min_hold: terms.min_hold,
+            extended: Some(hold.asked_until().since(now)).filter(|left| *left > terms.claim_lease()),
             tombstone_until: hold.tombstone_until,
         }
     }
@@ -99,6 +103,11 @@ impl Lease {
             tombstone_until: self.tombstone_until,
             hold_at_least: self.min_hold,
         }
+    }
+
+    /// How long the store may keep it from now on, if nobody renews it.
+    pub(crate) fn longest(&self) -> Duration {
+        self.lease.max(self.min_hold).max(self.extended.unwrap_or_default())
     }
 
     /// What a keeper needs that goes on with it; `slot` is that keeper's number for it.
@@ -149,13 +158,15 @@ impl Lease {
             "fixed" => false,
             _ => return None,
         };
-        let (mut max_hold, mut min_hold, mut tombstone_until) = (None, Duration::ZERO, None);
+        let (mut max_hold, mut min_hold, mut extended, mut tombstone_until) =
+            (None, Duration::ZERO, None, None);
         for setting in settings {
             let (what, number) = setting.split_once('=')?;
             let number = number.parse().ok()?;
             match what {
                 "max" => max_hold = Some(Duration::from_millis(number)),
                 "min" => min_hold = Duration::from_millis(number),
+                "extended" => extended = Some(Duration::from_millis(number)),
                 "late" => tombstone_until = Some(StoreTime(number)),
                 _ => return None,
             }
@@ -174,6 +185,7 @@ impl Lease {
             renewed,
             max_hold,
             min_hold,
+            extended,
             tombstone_until,
         })
     }
@@ -195,7 +207,7 @@ pub(crate) fn checked(
 }
 
 /// Renews `lease` once; see [`Keeper::renew_lease`](crate::Keeper::renew_lease).
-pub(crate) async fn renew(engine: &Engine, lease: &Lease) -> Result<Duration, LeaseError> {
+pub(crate) async fn renew(engine: &Arc<Engine>, lease: &Lease) -> Result<Duration, LeaseError> {
     let detached = checked(engine, lease, "renew")?;
     let DetachedRenewal { sent, remaining } = renewal::renew_detached(engine, &detached, "renew").await?;
     Ok(deadline::from_answer(sent, remaining).since(engine.clock().now()))
@@ -214,6 +226,9 @@ impl fmt::Display for Lease {
         }
         if !self.min_hold.is_zero() {
             settings.push_str(&format!(",min={}", self.min_hold.as_millis()));
+        }
+        if let Some(left) = self.extended {
+            settings.push_str(&format!(",extended={}", left.as_millis()));
         }
         if let Some(until) = self.tombstone_until {
             settings.push_str(&format!(",late={}", until.0));
@@ -273,6 +288,7 @@ mod tests {
             renewed: false,
             max_hold: Some(Duration::from_millis(9000)),
             min_hold: Duration::from_millis(100),
+            extended: Some(Duration::from_millis(7000)),
             tombstone_until: Some(StoreTime(1_234_567)),
         };
         let text = lease.to_string();
