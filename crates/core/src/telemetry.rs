@@ -144,19 +144,20 @@ pub(crate) fn renewal_failed(leases: usize) {
     count!(RENEWAL_FAILED, leases as u64);
 }
 
-/// The renewals of so many leases failed since the last event.
-pub(crate) fn renewals_fail(leases: usize, error: &StoreError) {
-    tracing::warn!(leases, %error, "renewal failed; trying again");
+/// The renewals of so many leases failed since the last event; `name` is one of them.
+pub(crate) fn renewals_fail(name: &Name, leases: usize, error: &StoreError) {
+    tracing::warn!(name = name.as_str(), leases, %error, "renewal failed; trying again");
 }
 
-/// A request of a wait failed, and the wait goes on.
-pub(crate) fn wait_goes_on(store: &str, waiting: usize, error: &StoreError) {
-    tracing::warn!(store, waiting, %error, "the store fails; waiting goes on");
+/// A request of a wait for `name`, among others, failed, and the wait goes on.
+pub(crate) fn wait_goes_on(store: &str, name: &Name, waiting: usize, error: &StoreError) {
+    tracing::warn!(store, name = name.as_str(), waiting, %error, "the store fails; waiting goes on");
 }
 
-/// The server that failed `work` for `lasted` answers.
-pub(crate) fn answers_again(store: &str, work: &'static str, lasted: Duration) {
-    tracing::warn!(store, work, failed_for_ms = lasted.as_millis(), "the store answers again");
+/// The server of `name` that failed `work` for `lasted` answers.
+pub(crate) fn answers_again(store: &str, name: &Name, work: &'static str, lasted: Duration) {
+    let failed_for_ms = lasted.as_millis();
+    tracing::warn!(store, name = name.as_str(), work, failed_for_ms, "the store answers again");
 }
 
 /// A lock was lost; `error` is that of its last renewal, if that is why.

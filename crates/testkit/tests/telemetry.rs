@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    process::Command,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -341,10 +342,53 @@ fn a_gauge_shows_whether_the_store_answers() {
     });
 }
 
+/// Calls of one owner that wait for each other end outside of the engine.
+#[test]
+fn calls_of_one_owner_are_all_counted() {
+    let memory = recorded(async |memory| {
+        let world = Virtual::new();
+        let (ours, theirs) = (world.keeper().await, world.keeper().await);
+        let held = theirs.mutex(SECRET).lock().await.expect("free");
+        let (mutex, owner) = (ours.mutex(SECRET), ours.owner());
+        let (first, second, third) = tokio::join!(
+            mutex.lock_as_within(&owner, Duration::from_secs(5)),
+            mutex.lock_as_within(&owner, Duration::from_secs(4)),
+            mutex.try_lock_as(&owner),
+        );
+        assert!(first.is_err() && second.is_err() && third.expect("memory").is_none());
+        let counted = |outcome: &str| {
+            let key = format!("lockkeeper_acquired_total{{kind=mutex,outcome={outcome}}}");
+            support::lock(&memory.seen).get(&key).map_or(0, Vec::len)
+        };
+        assert_eq!((counted("timed_out"), counted("busy")), (2, 1));
+        drop(held);
+    });
+    drop(memory);
+}
+
+/// The alert rules of the document.
+fn alert_rules() -> &'static str {
+    DOCUMENT.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("rules")
+}
+
+/// Prometheus takes the rules, and each of them fires when it should.
+#[test]
+fn alerts_fire() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+    write("rules.yml", alert_rules());
+    write("alerts.yml", include_str!("alerts.yml"));
+    for arguments in [["check", "rules", "rules.yml"], ["test", "rules", "alerts.yml"]] {
+        let told = Command::new("promtool").args(arguments).current_dir(folder.path()).output();
+        let told = told.unwrap_or_else(|error| panic!("promtool: {error}; ./test tools installs it"));
+        assert!(told.status.success(), "{arguments:?}: {told:?}");
+    }
+}
+
 /// The rules are complete, and each metric and label that they use exists.
 #[test]
 fn alert_rules_use_metrics_that_exist() {
-    let rules = DOCUMENT.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("rules");
+    let rules = alert_rules();
     let mut alerts = 0;
     let mut open = BTreeSet::new();
     for row in rules.lines().filter(|row| !row.trim().is_empty()) {

@@ -105,7 +105,8 @@ impl Acquisition<'_> {
                 match self.patience.limit(self.engine().clock(), position.turn()).await {
                     Some(Some(Turn::HandedOn(owned))) => return Ok(Some(owned)),
                     Some(Some(Turn::Front(front))) => Some(*front),
-                    Some(Some(Turn::Failed(error))) => return Err(error.at(self.at()).into()),
+                    // The front's claim may have arrived; this task has sent none.
+                    Some(Some(Turn::Failed(error))) => return Err(error.not_applied().at(self.at()).into()),
                     // The keeper closes, which the store's side tells.
                     Some(None) => None,
                     None => return Err(self.timed_out_behind()),
@@ -230,15 +231,30 @@ impl Acquisition<'_> {
 
     /// The error of a caller whose time is up while it waits behind another task of this process.
     fn timed_out_behind(&self) -> AcquireError {
-        timed_out_behind(self.engine(), self.name, self.at(), self.started)
+        timed_out_behind(self.engine(), self.name, self.at(), self.started, Ahead::Waits)
     }
+}
+
+/// Which calls another call of this process is behind.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ahead {
+    /// Calls that wait. A try is over with its first answer and says nothing about them.
+    Waits,
+    /// Calls of any kind, also tries.
+    Any,
 }
 
 /// The error of a call that began at `started` and whose time is up while it waits behind other calls of this process for
 /// the same name. What they have heard decides. The store does not know of the call itself.
-pub(crate) fn timed_out_behind(engine: &Engine, name: &Name, at: At, started: BootTime) -> AcquireError {
+pub(crate) fn timed_out_behind(
+    engine: &Engine,
+    name: &Name,
+    at: At,
+    started: BootTime,
+    ahead: Ahead,
+) -> AcquireError {
     let waited = engine.clock().now().since(started);
-    match judged(engine, name, heard_by_others(engine, name), started).failure(waited) {
+    match judged(engine, name, heard_by_others(engine, name, ahead), started).failure(waited) {
         Some(error) => error.not_applied().at(at).into(),
         None => AcquireError::TimedOut { at, waited, ahead: None, maybe_applied: false },
     }
@@ -255,12 +271,11 @@ fn judged(engine: &Engine, name: &Name, heard: Heard, since: BootTime) -> Heard 
 }
 
 /// What the waiters of this process for `name` have last heard: an answer if any of them has.
-fn heard_by_others(engine: &Engine, name: &Name) -> Heard {
+fn heard_by_others(engine: &Engine, name: &Name, ahead: Ahead) -> Heard {
     let (mut nobody, mut failure) = (true, None);
     for waiter in engine.registry.waiting_for(Some(name)) {
         match waiter.last_heard() {
-            // A try is over with its first answer and says nothing about those who wait.
-            _ if !waiter.claim().queue => {}
+            _ if ahead == Ahead::Waits && !waiter.claim().queue => {}
             Heard::Answer => return Heard::Answer,
             Heard::Failure(error) => failure = Some(error),
             Heard::Nothing => nobody = false,

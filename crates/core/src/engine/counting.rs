@@ -94,7 +94,11 @@ async fn count_telling(
         };
         unknown |= error.maybe_applied();
         if !error.is_passing() || now.since(started) >= limit {
-            let error = if unknown { error.perhaps_applied() } else { error };
+            let error = match action {
+                CountAction::Read => error.not_applied(),
+                _ if unknown => error.perhaps_applied(),
+                _ => error,
+            };
             return Err(error.at(at()).into());
         }
         failed(sent, error);
@@ -122,7 +126,7 @@ pub(crate) async fn wait(engine: &Arc<Engine>, name: &Name, patience: Patience) 
     let waited = engine.clock().now().since(started);
     let LatchHeard { last, remaining } = std::mem::take(&mut *support::lock(&heard));
     Err(match last.failure(waited) {
-        Some(error) => error.at(at).into(),
+        Some(error) => error.not_applied().at(at).into(),
         None => LatchError::TimedOut { at, waited, remaining },
     })
 }

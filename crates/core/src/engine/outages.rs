@@ -107,6 +107,13 @@ impl Outage {
     }
 }
 
+/// An outage that was logged and is over.
+struct Ended {
+    name: Name,
+    work: Work,
+    lasted: Duration,
+}
+
 #[derive(Default)]
 struct Past {
     /// When the latest outage ended. A request that was sent before and fails afterwards is a part of that outage.
@@ -199,7 +206,7 @@ impl Outages {
         }
         outage.logged = true;
         drop(state);
-        telemetry::wait_goes_on(self.store.url(), waiting(), error);
+        telemetry::wait_goes_on(self.store.url(), request.name, waiting(), error);
     }
 
     /// A wait ended without an answer. If it was the last one, nobody asks again, so any answer ends the outage.
@@ -220,7 +227,7 @@ impl Outages {
         let Some(leases) = throttle.pass(outage.latest, BETWEEN_RENEWALS, leases) else { return };
         outage.logged = true;
         drop(state);
-        telemetry::renewals_fail(leases, error);
+        telemetry::renewals_fail(request.name, leases, error);
     }
 
     /// A lease of which `left` was left was renewed; `running` was its length.
@@ -277,14 +284,18 @@ impl Outages {
             if outage.logged {
                 // If nobody has tried since the latest failure, more is not known.
                 let end = if proven { now } else { outage.latest };
-                over.push((outage.work, end.since(outage.since)));
+                over.push(Ended {
+                    name: outage.name.clone(),
+                    work: outage.work,
+                    lasted: end.since(outage.since),
+                });
             }
             false
         });
         self.changed(&state);
         drop(state);
-        for (work, lasted) in over {
-            telemetry::answers_again(self.store.url(), work.word(), lasted);
+        for Ended { name, work, lasted } in over {
+            telemetry::answers_again(self.store.url(), &name, work.word(), lasted);
         }
     }
 

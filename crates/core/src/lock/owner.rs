@@ -12,10 +12,15 @@ use super::{
     handle::Handle,
 };
 use crate::{
-    engine::{acquisition, looks::look, patience::Patience, terms::Terms},
+    engine::{
+        acquisition::{self, Ahead},
+        looks::look,
+        patience::Patience,
+        terms::Terms,
+    },
     error::{AcquireError, At},
     name::Name,
-    support,
+    support, telemetry,
 };
 
 /// Somebody who may enter the same lock several times; made by [`Keeper::owner`](crate::Keeper::owner).
@@ -139,12 +144,21 @@ impl Owner {
         let held = self.held(handle.alive.engine().store().id(), name);
         let clock = handle.alive.engine().clock();
         let started = clock.now();
-        let timed_out =
-            || acquisition::timed_out_behind(handle.alive.engine(), name, handle.at(operation), started);
+        // An acquisition that ends here never comes to the engine, which counts the others.
+        let timed_out = || {
+            let (engine, at) = (handle.alive.engine(), handle.at(operation));
+            let error = acquisition::timed_out_behind(engine, name, at, started, Ahead::Any);
+            telemetry::acquired(terms.kind, Err(&error), || clock.now().since(started));
+            error
+        };
+        let busy = || {
+            telemetry::acquired(terms.kind, Ok(None), || clock.now().since(started));
+            Ok(None)
+        };
         loop {
             match again(&held, terms, || handle.at(operation))? {
                 Again::Entered(entry) => return Ok(Some(entry)),
-                Again::Sealed(_) if !patience.waits() => return Ok(None),
+                Again::Sealed(_) if !patience.waits() => return busy(),
                 Again::Sealed(entered) => {
                     patience.limit(clock, entered.unsealed()).await.ok_or_else(timed_out)?;
                     continue;
@@ -155,7 +169,7 @@ impl Owner {
                 patience.limit(clock, held.acquiring.lock()).await.ok_or_else(timed_out)?
             } else {
                 // Another call of this owner is acquiring it at this moment.
-                let Ok(acquiring) = held.acquiring.try_lock() else { return Ok(None) };
+                let Ok(acquiring) = held.acquiring.try_lock() else { return busy() };
                 acquiring
             };
             // The call before this one may have acquired it.

@@ -147,6 +147,44 @@ async fn calls_behind_another_of_their_owner_end_as_the_first_does() {
     drop(held);
 }
 
+/// The other call of the owner only tries, and hears nothing for longer than this call waits.
+#[tokio::test(start_paused = true)]
+async fn a_call_behind_a_try_of_its_owner_hears_of_an_outage() {
+    Log::listen();
+    let world = Virtual::new();
+    let network = Network::good();
+    let keeper = behind(&world, &network).await;
+    let (mutex, owner) = (keeper.mutex(NAME), keeper.owner());
+    network.set(DEAD);
+    let (tried, waited) = tokio::join!(mutex.try_lock_as(&owner), mutex.lock_as_within(&owner, secs(1)));
+    assert!(matches!(tried, Err(AcquireError::Store(_))), "{tried:?}");
+    let error = waited.expect_err("no store");
+    assert!(is_outage(&error) && !error.maybe_applied(), "{error}");
+}
+
+/// Only the front has asked the store for anything.
+#[tokio::test(start_paused = true)]
+async fn tasks_behind_the_front_know_that_they_hold_nothing() {
+    Log::listen();
+    let world = Virtual::new();
+    let network = Network::good();
+    let keeper = behind(&world, &network).await;
+    network.set(DEAD);
+    let crowd: Vec<_> = (0..5)
+        .map(|_| {
+            let mutex = keeper.mutex(NAME);
+            tokio::spawn(async move { mutex.lock().await })
+        })
+        .collect();
+    let mut maybe_applied = Vec::new();
+    for result in ended(crowd).await {
+        let error = result.expect_err("no store");
+        assert!(matches!(error, AcquireError::Store(_)), "{error}");
+        maybe_applied.push(error.maybe_applied());
+    }
+    assert_eq!(maybe_applied, [true, false, false, false, false]);
+}
+
 /// A task of this process holds it, and the store has nothing to do with that.
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_this_process_holds_is_busy() {
@@ -236,6 +274,7 @@ async fn a_latch_that_nothing_is_heard_of_is_not_closed() {
         matches!(&error, LatchError::Store(error) if error.kind() == StoreErrorKind::Unreachable),
         "{error}"
     );
+    assert!(!error.maybe_applied(), "a look changes nothing");
     let waiting = tokio::spawn(async move { latch.wait_within(secs(20)).await });
     sleep(secs(10)).await;
     network.set(WELL);
