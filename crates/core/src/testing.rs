@@ -17,10 +17,16 @@
 //! # Ok(()) }
 //! ```
 
+use std::{sync::Arc, time::Duration};
+
 use crate::{
     clock::Clock,
+    id::ContenderId,
     keeper::{Keeper, KeeperBuilder},
     memory::MemoryServer,
+    name::Name,
+    share::{Capacity, Units},
+    store::{Attachment, Claim, Details, Kind, ProcessInfo, StoreTime},
 };
 
 mod network;
@@ -36,6 +42,38 @@ pub async fn keeper() -> Keeper {
     let server = MemoryServer::new(Clock::boot());
     let keeper = Keeper::builder(server.connector("memory:")).connect().await;
     keeper.expect("a memory store can always be connected to")
+}
+
+/// A claim of a whole resource, which waits in the queue and has a lease of 30 s: for tests of stores, which name only what
+/// they need to be different.
+///
+/// ```
+/// use lockkeeper::{store::{Claim, ContenderId, KeeperId, Units}, testing};
+///
+/// # fn main() -> Result<(), lockkeeper::Error> {
+/// let contender = ContenderId { keeper: KeeperId::random(), seq: 1 };
+/// let reader = Claim { units: Units::ONE, ..testing::claim(&"stock/42".parse()?, contender) };
+/// # assert!(reader.queue);
+/// # Ok(()) }
+/// ```
+pub fn claim(name: &Name, contender: ContenderId) -> Claim {
+    let process = ProcessInfo { host: "here".into(), pid: 1, program: "test".into() };
+    Claim {
+        name: name.clone(),
+        contender,
+        units: Units::All,
+        capacity: Capacity::All,
+        lease: Duration::from_secs(30),
+        queue: true,
+        attachment: Attachment::Process,
+        renewed: true,
+        at_least: 0,
+        min_hold: Duration::ZERO,
+        not_after: StoreTime(u64::MAX),
+        stamp: 0,
+        again: false,
+        details: Details { kind: Kind::Mutex, process: Arc::new(process), label: None, value: None },
+    }
 }
 
 /// A world with virtual time: one clock, one memory store, any number of keepers.

@@ -3,9 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    Capacity, ContenderId, KeeperId, Name, Units,
+    ContenderId, KeeperId, Name, Units,
     model::{Holder, Now, Waiter},
-    store::{Attachment, Claim, Details, Kind, Leave, ProcessInfo, Request, StoreTime},
+    store::{Claim, Details, Kind, Leave, ProcessInfo, Request, StoreTime},
+    testing,
 };
 
 pub(crate) fn name(text: &str) -> Name {
@@ -28,20 +29,10 @@ fn details() -> Details {
 /// A claim that waits, for everything, with a lease of ten seconds.
 pub(crate) fn claim(resource: &str, seq: u64) -> Claim {
     Claim {
-        name: name(resource),
-        contender: contender(seq),
-        units: Units::All,
-        capacity: Capacity::All,
         lease: Duration::from_secs(10),
-        queue: true,
-        attachment: Attachment::Process,
-        renewed: true,
-        at_least: 0,
-        min_hold: Duration::ZERO,
-        not_after: StoreTime(u64::MAX),
         stamp: seq,
-        again: false,
         details: details(),
+        ..testing::claim(&name(resource), contender(seq))
     }
 }
 

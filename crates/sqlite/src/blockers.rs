@@ -26,12 +26,13 @@ pub(crate) fn blockers(resource: &Resource, contender: ContenderId) -> impl Iter
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::time::Duration;
 
     use lockkeeper_core::{
         Capacity, Name, Units,
         model::{Effects, HighWater, Now},
-        store::{Attachment, Claim, Details, Kind, ProcessInfo, StoreTime},
+        store::{Claim, StoreTime},
+        testing,
     };
 
     use super::*;
@@ -42,30 +43,15 @@ mod tests {
 
     #[test]
     fn some_holders_and_the_waiters_right_ahead_are_blockers() {
-        let process = Arc::new(ProcessInfo { host: "host".into(), pid: 1, program: "test".into() });
         let capacity = Capacity::count(10).expect("valid");
         let mut resource = Resource::free(capacity);
         for keeper in 1..=15 {
             let claim = Claim {
-                name: Name::new("stock").expect("valid"),
-                contender: contender(keeper),
                 units: Units::ONE,
                 capacity,
                 lease: Duration::from_secs(60),
-                queue: true,
-                attachment: Attachment::Process,
-                renewed: true,
-                at_least: 0,
-                min_hold: Duration::ZERO,
-                not_after: StoreTime(u64::MAX),
                 stamp: 1,
-                again: false,
-                details: Details {
-                    kind: Kind::Semaphore,
-                    process: process.clone(),
-                    label: None,
-                    value: None,
-                },
+                ..testing::claim(&Name::new("stock").expect("valid"), contender(keeper))
             };
             let now = Now { lease: StoreTime(0), wall: 0 };
             resource.claim(now, &mut HighWater::default(), &claim, &mut Effects::default());

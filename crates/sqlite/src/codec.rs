@@ -191,9 +191,10 @@ mod tests {
     use std::{path::Path, time::Duration};
 
     use lockkeeper_core::{
-        Capacity, Units,
+        Units,
         model::{HighWater, Now, Resource},
         store::{Attachment, Claim, Evict, Evicted, Eviction, Leave, Renew, Renewed, StoreTime},
+        testing,
     };
     use lockkeeper_rows::Transition;
     use rusqlite::Connection;
@@ -211,20 +212,15 @@ mod tests {
     fn claim(seq: u64, units: Units, at_least: u64) -> Claim {
         let process = ProcessInfo { host: "host".into(), pid: 1, program: "test".into() };
         Claim {
-            name: stock(),
-            contender: contender(seq),
             units,
-            capacity: Capacity::All,
             lease: Duration::from_secs(1),
-            queue: true,
             attachment: if seq == 3 { Attachment::Detached } else { Attachment::Process },
             renewed: seq == 1,
             at_least,
             min_hold: Duration::from_secs(2),
-            not_after: StoreTime(u64::MAX),
             stamp: seq,
-            again: false,
             details: Details { kind: Kind::RwLock, process: Arc::new(process), label: None, value: None },
+            ..testing::claim(&stock(), contender(seq))
         }
     }
 

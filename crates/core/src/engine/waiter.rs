@@ -305,8 +305,8 @@ mod tests {
         id::{Ids, KeeperId},
         name::Name,
         share::Units,
-        store::{Attachment, Context, Details, Kind, ProcessInfo, WakeSink},
-        testing::Virtual,
+        store::{Context, Kind, ProcessInfo, WakeSink},
+        testing::{self, Virtual},
     };
 
     async fn waiter() -> Arc<Waiter> {
@@ -321,24 +321,11 @@ mod tests {
         };
         let store = world.server.connector("memory:").connect(context).await.expect("memory");
         let process = Arc::new(ProcessInfo { host: String::new(), pid: 1, program: String::new() });
-        let details = Details { kind: Kind::Mutex, process: process.clone(), label: None, value: None };
         let (request_limit, outage_limit) = (Duration::from_secs(2), Duration::from_secs(30));
         let settings = Settings { clock, request_limit, outage_limit, default_lease: outage_limit, process };
         let claim = Claim {
-            name: Name::new("stock").expect("a good name"),
-            contender: ids.next(),
-            units: Units::All,
-            capacity: Capacity::All,
-            lease: Duration::from_secs(30),
-            queue: true,
-            attachment: Attachment::Process,
-            renewed: true,
-            at_least: 0,
-            min_hold: Duration::ZERO,
             not_after: StoreTime(0),
-            stamp: 0,
-            again: false,
-            details,
+            ..testing::claim(&Name::new("stock").expect("a good name"), ids.next())
         };
         let engine = Engine::new(store, settings, ids, background, Stop::new());
         let terms = Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All));

@@ -17,6 +17,7 @@ use crate::{
     name::Name,
     share::{Capacity, Units},
     store::*,
+    testing,
 };
 
 /// One random step. Contenders are small numbers: `who / 4` is the keeper.
@@ -143,20 +144,14 @@ fn run(capacity: Capacity, ops: &[Op], mut check: impl FnMut(&Step<'_>)) -> Mode
                     (Capacity::Count(_), units) => Units::count(u32::from(units.max(1))).expect("not zero"),
                 };
                 let claim = Claim {
-                    name: name(),
-                    contender: contender(who),
                     units,
                     capacity,
                     lease: SECOND * u32::from(lease),
                     queue,
-                    attachment: Attachment::Process,
-                    renewed: true,
-                    at_least: 0,
-                    min_hold: Duration::ZERO,
                     not_after: now.lease.after(SECOND * u32::from(life)),
                     stamp: now.lease.0,
                     again: sent.contains_key(&who),
-                    details: details(),
+                    ..testing::claim(&name(), contender(who))
                 };
                 sent.insert(who, claim.clone());
                 let Answer::Claim(answer) = model.apply(now, &Request::Claim(claim), &mut effects) else {
@@ -229,11 +224,6 @@ fn run(capacity: Capacity, ops: &[Op], mut check: impl FnMut(&Step<'_>)) -> Mode
         });
     }
     model
-}
-
-fn details() -> Details {
-    let process = ProcessInfo { host: "h".into(), pid: 1, program: "p".into() };
-    Details { kind: Kind::Mutex, process: Arc::new(process), label: None, value: None }
 }
 
 fn capacities() -> impl Strategy<Value = Capacity> {

@@ -3,9 +3,9 @@
 use std::{fs, path::Path, sync::mpsc};
 
 use lockkeeper_core::{
-    Capacity, ContenderId, Name, Units,
-    store::{Attachment, Claim, Details, Kind, Leave, ProcessInfo, Verdict, Wake},
-    testing::VirtualClock,
+    ContenderId, Name, Units,
+    store::{Claim, Leave, Verdict, Wake},
+    testing::{self, VirtualClock},
 };
 use rusqlite::params;
 
@@ -33,24 +33,7 @@ fn stock() -> Name {
 }
 
 fn claim(keeper: KeeperId, seq: u64, units: Units, lease: Duration) -> Claim {
-    let process =
-        Arc::new(ProcessInfo { host: "host".into(), pid: std::process::id(), program: "test".into() });
-    Claim {
-        name: stock(),
-        contender: ContenderId { keeper, seq },
-        units,
-        capacity: Capacity::All,
-        lease,
-        queue: true,
-        attachment: Attachment::Process,
-        renewed: true,
-        at_least: 0,
-        min_hold: Duration::ZERO,
-        not_after: StoreTime(u64::MAX),
-        stamp: 1,
-        again: false,
-        details: Details { kind: Kind::Mutex, process, label: None, value: None },
-    }
+    Claim { units, lease, stamp: 1, ..testing::claim(&stock(), ContenderId { keeper, seq }) }
 }
 
 fn leave(keeper: KeeperId, seq: u64) -> Request {

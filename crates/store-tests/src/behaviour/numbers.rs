@@ -3,12 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    Capacity, ContenderId, GrantNumber, KeeperId, Name, Units,
+    ContenderId, GrantNumber, KeeperId, Name, Units,
     clock::Clock,
-    store::{
-        Answer, Attachment, Claim, Context, Details, Grant, Kind, Leave, Left, ProcessInfo, Renew, Renewed,
-        Request, Store, StoreTime, Verdict, WakeSink,
-    },
+    store::{Answer, Claim, Context, Grant, Leave, Left, Renew, Renewed, Request, Store, Verdict, WakeSink},
+    testing,
 };
 
 use super::{Failure, Fixture, Outcome, tests};
@@ -53,22 +51,11 @@ impl Asker {
     }
 
     async fn claim(&self, seq: u64, units: Units, at_least: GrantNumber) -> Result<Option<Grant>, Failure> {
-        let process = ProcessInfo { host: "here".into(), pid: 1, program: "suite".into() };
         let claim = Claim {
-            name: self.name.clone(),
-            contender: self.contender(seq),
             units,
-            capacity: Capacity::All,
             lease: Duration::from_secs(60),
-            queue: true,
-            attachment: Attachment::Process,
-            renewed: true,
             at_least,
-            min_hold: Duration::ZERO,
-            not_after: StoreTime(u64::MAX),
-            stamp: 0,
-            again: false,
-            details: Details { kind: Kind::Mutex, process: process.into(), label: None, value: None },
+            ..testing::claim(&self.name, self.contender(seq))
         };
         match &self.store.apply(&[Request::Claim(claim)]).await?.each[..] {
             [Answer::Claim(Verdict::Granted(grant))] => Ok(Some(*grant)),

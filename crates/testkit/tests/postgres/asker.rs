@@ -3,12 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    Capacity, ContenderId, KeeperId, Name, StoreError, Units,
+    ContenderId, KeeperId, Name, StoreError,
     clock::Clock,
-    store::{
-        Answer, Answers, Attachment, Claim, Context, Details, Kind, Leave, ProcessInfo, Renew, Request,
-        Store, StoreTime, Verdict, WakeSink,
-    },
+    store::{Answer, Answers, Claim, Context, Leave, Renew, Request, Store, Verdict, WakeSink},
+    testing,
 };
 use lockkeeper_testkit::servers::Postgres;
 use tokio_postgres::{Client, NoTls};
@@ -40,22 +38,9 @@ impl Asker {
     }
 
     pub(crate) fn claim(&self, name: &str, seq: u64) -> Claim {
-        let process = Arc::new(ProcessInfo { host: "here".into(), pid: 1, program: "test".into() });
         Claim {
-            name: Name::new(name).expect("a name"),
-            contender: ContenderId { keeper: self.keeper, seq },
-            units: Units::All,
-            capacity: Capacity::All,
             lease: secs(120),
-            queue: true,
-            attachment: Attachment::Process,
-            renewed: true,
-            at_least: 0,
-            min_hold: Duration::ZERO,
-            not_after: StoreTime(u64::MAX),
-            stamp: 0,
-            again: false,
-            details: Details { kind: Kind::Mutex, process, label: None, value: None },
+            ..testing::claim(&Name::new(name).expect("a name"), ContenderId { keeper: self.keeper, seq })
         }
     }
 

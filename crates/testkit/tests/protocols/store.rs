@@ -9,20 +9,15 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Capacity, ContenderId, GrantNumber, KeeperId, Name, Units,
+    ContenderId, GrantNumber, KeeperId, Name,
     clock::BootTime,
     model::{Effects, HighWater, Holder, Model, Now, Resource},
-    store::{
-        Answer, Attachment, Claim, Details, GrantNotice, Kind, Leave, Left, ProcessInfo, Renew, Renewed,
-        Request, StoreTime, Verdict,
-    },
+    store::{Answer, Claim, GrantNotice, Leave, Left, Renew, Renewed, Request, StoreTime, Verdict},
+    testing,
 };
 
 static NAME: LazyLock<Name> = LazyLock::new(|| Name::new("lock").expect("a good name"));
-static DETAILS: LazyLock<Details> = LazyLock::new(|| {
-    let process = ProcessInfo { host: String::new(), pid: 0, program: String::new() };
-    Details { kind: Kind::Mutex, process: Arc::new(process), label: None, value: None }
-});
+static CLAIM: LazyLock<Claim> = LazyLock::new(|| testing::claim(&NAME, contender(0, 0)));
 
 /// Where the client's clock stood when the store's stood at zero: the two share no origin.
 const OFFSET: Duration = Duration::from_secs(1_000_000);
@@ -67,22 +62,7 @@ pub(crate) fn contender(keeper: u8, seq: u64) -> ContenderId {
 
 /// A claim for the whole resource, to be filled in.
 pub(crate) fn claim(contender: ContenderId, lease: Duration, sent: Time) -> Claim {
-    Claim {
-        name: NAME.clone(),
-        contender,
-        units: Units::All,
-        capacity: Capacity::All,
-        lease,
-        queue: true,
-        attachment: Attachment::Process,
-        renewed: true,
-        at_least: 0,
-        min_hold: Duration::ZERO,
-        not_after: StoreTime(u64::MAX),
-        stamp: sent.boot().0,
-        again: false,
-        details: DETAILS.clone(),
-    }
+    Claim { contender, lease, stamp: sent.boot().0, ..CLAIM.clone() }
 }
 
 /// One resource of a real model, and what was seen of it. Shared by all states that have not touched it.

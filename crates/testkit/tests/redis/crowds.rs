@@ -1,18 +1,13 @@
 //! Many clients, and clients that crash.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant, SystemTime},
-};
+use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper::Token;
 use lockkeeper_core::{
-    Capacity, ContenderId, KeeperId, Name, Units,
+    ContenderId, KeeperId, Name, Units,
     clock::Clock,
-    store::{
-        Answer, Attachment, Claim, Context, Details, Kind, Leave, Left, ProcessInfo, Request, StoreTime,
-        Verdict, WakeSink,
-    },
+    store::{Answer, Claim, Context, Leave, Left, Request, Verdict, WakeSink},
+    testing,
 };
 use lockkeeper_testkit::{history, processes::Task, servers::Redis};
 use tokio::time::timeout;
@@ -122,23 +117,11 @@ async fn thousands_of_readers_enter_together() {
     let connector = lockkeeper::url::connector(&redis.url()).expect("a good URL");
     let store = connector.connect(context).await.expect("connected");
     let name = Name::new("many").expect("a name");
-    let process = Arc::new(ProcessInfo { host: "here".into(), pid: 1, program: "test".into() });
     let claim = |seq: u64, units: Units| {
         Request::Claim(Claim {
-            name: name.clone(),
-            contender: ContenderId { keeper, seq },
             units,
-            capacity: Capacity::All,
             lease: secs(120),
-            queue: true,
-            attachment: Attachment::Process,
-            renewed: true,
-            at_least: 0,
-            min_hold: Duration::ZERO,
-            not_after: StoreTime(u64::MAX),
-            stamp: 0,
-            again: false,
-            details: Details { kind: Kind::RwLock, process: process.clone(), label: None, value: None },
+            ..testing::claim(&name, ContenderId { keeper, seq })
         })
     };
     let apply = async |group: Vec<Request>| store.apply(&group).await.expect("answered").each;

@@ -6,9 +6,10 @@ use lockkeeper_core::{
     Capacity, ContenderId, KeeperId, Name, Units,
     clock::Clock,
     store::{
-        Answer, Attachment, Claim, Context, Count, CountAction, Counted, Details, Kind, Leave, Left,
-        ProcessInfo, Renew, Renewed, Request, Store, StoreTime, Verdict, Wake, WakeSink,
+        Answer, Claim, Context, Count, CountAction, Counted, Leave, Left, Renew, Renewed, Request, Store,
+        StoreTime, Verdict, Wake, WakeSink,
     },
+    testing,
 };
 use lockkeeper_testkit::servers::{Redis, RedisCluster, RedisOptions};
 use tokio::time::timeout;
@@ -40,22 +41,11 @@ impl Asker {
     }
 
     fn claim(&self, seq: u64, units: Units, queue: bool) -> Claim {
-        let process = Arc::new(ProcessInfo { host: "here".into(), pid: 1, program: "test".into() });
         Claim {
-            name: Name::new(NAME).expect("a name"),
-            contender: ContenderId { keeper: self.keeper, seq },
             units,
-            capacity: Capacity::All,
             lease: secs(120),
             queue,
-            attachment: Attachment::Process,
-            renewed: true,
-            at_least: 0,
-            min_hold: Duration::ZERO,
-            not_after: StoreTime(u64::MAX),
-            stamp: 0,
-            again: false,
-            details: Details { kind: Kind::RwLock, process, label: None, value: None },
+            ..testing::claim(&Name::new(NAME).expect("a name"), ContenderId { keeper: self.keeper, seq })
         }
     }
 

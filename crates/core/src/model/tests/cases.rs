@@ -37,22 +37,8 @@ fn i9_a_tombstone_lasts_as_long_as_the_copy_it_is_against() {
         tombstone_until: Some(until),
         hold_at_least: Duration::ZERO,
     };
-    let copy = Claim {
-        name: name(),
-        contender: contender(0),
-        units: Units::All,
-        capacity: Capacity::All,
-        lease: SECOND,
-        queue: true,
-        attachment: Attachment::Process,
-        renewed: true,
-        at_least: 0,
-        min_hold: Duration::ZERO,
-        not_after: until,
-        stamp: 0,
-        again: true,
-        details: details(),
-    };
+    let copy =
+        Claim { lease: SECOND, not_after: until, again: true, ..testing::claim(&name(), contender(0)) };
     // Left before the copy's last moment, or in it.
     for left_at in [StoreTime(1_000_000), until] {
         let at = |lease| Now { lease, wall: 1 };
@@ -70,22 +56,8 @@ fn i8_a_clock_that_went_back_keeps_no_released_lock() {
     for (hold_at_least, ends) in [(Duration::ZERO, None), (SECOND, Some(StoreTime(1_000_000)))] {
         let mut model = Model::default();
         let at = |lease| Now { lease, wall: 1 };
-        let claim = Claim {
-            name: name(),
-            contender: contender(0),
-            units: Units::All,
-            capacity: Capacity::All,
-            lease: SECOND,
-            queue: true,
-            attachment: Attachment::Process,
-            renewed: true,
-            at_least: 0,
-            min_hold: Duration::ZERO,
-            not_after: StoreTime(hour),
-            stamp: 0,
-            again: false,
-            details: details(),
-        };
+        let claim =
+            Claim { lease: SECOND, not_after: StoreTime(hour), ..testing::claim(&name(), contender(0)) };
         model.apply(at(StoreTime(hour)), &Request::Claim(claim), &mut Effects::default());
         let leave = Leave { name: name(), contender: contender(0), tombstone_until: None, hold_at_least };
         let left = model.apply(at(StoreTime(0)), &Request::Leave(leave), &mut Effects::default());
@@ -102,20 +74,10 @@ fn i8_a_clock_that_went_back_keeps_no_released_lock() {
 fn i8_crashed_keepers_keep_what_they_confirmed_for_its_minimum() {
     let at = |lease| Now { lease: StoreTime(lease), wall: 1 };
     let claim = |who, min_hold| Claim {
-        name: name(),
-        contender: contender(who),
-        units: Units::All,
-        capacity: Capacity::All,
         lease: 60 * SECOND,
-        queue: true,
         attachment: Attachment::Detachable,
-        renewed: true,
-        at_least: 0,
         min_hold,
-        not_after: StoreTime(u64::MAX),
-        stamp: 0,
-        again: false,
-        details: details(),
+        ..testing::claim(&name(), contender(who))
     };
     for (confirmed, min_hold, ends) in [
         (true, 5 * SECOND, Some(StoreTime(6_000_000))),
@@ -150,22 +112,7 @@ fn at(lease: u64) -> Now {
 
 /// A reader that claims at one second, with a grant number of at least `at_least`.
 fn reader(who: u8, at_least: GrantNumber) -> Claim {
-    Claim {
-        name: name(),
-        contender: contender(who),
-        units: Units::ONE,
-        capacity: Capacity::All,
-        lease: 60 * SECOND,
-        queue: true,
-        attachment: Attachment::Process,
-        renewed: true,
-        at_least,
-        min_hold: Duration::ZERO,
-        not_after: StoreTime(u64::MAX),
-        stamp: 0,
-        again: false,
-        details: details(),
-    }
+    Claim { units: Units::ONE, lease: 60 * SECOND, at_least, ..testing::claim(&name(), contender(who)) }
 }
 
 fn renewal(who: u8, at_least: GrantNumber) -> Renew {
