@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capacity, ContenderId, GrantNumber, Name, Units,
-    store::{Claim, Details, Kind, ProcessInfo, Renewed},
+    store::{Attachment, Claim, Details, Kind, ProcessInfo, Renewed},
     support::percent,
 };
 
@@ -152,7 +152,12 @@ impl ClaimData {
 
     /// The data that the node of a claim begins with.
     pub(crate) fn of(claim: &Claim) -> Self {
-        Self { fixed: !claim.renewed, ..Self::new(claim.lease, claim.details.clone()) }
+        Self {
+            fixed: !claim.renewed,
+            // Whoever looks at a grant that nobody has confirmed yet sees what it is.
+            detached: claim.attachment == Attachment::Detached,
+            ..Self::new(claim.lease, claim.details.clone())
+        }
     }
 
     /// The answer to a renewal of a claim that an operator wants back.

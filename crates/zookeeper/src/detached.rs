@@ -40,6 +40,7 @@ pub(crate) struct FoundLease {
     units: Units,
     capacity: Capacity,
     number: GrantNumber,
+    floor: GrantNumber,
 }
 
 impl KeeperState {
@@ -211,6 +212,7 @@ impl KeeperState {
         let held = data.held.map_or(until_now(before.ctime), |held| held + until_now(before.mtime));
         let number = data.number(before.czxid);
         data.number = Some(number);
+        let floor = self.floor(session, &queue, &node, holder.units, number).await?;
         Ok(Some(FoundLease {
             name: name.clone(),
             contender,
@@ -223,6 +225,7 @@ impl KeeperState {
             units: holder.units,
             capacity: holder.capacity,
             number,
+            floor,
         }))
     }
 
@@ -249,7 +252,7 @@ impl KeeperState {
         }
         let hold = HoldRecord {
             granted: sent.before(found.held),
-            ..HoldRecord::confirmed(sent, lease, found.number)
+            ..HoldRecord::confirmed(sent, lease, found.floor)
         };
         let record = ClaimRecord {
             name: found.name,

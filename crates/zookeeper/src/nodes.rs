@@ -159,7 +159,8 @@ impl KeeperState {
         Ok(left)
     }
 
-    /// Removes the node of a claim that is leaving; `false` if it may still be there.
+    /// Removes the node of a claim that is leaving; `false` if it may still be there. A node of that name in another
+    /// session belongs to a keeper that has taken the lease over, and stays.
     pub(crate) async fn remove_node(&self, contender: ContenderId) -> bool {
         let (session, node, markers) = match self.records().claims.get(&contender) {
             Some(ClaimRecord { session, node, markers, state: ClaimState::Leaving(_), .. }) => {
@@ -168,9 +169,16 @@ impl KeeperState {
             _ => return true,
         };
         // The claim's own session may be silent while the keeper's answers.
-        let client = self.session().unwrap_or(session).client.clone();
+        let client = self.session().unwrap_or_else(|_| session.clone()).client.clone();
         let removing = async {
-            match client.delete(&node, None).await {
+            let (synced, stat) = (client.sync(&node), client.check_stat(&node));
+            synced.await?;
+            let version = match stat.await? {
+                // Its markers were taken over with it.
+                Some(stat) if stat.ephemeral_owner != session.id => return Ok(()),
+                stat => stat.map(|stat| stat.version),
+            };
+            match client.delete(&node, version).await {
                 Ok(()) | Err(Error::NoNode) => delete_markers(&client, &markers).await,
                 Err(error) => Err(error),
             }

@@ -92,7 +92,7 @@ impl KeeperState {
                 record.leave(Left::LeftQueue);
             }
             match record.state {
-                ClaimState::Leaving(_) => leaving.push(*contender),
+                ClaimState::Leaving(_) => leaving.push((record.number, *contender)),
                 ClaimState::Unknown { .. } if record.due() <= now => {
                     forgotten.push((*contender, record.name.clone()));
                 }
@@ -100,6 +100,9 @@ impl KeeperState {
             }
             next = next.min(record.due());
         }
+        // In order of arrival: a waiter behind several of them is not admitted beside one that is over.
+        leaving.sort_unstable();
+        let leaving = leaving.into_iter().map(|(_, contender)| contender).collect();
         Due { lost, leaving, forgotten, next }
     }
 }

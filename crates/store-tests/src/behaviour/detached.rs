@@ -24,6 +24,8 @@ tests! {
     a_lease_is_released_without_being_adopted if |can| can.detachable,
     a_lease_is_renewed_without_being_adopted if |can| can.detachable,
     a_lease_can_be_acquired_for_somebody_else if |can| can.detachable,
+    a_claim_for_somebody_else_waits_no_longer_than_its_keeper if |can| can.detachable,
+    a_lease_for_somebody_else_is_renewed_by_another_keeper if |can| can.detachable,
     a_released_lease_keeps_its_minimum_from_its_grant_on if |can| can.detachable,
     permits_can_be_handed_over if |can| can.detachable,
     only_what_is_detachable_is_detached,
@@ -164,6 +166,38 @@ async fn a_lease_can_be_acquired_for_somebody_else(fixture: &Fixture) -> Outcome
     assert!(shown.detached && shown.token == second.lease.token(), "{shown:?}");
     assert!(a.renew_lease(&second.lease).await? > claim.lease / 2, "it was granted for its whole lease");
     Ok(a.release_lease(&second.lease).await?)
+}
+
+async fn a_claim_for_somebody_else_waits_no_longer_than_its_keeper(fixture: &Fixture) -> Outcome {
+    let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("deploy"));
+    let held = b.mutex(&name).lock().await?;
+    let claim = LeaseClaim::new(Kind::Mutex, Units::All, Capacity::All);
+    let (ours, of) = (a.clone(), name.clone());
+    let waiter =
+        fixture.start_waiter(&name, 1, async move { ours.acquire_lease(&of, &claim, None).await }).await?;
+    a.close().await;
+    let error = soon(waiter).await??.expect_err("its keeper has closed");
+    assert!(matches!(error, AcquireError::Closed { .. }), "{error}");
+    fixture.wait_until(&name, 1, 0).await?;
+    held.release().await?;
+    Ok(b.mutex(&name).try_lock().await?.expect("nobody waited any more").release().await?)
+}
+
+async fn a_lease_for_somebody_else_is_renewed_by_another_keeper(fixture: &Fixture) -> Outcome {
+    let ((a, b), name, length) =
+        (fixture.two_keepers().await?, fixture.name("deploy"), fixture.renewed_lease());
+    let mut claim = LeaseClaim::new(Kind::Mutex, Units::All, Capacity::All);
+    claim.lease = length;
+    let acquired = a.acquire_lease(&name, &claim, None).await?.expect("it waits");
+    let started = Instant::now();
+    while started.elapsed() < 2 * length {
+        let left = b.renew_lease(&acquired.lease).await?;
+        assert!(left > length / 2 && left <= length, "{left:?}");
+        tokio::time::sleep(length / 3).await;
+        assert!(a.mutex(&name).try_lock().await?.is_none(), "its first keeper ended it");
+    }
+    b.release_lease(&acquired.lease).await?;
+    Ok(a.mutex(&name).try_lock().await?.expect("released").release().await?)
 }
 
 async fn a_released_lease_keeps_its_minimum_from_its_grant_on(fixture: &Fixture) -> Outcome {

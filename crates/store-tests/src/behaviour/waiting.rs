@@ -106,7 +106,7 @@ async fn a_waiter_keeps_what_it_was_granted(fixture: &Fixture) -> Outcome {
 async fn a_waiter_gets_a_whole_fixed_lease(fixture: &Fixture) -> Outcome {
     let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let guard = a.mutex(&name).lock().await?;
-    let theirs = b.mutex(&name).expires_after(FIRST_LEASE * 3);
+    let theirs = b.mutex(&name).expires_after((FIRST_LEASE * 3).max(fixture.capability().min_lease));
     let waiter = fixture.start_waiter(&name, 1, async move { theirs.lock().await }).await?;
     guard.release().await?;
     let guard = soon(waiter).await???;

@@ -5,6 +5,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use lockkeeper_core::{
     Capacity, ContenderId, Name, Units,
     store::{Attachment, Claim, Details, Kind, Leave, ProcessInfo, Request, StoreTime},
+    testing,
 };
 
 use super::{
@@ -66,20 +67,15 @@ impl Pair<'_> {
             let permits = (*resource == RESOURCES - 1) != *mismatch;
             let count = |count| Units::count(count).expect("not zero");
             Claim {
-                name: self.names[*resource].clone(),
-                contender: id,
                 units: if permits || *units > 1 { count((*units).max(1)) } else { Units::All },
                 capacity: if permits { Capacity::count(PERMITS).expect("not zero") } else { Capacity::All },
                 lease,
                 queue: *queue,
                 attachment,
                 renewed: *renewed,
-                at_least: 0,
-                min_hold: Duration::ZERO,
                 not_after,
-                stamp: 0,
-                again: false,
                 details: details(*who),
+                ..testing::claim(&self.names[*resource], id)
             }
             .into()
         });
@@ -98,9 +94,7 @@ impl Pair<'_> {
     fn attachment(&self, entry: &Entry) -> Attachment {
         match entry {
             _ if !self.store().capability().detachable => Attachment::Process,
-            // With these, a notice of ZooKeeper once had a smaller floor than the model's. Until that is explained they are
-            // left out there.
-            Entry::Claim { born_detached: true, .. } if !self.in_parts() => Attachment::Detached,
+            Entry::Claim { born_detached: true, .. } => Attachment::Detached,
             Entry::Claim { detachable: true, .. } => Attachment::Detachable,
             _ => Attachment::Process,
         }
