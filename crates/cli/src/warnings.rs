@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use lockkeeper::support;
+use lockkeeper::{support, telemetry};
 use tracing::{Event, Level, Metadata, Subscriber, field, span, subscriber};
 
 use crate::text;
@@ -48,6 +48,8 @@ pub(crate) fn listen(verbose: bool) {
 
 /// Waits briefly until the warnings so far are written.
 pub(crate) fn flush() {
+    // What the library has to say comes first.
+    telemetry::flush(WRITTEN_WITHIN);
     let Some(writer) = WRITER.get() else { return };
     let (done, written) = mpsc::sync_channel(1);
     if writer.lines.try_send(Line::Flush(done)).is_ok() {

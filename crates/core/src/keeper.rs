@@ -24,6 +24,7 @@ use crate::{
         Connector, Context, Evict, Evicted, Eviction, Kind, LatchPage, ListQuery, Page, ProcessInfo,
         ResourceView, WakeSink,
     },
+    telemetry,
     token::Token,
 };
 
@@ -155,7 +156,10 @@ impl KeeperBuilder {
         }
         let stop = Stop::new();
         let (clock, background) = match self.virtual_time {
-            Some(clock) => (clock, runtime::Handle::current()),
+            Some(clock) => {
+                telemetry::write_here();
+                (clock, runtime::Handle::current())
+            }
             None => {
                 let background = thread::start(&stop).map_err(|error| {
                     StoreError::new(StoreErrorKind::Config, "the keeper's thread could not be started")

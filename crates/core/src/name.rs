@@ -1,6 +1,11 @@
 //! Names of resources: validated once, cheap to copy, compared byte for byte.
 
-use std::{fmt, sync::Arc};
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState},
+    sync::{Arc, LazyLock},
+};
 
 use crate::invalid::InvalidInput;
 
@@ -15,8 +20,39 @@ use crate::invalid::InvalidInput;
 /// assert!(Name::new("").is_err());
 /// assert!(Name::new("two\nlines").is_err());
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name(Arc<str>);
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    text: Arc<str>,
+    /// Computed once: names are looked up several times for each lock.
+    hash: u64,
+}
+
+/// A map by name that uses the hash which each name carries.
+pub(crate) type NameMap<V> = HashMap<Name, V, BuildHasherDefault<NameHasher>>;
+
+/// Takes the hash of a name as it is.
+#[derive(Default)]
+pub(crate) struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a name hashes as one number");
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
 
 impl Name {
     /// The longest name, in bytes.
@@ -41,24 +77,26 @@ impl Name {
                 bad as u32
             )));
         }
-        Ok(Self(text.into()))
+        // With keys of this process, so that nobody can choose names that collide.
+        static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        Ok(Self { text: text.into(), hash: KEYS.hash_one(text) })
     }
 
     /// The name as text.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+        fmt::Debug::fmt(&self.text, f)
     }
 }
 

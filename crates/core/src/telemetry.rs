@@ -10,12 +10,15 @@ mod gauges;
 mod gauges;
 #[cfg(feature = "metrics")]
 mod register;
+mod writer;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 pub(crate) use self::gauges::Gauges;
 #[cfg(feature = "metrics")]
 pub use self::register::register;
+pub use self::writer::flush;
+pub(crate) use self::writer::write_here;
 
 use crate::{
     error::{AcquireError, Lost, StoreError},
@@ -132,12 +135,15 @@ pub(crate) fn renewed(late: bool) {
 
 /// The renewals of so many leases came late since the last event; `name` is one of them, of which `left` was left.
 pub(crate) fn renewals_are_late(name: &Name, left: Duration, leases: usize) {
-    tracing::warn!(
-        name = name.as_str(),
-        left_ms = left.as_millis(),
-        leases,
-        "a renewal came late; the store or this machine is slow"
-    );
+    let name = name.clone();
+    writer::warn(move || {
+        tracing::warn!(
+            name = name.as_str(),
+            left_ms = left.as_millis(),
+            leases,
+            "a renewal came late; the store or this machine is slow"
+        );
+    });
 }
 
 pub(crate) fn renewal_failed(leases: usize) {
@@ -146,25 +152,37 @@ pub(crate) fn renewal_failed(leases: usize) {
 
 /// The renewals of so many leases failed since the last event; `name` is one of them.
 pub(crate) fn renewals_fail(name: &Name, leases: usize, error: &StoreError) {
-    tracing::warn!(name = name.as_str(), leases, %error, "renewal failed; trying again");
+    let (name, error) = (name.clone(), error.clone());
+    writer::warn(move || {
+        tracing::warn!(name = name.as_str(), leases, %error, "renewal failed; trying again");
+    });
 }
 
 /// A request of a wait for `name`, among others, failed, and the wait goes on.
-pub(crate) fn wait_goes_on(store: &str, name: &Name, waiting: usize, error: &StoreError) {
-    tracing::warn!(store, name = name.as_str(), waiting, %error, "the store fails; waiting goes on");
+pub(crate) fn wait_goes_on(store: &Arc<str>, name: &Name, waiting: usize, error: &StoreError) {
+    let (store, name, error) = (store.clone(), name.clone(), error.clone());
+    writer::warn(move || {
+        let (store, name) = (&*store, name.as_str());
+        tracing::warn!(store, name, waiting, %error, "the store fails; waiting goes on");
+    });
 }
 
 /// The server of `name` that failed `work` for `lasted` answers.
-pub(crate) fn answers_again(store: &str, name: &Name, work: &'static str, lasted: Duration) {
-    let failed_for_ms = lasted.as_millis();
-    tracing::warn!(store, name = name.as_str(), work, failed_for_ms, "the store answers again");
+pub(crate) fn answers_again(store: &Arc<str>, name: &Name, work: &'static str, lasted: Duration) {
+    let (store, name, failed_for_ms) = (store.clone(), name.clone(), lasted.as_millis());
+    writer::warn(move || {
+        tracing::warn!(store = &*store, name = name.as_str(), work, failed_for_ms, "the store answers again");
+    });
 }
 
 /// A lock was lost; `error` is that of its last renewal, if that is why.
-pub(crate) fn lost(name: &Name, reason: Lost, error: Option<&StoreError>) {
+pub(crate) fn lost(name: &Name, reason: Lost, error: Option<StoreError>) {
     count!(LOST, 1, "reason" => reason.word());
-    let error = error.map(tracing::field::display);
-    tracing::warn!(name = name.as_str(), reason = reason.word(), error, "lock lost");
+    let (name, reason) = (name.clone(), reason.word());
+    writer::warn(move || {
+        let error = error.as_ref().map(tracing::field::display);
+        tracing::warn!(name = name.as_str(), reason, error, "lock lost");
+    });
 }
 
 pub(crate) fn fence_rejected() {

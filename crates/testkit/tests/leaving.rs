@@ -290,15 +290,32 @@ async fn a_grant_that_nobody_took_keeps_no_minimum_hold() {
     assert!(free < secs(1), "held for {free:?} by nobody");
 }
 
-/// A guard that was granted by message while a copy of its claim was on its way, where it still is for about `delay`.
-async fn granted_before_its_copy_came(world: &Virtual, theirs: &Keeper, delay: Duration) -> (Keeper, Guard) {
+/// The keeper closes before the task has looked at its grant.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_nobody_took_keeps_no_minimum_hold_when_its_keeper_closes() {
+    let world = Virtual::new();
+    let network = Network::good();
+    let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
+    let mutex = ours.mutex(NAME).min_hold(secs(20));
+    let mut locking = Box::pin(mutex.lock());
+    started(locking.as_mut()).await;
+    sleep(millis(200)).await;
+    assert_eq!(ours.stats().held, 1, "granted");
+    ours.close().await;
+    let free = free_after(&theirs).await;
+    assert!(free < secs(1), "held for {free:?} by nobody");
+    drop(locking);
+}
+
+/// A guard that was granted by message while a copy of its claim was on its way, which has this fate.
+async fn granted_before_its_copy_came(world: &Virtual, theirs: &Keeper, copy: Fate) -> (Keeper, Guard) {
     let (network, requests) = (Network::good(), RequestCounter::default());
     let store = requests.of(faulty(world.server.connector("memory:"), network.clone()));
     let ours =
         Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good network");
     let held = theirs.mutex(NAME).lease(secs(600)).lock().await.expect("free");
     network.next(Fate::GOOD);
-    network.next(Fate::late(delay));
+    network.next(copy);
     let claims = || requests.so_far() - requests.watches();
     let before = claims();
     let mutex = ours.mutex(NAME).lease(secs(600)).detachable();
@@ -317,7 +334,7 @@ async fn a_late_copy_of_a_lease_that_was_passed_on_holds_nothing() {
     for delay in [millis(600), secs(3)] {
         let world = Virtual::new();
         let theirs = world.keeper().await;
-        let (ours, guard) = granted_before_its_copy_came(&world, &theirs, delay).await;
+        let (ours, guard) = granted_before_its_copy_came(&world, &theirs, Fate::late(delay)).await;
         let lease = guard.into_lease().await.expect("held");
         theirs.adopt(&lease).await.expect("alive").release().await.expect("held");
         sleep(delay + millis(10)).await;
@@ -333,7 +350,7 @@ async fn a_late_copy_of_a_lease_that_was_passed_on_holds_nothing() {
 async fn a_late_copy_of_an_evicted_claim_is_left_at_once() {
     let world = Virtual::new();
     let theirs = world.keeper().await;
-    let (ours, guard) = granted_before_its_copy_came(&world, &theirs, millis(600)).await;
+    let (ours, guard) = granted_before_its_copy_came(&world, &theirs, Fate::late(millis(600))).await;
     let view = theirs.inspect(NAME).await.expect("memory").expect("held");
     assert!(
         theirs
@@ -346,6 +363,25 @@ async fn a_late_copy_of_an_evicted_claim_is_left_at_once() {
     assert!(!guard.is_held(), "somebody else has held it since");
     let free = free_after(&theirs).await;
     assert!(free < secs(1), "held for {free:?} by nobody");
+    drop((ours, guard));
+}
+
+/// As before, but the copy's answer is lost: the next renewal tells that there is a second grant. The guard is kept.
+#[tokio::test(start_paused = true)]
+async fn a_second_grant_that_a_renewal_finds_is_left_at_once() {
+    let world = Virtual::new();
+    let theirs = world.keeper().await;
+    let lost = Fate { answers: false, ..Fate::late(millis(600)) };
+    let (ours, guard) = granted_before_its_copy_came(&world, &theirs, lost).await;
+    let view = theirs.inspect(NAME).await.expect("memory").expect("held");
+    let contender = view.holders[0].contender;
+    assert!(theirs.evict(NAME, contender, guard.token(), Eviction::Immediate).await.expect("memory"));
+    theirs.mutex(NAME).lock().await.expect("free").release().await.expect("held");
+    sleep(millis(610)).await;
+    guard.extend(secs(600)).await.expect_err("somebody else has held it since");
+    let free = free_after(&theirs).await;
+    // The leave goes out when the copy that got no answer is given up.
+    assert!(free < secs(3), "held for {free:?} by nobody");
     drop((ours, guard));
 }
 

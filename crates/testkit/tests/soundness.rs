@@ -4,10 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    Adopted, Fence, Guard, Keeper, LeaseError, Lost, ReleaseError, all,
+    Adopted, Capacity, Fence, Guard, Keeper, LatchError, LeaseClaim, LeaseError, Lost, ReleaseError, Units,
+    all,
     memory::MemoryServer,
-    store::Eviction,
-    testing::{Virtual, VirtualClock},
+    store::{Eviction, Kind},
+    testing::{self, FateSource, Virtual, VirtualClock},
 };
 use lockkeeper_testkit::faulty::{Fate, Network, faulty};
 use tokio::time::{Instant, sleep, timeout};
@@ -334,6 +335,66 @@ async fn c2_a_count_down_asked_again_counts_once() {
         network.next(Fate { again: Some(secs(1)), answers: false, ..Fate::GOOD });
         assert_eq!(latch.count_down().await.expect("counted at the third asking"), left);
     }
+}
+
+/// The process stops between two copies for so long that the store forgets the first one.
+#[tokio::test(start_paused = true)]
+async fn c2_a_count_down_that_the_store_forgot_is_not_counted_again() {
+    let world = Virtual::new();
+    let (ours, network) = behind_a_network(&world).await;
+    let latch = ours.latch(NAME);
+    latch.create(3).await.expect("new");
+    network.next(Fate::LOST_REPLY);
+    let counting = tokio::spawn({
+        let latch = latch.clone();
+        async move { latch.count_down().await }
+    });
+    // Past the request limit, in the pause before the second copy.
+    sleep(millis(2010)).await;
+    world.clock.suspend(secs(90));
+    let error = counting.await.expect("no panic").expect_err("nobody knows");
+    assert!(matches!(&error, LatchError::Store(error) if error.maybe_applied()), "{error}");
+    assert_eq!(latch.state().await.expect("a good network").expect("there").remaining, 2);
+}
+
+/// All messages of the store come this late.
+#[derive(Debug)]
+struct LateMessages(Duration);
+
+impl FateSource for LateMessages {
+    fn request(&self) -> Fate {
+        Fate::GOOD
+    }
+
+    fn wake(&self) -> Vec<Duration> {
+        vec![self.0]
+    }
+}
+
+/// The message about a grant comes when its keeper has long made a detached lease of it and forgotten that.
+#[tokio::test(start_paused = true)]
+async fn c3_a_late_message_does_not_give_a_detached_lease_back() {
+    let world = Virtual::new();
+    let theirs = world.keeper().await;
+    let network = testing::Network::by(Arc::new(LateMessages(secs(70))));
+    let store = network.wrap(world.server.connector("memory:"));
+    let ours =
+        Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a good network");
+    let held = theirs.mutex(NAME).lock().await.expect("free");
+    let mut claim = LeaseClaim::new(Kind::Mutex, Units::All, Capacity::All);
+    claim.lease = secs(600);
+    let waiting = tokio::spawn({
+        let (ours, claim) = (ours.clone(), claim.clone());
+        async move { ours.acquire_lease(NAME, &claim, None).await }
+    });
+    sleep(millis(100)).await;
+    held.release().await.expect("held");
+    let released = Instant::now();
+    waiting.await.expect("no panic").expect("a good network").expect("granted at its next poll");
+    sleep(secs(65).saturating_sub(released.elapsed())).await;
+    ours.acquire_lease("another", &claim, None).await.expect("a good network").expect("free");
+    sleep(secs(75).saturating_sub(released.elapsed())).await;
+    assert!(theirs.mutex(NAME).try_lock().await.expect("memory").is_none(), "two holders");
 }
 
 #[tokio::test(start_paused = true)]

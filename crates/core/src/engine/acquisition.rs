@@ -53,7 +53,11 @@ pub(crate) async fn acquire(
         result
     };
     let granted = result.as_ref().map(|owned| owned.as_ref().map(|owned| (name, owned.token())));
-    telemetry::acquired(terms.kind, granted, || engine.clock().now().since(started));
+    // A task that is handed a lock has it from that moment on, and need not read the clock again.
+    let handed_on = result.as_ref().ok().and_then(Option::as_ref).and_then(|owned| owned.handed_on());
+    telemetry::acquired(terms.kind, granted, || {
+        handed_on.unwrap_or_else(|| engine.clock().now()).since(started)
+    });
     result
 }
 

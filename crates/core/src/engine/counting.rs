@@ -50,10 +50,8 @@ async fn count_telling(
     let mut started = engine.clock().now();
     let not_after = clock.not_after(server, started);
     // A look may be repeated for as long as one likes. Whatever changes something must end while the store remembers it.
-    let limit = match action {
-        CountAction::Read => engine.outage_limit,
-        _ => engine.outage_limit.min(COUNT_MEMORY / 2),
-    };
+    let changes = action != CountAction::Read;
+    let limit = if changes { engine.outage_limit.min(COUNT_MEMORY / 2) } else { engine.outage_limit };
     let mut count = Count { name: name.clone(), op: engine.ids.next(), not_after, action };
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
     let (mut unknown, mut too_late) = (false, 0);
@@ -65,7 +63,15 @@ async fn count_telling(
         let result = engine.ask(operation, engine.store().count(&count)).await;
         let now = engine.clock().now();
         engine.client.outages.heard(name, sent, &result);
+        // An earlier copy may have counted, and a copy that comes this late may find that forgotten.
+        let forgotten = changes && unknown && now.since(started) >= COUNT_MEMORY;
         let error = match result.map(|answers| (answers.now, answers.each.first().copied())) {
+            Ok((_, Some(Counted::Stale))) if forgotten => {
+                let message =
+                    "the store has forgotten whether it counted; look at the latch before you ask again";
+                let error = StoreError::new(StoreErrorKind::Conflict, message).perhaps_applied();
+                return Err(error.at(at()).into());
+            }
             Ok((time, Some(Counted::Stale))) if too_late < LATE_COUNTS => {
                 // The store remembers what counted for longer than anybody asks again, so
                 // this means that no copy counted or ever will: a new one is in order.

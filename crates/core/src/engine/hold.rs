@@ -68,6 +68,8 @@ struct Renewing {
     doubted: bool,
     /// Whether its leave has been sent.
     left: bool,
+    /// Whether the task that waited for it has it.
+    taken: bool,
     /// Whether a renewal was sent since the store last answered one.
     awaited: bool,
     /// Why the last renewal failed, if it did.
@@ -231,6 +233,16 @@ impl Hold {
         self.renewing().asked_until
     }
 
+    /// The task that waited for it has it.
+    pub(crate) fn take(&self) {
+        self.renewing().taken = true;
+    }
+
+    /// Whether the task that waited for it has it.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.renewing().taken
+    }
+
     fn deadline(&self) -> BootTime {
         BootTime(self.deadline.load(Ordering::Acquire))
     }
@@ -306,7 +318,7 @@ impl Hold {
     pub(crate) fn lose(&self, lost: Lost) {
         if self.end(lost) {
             let error = (lost == Lost::Expired).then(|| self.renewal_error()).flatten();
-            telemetry::lost(&self.name, lost, error.as_ref());
+            telemetry::lost(&self.name, lost, error);
         }
     }
 

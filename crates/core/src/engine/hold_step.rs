@@ -14,6 +14,8 @@ pub(crate) struct HoldStep {
     pub(super) alive: Arc<Alive>,
     pub(super) hold: Arc<Hold>,
     pub(super) step: u32,
+    /// When it was handed on inside the process, if it was.
+    pub(super) handed_on: Option<BootTime>,
 }
 
 impl HoldStep {
@@ -27,6 +29,10 @@ impl HoldStep {
 
     pub(crate) fn step(&self) -> u32 {
         self.step
+    }
+
+    pub(super) fn handed_on(&self) -> Option<BootTime> {
+        self.handed_on
     }
 
     /// Its fencing token.

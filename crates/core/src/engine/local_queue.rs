@@ -7,7 +7,7 @@
 //! Nobody is woken while the lock of the queues is held.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
@@ -18,7 +18,7 @@ use super::{heard::Heard, hold::Hold, looks::look, terms::Terms};
 use crate::{
     clock::{BootTime, Clock},
     error::StoreError,
-    name::Name,
+    name::{Name, NameMap},
     support,
     token::Token,
 };
@@ -35,7 +35,7 @@ pub(crate) struct LocalQueues<T> {
 }
 
 struct State<T> {
-    queues: HashMap<Name, LocalQueue<T>>,
+    queues: NameMap<LocalQueue<T>>,
     next_ticket: u64,
     shut: bool,
 }
@@ -156,7 +156,7 @@ impl<T> Default for LocalQueue<T> {
 
 impl<T: Send + 'static> LocalQueues<T> {
     pub(super) fn new(clock: Clock, background: Handle) -> Arc<Self> {
-        let state = State { queues: HashMap::new(), next_ticket: 0, shut: false };
+        let state = State { queues: NameMap::default(), next_ticket: 0, shut: false };
         Arc::new(Self { state: Mutex::new(state), clock, background })
     }
 

@@ -24,8 +24,8 @@ use crate::{
 /// each time: longer than between two polls. While something is held, after [`LONGEST_NAP`].
 const LAZY_LOOK: Duration = Duration::from_secs(6);
 
-/// How late a message about a grant may be. Longer than late copies of a claim take effect.
-const LATEST_MESSAGE: Duration = Duration::from_secs(60);
+/// How late a message about a grant may be. Longer than late copies of a claim take effect. A later one says nothing.
+pub(super) const LATEST_MESSAGE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Registry {
     inner: Mutex<Inner>,

@@ -21,7 +21,7 @@ use super::{
     hold_step::HoldStep,
     last_handle,
     local_queue::Turn,
-    registry::Recipient,
+    registry::{LATEST_MESSAGE, Recipient},
     store_client::BACKOFF,
     waiter::Waiter,
 };
@@ -93,7 +93,8 @@ impl Deref for OwnedHold {
 
 impl OwnedHold {
     pub(super) fn new(alive: &Arc<Alive>, hold: Arc<Hold>, step: u32) -> Self {
-        Self::of(Box::new(HoldStep { alive: alive.clone(), hold, step }))
+        hold.take();
+        Self::of(Box::new(HoldStep { alive: alive.clone(), hold, step, handed_on: None }))
     }
 
     /// Owns again what [`into_step`](Self::into_step) took.
@@ -232,6 +233,7 @@ fn hand_on(mut step: Box<HoldStep>, now: BootTime) -> Result<(), Box<HoldStep>> 
         let engine = step.alive.engine();
         let Some(next) = engine.local_queues.next_of(&step.hold, step.step, now) else { return Err(step) };
         step.step = step.hold.hand_on(step.step, now);
+        step.handed_on = Some(now);
         match next.send(Turn::HandedOn(OwnedHold::of(step))) {
             Ok(()) => {
                 telemetry::handed_on();
@@ -274,7 +276,9 @@ pub(super) fn never_taken_detached(engine: &Arc<Engine>, grantee: &Grantee) {
 /// Gives back what its owner still has, because the keeper closes.
 pub(super) fn closed(engine: &Arc<Engine>, hold: &Hold) {
     hold.lose(Lost::Closed);
-    if let Some(in_flight) = leave_hold(engine, hold, minimum_to_keep(hold), None) {
+    // If its task takes it from here on, it takes a lost one and has begun nothing.
+    let minimum = if hold.is_taken() { minimum_to_keep(hold) } else { Duration::ZERO };
+    if let Some(in_flight) = leave_hold(engine, hold, minimum, None) {
         in_flight.into_background();
     }
 }
@@ -307,16 +311,23 @@ fn leave_hold(
     Leaving::send(engine, leave, until, reply)
 }
 
+/// A grant to a contender of this keeper that nobody seems to wait for.
+pub(super) struct Unwanted<'a> {
+    pub(super) name: &'a Name,
+    pub(super) contender: ContenderId,
+    pub(super) number: GrantNumber,
+    pub(super) lease: Duration,
+    /// When it was granted at the earliest.
+    pub(super) granted: BootTime,
+}
+
 /// Leaves what was granted to a contender of this keeper, unless somebody has it (rule 3 of the design).
-pub(super) fn unwanted(
-    engine: &Arc<Engine>,
-    name: &Name,
-    contender: ContenderId,
-    number: GrantNumber,
-    lease: Duration,
-) {
+pub(super) fn unwanted(engine: &Arc<Engine>, grant: &Unwanted<'_>) {
+    let Unwanted { name, contender, number, lease, granted } = *grant;
     match engine.registry.recipient(contender.seq, number) {
         Recipient::Waiting(_) | Recipient::Known => return,
+        // By now it may be a detached lease that is not remembered any more. It ends with its lease.
+        Recipient::Nobody if engine.clock().now().since(granted) > LATEST_MESSAGE => return,
         Recipient::Outlived(hold) => {
             hold.lose(Lost::Gone);
             engine.registry.lost(hold.slot);
@@ -419,6 +430,8 @@ impl Leaving {
         until: BootTime,
         reply: Option<LeaveReply>,
     ) -> Option<InFlight> {
+        // Before the look: the thread, which has the timers of the request, does not end in between.
+        let _thread = engine.stop.keep_alive();
         if engine.stop.is_stopped() {
             // Everything was given back before the keeper's thread ended.
             return None;

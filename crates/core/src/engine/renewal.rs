@@ -9,7 +9,7 @@ use super::{
     hold::{Due, Grantee, Hold},
     hold_step::HoldStep,
     outages::{FailedRequest, Work},
-    release::{self, OwnedHold},
+    release::{self, OwnedHold, Unwanted},
     store_client::StoreClient,
 };
 use crate::{
@@ -121,10 +121,17 @@ async fn renew_group(engine: Arc<Engine>, mut group: Vec<(Arc<Hold>, Duration)>)
 }
 
 /// Takes in the answer to a renewal that was sent at `sent`.
-fn settle(engine: &Engine, hold: &Hold, sent: BootTime, answer: Renewed, now: BootTime) {
+fn settle(engine: &Arc<Engine>, hold: &Hold, sent: BootTime, answer: Renewed, now: BootTime) {
     match answer {
         // A late copy of its claim was granted anew, so this grant must be over (rule 3 of the design).
-        Renewed::Held(grant) if grant.number != hold.number => hold.lose(Lost::Gone),
+        Renewed::Held(grant) if grant.number != hold.number => {
+            hold.lose(Lost::Gone);
+            let (name, contender, lease) = (&hold.name, hold.contender, hold.terms.claim_lease());
+            release::unwanted(
+                engine,
+                &Unwanted { name, contender, number: grant.number, lease, granted: sent },
+            );
+        }
         Renewed::Held(Grant { remaining, .. }) => {
             engine.client.outages.renewed(&hold.name, hold.ends().since(now), hold.running());
             hold.answered(sent, remaining, now);

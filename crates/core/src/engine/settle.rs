@@ -10,7 +10,7 @@ use super::{
     dispatch::{Asker, Standing, mismatched},
     hold::{Grantee, Hold},
     outages::{FailedRequest, Work},
-    release,
+    release::{self, Unwanted},
     waiter::{Outcome, Waiter},
 };
 use crate::{
@@ -67,13 +67,16 @@ pub(super) enum News {
 
 /// Takes in news about a waiter: it is granted, it ends otherwise, or it asks again later.
 pub(super) fn settle(waiter: &Arc<Waiter>, news: News) {
+    let answered = matches!(&news, News::Answered { verdict, .. } if !matches!(verdict, Verdict::NotNow(_)));
+    take_in(waiter, news);
+    if answered {
+        waiter.engine.client.outages.answered(&waiter.claim().name, Work::Waits);
+    }
+}
+
+fn take_in(waiter: &Arc<Waiter>, news: News) {
     let engine = &waiter.engine;
     let now = engine.clock().now();
-    if let News::Answered { verdict, .. } = &news
-        && !matches!(verdict, Verdict::NotNow(_))
-    {
-        engine.client.outages.answered(&waiter.claim().name, Work::Waits);
-    }
     match news {
         News::Answered { sent, verdict: Verdict::Granted(grant) } => {
             waiter.heard();
@@ -136,7 +139,9 @@ fn granted(waiter: &Waiter, mut hold: Hold) {
     let hold = Arc::new(hold);
     if !engine.registry.promote(&hold, due) {
         // A second message about a grant that is already known, or nobody waits any more.
-        release::unwanted(engine, &hold.name, hold.contender, hold.number, hold.terms.claim_lease());
+        let (contender, number, granted) = (hold.contender, hold.number, hold.granted);
+        let lease = hold.terms.claim_lease();
+        release::unwanted(engine, &Unwanted { name: &hold.name, contender, number, lease, granted });
         return;
     }
     if let Err(Outcome::Granted(hold)) = waiter.tell(Outcome::Granted(hold))

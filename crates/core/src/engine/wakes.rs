@@ -5,10 +5,12 @@ use std::sync::Arc;
 use super::{
     Engine,
     registry::Recipient,
-    release,
+    release::{self, Unwanted},
     settle::{self, News},
 };
 use crate::{
+    clock::BootTime,
+    deadline,
     name::Name,
     store::{GrantNotice, Topic, Wake},
 };
@@ -33,6 +35,11 @@ fn pushed(engine: &Arc<Engine>, name: &Name, notice: GrantNotice) {
     }
     match engine.registry.recipient(notice.contender.seq, notice.number) {
         Recipient::Waiting(waiter) => settle::settle(&waiter, News::Pushed(notice)),
-        _ => release::unwanted(engine, name, notice.contender, notice.number, notice.lease),
+        _ => {
+            let GrantNotice { contender, number, lease, .. } = notice;
+            // The store's clock may have run faster than ours while the contender waited.
+            let granted = BootTime(notice.stamp).after(notice.waited).before(deadline::margin(notice.waited));
+            release::unwanted(engine, &Unwanted { name, contender, number, lease, granted });
+        }
     }
 }

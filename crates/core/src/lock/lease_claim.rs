@@ -94,9 +94,11 @@ impl LeaseClaim {
         };
         let Some(owned) = handle.acquire(handle.terms(), patience, "acquire").await? else { return Ok(None) };
         // From here to the end there is no await, at which the future could be dropped and the lease lost.
+        let ends = owned.check();
+        // After the check: if the process stops in between, less is left.
         let now = clock.now();
         let lease = Lease::of(owned.hold(), self.units, owned.step(), now);
-        let remaining = owned.check().map_or(Duration::ZERO, |ends| ends.since(now));
+        let remaining = ends.map_or(Duration::ZERO, |ends| ends.since(now));
         release::detach(&owned)
             .map_err(|_closed| AcquireError::Closed { at: owned.at("acquire"), maybe_applied: true })?;
         Ok(Some(AcquiredLease { lease, remaining }))

@@ -282,7 +282,13 @@ impl Queue {
                     }
                     group.push(asker);
                 }
-                Standing::Known => group.push(asker),
+                Standing::Known => {
+                    // It was new when they came behind it.
+                    if state.behind.contains_key(asker.name()) {
+                        new.insert(asker.name().clone());
+                    }
+                    group.push(asker);
+                }
             }
         }
         state.move_up(&new);
