@@ -35,7 +35,6 @@
 //! the old one by more than the age of the lost grant.
 
 mod check;
-mod codec;
 mod connect;
 mod connection;
 mod counts;

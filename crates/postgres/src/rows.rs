@@ -1,19 +1,18 @@
 //! What was read, as `lockkeeper-rows` has it, and what it wants written, as parameters of statements. Pure.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use lockkeeper_core::{
-    ContenderId, KeeperId, Name, StoreError,
+    KeeperId, Name, StoreError,
     model::{HighWater, Now},
     store::StoreTime,
 };
 use lockkeeper_rows::{
-    EntryRow, ResourceRow, RowChange, RowHolder, Snapshot, Stored, Tombstone, Transition, Writes, name_from,
+    ResourceRow, RowHolder, Slots, Snapshot, Stored, Tombstone, Transition, Writes, entry_text, name_from,
 };
 use tokio_postgres::Row;
 
 use crate::{
-    codec,
     home::{Header, Home},
     trouble::{corrupt, explain},
 };
@@ -27,15 +26,11 @@ pub(crate) struct ReadRows {
     resources: BTreeMap<Name, Stored>,
     /// Names that have a row which this program cannot have written.
     damaged: BTreeMap<Name, StoreError>,
-    slots: Slots,
+    slots: HashMap<Name, Slots>,
     tombstones: Vec<Tombstone>,
     /// Keepers that want to hear of changes.
     pub(crate) watchers: HashMap<Name, Vec<KeeperId>>,
 }
-
-/// Which slot each entry is in. Slots without an entry are empty, and are used again.
-#[derive(Debug, Default)]
-struct Slots(HashMap<Name, BTreeMap<i32, Option<ContenderId>>>);
 
 /// A moment of the server's clock, on which both leases and numbers run.
 fn at(micros: i64) -> Now {
@@ -52,7 +47,7 @@ impl ReadRows {
             header: Header { transaction: None, waits_for_replicas: true },
             resources: BTreeMap::new(),
             damaged: BTreeMap::new(),
-            slots: Slots::default(),
+            slots: HashMap::new(),
             tombstones: Vec::new(),
             watchers: HashMap::new(),
         };
@@ -78,7 +73,7 @@ impl ReadRows {
             1 => {
                 let name = name_of(row)?;
                 let stored = self.resources.entry(name.clone()).or_default();
-                let holder = match text.map(codec::decode) {
+                let holder = match text.map(entry_text::decode) {
                     Some(Ok(holder)) => RowHolder::Here(holder),
                     Some(Err(error)) => {
                         self.damaged.insert(name.clone(), damaged(&name).with_source(error));
@@ -90,12 +85,12 @@ impl ReadRows {
             }
             2 => {
                 let name = name_of(row)?;
-                let entry = text.map(codec::decode).transpose().unwrap_or_else(|error| {
+                let entry = text.map(entry_text::decode).transpose().unwrap_or_else(|error| {
                     self.damaged.insert(name.clone(), damaged(&name).with_source(error));
                     None
                 });
-                let slots = self.slots.0.entry(name.clone()).or_default();
-                slots.insert(slot, entry.as_ref().map(|entry| entry.contender));
+                let slots = self.slots.entry(name.clone()).or_default();
+                slots.add(slot, entry.as_ref().map(|entry| entry.contender));
                 self.resources.entry(name).or_default().entries.extend(entry);
             }
             3 => {
@@ -169,14 +164,14 @@ impl ReadRows {
             parameters.high_waters.push(resource.row.high_water);
             parameters.capacities.push(resource.row.capacity);
             let holder = resource.row.holder.row();
-            parameters.ends.push(holder.map_or(0, codec::ends));
-            parameters.holders.push(holder.map(codec::encode));
-            let slots = self.slots.0.entry(resource.name.clone()).or_default();
-            for (slot, entry) in place(slots, &resource.entries) {
+            parameters.ends.push(holder.map_or(0, entry_text::ends));
+            parameters.holders.push(holder.map(entry_text::encode));
+            let slots = self.slots.entry(resource.name.clone()).or_default();
+            for (slot, entry) in slots.place(&resource.entries) {
                 parameters.entry_names.push(name.clone());
                 parameters.slots.push(slot);
-                parameters.entry_ends.push(entry.map_or(0, codec::ends));
-                parameters.entries.push(entry.map(codec::encode));
+                parameters.entry_ends.push(entry.map_or(0, entry_text::ends));
+                parameters.entries.push(entry.map(entry_text::encode));
             }
         }
         let mut latest = BTreeMap::new();
@@ -190,37 +185,6 @@ impl ReadRows {
         }
         parameters
     }
-}
-
-/// Which slots are to be written, each once: a contender keeps its slot, and a new one takes an empty slot if there is one.
-fn place<'a>(
-    slots: &BTreeMap<i32, Option<ContenderId>>,
-    changes: &'a [RowChange],
-) -> BTreeMap<i32, Option<&'a EntryRow>> {
-    let of: HashMap<ContenderId, i32> =
-        slots.iter().filter_map(|(slot, contender)| Some(((*contender)?, *slot))).collect();
-    let mut empty: BTreeSet<i32> =
-        slots.iter().filter(|(_, contender)| contender.is_none()).map(|(slot, _)| *slot).collect();
-    let mut written = BTreeMap::new();
-    for change in changes {
-        if let RowChange::Remove(row) = change
-            && let Some(slot) = of.get(&row.contender)
-        {
-            written.insert(*slot, None);
-            empty.insert(*slot);
-        }
-    }
-    let mut next = slots.last_key_value().map_or(0, |(last, _)| last + 1);
-    for change in changes {
-        let RowChange::Put { after, .. } = change else { continue };
-        let slot = of.get(&after.contender).copied().filter(|slot| !empty.contains(slot));
-        let slot = slot.or_else(|| empty.pop_first()).unwrap_or_else(|| {
-            next += 1;
-            next - 1
-        });
-        written.insert(slot, Some(after));
-    }
-    written
 }
 
 /// The parameters of `Statement::WriteAll`.

@@ -19,6 +19,7 @@
 
 mod bad_row;
 mod entry_row;
+pub mod entry_text;
 mod fences;
 mod front;
 mod latches;
@@ -27,6 +28,7 @@ mod needs;
 mod numbers;
 mod outcome;
 mod resource_row;
+mod slots;
 mod snapshot;
 mod transition;
 mod views;
@@ -41,6 +43,7 @@ pub use needs::{NeededName, Needs};
 pub use numbers::{capacity_from, capacity_number, kind_from, name_from, units_from, units_number};
 pub use outcome::{Outcome, ResourceWrites, RowChange, Tombstone, Wakes, Writes};
 pub use resource_row::{ResourceRow, RowHolder, Stored};
+pub use slots::Slots;
 pub use snapshot::Snapshot;
 pub use transition::Transition;
 pub use views::{page, view};

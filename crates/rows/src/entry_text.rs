@@ -1,19 +1,17 @@
-//! Turns entries into text and back: words with a space between, in ASCII, whatever encoding the database has.
+//! Entries as text: words with a space between, in ASCII, whatever encoding a database has.
 
 use std::{fmt::Write as _, sync::Arc};
 
 use lockkeeper_core::{
-    StoreError,
     model::WAIT_LEASE,
     store::{Details, ProcessInfo, StoreTime},
     support::percent,
 };
-use lockkeeper_rows::{EntryRow, kind_from};
 
-use crate::trouble::corrupt;
+use crate::{BadRow, EntryRow, kind_from};
 
 /// An entry as text.
-pub(crate) fn encode(row: &EntryRow) -> String {
+pub fn encode(row: &EntryRow) -> String {
     let mut text = String::with_capacity(192);
     let flags = [row.queued, row.confirmed, row.renewed, row.evicted, row.retired, row.detached];
     let letters = flags.iter().zip("qcrexd".chars()).filter(|(set, _)| **set).map(|(_, letter)| letter);
@@ -57,12 +55,11 @@ fn push(text: &mut String, word: Option<&str>) {
 }
 
 /// The entry that a text says.
-pub(crate) fn decode(text: &str) -> Result<EntryRow, StoreError> {
-    read(text).ok_or_else(|| {
-        corrupt(
-            "a row has an entry that Lockkeeper does not write; another program changed it: remove the row",
-        )
-    })
+///
+/// # Errors
+/// If this program does not write such a text.
+pub fn decode(text: &str) -> Result<EntryRow, BadRow> {
+    read(text).ok_or(BadRow::at("entry"))
 }
 
 fn read(text: &str) -> Option<EntryRow> {
@@ -120,7 +117,7 @@ fn read(text: &str) -> Option<EntryRow> {
 }
 
 /// When an entry will have ended, unless it is written again before.
-pub(crate) fn ends(row: &EntryRow) -> i64 {
+pub fn ends(row: &EntryRow) -> i64 {
     if row.queued {
         StoreTime(row.began.cast_unsigned()).after(WAIT_LEASE).0.cast_signed()
     } else {
