@@ -23,6 +23,7 @@
 //! | `memory:NAME` | in this process, shared by name | |
 //! | `sqlite:PATH` | in a file, shared by the processes of this host | `sqlite` |
 //! | `postgres://HOST:PORT/DATABASE` | on PostgreSQL | `postgres`, and `postgres-tls` over TLS |
+//! | `mysql://HOST:PORT/DATABASE`, `mariadb://…` | on MariaDB or MySQL | `mysql`, and `mysql-tls` over TLS |
 //! | `redis://HOST:PORT/DB`, `redis+unix:///PATH` | on one Redis server | `redis` |
 //! | `redis+sentinel://HOST,HOST/MASTER`, `redis+cluster://HOST,HOST` | on Redis behind sentinels, or a cluster | `redis` |
 //! | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | the same over TLS | `redis-tls` |

@@ -10,8 +10,10 @@ use std::{
 use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector, support::lease_option};
 
 /// The schemes of URLs, the feature that each needs, and whether this build has it.
-const SCHEMES: [(&str, Option<&str>, bool); 12] = [
+const SCHEMES: [(&str, Option<&str>, bool); 14] = [
     ("memory", None, true),
+    ("mysql", Some("mysql"), cfg!(feature = "mysql")),
+    ("mariadb", Some("mysql"), cfg!(feature = "mysql")),
     ("postgres", Some("postgres"), cfg!(feature = "postgres")),
     ("postgresql", Some("postgres"), cfg!(feature = "postgres")),
     ("redis", Some("redis"), cfg!(feature = "redis")),
@@ -116,6 +118,8 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
             }
             Ok(memory::connector(&url).with_lease(lease))
         }
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => lockkeeper_mysql::connector(url),
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => lockkeeper_postgres::connector(url),
         #[cfg(feature = "redis")]

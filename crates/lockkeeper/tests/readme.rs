@@ -11,6 +11,7 @@ fn the_guarantee_table_is_that_of_the_stores() {
         &memory::CAPABILITY,
         &lockkeeper_sqlite::CAPABILITY,
         &lockkeeper_postgres::CAPABILITY,
+        &lockkeeper_mysql::CAPABILITY,
         &lockkeeper_redis::CAPABILITY,
         &lockkeeper_zookeeper::CAPABILITY,
     ];

@@ -34,7 +34,7 @@ struct Store {
     with_tls: &'static str,
 }
 
-const STORES: [Store; 5] = [
+const STORES: [Store; 6] = [
     Store {
         heading: "Memory",
         options: &[],
@@ -54,6 +54,13 @@ const STORES: [Store; 5] = [
         options: lockkeeper_postgres::OPTIONS,
         connector: lockkeeper_postgres::connector,
         plain: "postgres://a/b?",
+        with_tls: "",
+    },
+    Store {
+        heading: "MariaDB and MySQL",
+        options: lockkeeper_mysql::OPTIONS,
+        connector: lockkeeper_mysql::connector,
+        plain: "mysql://a/b?",
         with_tls: "",
     },
     Store {

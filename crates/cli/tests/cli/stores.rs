@@ -3,7 +3,8 @@
 use crate::world::World;
 
 /// Nobody listens on this port.
-const URLS: [&str; 5] = [
+const URLS: [&str; 6] = [
+    "mysql://ada:canary@127.0.0.1:1/m",
     "postgres://ada:canary@127.0.0.1:1/m",
     "redis://ada:canary@127.0.0.1:1/",
     "rediss://ada:canary@127.0.0.1:1/",

@@ -1,0 +1,195 @@
+//! Checks the server for settings that put locks at risk: when a keeper connects, and on demand.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use lockkeeper_core::{StoreError, store::WakeSink, support::lease_option};
+use mysql_async::Row;
+
+use crate::{
+    connection::{Connection, Failure, Opener, Worked},
+    flights,
+    rows::{number, text},
+    server::{is_on, numbers},
+    session::Session,
+    settings::Settings,
+    statements::CLOCK,
+    trouble,
+};
+
+/// A clock that differs by more than this is reported. Only grant numbers after a loss of data depend on it.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
+/// The oldest version of MariaDB that this store is tested with.
+const TESTED: (u32, u32) = (10, 11);
+
+/// Something about a server that puts locks at risk, and what to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Finding {
+    /// The kind of risk.
+    pub risk: Risk,
+    /// What the risk is and what to do.
+    pub message: String,
+}
+
+/// What puts locks at risk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Risk {
+    /// A crash of the server loses the last grants.
+    Durability,
+    /// A failover may lose grants that the replicas do not have yet.
+    Replication,
+    /// This store is not tested with such a server.
+    Untested,
+    /// The clock differs much from that of this machine.
+    Clock,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Connects to the server that `url` names and reports what puts locks at risk there. It makes the tables if they are not
+/// there, and changes nothing else.
+///
+/// # Errors
+/// [`StoreError`] if the URL is wrong or the server cannot be reached.
+pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
+    let (url, _) = lease_option::take(url)?;
+    let settings = Settings::parse(&url)?;
+    let background = tokio::runtime::Handle::current();
+    let opener = Arc::new(Opener::new(settings, background, WakeSink::new(|_| {}))?);
+    let first = opener.open_first().await?;
+    let connection = Connection::new(opener, Duration::from_secs(5), Some(first));
+    look(&connection).await
+}
+
+/// Checks the server behind a connection.
+pub(crate) async fn look(connection: &Connection) -> Result<Vec<Finding>, StoreError> {
+    connection.run(|session, _| Box::pin(look_at(session))).await
+}
+
+/// A user who may not see others' connections sees no replicas.
+const FACTS: &str = "\
+SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite', \
+'log_bin', 'sync_binlog', 'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled'); \
+SELECT COUNT(*) FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'";
+
+async fn look_at(session: Arc<Session>) -> Worked<Vec<Finding>> {
+    let sets = flights::lone(&session, FACTS).await?;
+    let before = SystemTime::now();
+    let clock = flights::rows(&session, &format!("SELECT {CLOCK}")).await?;
+    let took = before.elapsed().unwrap_or_default();
+    let nothing = || Failure::keeps(trouble::corrupt("the server says nothing of itself"));
+    let [variables, replicas] = &sets[..] else { return Err(nothing()) };
+    let pair = |row: &Row| Some((text(row, 0).ok()??.to_ascii_lowercase(), text(row, 1).ok()??.to_owned()));
+    let variables: HashMap<String, String> = variables.iter().filter_map(pair).collect();
+    let variable = |name: &str| variables.get(name).map(String::as_str).unwrap_or_default();
+    let count = |rows: &[Row]| rows.first().map_or(Ok(0), |row| number(row, 0)).map_err(Failure::keeps);
+    let wall = before.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + took / 2;
+    let semi_synchronous =
+        is_on(variable("rpl_semi_sync_master_enabled")) || is_on(variable("rpl_semi_sync_source_enabled"));
+    let found = [
+        flushes(variable("innodb_flush_log_at_trx_commit")),
+        binary_log(variable("log_bin"), variable("sync_binlog")),
+        replication(count(replicas)?, semi_synchronous),
+        untested(variable("version")),
+        clock_off(wall, took, count(&clock)?),
+    ];
+    Ok(found.into_iter().flatten().map(|(risk, message)| Finding { risk, message }).collect())
+}
+
+/// A risk, and what to do.
+type Found = Option<(Risk, String)>;
+
+fn flushes(flush: &str) -> Found {
+    (flush != "1").then(|| {
+        let message = format!(
+            "innodb_flush_log_at_trx_commit is {flush}, so a crash of the server loses the last grants; set it to 1"
+        );
+        (Risk::Durability, message)
+    })
+}
+
+/// With a binary log, the server recovers what is in that log.
+fn binary_log(log: &str, sync: &str) -> Found {
+    (is_on(log) && sync != "1").then(|| {
+        let message = format!(
+            "sync_binlog is {sync}, so after a crash of the machine the replicas may lack the last grants, or have some that \
+             the server lost; set it to 1"
+        );
+        (Risk::Durability, message)
+    })
+}
+
+fn replication(replicas: i64, semi_synchronous: bool) -> Found {
+    (replicas > 0 && !semi_synchronous).then(|| {
+        let message = format!(
+            "it has {replicas} asynchronous replicas, and a failover may lose grants that they do not have yet; use \
+             semi-synchronous replication, or fence"
+        );
+        (Risk::Replication, message)
+    })
+}
+
+fn untested(version: &str) -> Found {
+    let is_tested = version.contains("MariaDB") && numbers(version) >= TESTED;
+    (!is_tested).then(|| {
+        let (major, minor) = TESTED;
+        let message = format!(
+            "it is version {version}, and this store is tested with MariaDB {major}.{minor} and newer"
+        );
+        (Risk::Untested, message)
+    })
+}
+
+fn clock_off(wall: Duration, took: Duration, clock: i64) -> Found {
+    let difference = wall.abs_diff(Duration::from_micros(clock.cast_unsigned()));
+    let message = || {
+        format!(
+            "the server's clock and that of this machine differ by {difference:?}; let both follow a time server"
+        )
+    };
+    (difference > CLOCK_TOLERANCE + took).then(|| (Risk::Clock, message()))
+}
+
+/// Logs what was found.
+pub(crate) fn warn(found: Result<Vec<Finding>, StoreError>) {
+    for finding in found.into_iter().flatten() {
+        tracing::warn!(risk = ?finding.risk, "{}", finding.message);
+    }
+}
+
+/// Fails if anything was found: for `strict=true`.
+pub(crate) fn refuse(found: &[Finding]) -> Result<(), StoreError> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    let all: Vec<String> = found.iter().map(Finding::to_string).collect();
+    Err(trouble::config(format!("strict=true refuses this server: {}", all.join("; "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_risk_is_found_and_a_good_server_has_none() {
+        assert_eq!((flushes("1"), binary_log("OFF", "0"), binary_log("ON", "1")), (None, None, None));
+        assert!(flushes("2").is_some() && flushes("0").is_some() && binary_log("ON", "0").is_some());
+        assert_eq!((replication(0, false), replication(1, true)), (None, None));
+        assert!(replication(1, false).is_some());
+        assert_eq!((untested("10.11.14-MariaDB-0+deb12u2"), untested("11.4.2-MariaDB")), (None, None));
+        assert!(untested("10.6.16-MariaDB").is_some() && untested("8.0.36").is_some());
+        let wall = Duration::from_secs(1_000_000);
+        assert!(clock_off(wall, Duration::ZERO, 1_000_003_000_000).is_some());
+        assert_eq!(clock_off(wall, Duration::from_secs(2), 1_000_003_000_000), None);
+    }
+}

@@ -1,0 +1,207 @@
+//! Latches and fences: transactions on one row each.
+
+use lockkeeper_core::{
+    Name, StoreError,
+    model::{HighWater, Now},
+    store::{Admit, Admitted, Answers, Count, CountAction, Counted, LatchPage, ListQuery, StoreTime, Topic},
+};
+use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Remembered, admit};
+use mysql_async::Row;
+
+use crate::{
+    connection::{Failure, Worked},
+    flights,
+    groups::Group,
+    rows::{at, check_state, maybe_number, name_of, number, text},
+    statements::{Busy, Hex, Table, literal},
+    trouble::{self, corrupt},
+};
+
+/// How often a row that was missing is made before an operation gives up.
+const TRIES: usize = 3;
+
+/// What was committed so long ago, in microseconds, is on disk: the server writes its log every second at least.
+const ON_DISK_AFTER: i64 = 60_000_000;
+
+/// What was read of a latch.
+struct ReadLatch {
+    snapshot: CountSnapshot,
+    /// Whether there is a row that can be locked.
+    has_row: bool,
+}
+
+impl ReadLatch {
+    /// Takes the rows of [`read_latch`](crate::statements::Statements::read_latch).
+    fn new(rows: &[Row]) -> Result<Self, StoreError> {
+        let start = Now { lease: StoreTime(0), wall: 0 };
+        let latch = LatchRow::default();
+        let snapshot = CountSnapshot { now: start, floor: HighWater(0), latch, remembered: None };
+        let mut read = Self { snapshot, has_row: false };
+        for row in rows {
+            read.take(row)?;
+        }
+        if read.snapshot.now == start {
+            return Err(corrupt("the table store has no row; drop the tables, or restore them"));
+        }
+        Ok(read)
+    }
+
+    fn take(&mut self, row: &Row) -> Result<(), StoreError> {
+        let (first, second) = (number(row, 1)?, number(row, 2)?);
+        let columns = [3, 4, 5, 6].map(|column| maybe_number(row, column));
+        let columns = columns.into_iter().collect::<Result<Option<Vec<i64>>, _>>()?;
+        let columns = columns.and_then(|columns| <[i64; 4]>::try_from(columns).ok());
+        match number(row, 0)? {
+            0 => {
+                check_state(text(row, 7)?)?;
+                self.snapshot.now = at(second);
+                self.snapshot.floor = HighWater(first.cast_unsigned());
+            }
+            1 => {
+                self.has_row = true;
+                self.snapshot.latch = LatchRow { high_water: first, state: columns.map(LatchRow::state_of) };
+            }
+            _ => {
+                let answer = Remembered::answer_of(first, columns.unwrap_or_default());
+                self.snapshot.remembered =
+                    Some(Remembered { until: StoreTime(second.cast_unsigned()), answer });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What was read of a fence.
+struct ReadFence {
+    highest: i64,
+    /// How long ago it was last written.
+    unwritten_for: i64,
+    now: i64,
+}
+
+impl ReadFence {
+    /// Takes the row of [`read_fence`](crate::statements::Statements::read_fence).
+    fn new(row: &Row) -> Result<Self, StoreError> {
+        check_state(text(row, 3)?)?;
+        Ok(Self { highest: number(row, 0)?, unwritten_for: number(row, 1)?, now: number(row, 2)? })
+    }
+}
+
+impl Group {
+    /// Does a latch operation.
+    pub(crate) async fn count(self, count: Count) -> Worked<Answers<Counted>> {
+        let statements = &self.session.statements;
+        let read = statements.read_latch(&count.name, count.op);
+        if count.action == CountAction::Read {
+            let rows = flights::rows(&self.session, &read).await?;
+            let read = ReadLatch::new(&rows).map_err(Failure::closes)?;
+            return Ok(answers(&read, &read.snapshot.count(&count)));
+        }
+        let name = std::slice::from_ref(&count.name);
+        let lock = statements.lock(Table::Latch, name, Busy::Awaited(self.wait));
+        for _ in 0..TRIES {
+            let flight = flights::first(&self.session, &lock, &read).await?;
+            let latch = ReadLatch::new(&flight.read).map_err(Failure::closes)?;
+            if !flight.locked.is_empty() {
+                return self.count_locked(&count, latch).await;
+            }
+            let make = statements.make(Table::Latch, name, self.wait);
+            flights::lone(&self.session, &make).await?;
+        }
+        Err(Failure::keeps(trouble::busy()))
+    }
+
+    async fn count_locked(&self, count: &Count, read: ReadLatch) -> Worked<Answers<Counted>> {
+        let outcome = read.snapshot.count(count);
+        let now = read.snapshot.now.wall.cast_signed();
+        let Some(remember) = outcome.remember else {
+            // An answer that is remembered may not be on disk yet.
+            let touch = self.session.statements.touch(Table::Latch, [&count.name], now);
+            flights::second(&self.session, &self.progress, &[touch]).await?;
+            return Ok(answers(&read, &outcome));
+        };
+        let latch = outcome.latch.unwrap_or(read.snapshot.latch);
+        let state = match latch.state.map(LatchRow::numbers) {
+            Some(numbers) => numbers.map(|number| number.to_string()),
+            None => std::array::from_fn(|_| "NULL".to_owned()),
+        };
+        let [remaining, initial, opened, born] = state;
+        let (name, high_water, op) = (literal(&count.name), latch.high_water, count.op.to_string());
+        let (kind, [a, b, c, d]) = remember.numbers();
+        let writes = [
+            format!(
+                "UPDATE {{p}}latch SET high_water = {high_water}, used = {now}, remaining = {remaining}, \
+                 initial = {initial}, opened = {opened}, born = {born} WHERE name = {name}"
+            ),
+            format!(
+                "INSERT INTO {{p}}counted VALUES ({}, {}, {kind}, {a}, {b}, {c}, {d}) ON DUPLICATE KEY UPDATE \
+                 until = VALUES(until), answer = VALUES(answer), remaining = VALUES(remaining), \
+                 initial = VALUES(initial), opened = VALUES(opened), born = VALUES(born)",
+                Hex(op.as_bytes()),
+                remember.until.0.cast_signed()
+            ),
+        ];
+        let writes = writes.map(|text| self.session.statements.in_tables(&text));
+        flights::second(&self.session, &self.progress, &writes).await?;
+        self.own.waits.changed(Topic::Latch(count.name.clone()), &self.own.wakes);
+        Ok(answers(&read, &outcome))
+    }
+
+    /// Shows a token to a fence.
+    pub(crate) async fn fence(self, order: Admit) -> Worked<Admitted> {
+        let (statements, name) = (&self.session.statements, std::slice::from_ref(&order.name));
+        let lock = statements.lock(Table::Fence, name, Busy::Awaited(self.wait));
+        let read = statements.read_fence(&order.name);
+        for _ in 0..TRIES {
+            let flight = flights::first(&self.session, &lock, &read).await?;
+            let (Some(row), false) = (flight.read.first(), flight.locked.is_empty()) else {
+                let make = statements.make(Table::Fence, name, self.wait);
+                flights::lone(&self.session, &make).await?;
+                continue;
+            };
+            let fence = match ReadFence::new(row) {
+                Ok(fence) => fence,
+                Err(error) => return Err(Failure::closes(error)),
+            };
+            let admitted = match admit(Some(fence.highest), &order) {
+                Ok(admitted) => admitted,
+                Err(bad) => return Err(flights::give_up(&self.session, bad.into()).await),
+            };
+            let write = match admitted.highest {
+                Some(highest) => format!(
+                    "UPDATE {{p}}fence SET highest = {highest}, used = {} WHERE name = {}",
+                    fence.now,
+                    literal(&order.name)
+                ),
+                None if fence.unwritten_for > ON_DISK_AFTER => {
+                    flights::roll_back(&self.session).await?;
+                    return Ok(admitted.answer);
+                }
+                None => statements.touch(Table::Fence, name, fence.now),
+            };
+            flights::second(&self.session, &self.progress, &[statements.in_tables(&write)]).await?;
+            return Ok(admitted.answer);
+        }
+        Err(Failure::keeps(trouble::busy()))
+    }
+
+    /// A part of all latches.
+    pub(crate) async fn latches(self, query: ListQuery) -> Worked<LatchPage> {
+        // One more than the page has shows that there are more.
+        let limit = query.limit.max(1).saturating_add(1);
+        let after = query.after.as_ref().map(Name::as_str).unwrap_or_default();
+        let read = self.session.statements.latches(&query.prefix, after, limit);
+        let rows = flights::rows(&self.session, &read).await?;
+        let latch = |row: &Row| -> Result<(Name, _), StoreError> {
+            let numbers = [number(row, 1)?, number(row, 2)?, number(row, 3)?, number(row, 4)?];
+            Ok((name_of(row, 0)?, LatchRow::state_of(numbers)))
+        };
+        let latches = rows.iter().map(latch).collect::<Result<Vec<_>, _>>().map_err(Failure::keeps)?;
+        let latches = latches.into_iter().filter(|(name, _)| query.asks_for(name)).collect();
+        Ok(LatchPage::cut(latches, &query))
+    }
+}
+
+fn answers(read: &ReadLatch, outcome: &CountOutcome) -> Answers<Counted> {
+    Answers { now: read.snapshot.now.lease, each: vec![outcome.answer] }
+}

@@ -1,0 +1,313 @@
+//! What was read, as `lockkeeper-rows` has it, and what it wants written, as statements. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt::Write as _,
+};
+
+use lockkeeper_core::{
+    Name, StoreError,
+    model::{HighWater, Now},
+    store::StoreTime,
+};
+use lockkeeper_rows::{
+    BadRow, EntryRow, ResourceRow, RowHolder, Slots, Snapshot, Stored, Tombstone, Wakes, Writes, entry_text,
+    name_from, view,
+};
+use mysql_async::{Row, Value};
+
+use crate::{
+    server::is_on,
+    statements::{Hex, literal},
+    trouble::{config, corrupt, replica},
+};
+
+/// Everything that a step needs, as one statement read it.
+#[derive(Debug)]
+pub(crate) struct ReadRows {
+    pub(crate) now: Now,
+    floor: HighWater,
+    resources: BTreeMap<Name, Stored>,
+    /// When the holders of a name last changed.
+    moved: HashMap<Name, i64>,
+    slots: HashMap<Name, Slots>,
+    tombstones: Vec<Tombstone>,
+    /// Names with a row that this program does not write. The others are served.
+    bad: BTreeMap<Name, BadRow>,
+}
+
+/// A moment of the server's clock, on which both leases and numbers run.
+pub(crate) fn at(micros: i64) -> Now {
+    let micros = micros.cast_unsigned();
+    Now { lease: StoreTime(micros), wall: micros }
+}
+
+impl ReadRows {
+    /// Takes the rows of [`read`](crate::statements::Statements::read), of the store with this id.
+    pub(crate) fn new(rows: &[Row], id: &str) -> Result<Self, StoreError> {
+        let mut read = Self {
+            now: at(0),
+            floor: HighWater(0),
+            resources: BTreeMap::new(),
+            moved: HashMap::new(),
+            slots: HashMap::new(),
+            tombstones: Vec::new(),
+            bad: BTreeMap::new(),
+        };
+        for row in rows {
+            read.take(row, id)?;
+        }
+        if read.now.wall == 0 {
+            return Err(corrupt("the table store has no row; drop the tables, or restore them"));
+        }
+        Ok(read)
+    }
+
+    fn take(&mut self, row: &Row, id: &str) -> Result<(), StoreError> {
+        let (high_water, number) = (self::number(row, 3)?, self::number(row, 4)?);
+        let entry = bytes(row, 6)?;
+        match self::number(row, 0)? {
+            0 => {
+                check_state(text(row, 6)?)?;
+                if text(row, 1)? != Some(id) {
+                    return Err(other_store());
+                }
+                self.now = at(number);
+                self.floor = HighWater(high_water.cast_unsigned());
+            }
+            1 => {
+                let (name, moved) = (name_of(row, 1)?, self::number(row, 5)?);
+                let holder = match entry.map(decode).transpose() {
+                    Ok(holder) => holder.map_or(RowHolder::Vacant, RowHolder::Here),
+                    Err(bad) => {
+                        self.bad.insert(name.clone(), bad);
+                        RowHolder::Vacant
+                    }
+                };
+                self.moved.insert(name.clone(), moved);
+                self.resources.entry(name).or_default().row =
+                    ResourceRow { high_water, capacity: number, holder };
+            }
+            2 => {
+                let (name, slot) = (name_of(row, 1)?, self::number(row, 2)?);
+                let slot = i32::try_from(slot).map_err(|_| changed_table())?;
+                match entry.map(decode).transpose() {
+                    Ok(entry) => {
+                        let slots = self.slots.entry(name.clone()).or_default();
+                        slots.add(slot, entry.as_ref().map(|entry| entry.contender));
+                        self.resources.entry(name).or_default().entries.extend(entry);
+                    }
+                    Err(bad) => drop(self.bad.insert(name, bad)),
+                }
+            }
+            _ => {
+                let contender = text(row, 1)?.and_then(|text| text.parse().ok());
+                let contender =
+                    contender.ok_or_else(|| corrupt("a tombstone has no contender; remove it"))?;
+                self.tombstones.push(Tombstone { contender, until: StoreTime(number.cast_unsigned()) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is a row for this name.
+    pub(crate) fn has(&self, name: &Name) -> bool {
+        self.resources.get(name).is_some_and(|stored| stored.row.holder != RowHolder::NoRoom)
+    }
+
+    /// What is wrong with the rows of this name.
+    pub(crate) fn bad(&self, name: &Name) -> Option<BadRow> {
+        self.bad.get(name).copied()
+    }
+
+    /// The rows of one resource.
+    pub(crate) fn stored(&mut self, name: &Name) -> Stored {
+        self.resources.remove(name).unwrap_or_default()
+    }
+
+    /// What a step on these names works on, without those whose rows cannot be used. The others are not touched.
+    pub(crate) fn snapshot(&mut self, names: impl IntoIterator<Item = Name>) -> Snapshot {
+        let mut resources = Vec::new();
+        for name in names {
+            if self.bad.contains_key(&name) {
+                continue;
+            }
+            let stored = self.stored(&name);
+            match is_readable(&name, &stored, self.now) {
+                Ok(()) => resources.push((name, stored)),
+                Err(bad) => drop(self.bad.insert(name, bad)),
+            }
+        }
+        let tombstones = std::mem::take(&mut self.tombstones);
+        Snapshot { now: self.now, floor: self.floor, resources, tombstones }
+    }
+
+    /// The statements that write what became different. The row of a resource is always written: it says when the name was
+    /// last used.
+    pub(crate) fn statements(&self, writes: &Writes, wakes: &Wakes, prefix: &str) -> Vec<String> {
+        let changed: BTreeSet<&Name> = wakes.changed.iter().collect();
+        let (mut rows, mut entries, mut tombstones) = (String::new(), String::new(), String::new());
+        let no_slots = Slots::default();
+        for resource in &writes.resources {
+            let name = &resource.name;
+            let before = self.moved.get(name).copied().unwrap_or_default();
+            let now = self.now.wall.cast_signed();
+            let moved = if changed.contains(name) { now.max(before + 1) } else { before };
+            let row = &resource.row;
+            separate(&mut rows);
+            // Writing to a string cannot fail.
+            _ = write!(rows, "({}, {}, {}, {now}, {moved}, ", literal(name), row.high_water, row.capacity);
+            let holder = row.holder.row();
+            _ = write!(rows, "{}, ", holder.map_or(0, entry_text::ends));
+            push_entry(&mut rows, holder);
+            let slots = self.slots.get(name).unwrap_or(&no_slots);
+            for (slot, entry) in slots.place(&resource.entries) {
+                separate(&mut entries);
+                let turn = entry.filter(|entry| entry.queued).map_or(0, |entry| entry.turn);
+                _ = write!(entries, "({}, {slot}, {turn}, ", literal(name));
+                match entry {
+                    Some(entry) => _ = write!(entries, "x'{}', ", entry.contender.keeper),
+                    None => entries.push_str("NULL, "),
+                }
+                _ = write!(entries, "{}, ", entry.map_or(0, entry_text::ends));
+                push_entry(&mut entries, entry);
+            }
+        }
+        for Tombstone { contender, until } in &writes.tombstones {
+            separate(&mut tombstones);
+            _ = write!(tombstones, "({}, {})", Hex(contender.to_string().as_bytes()), until.0.cast_signed());
+        }
+        let upserts = [(ROWS, rows), (ENTRIES, entries), (TOMBSTONES, tombstones)];
+        let upserts = upserts.into_iter().filter(|(_, values)| !values.is_empty());
+        upserts
+            .map(|((into, update), values)| {
+                format!("INSERT INTO {prefix}{into} VALUES {values} ON DUPLICATE KEY UPDATE {update}")
+            })
+            .collect()
+    }
+}
+
+/// A table with its columns, and what to do about a row that is there. One statement with many rows is faster than many.
+type Upsert = (&'static str, &'static str);
+
+const ROWS: Upsert = (
+    "resource (name, high_water, capacity, used, moved, ends, fresh, holder)",
+    "high_water = VALUES(high_water), capacity = VALUES(capacity), used = VALUES(used), moved = VALUES(moved), \
+     ends = VALUES(ends), fresh = VALUES(fresh), holder = VALUES(holder)",
+);
+const ENTRIES: Upsert = (
+    "entry (name, slot, turn, keeper, ends, fresh, entry)",
+    "turn = VALUES(turn), keeper = VALUES(keeper), ends = VALUES(ends), fresh = VALUES(fresh), entry = VALUES(entry)",
+);
+const TOMBSTONES: Upsert = ("tombstone (contender, until)", "until = GREATEST(until, VALUES(until))");
+
+fn separate(values: &mut String) {
+    if !values.is_empty() {
+        values.push_str(", ");
+    }
+}
+
+/// The keeper that is to see that it was granted, and the entry.
+fn push_entry(values: &mut String, entry: Option<&EntryRow>) {
+    let Some(entry) = entry else {
+        values.push_str("NULL, NULL)");
+        return;
+    };
+    if !entry.queued && !entry.confirmed && !entry.retired {
+        _ = write!(values, "x'{}', ", entry.contender.keeper);
+    } else {
+        values.push_str("NULL, ");
+    }
+    _ = write!(values, "{})", Hex(entry_text::encode(entry).as_bytes()));
+}
+
+pub(crate) fn decode(entry: &[u8]) -> Result<EntryRow, BadRow> {
+    let text = str::from_utf8(entry).map_err(|_| BadRow { column: "entry" })?;
+    entry_text::decode(text)
+}
+
+/// Whether the model can take these rows in.
+fn is_readable(name: &Name, stored: &Stored, now: Now) -> Result<(), BadRow> {
+    if stored.row.holder.row().is_none() && stored.entries.is_empty() {
+        return u64::try_from(stored.row.high_water).map(drop).map_err(|_| BadRow { column: "high_water" });
+    }
+    view(name, stored.clone(), now).map(drop)
+}
+
+/// What the server says of itself with every read.
+pub(crate) fn check_state(words: Option<&str>) -> Result<(), StoreError> {
+    let words: Vec<&str> = words.unwrap_or_default().split(' ').collect();
+    let [read_only, autocommit, isolation] = words[..] else { return Err(changed_table()) };
+    if is_on(read_only) {
+        return Err(replica());
+    }
+    if !is_on(autocommit) || isolation != "READ-COMMITTED" {
+        return Err(config(format!(
+            "something between this program and the server changed autocommit ({autocommit}) or the isolation level \
+             ({isolation}) of the connection; connect to the server itself"
+        )));
+    }
+    Ok(())
+}
+
+pub(crate) fn other_store() -> StoreError {
+    corrupt(
+        "another store answers under this URL: its tables were made anew, or the URL leads elsewhere now; connect again",
+    )
+}
+
+fn changed_table() -> StoreError {
+    corrupt("a table of the store has other columns than this program made; restore it")
+}
+
+/// The bytes in a column; `None` for NULL.
+pub(crate) fn bytes(row: &Row, column: usize) -> Result<Option<&[u8]>, StoreError> {
+    match row.as_ref(column) {
+        Some(Value::Bytes(bytes)) => Ok(Some(bytes)),
+        Some(Value::NULL) => Ok(None),
+        _ => Err(changed_table()),
+    }
+}
+
+/// The text in a column; `None` for NULL.
+pub(crate) fn text(row: &Row, column: usize) -> Result<Option<&str>, StoreError> {
+    bytes(row, column)?.map(|bytes| str::from_utf8(bytes).map_err(|_| changed_table())).transpose()
+}
+
+/// The number in a column.
+pub(crate) fn number(row: &Row, column: usize) -> Result<i64, StoreError> {
+    maybe_number(row, column)?.ok_or_else(changed_table)
+}
+
+/// The number in a column; `None` for NULL.
+pub(crate) fn maybe_number(row: &Row, column: usize) -> Result<Option<i64>, StoreError> {
+    text(row, column)?.map(|text| text.parse().map_err(|_| changed_table())).transpose()
+}
+
+/// The name in a column.
+pub(crate) fn name_of(row: &Row, column: usize) -> Result<Name, StoreError> {
+    let text = text(row, column)?.ok_or_else(changed_table)?;
+    Ok(name_from(text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_was_changed_is_refused() {
+        for good in ["OFF ON READ-COMMITTED", "0 1 READ-COMMITTED"] {
+            assert!(check_state(Some(good)).is_ok(), "{good}");
+        }
+        for (bad, word) in [
+            ("ON ON READ-COMMITTED", "replica"),
+            ("1 1 READ-COMMITTED", "replica"),
+            ("OFF OFF READ-COMMITTED", "autocommit"),
+            ("OFF ON REPEATABLE-READ", "isolation"),
+            ("", "restore"),
+        ] {
+            let error = check_state(Some(bad)).expect_err(bad).to_string();
+            assert!(error.contains(word), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! The statements that requests send, by what they do. They are made of numbers and hexadecimal literals only, so nothing
+//! in them can be anything else than a value.
+//!
+//! Rows are locked in order of name, and what decides is read in a later statement than the one that locks: at READ
+//! COMMITTED each statement sees what was committed before it began, and has a clock of its own.
+
+use std::{fmt::Write as _, sync::Arc, time::Duration};
+
+use lockkeeper_core::{ContenderId, KeeperId, Name};
+
+use crate::server::Dialect;
+
+/// The server's clock, in microseconds since 1970. It is that of the beginning of a statement.
+pub(crate) const CLOCK: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
+
+/// For how long a transaction waits for a row that another one has locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LockWait {
+    /// For the usual time of a transaction: others wait behind this one.
+    Brief,
+    /// Long enough to have its turn among many.
+    Whole,
+}
+
+impl LockWait {
+    fn time(self) -> Duration {
+        match self {
+            Self::Brief => Duration::from_millis(30),
+            Self::Whole => Duration::from_millis(250),
+        }
+    }
+}
+
+/// What to do about rows that others have locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Busy {
+    /// They are left out.
+    Skipped,
+    /// They are waited for.
+    Awaited(LockWait),
+}
+
+/// The tables whose rows are locked by name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Table {
+    Resource,
+    Latch,
+    Fence,
+}
+
+impl Table {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Resource => "resource",
+            Self::Latch => "latch",
+            Self::Fence => "fence",
+        }
+    }
+}
+
+/// Makes statements for one server.
+#[derive(Clone, Debug)]
+pub(crate) struct Statements {
+    prefix: Arc<str>,
+    dialect: Dialect,
+    wait_timeout: u64,
+}
+
+/// Bytes as a literal.
+pub(crate) struct Hex<'a>(pub(crate) &'a [u8]);
+
+impl std::fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("x'")?;
+        for byte in self.0 {
+            write!(f, "{byte:02x}")?;
+        }
+        f.write_str("'")
+    }
+}
+
+/// A name as a literal.
+pub(crate) fn literal(name: &Name) -> Hex<'_> {
+    Hex(name.as_str().as_bytes())
+}
+
+/// Literals with commas between.
+fn list<T>(items: impl IntoIterator<Item = T>, mut write: impl FnMut(&mut String, T)) -> String {
+    let mut text = String::new();
+    for item in items {
+        if !text.is_empty() {
+            text.push_str(", ");
+        }
+        write(&mut text, item);
+    }
+    text
+}
+
+/// Names with commas between.
+pub(crate) fn literals<'a>(names: impl IntoIterator<Item = &'a Name>) -> String {
+    // Writing to a string cannot fail.
+    list(names, |text, name| _ = write!(text, "{}", literal(name)))
+}
+
+impl Statements {
+    pub(crate) fn new(prefix: Arc<str>, dialect: Dialect, wait_timeout: u64) -> Self {
+        Self { prefix, dialect, wait_timeout }
+    }
+
+    /// `{p}` in a text is the prefix.
+    pub(crate) fn in_tables(&self, text: &str) -> String {
+        text.replace("{p}", &self.prefix)
+    }
+
+    /// The first flight: begins, locks and reads. It begins with a rollback, because the beginning of a transaction commits
+    /// one that was left open. The server ends a client that stops before the second flight.
+    pub(crate) fn first_flight(&self, lock: &str, read: &str) -> String {
+        format!("ROLLBACK; SET wait_timeout = 1; START TRANSACTION READ WRITE; {lock}; {read}")
+    }
+
+    /// The second flight: writes and commits.
+    pub(crate) fn second_flight(&self, writes: &[String]) -> String {
+        format!("{}; COMMIT; SET wait_timeout = {}", writes.join("; "), self.wait_timeout)
+    }
+
+    /// Instead of a second flight.
+    pub(crate) fn roll_back(&self) -> String {
+        format!("ROLLBACK; SET wait_timeout = {}", self.wait_timeout)
+    }
+
+    /// Locks rows by name. The primary key is forced: a scan would lock the rows of others.
+    pub(crate) fn lock<'a>(
+        &self,
+        table: Table,
+        names: impl IntoIterator<Item = &'a Name>,
+        busy: Busy,
+    ) -> String {
+        let (prefix, table, names) = (&self.prefix, table.word(), literals(names));
+        let lock = format!(
+            "SELECT name FROM {prefix}{table} FORCE INDEX (PRIMARY) WHERE name IN ({names}) ORDER BY name FOR UPDATE"
+        );
+        match (busy, self.dialect) {
+            (Busy::Skipped, _) => format!("{lock} SKIP LOCKED"),
+            (Busy::Awaited(wait), _) => self.bounded(&lock, wait),
+        }
+    }
+
+    /// A statement that does not wait for long.
+    fn bounded(&self, statement: &str, wait: LockWait) -> String {
+        match self.dialect {
+            Dialect::MariaDb => {
+                let seconds = wait.time().as_secs_f64();
+                format!("SET STATEMENT max_statement_time = {seconds} FOR {statement}")
+            }
+            // The shortest time that such a server can be told is that of the connection, a second.
+            Dialect::MySql => statement.to_owned(),
+        }
+    }
+
+    /// Makes rows that can be locked. It is a transaction of its own: in another one, the lock that it takes on a row that
+    /// is there already could end in a deadlock.
+    pub(crate) fn make<'a>(
+        &self,
+        table: Table,
+        names: impl IntoIterator<Item = &'a Name>,
+        wait: LockWait,
+    ) -> String {
+        let rows = list(names, |text, name| _ = write!(text, "({}, {CLOCK})", literal(name)));
+        let insert = format!("INSERT IGNORE INTO {}{} (name, used) VALUES {rows}", self.prefix, table.word());
+        format!("{}; {}", self.roll_back(), self.bounded(&insert, wait))
+    }
+
+    /// What the server is just now, in words: whether it takes writes, and how this connection is set. They have a length
+    /// of their own, because a union cuts off switches, which the server takes for shorter than they are.
+    fn state(&self) -> &'static str {
+        match self.dialect {
+            Dialect::MariaDb => {
+                "CAST(CONCAT_WS(' ', @@global.read_only, @@autocommit, @@tx_isolation) AS CHAR(64))"
+            }
+            Dialect::MySql => {
+                "CAST(CONCAT_WS(' ', @@global.read_only, @@autocommit, @@transaction_isolation) AS CHAR(64))"
+            }
+        }
+    }
+
+    /// Everything that a step needs, at one moment. The parts: 0 the clock, the floor, the state of the server and the
+    /// store's id; 1 rows of resources; 2 their entries, empty slots included; 3 tombstones.
+    pub(crate) fn read(&self, names: &[Name], contenders: &[ContenderId]) -> String {
+        let (p, state) = (&self.prefix, self.state());
+        let mut text = format!(
+            "SELECT 0 AS part, id AS name, 0 AS slot, floor AS high_water, {CLOCK} AS number, 0 AS moved, {state} AS entry \
+             FROM {p}store"
+        );
+        if !names.is_empty() {
+            let names = literals(names);
+            _ = write!(
+                text,
+                " UNION ALL SELECT 1, name, 0, high_water, capacity, moved, holder FROM {p}resource FORCE INDEX (PRIMARY) \
+                 WHERE name IN ({names}) UNION ALL SELECT 2, name, slot, 0, 0, 0, entry FROM {p}entry \
+                 FORCE INDEX (PRIMARY) WHERE name IN ({names})"
+            );
+        }
+        if !contenders.is_empty() {
+            let contenders = list(contenders, |text, contender| {
+                _ = write!(text, "{}", Hex(contender.to_string().as_bytes()));
+            });
+            _ = write!(
+                text,
+                " UNION ALL SELECT 3, contender, 0, 0, until, 0, NULL FROM {p}tombstone WHERE contender IN ({contenders})"
+            );
+        }
+        text
+    }
+
+    /// What a keeper that waits has to know, at one moment. The parts: 0 the clock; 1 per name, when its holders last
+    /// changed and how many wait before this keeper; 2 grants of this keeper that it has not confirmed; 3 per latch, when it
+    /// last changed.
+    pub(crate) fn poll(&self, keeper: KeeperId, names: &[Name], latches: &[Name]) -> String {
+        let p = &self.prefix;
+        let mut text = format!(
+            "SELECT 0 AS part, x'' AS name, {CLOCK} AS moved, 0 AS ahead, CAST(@@global.read_only AS CHAR(64)) AS entry"
+        );
+        if !names.is_empty() {
+            let names = literals(names);
+            _ = write!(
+                text,
+                " UNION ALL SELECT 1, r.name, r.moved, (SELECT COUNT(*) FROM {p}entry AS e WHERE e.name = r.name \
+                 AND e.turn > 0 AND e.turn < (SELECT MIN(o.turn) FROM {p}entry AS o WHERE o.name = r.name \
+                 AND o.turn > 0 AND o.keeper = x'{keeper}')), NULL \
+                 FROM {p}resource AS r FORCE INDEX (PRIMARY) WHERE r.name IN ({names}) \
+                 UNION ALL SELECT 2, name, 0, 0, holder FROM {p}resource FORCE INDEX (PRIMARY) WHERE name IN ({names}) \
+                 AND fresh = x'{keeper}' \
+                 UNION ALL SELECT 2, name, 0, 0, entry FROM {p}entry FORCE INDEX (PRIMARY) WHERE name IN ({names}) \
+                 AND fresh = x'{keeper}'"
+            );
+        }
+        if !latches.is_empty() {
+            let latches = literals(latches);
+            _ = write!(
+                text,
+                " UNION ALL SELECT 3, name, used, 0, NULL FROM {p}latch WHERE name IN ({latches})"
+            );
+        }
+        text
+    }
+
+    /// Has the commit of a transaction reach the disk, although nothing became different: what it read may have been
+    /// committed by another one just now, which others see before it is on disk.
+    pub(crate) fn touch<'a>(
+        &self,
+        table: Table,
+        names: impl IntoIterator<Item = &'a Name>,
+        now: i64,
+    ) -> String {
+        let (p, table, names) = (&self.prefix, table.word(), literals(names));
+        format!("UPDATE {p}{table} SET used = {now} WHERE name IN ({names})")
+    }
+
+    /// A latch, and what was answered to an operation. The parts: 0 the clock and the floor; 1 the row; 2 the answer.
+    pub(crate) fn read_latch(&self, name: &Name, op: ContenderId) -> String {
+        let (p, state, name, op) = (&self.prefix, self.state(), literal(name), op.to_string());
+        let op = Hex(op.as_bytes());
+        format!(
+            "SELECT 0 AS part, floor AS high_water, {CLOCK} AS number, 0 AS remaining, 0 AS initial, 0 AS opened, 0 AS born, \
+             {state} AS word FROM {p}store \
+             UNION ALL SELECT 1, high_water, 0, remaining, initial, opened, born, NULL FROM {p}latch WHERE name = {name} \
+             UNION ALL SELECT 2, answer, until, remaining, initial, opened, born, NULL FROM {p}counted WHERE op = {op}"
+        )
+    }
+
+    /// A fence, for how long it was not written, the clock, and the state of the server.
+    pub(crate) fn read_fence(&self, name: &Name) -> String {
+        let (p, state, name) = (&self.prefix, self.state(), literal(name));
+        format!("SELECT highest, {CLOCK} - used, {CLOCK}, {state} FROM {p}fence WHERE name = {name}")
+    }
+
+    /// Names that are held or waited for, after a name, in order.
+    pub(crate) fn names(&self, from: &str, after: &str, limit: usize) -> String {
+        let (p, from, after) = (&self.prefix, Hex(from.as_bytes()), Hex(after.as_bytes()));
+        format!(
+            "SELECT name FROM {p}resource AS r WHERE name >= {from} AND name > {after} AND (holder IS NOT NULL OR EXISTS \
+             (SELECT 1 FROM {p}entry AS e WHERE e.name = r.name AND e.entry IS NOT NULL)) ORDER BY name LIMIT {limit}"
+        )
+    }
+
+    /// Latches after a name, in order.
+    pub(crate) fn latches(&self, from: &str, after: &str, limit: usize) -> String {
+        let (p, from, after) = (&self.prefix, Hex(from.as_bytes()), Hex(after.as_bytes()));
+        format!(
+            "SELECT name, remaining, initial, opened, born FROM {p}latch WHERE name >= {from} AND name > {after} \
+             AND remaining IS NOT NULL ORDER BY name LIMIT {limit}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statements(dialect: Dialect) -> Statements {
+        Statements::new("app_".into(), dialect, 600)
+    }
+
+    #[test]
+    fn values_are_numbers_and_hexadecimal_digits() {
+        let names = ["a", "'; DROP TABLE x; --"].map(|text| Name::new(text).expect("valid"));
+        let statements = statements(Dialect::MariaDb);
+        let lock = statements.lock(Table::Resource, &names, Busy::Skipped);
+        assert!(
+            lock.contains("app_resource") && lock.contains("(x'61', x'273b2044") && !lock.contains("DROP")
+        );
+        let nobody = ContenderId { keeper: KeeperId::from_u128(7), seq: 1 };
+        for text in [
+            statements.read(&names, &[nobody]),
+            statements.poll(nobody.keeper, &names, &names),
+            statements.make(Table::Fence, &names, LockWait::Brief),
+            statements.read_latch(&names[1], nobody),
+        ] {
+            assert!(!text.contains("DROP") && text.contains("x'273b2044"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_lone_name_is_waited_for_shortly() {
+        let name = [Name::new("a").expect("valid")];
+        let mariadb = statements(Dialect::MariaDb).lock(Table::Latch, &name, Busy::Awaited(LockWait::Brief));
+        assert!(mariadb.starts_with("SET STATEMENT max_statement_time = 0.03 FOR SELECT"), "{mariadb}");
+        let mysql = statements(Dialect::MySql).lock(Table::Latch, &name, Busy::Awaited(LockWait::Whole));
+        assert!(mysql.starts_with("SELECT") && mysql.ends_with("FOR UPDATE"), "{mysql}");
+    }
+}
