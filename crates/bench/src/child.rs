@@ -5,7 +5,7 @@ use std::{io::Write as _, path::Path, time::Duration};
 use crate::{
     Failure,
     processes::{self, runtime},
-    redis, tokens, waiting_processes, zookeeper,
+    redis, serve, tokens, waiting_processes, zookeeper,
 };
 
 /// What a child process does.
@@ -17,6 +17,10 @@ pub(crate) fn main(words: &[String]) -> Result<(), Failure> {
         }
         ["token", folder, own, millis] => {
             tokens::token(Path::new(folder), own, Duration::from_millis(millis.parse()?))?
+        }
+        ["bare-http", url] => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            return runtime.block_on(serve::bare(url));
         }
         ["waiter", url] => return waiting_processes::waiter(url),
         ["zookeeper", who, url] => return zookeeper::processes::child(who, url),

@@ -18,6 +18,7 @@ mod processes;
 mod rates;
 mod redis;
 mod rounds;
+mod serve;
 mod table;
 mod tokens;
 mod waiting;
@@ -47,6 +48,8 @@ const USAGE: &str =
   w4p        64 processes wait for a held name, then drain (stores between processes)
   held       100,000 locks held: memory and the watchdog's CPU
   given_up   10,000 tasks wait for a held name and time out within a second: CPU beyond their timers
+  serve      lockkeeper serve on redis: against bare handlers, and 1,000 requests that wait; only if it is asked for, and
+             with the command beside this program: cargo build --release -p lockkeeper-cli --features full
   --quick    only see that everything runs: a few seconds, nothing is judged
   --rounds   rounds per peer (default 15); fewer are measured but not judged
   --seconds  length of a round (default 2); shorter ones are measured but not judged";
@@ -82,13 +85,17 @@ impl Options {
                 "--quick" => (options.pace, options.judged) = (Pace::QUICK, false),
                 url if url.contains(':') => options.url = url.to_owned(),
                 word => {
-                    let known = Workload::ALL.into_iter().find(|workload| workload.word() == word);
+                    let all = Workload::ALL.into_iter().chain(Workload::ON_DEMAND);
+                    let known = all.into_iter().find(|workload| workload.word() == word);
                     options.workloads.push(known.ok_or_else(|| format!("there is no workload {word:?}"))?);
                 }
             }
         }
         if options.workloads.is_empty() {
             options.workloads = Workload::ALL.to_vec();
+        }
+        if options.workloads == [Workload::Serve] && options.url == "memory:" {
+            options.url = "redis:".into();
         }
         Ok(options)
     }

@@ -124,6 +124,11 @@ impl Dialogue {
         }
     }
 
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.0.id()
+    }
+
     /// Its CPU time so far, to a hundredth of a second.
     pub(crate) fn cpu(&self) -> Result<Duration, Failure> {
         cpu_of(self.child.0.id())

@@ -13,11 +13,15 @@ pub(crate) enum Workload {
     W4p,
     Held,
     GivenUp,
+    Serve,
 }
 
 impl Workload {
     pub(crate) const ALL: [Self; 8] =
         [Self::W1, Self::W2, Self::W3, Self::W3p, Self::W4, Self::W4p, Self::Held, Self::GivenUp];
+
+    /// Needs the command beside this program, so it is measured only if it is asked for.
+    pub(crate) const ON_DEMAND: [Self; 1] = [Self::Serve];
 
     /// What it is called, in the table and on the command line.
     pub(crate) fn word(self) -> &'static str {
@@ -30,6 +34,7 @@ impl Workload {
             Self::W4p => "w4p",
             Self::Held => "held",
             Self::GivenUp => "given_up",
+            Self::Serve => "serve",
         }
     }
 }

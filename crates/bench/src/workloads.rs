@@ -1,7 +1,7 @@
 //! Which function measures which workload.
 
 use crate::{
-    Failure, bench::Bench, given_up, held, judge::Verdict, rates, redis, table::Row, tokens, waiting,
+    Failure, bench::Bench, given_up, held, judge::Verdict, rates, redis, serve, table::Row, tokens, waiting,
     waiting_processes, workload::Workload,
 };
 
@@ -38,13 +38,19 @@ async fn measure(bench: &Bench, workload: Workload) -> Result<Vec<Row>, Failure>
         Workload::W4p => waiting_processes::w4p(bench).await,
         Workload::Held => held::held(bench).await,
         Workload::GivenUp => given_up::given_up(bench).await,
+        Workload::Serve => serve::serve(bench).await,
     }?;
     if let Some(zookeeper) = &bench.zookeeper {
         rows.extend(match workload {
             Workload::W1 => zookeeper.requests(bench).await?,
             Workload::W3p => zookeeper.w3p(bench).await?,
             Workload::W4 => zookeeper.waiting(bench).await?,
-            Workload::W2 | Workload::W3 | Workload::W4p | Workload::Held | Workload::GivenUp => Vec::new(),
+            Workload::W2
+            | Workload::W3
+            | Workload::W4p
+            | Workload::Held
+            | Workload::GivenUp
+            | Workload::Serve => Vec::new(),
         });
     }
     Ok(rows)

@@ -61,6 +61,8 @@ pub(crate) enum Action {
     Watch(WatchArgs),
     /// Evict the holders of NAME
     Evict(EvictArgs),
+    /// Check whether the store is fit for locks, and say what to do if not
+    Doctor(DoctorArgs),
     /// Serve locks over HTTP, for programs in every language
     #[cfg(feature = "serve")]
     Serve(ServeArgs),
@@ -258,6 +260,13 @@ pub(crate) struct EvictArgs {
     /// Do not ask
     #[arg(long)]
     pub(crate) yes: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Print one object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[cfg(feature = "serve")]

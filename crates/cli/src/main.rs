@@ -8,6 +8,7 @@ compile_error!("the command needs process groups and signals; on this system use
 mod acquisition;
 mod args;
 mod command;
+mod doctor;
 mod evict;
 mod exit;
 mod group;
@@ -109,6 +110,9 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
     // One thread: a stop signal then stops this process before the call that sent it returns.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::internal("cannot start", error))?;
+    if let Action::Doctor(args) = &cli.action {
+        return runtime.block_on(doctor::doctor(&cli.store, args));
+    }
     runtime.block_on(async {
         let connected = &store::connect(&cli.store).await?;
         let keeper = &connected.keeper;
@@ -124,7 +128,7 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
             Action::Show(args) => view::show(keeper, args).await,
             Action::Watch(args) => watch::watch(keeper, args).await,
             Action::Evict(args) => evict::evict(keeper, args).await,
-            Action::Completions { .. } | Action::Man => Ok(0),
+            Action::Completions { .. } | Action::Doctor(_) | Action::Man => Ok(0),
             #[cfg(feature = "serve")]
             Action::Serve(_) => Ok(0),
         };

@@ -2,6 +2,7 @@
 
 use lockkeeper_serve::{ServeError, ServeErrorKind, Server, Settings, TlsFiles};
 use nix::sys::signal::Signal;
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::{
     args::{ServeArgs, StoreArgs},
@@ -13,6 +14,7 @@ use crate::{
 /// `lockkeeper serve`.
 pub(crate) fn serve(store: &StoreArgs, args: &ServeArgs) -> Result<u8, Failure> {
     let settings = settings(store, args)?;
+    raise_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::internal("cannot start", error))?;
     runtime.block_on(async {
@@ -25,6 +27,14 @@ pub(crate) fn serve(store: &StoreArgs, args: &ServeArgs) -> Result<u8, Failure> 
         server.run(ended(&mut signals)).await;
         Ok(0)
     })
+}
+
+/// Every connection is a file, and systems allow 1,024 unless a program asks for more.
+fn raise_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Without it, there are fewer connections.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// Resolves when a signal asks for the end. Others are for programs that `run` starts.

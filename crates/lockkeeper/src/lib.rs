@@ -45,6 +45,7 @@ pub use lockkeeper_core::{
     WriteGuard, all, clock, memory, support, testing,
 };
 
+pub mod doctor;
 pub mod url;
 
 /// Every error, with what it says about where and why.

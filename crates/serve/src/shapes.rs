@@ -23,7 +23,7 @@ pub(crate) fn millis(length: Duration) -> u64 {
 #[serde(deny_unknown_fields)]
 pub(crate) struct AcquireRequest {
     /// The name of the lock: 1 to 512 bytes without control characters.
-    #[schema(example = "stock/42", min_length = 1, max_length = 512)]
+    #[schema(example = "stock/42", min_length = 1, max_length = 512, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub(crate) name: String,
     /// How long to wait in the queue at most, such as `30s`. Without it, or with `0s`, it is only tried.
     #[schema(example = "30s")]
@@ -99,9 +99,8 @@ pub(crate) struct Released {
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Amount {
-    /// `"all"`.
-    All(#[schema(inline)] AllWord),
-    /// So many.
+    // Comments of variants would become schemas of their own.
+    All(AllWord),
     Count(u32),
 }
 
@@ -286,7 +285,7 @@ pub(crate) struct ListParams {
 #[serde(deny_unknown_fields)]
 pub(crate) struct NameParams {
     /// The name.
-    #[param(min_length = 1, max_length = 512)]
+    #[param(min_length = 1, max_length = 512, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub(crate) name: String,
 }
 
@@ -368,7 +367,7 @@ pub(crate) struct LatchPage {
 #[serde(deny_unknown_fields)]
 pub(crate) struct LatchCreate {
     /// Its name.
-    #[schema(min_length = 1, max_length = 512)]
+    #[schema(min_length = 1, max_length = 512, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub(crate) name: String,
     /// How many to count.
     #[schema(example = 3)]
@@ -380,7 +379,7 @@ pub(crate) struct LatchCreate {
 #[serde(deny_unknown_fields)]
 pub(crate) struct LatchDown {
     /// Its name.
-    #[schema(min_length = 1, max_length = 512)]
+    #[schema(min_length = 1, max_length = 512, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub(crate) name: String,
     /// By how many; 1 without it.
     pub(crate) count: Option<u64>,
@@ -391,7 +390,7 @@ pub(crate) struct LatchDown {
 #[serde(deny_unknown_fields)]
 pub(crate) struct LatchWait {
     /// Its name.
-    #[schema(min_length = 1, max_length = 512)]
+    #[schema(min_length = 1, max_length = 512, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub(crate) name: String,
     /// How long to wait at most, such as `30s`. Without it, or with `0s`, it is only looked at.
     #[schema(example = "0s")]
@@ -403,7 +402,7 @@ pub(crate) struct LatchWait {
 #[serde(deny_unknown_fields)]
 pub(crate) struct LatchName {
     /// Its name.
-    #[schema(min_length = 1, max_length = 512)]
+    #[schema(min_length = 1, max_length = 512, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub(crate) name: String,
 }
 
@@ -467,7 +466,7 @@ impl From<Leader> for LeaderView {
 #[serde(deny_unknown_fields)]
 pub(crate) struct FenceRequest {
     /// The name of the fence, usually that of the lock.
-    #[schema(min_length = 1, max_length = 512)]
+    #[schema(min_length = 1, max_length = 512, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub(crate) name: String,
     /// The fencing token.
     #[schema(example = "1837811290110431232")]
@@ -490,7 +489,7 @@ pub(crate) struct Admitted {
 #[serde(deny_unknown_fields)]
 pub(crate) struct EvictRequest {
     /// The name of the lock.
-    #[schema(min_length = 1, max_length = 512)]
+    #[schema(min_length = 1, max_length = 512, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")]
     pub(crate) name: String,
     /// Only the holder with this token; without it, every holder there is now.
     pub(crate) token: Option<String>,

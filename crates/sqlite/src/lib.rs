@@ -51,6 +51,8 @@ mod blockers;
 #[cfg(target_os = "linux")]
 mod boot;
 #[cfg(target_os = "linux")]
+mod check;
+#[cfg(target_os = "linux")]
 mod checkpoint;
 #[cfg(target_os = "linux")]
 mod codec;
@@ -118,6 +120,9 @@ mod writer;
 
 #[cfg(target_os = "linux")]
 pub use store::CAPABILITY;
+
+#[cfg(target_os = "linux")]
+pub use check::{Finding, Risk, check};
 
 /// Connects to the file that `url` names, and makes it if it is not there, but not its folder: `sqlite:PATH`, where a
 /// relative path starts at the current folder.

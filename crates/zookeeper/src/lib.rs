@@ -35,6 +35,7 @@
 //! * Tokens fall if the servers' data is wiped or restored from a backup.
 
 mod changes;
+mod check;
 mod claims;
 mod codec;
 mod connect;
@@ -75,6 +76,7 @@ use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
 /// The options that a URL may have.
 pub const OPTIONS: &[&str] = settings::OPTIONS;
 
+pub use check::{Finding, Risk, check};
 pub use connect::CAPABILITY;
 
 /// Connects to the servers that `url` names.

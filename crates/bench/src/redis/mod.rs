@@ -13,10 +13,13 @@ use std::{
 use lockkeeper::support;
 use lockkeeper_testkit::servers;
 
-pub(crate) use self::pings::{barest, ping, w3p};
 use self::{
     peers::{BarePeer, RslockPeer},
     python::PythonPeer,
+};
+pub(crate) use self::{
+    peers::{CLAIM, RELEASE},
+    pings::{barest, ping, w3p},
 };
 use crate::{
     Failure,

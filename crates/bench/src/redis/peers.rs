@@ -24,8 +24,8 @@ pub(super) const BARE: &str = "bare scripts";
 /// As long as Lockkeeper's own lease.
 const LEASE: Duration = Duration::from_secs(30);
 
-const CLAIM: &str = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])";
-const RELEASE: &str =
+pub(crate) const CLAIM: &str = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])";
+pub(crate) const RELEASE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
 /// Two scripts of one line, by digest, on one connection for all tasks: no token, no queue, nobody is told. The limit.

@@ -2,6 +2,7 @@
 
 mod codes;
 mod crowd;
+mod doctor;
 mod documentation;
 mod endings;
 mod environment;
@@ -11,6 +12,8 @@ mod leases;
 mod operators;
 #[cfg(feature = "redis")]
 mod outages;
+#[cfg(feature = "serve")]
+mod prometheus;
 mod pty;
 #[cfg(feature = "serve")]
 mod serve;

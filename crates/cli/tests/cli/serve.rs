@@ -1,9 +1,19 @@
 //! `lockkeeper serve` as a process: what it prints, and how it ends.
 
 use std::io::{BufRead, BufReader};
+#[cfg(feature = "full")]
+use std::{
+    io::{Read, Write},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
 
 use nix::sys::signal::Signal;
 
+#[cfg(feature = "full")]
+use crate::world::eventually;
 use crate::world::{Done, Running, World};
 
 /// A server process.
@@ -83,4 +93,91 @@ fn wrong_settings_are_wrong_usage() {
     }
     let done = world.run(&["serve", "--store", "redis://127.0.0.1:1/"]);
     assert_eq!(done.code, Some(69), "{done:?}");
+}
+
+/// Two servers on one Redis, one of which is killed: clients go on at the other one, and nothing is held twice.
+#[cfg(feature = "full")]
+#[test]
+fn clients_go_on_when_one_of_two_servers_is_killed() {
+    let world = World::new();
+    let redis = crate::server::Server::start("redis");
+    let tokens = world.path("tokens");
+    std::fs::write(&tokens, "use useuseuseuseuseuse worker\n").expect("written");
+    let start = || {
+        let mut args = vec!["serve", "--listen", "127.0.0.1:0", "--store", &redis.url, "--token-file"];
+        let file = tokens.display().to_string();
+        args.push(&file);
+        let mut running = world.start(&args);
+        let line = BufReader::new(running.stdout()).lines().next().expect("it prints").expect("text");
+        let address = line.strip_prefix("listening on http://").expect("a URL").parse().expect("an address");
+        (running, address)
+    };
+    let (first, second) = (start(), start());
+    let addresses: [std::net::SocketAddr; 2] = [first.1, second.1];
+    let job =
+        Job { addresses, inside: AtomicBool::new(false), done: AtomicUsize::new(0), token: Mutex::new(0) };
+    std::thread::scope(|scope| {
+        for client in 0..6 {
+            let job = &job;
+            scope.spawn(move || job.work(client));
+        }
+        eventually("some work", || (job.done.load(Ordering::SeqCst) > 60).then_some(()));
+        first.0.signal(Signal::SIGKILL);
+        let before = job.done.load(Ordering::SeqCst);
+        eventually("more work", || (job.done.load(Ordering::SeqCst) > before + 60).then_some(()));
+        job.done.store(usize::MAX, Ordering::SeqCst);
+    });
+    second.0.signal(Signal::SIGTERM);
+    assert_eq!(second.0.done().code, Some(0));
+}
+
+/// What several clients do one at a time.
+#[cfg(feature = "full")]
+struct Job {
+    addresses: [std::net::SocketAddr; 2],
+    inside: AtomicBool,
+    done: AtomicUsize,
+    token: Mutex<u64>,
+}
+
+#[cfg(feature = "full")]
+impl Job {
+    fn work(&self, client: usize) {
+        let mut turn = client;
+        while self.done.load(Ordering::SeqCst) != usize::MAX {
+            turn += 1;
+            // A lease that was granted by the killed server and not told ends by itself.
+            let body = "{\"name\":\"job\",\"wait\":\"30s\",\"lease\":\"10s\"}";
+            let Some(held) = self.post(turn, "/v1/acquire", body) else { continue };
+            let field = |name: &str| {
+                held.split(&format!("\"{name}\":\"")).nth(1)?.split('"').next().map(str::to_owned)
+            };
+            let (Some(lease), Some(token)) = (field("lease"), field("token")) else { continue };
+            assert!(!self.inside.swap(true, Ordering::SeqCst), "it is held twice");
+            let token: u64 = token.parse().expect("a number");
+            let before = std::mem::replace(&mut *self.token.lock().expect("whole"), token);
+            assert!(before < token, "tokens grow");
+            self.inside.store(false, Ordering::SeqCst);
+            let release = format!("{{\"lease\":\"{lease}\"}}");
+            // The other one releases it as well.
+            if self.post(turn, "/v1/release", &release).is_none() {
+                self.post(turn + 1, "/v1/release", &release);
+            }
+            let _ = self.done.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |done| done.checked_add(1));
+        }
+    }
+
+    /// What one of the servers answers; none if it is gone.
+    fn post(&self, turn: usize, path: &str, body: &str) -> Option<String> {
+        let mut stream = std::net::TcpStream::connect(self.addresses[turn % 2]).ok()?;
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer useuseuseuseuseuse\r\nConnection: \
+             close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        answer.starts_with("HTTP/1.1 200").then_some(answer)
+    }
 }

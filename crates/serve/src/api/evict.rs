@@ -14,6 +14,9 @@ use crate::{
     shapes::{EvictRequest, EvictedHolder, Evictions},
 };
 
+/// The longest reason, in bytes, also if there is nobody to hear it.
+const LONGEST_REASON: usize = 4096;
+
 /// Evicts one holder of a lock, or all there are now. Later holders are not evicted.
 ///
 /// The holder's renewals are refused from then on, and the lock passes when it leaves or when its lease ends. With `now` it
@@ -39,6 +42,11 @@ async fn evicted(app: &App, caller: &Caller, request: EvictRequest) -> Result<Ev
     caller.check_name(&name)?;
     if reason.trim().is_empty() {
         return Err(Problem::invalid("an eviction needs a reason, for the record and for the holder"));
+    }
+    if reason.len() > LONGEST_REASON {
+        return Err(Problem::invalid(format!(
+            "the reason is longer than {LONGEST_REASON} bytes; shorten it"
+        )));
     }
     let token: Option<Token> = token.map(|token| token.parse()).transpose()?;
     let mut holders = app.keeper.inspect(&name).await?.map(|view| view.holders).unwrap_or_default();

@@ -7,4 +7,5 @@ mod hostile;
 mod idempotency;
 mod limits;
 mod operators;
+mod stores;
 mod world;

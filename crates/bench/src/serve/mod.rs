@@ -1,0 +1,150 @@
+//! Locks over HTTP: `lockkeeper serve` against the least that a server of locks on Redis can do, and what waiting costs it.
+
+mod bare;
+mod load;
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+pub(crate) use self::bare::serve as bare;
+use self::load::Client;
+use crate::{
+    Failure,
+    bench::Bench,
+    judge::{Limit, Median, Verdict},
+    measure::percent,
+    processes::{ChildProcess, Dialogue},
+    table::Row,
+    workload::Workload,
+};
+
+/// What the table calls the two.
+const SERVE: &str = "lockkeeper serve";
+const BARE: &str = "bare handlers";
+
+const RATIO: Limit = Limit::AtLeast(0.5);
+const CPU: Limit = Limit::Below(5.0);
+const MEMORY: Limit = Limit::Below(64.0);
+
+/// How many connections acquire and release.
+const CONNECTIONS: usize = 64;
+/// How many requests wait.
+const WAITING: usize = 1000;
+/// The token of the server that is measured.
+const TOKEN: &str = "benchbenchbenchbench";
+
+/// Acquire and release over HTTP, and 1,000 requests that wait.
+pub(crate) async fn serve(bench: &Bench) -> Result<Vec<Row>, Failure> {
+    let redis = bench.redis.as_ref().ok_or("serve is measured on redis:")?;
+    raise_limit()?;
+    let folder = tempfile::tempdir()?;
+    let tokens = folder.path().join("tokens");
+    fs::write(&tokens, format!("use {TOKEN} bench\n"))?;
+    let ours = Server::start(ours(redis.url(), &tokens, folder.path())?, TOKEN)?;
+    let bare = Server::start(ChildProcess::start(&["bare-http", redis.url()])?, TOKEN)?;
+    let mut rows = rates(bench, &ours, &bare).await?;
+    drop(bare);
+    rows.extend(waiting(bench, &ours).await?);
+    Ok(rows)
+}
+
+/// The command beside this program, as it is released.
+fn ours(store: &str, tokens: &std::path::Path, folder: &std::path::Path) -> Result<ChildProcess, Failure> {
+    let program: PathBuf = std::env::current_exe()?.with_file_name("lockkeeper");
+    if !program.exists() {
+        let how = "cargo build --release -p lockkeeper-cli --features full";
+        return Err(format!("{} is missing; build it: {how}", program.display()).into());
+    }
+    let mut command = Command::new(program);
+    command.args(["--store", store, "serve", "--listen", "127.0.0.1:0", "--rate", "1000000", "--token-file"]);
+    // Every change is a line of the log, which goes to a file as it would with a real server.
+    command.arg(tokens).stderr(fs::File::create(folder.join("log"))?);
+    ChildProcess::spawn(command)
+}
+
+/// Connections are files, here and there.
+fn raise_limit() -> Result<(), Failure> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
+}
+
+/// A server process.
+struct Server {
+    process: Dialogue,
+    client: Client,
+}
+
+impl Server {
+    /// It prints `listening on http://ADDRESS` first.
+    fn start(child: ChildProcess, token: &str) -> Result<Self, Failure> {
+        let mut process = Dialogue::new(child)?;
+        let line = process.receive()?;
+        let address = line.strip_prefix("listening on http://").ok_or("it does not say where it listens")?;
+        let client = Client { address: address.parse()?, token: token.to_owned() };
+        Ok(Self { process, client })
+    }
+
+    /// Resident memory in bytes.
+    fn resident(&self) -> Result<u64, Failure> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+    }
+}
+
+async fn rates(bench: &Bench, ours: &Server, bare: &Server) -> Result<Vec<Row>, Failure> {
+    let length = bench.pace.length;
+    let (mut of_ours, mut of_bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    // Everything is warm before anything counts.
+    ours.client.pairs(CONNECTIONS, length / 4).await?;
+    bare.client.pairs(CONNECTIONS, length / 4).await?;
+    for round in 0..bench.pace.rounds {
+        // They take turns in going first.
+        let (first, second) = if round % 2 == 0 { (ours, bare) } else { (bare, ours) };
+        let (one, two) =
+            (first.client.pairs(CONNECTIONS, length).await?, second.client.pairs(CONNECTIONS, length).await?);
+        let (ours, bare) = if round % 2 == 0 { (one, two) } else { (two, one) };
+        of_ours.push(ours);
+        of_bare.push(bare);
+        ratios.push(ours / bare);
+    }
+    let ratio = Median::of(ratios);
+    let verdict = if bench.pace.is_enough() { RATIO.judge_rate(&ratio) } else { Verdict::TooShort };
+    let what = "acquire + release over 64 connections, pairs/s";
+    Ok(vec![
+        Row::median(Workload::Serve, SERVE, what, Median::of(of_ours)),
+        Row::median(Workload::Serve, BARE, what, Median::of(of_bare)),
+        Row::median(Workload::Serve, SERVE, "its share of that of bare handlers", ratio).goal(RATIO, verdict),
+    ])
+}
+
+async fn waiting(bench: &Bench, ours: &Server) -> Result<Vec<Row>, Failure> {
+    let held = ours.client.acquire("waited-for").await?;
+    let before = ours.resident()?;
+    let waiters = ours.client.wait("waited-for", WAITING).await?;
+    let all_wait = async {
+        while bench.keeper.inspect("waited-for").await?.map_or(0, |view| view.waiters.len()) < WAITING {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok::<(), Failure>(())
+    };
+    tokio::time::timeout(Duration::from_secs(60), all_wait).await.map_err(|_| "they do not wait")??;
+    let (cpu, start) = (ours.process.cpu()?, Instant::now());
+    tokio::time::sleep(bench.pace.wait).await;
+    let share = percent(ours.process.cpu()?.saturating_sub(cpu), start.elapsed());
+    let each = ours.resident()?.saturating_sub(before) as f64 / WAITING as f64 / 1024.0;
+    drop(waiters);
+    ours.client.release(&held).await?;
+    Ok(vec![
+        Row::new(Workload::Serve, SERVE, "CPU while 1,000 requests wait, % of a core", share)
+            .goal(CPU, CPU.judge(share)),
+        Row::new(Workload::Serve, SERVE, "memory of a request that waits, KiB", each)
+            .goal(MEMORY, MEMORY.judge(each)),
+    ])
+}
