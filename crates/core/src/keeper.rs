@@ -91,8 +91,9 @@ impl KeeperBuilder {
         self
     }
 
-    /// The lease of locks whose handle names none (default: that of the store's URL, else 30 s): how long a lock stays held
-    /// after a crash of its holder, where the store does not notice the crash by itself.
+    /// The lease of locks whose handle names none (default: that of the store's URL, else 30 s, or the shortest that the
+    /// store keeps if that is longer): how long a lock stays held after a crash of its holder, where the store does not
+    /// notice the crash by itself.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -186,21 +187,24 @@ impl KeeperBuilder {
             clock: clock.clone(),
             request_limit: self.request_limit,
         };
-        let settings = Settings {
-            clock,
-            request_limit: self.request_limit,
-            outage_limit: self.outage_limit,
-            default_lease: self.default_lease.or(self.connector.lease()).unwrap_or(DEFAULT_LEASE),
-            process: Arc::new(this_process(self.program)),
-        };
         let unless_kept = StopUnlessKept::new(&stop);
+        let chosen_lease = self.default_lease.or(self.connector.lease());
         let connected = self.connector.connect(context).await?;
-        if settings.default_lease != DEFAULT_LEASE {
-            check_lease(settings.default_lease, connected.as_ref()).map_err(|why| {
+        if let Some(lease) = chosen_lease {
+            check_lease(lease, connected.as_ref()).map_err(|why| {
                 let message = format!("the default lease does not fit: {why}");
                 StoreError::new(StoreErrorKind::Config, message).not_applied()
             })?;
         }
+        let Capability { min_lease, max_lease, .. } = connected.capability();
+        let settings = Settings {
+            clock,
+            request_limit: self.request_limit,
+            outage_limit: self.outage_limit,
+            // If nobody chose a lease, one that the store does not keep would be no help.
+            default_lease: chosen_lease.unwrap_or_else(|| DEFAULT_LEASE.min(*max_lease).max(*min_lease)),
+            process: Arc::new(this_process(self.program)),
+        };
         let engine = Engine::new(connected, settings, ids, background, stop);
         // Set once, here.
         drop(engine_slot.set(Arc::downgrade(&engine)));
@@ -318,7 +322,8 @@ impl Keeper {
         self.alive.engine().store().url()
     }
 
-    /// The lease of locks whose handle names none: that of the builder, else that of the store's URL, else 30 s.
+    /// The lease of locks whose handle names none: that of the builder, else that of the store's URL, else 30 s, or the
+    /// shortest that the store keeps if that is longer.
     pub fn default_lease(&self) -> Duration {
         self.alive.engine().default_lease()
     }

@@ -173,7 +173,10 @@ pub(crate) fn caller_left(address: &str) -> StoreError {
 
 /// No answer within the limit.
 pub(crate) fn too_late(address: &str) -> StoreError {
-    StoreError::new(StoreErrorKind::Unreachable, format!("no answer from {address} in time"))
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        format!("no answer from {address} in time; check that it is up and reachable"),
+    )
 }
 
 /// A connection could not be opened, so nothing was sent.

@@ -161,6 +161,22 @@ async fn a_store_without_permits_refuses_semaphores_and_latches_unasked() {
     keeper.mutex("stock").lock().await.expect("a mutex").release().await.expect("held");
 }
 
+/// Whoever chose no lease gets one that the store keeps; whoever chose one is told that it does not fit.
+#[tokio::test(start_paused = true)]
+async fn the_default_lease_is_one_that_the_store_keeps() {
+    let world = Virtual::new();
+    let minute = Duration::from_secs(60);
+    let builder = || {
+        let store = Overrides::new().capability(move |can| can.min_lease = minute);
+        Keeper::builder(store.of(world.server.connector("memory:"))).virtual_time(world.clock.clock())
+    };
+    let keeper = builder().connect().await.expect("memory");
+    assert_eq!(keeper.default_lease(), minute);
+    keeper.mutex("stock").lock().await.expect("it fits").release().await.expect("held");
+    let chosen = builder().default_lease(Duration::from_secs(30)).connect().await.expect_err("too short");
+    assert!(chosen.to_string().contains("the default lease does not fit"), "{chosen}");
+}
+
 /// A connector is a way to a store, not one connection.
 #[tokio::test(start_paused = true)]
 async fn a_connector_connects_again() {

@@ -194,12 +194,21 @@ async fn a_lease_is_lowered_when_it_is_taken_over() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_is_born_detached_is_shown_so_at_once() {
     let stage = Stage::single(Duration::from_secs(10));
-    let asker = Asker::connect(stage.address(), LONG).await;
+    let (grants, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let wakes = WakeSink::new(move |wake| {
+        if let Wake::Granted(_, notice) = wake {
+            // After the test nobody hears it.
+            let _ = grants.send(notice);
+        }
+    });
+    let asker = Asker::connect_with(stage.address(), LONG, wakes).await;
     let (first, second) = (asker.claim("stock", 1), asker.claim("stock", 2));
     let second = Claim { attachment: Attachment::Detached, ..second };
     asker.granted(first.clone()).await;
     asker.waits(second.clone()).await;
     asker.leave(&first).await;
+    let notice = soon(heard.recv()).await.expect("granted");
+    assert_eq!(notice.contender, second.contender);
     let shown = asker.store.inspect(&second.name).await.expect("answered").expect("held");
     assert_eq!(shown.holders.iter().map(|holder| holder.detached).collect::<Vec<_>>(), [true], "{shown:?}");
     asker.leave(&second).await;
