@@ -1,0 +1,295 @@
+//! One contender's attempt to hold a resource at a majority of members, from its first claim to its end.
+//!
+//! Pure: the caller sends what [`Attempt`] asks for, tells it what came back, and says what time it is. The order of calls is
+//! free: answers may come late, never, or in another order than their requests.
+//!
+//! The files: `at_member.rs` is what the contender knows of one member; `counting.rs` decides from all of them whether it
+//! holds; this file decides what to send.
+
+mod at_member;
+#[cfg(test)]
+mod canonical;
+mod counting;
+mod messages;
+mod mistake;
+
+use lockkeeper_core::{GrantNumber, clock::BootTime};
+
+use crate::majority::Majority;
+use at_member::{AtMember, Place};
+pub use messages::{Ask, Ended, Hold, Request, Said, Sharing, Stamp};
+pub(crate) use mistake::Mistake;
+
+/// One contender's attempt. Its contender id is used for nothing else.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Attempt {
+    majority: Majority,
+    sharing: Sharing,
+    /// Whether it waits in line where it is not served at once.
+    waits: bool,
+    /// The member at which it waits in line.
+    gate: usize,
+    /// Claims ask for a number of at least this.
+    at_least: GrantNumber,
+    members: Vec<AtMember>,
+    next_stamp: Stamp,
+    /// The first request of the latest round of renewals.
+    round: Stamp,
+    /// The number that a majority is to show. It never falls.
+    target: GrantNumber,
+    phase: Phase,
+    #[cfg(test)]
+    mistake: Option<Mistake>,
+}
+
+/// How far an attempt is.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Phase {
+    Asking,
+    /// Granted with this number and floor, which never change.
+    Holding {
+        number: GrantNumber,
+        floor: GrantNumber,
+    },
+    Ended(Ended),
+}
+
+impl Attempt {
+    /// An attempt that waits in line at `gate` only, unless that grants and others do not.
+    pub fn new(majority: Majority, sharing: Sharing, gate: usize) -> Self {
+        Self {
+            majority,
+            sharing,
+            waits: true,
+            gate,
+            at_least: 0,
+            members: vec![AtMember::default(); majority.members()],
+            next_stamp: Stamp(1),
+            round: Stamp(0),
+            target: 0,
+            phase: Phase::Asking,
+            #[cfg(test)]
+            mistake: None,
+        }
+    }
+
+    /// The same for a contender that does not wait.
+    #[must_use]
+    pub fn trying(self) -> Self {
+        Self { waits: false, ..self }
+    }
+
+    /// Claims at every member, for a number of at least `at_least`.
+    pub fn begin(&mut self, at_least: GrantNumber) -> Vec<Ask> {
+        self.at_least = at_least;
+        (0..self.members.len()).map(|member| self.claim(member, self.waits && member == self.gate)).collect()
+    }
+
+    /// Takes the answer to the request that was sent to `member` with this stamp, at this time.
+    pub fn hear(&mut self, member: usize, stamp: Stamp, sent: BootTime, said: &Said) {
+        let any_order = self.makes(Mistake::LateAnswers);
+        let first_floor = self.makes(Mistake::GrantTimeFloors);
+        let Some(at) = self.members.get_mut(member) else { return };
+        at.answered(stamp);
+        if stamp < at.from && !any_order {
+            return;
+        }
+        at.take(stamp, sent, said, first_floor);
+        if let Said::Evicted(reason) = said
+            && matches!(self.phase, Phase::Asking | Phase::Holding { .. })
+        {
+            self.phase = Phase::Ended(Ended::Evicted(reason.clone()));
+        }
+    }
+
+    /// No answer to this request came in time. One may come later.
+    pub fn silent(&mut self, member: usize, stamp: Stamp) {
+        if let Some(at) = self.members.get_mut(member) {
+            at.silent(stamp);
+        }
+    }
+
+    /// What to send next. Call it after every answer; what is under way is not asked for again.
+    pub fn next(&mut self, now: BootTime) -> Vec<Ask> {
+        self.count(now);
+        match self.phase {
+            Phase::Asking => self.next_while_asking(now),
+            Phase::Holding { .. } => self.create_again(now),
+            Phase::Ended(_) => Vec::new(),
+        }
+    }
+
+    fn next_while_asking(&mut self, now: BootTime) -> Vec<Ask> {
+        let others: Vec<usize> = (0..self.members.len()).filter(|member| *member != self.gate).collect();
+        match self.members[self.gate].place(now) {
+            // Whoever is next in line at the gate needs the others. Staying there would overtake it, or block it.
+            Place::InLine | Place::Busy => {
+                let held =
+                    others.into_iter().filter(|member| self.members[*member].place(now) == Place::Held);
+                let held: Vec<usize> = held.collect();
+                let mut asks: Vec<Ask> = held.into_iter().map(|member| self.leave_one(member)).collect();
+                asks.extend(self.enter(self.gate, now));
+                asks
+            }
+            Place::Held => {
+                let mut asks = self.raise(now);
+                asks.extend(others.into_iter().filter_map(|member| self.enter(member, now)));
+                asks
+            }
+            Place::Out | Place::Gone => self.enter(self.gate, now).into_iter().collect(),
+            Place::Leaving | Place::Spent => Vec::new(),
+        }
+    }
+
+    /// Claims at `member` with a position in the queue, if it is neither there nor asked.
+    fn enter(&mut self, member: usize, now: BootTime) -> Option<Ask> {
+        let at = &self.members[member];
+        let free = match at.place(now) {
+            Place::Out | Place::Gone | Place::Busy => true,
+            // A leave that is still under way could arrive after the claim, and end what that brings.
+            Place::Leaving => self.makes(Mistake::ClaimBeforeLeft),
+            Place::Held | Place::InLine | Place::Spent => false,
+        };
+        (free && self.waits && !at.is_claiming()).then(|| self.claim(member, true))
+    }
+
+    /// Raises numbers below the target, and those from before the member voted, where that is not under way.
+    fn raise(&mut self, now: BootTime) -> Vec<Ask> {
+        let low = (0..self.members.len()).filter_map(|member| {
+            let at = &self.members[member];
+            let to = at.low(self.target, now).filter(|to| !at.is_raising(*to))?;
+            Some((member, to))
+        });
+        let low: Vec<(usize, GrantNumber)> = low.collect();
+        low.into_iter().map(|(member, to)| self.send(member, Request::Raise { to })).collect()
+    }
+
+    /// Claims again where the hold is gone, if a majority without that member has confirmed it in this round: a member that
+    /// has lost its data gets it back, but an eviction or a lost majority is not undone.
+    fn create_again(&mut self, now: BootTime) -> Vec<Ask> {
+        let Phase::Holding { number, .. } = self.phase else { return Vec::new() };
+        // A reader's number at that member could not be the one that it was told.
+        if self.sharing == Sharing::Shared {
+            return Vec::new();
+        }
+        let round = self.round;
+        let held = self.members.iter().filter(|at| at.heard >= round && at.counts(now)).count();
+        let enough = held >= self.majority.needed() || self.makes(Mistake::CreateAgainAlone);
+        let gone = |at: &AtMember| at.place(now) == Place::Gone && at.heard >= round && !at.is_claiming();
+        let gone = (0..self.members.len()).filter(|member| enough && gone(&self.members[*member]));
+        let gone: Vec<usize> = gone.collect();
+        self.at_least = self.at_least.max(number);
+        gone.into_iter().map(|member| self.claim(member, false)).collect()
+    }
+
+    /// Asks again at every member where it waits in line.
+    pub fn ask_again(&mut self, now: BootTime) -> Vec<Ask> {
+        let in_line = |at: &AtMember| at.place(now) == Place::InLine && !at.is_claiming();
+        let in_line = (0..self.members.len()).filter(|member| in_line(&self.members[*member]));
+        let in_line: Vec<usize> = in_line.collect();
+        in_line.into_iter().map(|member| self.claim(member, true)).collect()
+    }
+
+    /// Renews: everywhere once it holds, and before that where members have granted.
+    pub fn renew(&mut self, now: BootTime) -> Vec<Ask> {
+        self.round = self.next_stamp;
+        let (everywhere, at_least) = match self.phase {
+            Phase::Asking => (false, 0),
+            Phase::Holding { number, .. } => (true, number),
+            Phase::Ended(_) => return Vec::new(),
+        };
+        let asked = |at: &AtMember| match at.place(now) {
+            Place::Leaving | Place::Spent => false,
+            Place::Held => true,
+            _ => everywhere,
+        };
+        let members: Vec<usize> =
+            (0..self.members.len()).filter(|member| asked(&self.members[*member])).collect();
+        members.into_iter().map(|member| self.send(member, Request::Renew { at_least })).collect()
+    }
+
+    /// Waits at another gate: the one so far is silent.
+    pub fn change_gate(&mut self, gate: usize) -> Vec<Ask> {
+        if gate == self.gate || self.phase != Phase::Asking {
+            return Vec::new();
+        }
+        let left = self.leave_one(self.gate);
+        self.gate = gate;
+        vec![left]
+    }
+
+    /// Gives everything back. The attempt is over.
+    pub fn leave(&mut self) -> Vec<Ask> {
+        self.phase = Phase::Ended(match &self.phase {
+            Phase::Ended(Ended::Evicted(reason)) => Ended::Evicted(reason.clone()),
+            Phase::Ended(Ended::Lost) => Ended::Lost,
+            _ => Ended::Left,
+        });
+        let there = |at: &AtMember| at.heard > Stamp(0) || at.may_arrive();
+        let members: Vec<usize> =
+            (0..self.members.len()).filter(|member| there(&self.members[*member])).collect();
+        members.into_iter().map(|member| self.leave_one(member)).collect()
+    }
+
+    /// The member at which it waits in line.
+    pub fn gate(&self) -> usize {
+        self.gate
+    }
+
+    /// Whether the answer to this request says nothing any more.
+    pub fn is_late(&self, member: usize, stamp: Stamp) -> bool {
+        self.members.get(member).is_none_or(|at| stamp < at.from)
+    }
+
+    /// Whether it waits in line at this member.
+    pub fn is_in_line(&self, member: usize, now: BootTime) -> bool {
+        self.members.get(member).is_some_and(|at| at.place(now) == Place::InLine)
+    }
+
+    /// How it ended, if it did.
+    pub fn ended(&self) -> Option<&Ended> {
+        match &self.phase {
+            Phase::Ended(ended) => Some(ended),
+            _ => None,
+        }
+    }
+
+    /// How many members have confirmed that it left.
+    pub fn left(&self) -> usize {
+        self.members.iter().filter(|at| at.has_left()).count()
+    }
+
+    fn claim(&mut self, member: usize, queue: bool) -> Ask {
+        self.send(member, Request::Claim { queue, at_least: self.at_least })
+    }
+
+    fn leave_one(&mut self, member: usize) -> Ask {
+        let tombstone = self.members[member].may_arrive();
+        self.send(member, Request::Leave { tombstone })
+    }
+
+    fn send(&mut self, member: usize, request: Request) -> Ask {
+        let stamp = self.next_stamp;
+        self.next_stamp = Stamp(stamp.0 + 1);
+        self.members[member].sent(stamp, request);
+        Ask { member, stamp, request }
+    }
+
+    /// Whether a test has planted this mistake.
+    #[cfg(test)]
+    fn makes(&self, mistake: Mistake) -> bool {
+        self.mistake == Some(mistake)
+    }
+
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, reason = "tests plant mistakes in it")]
+    fn makes(&self, _mistake: Mistake) -> bool {
+        false
+    }
+
+    /// Plants a mistake.
+    #[cfg(test)]
+    pub(crate) fn making(self, mistake: Option<Mistake>) -> Self {
+        Self { mistake, ..self }
+    }
+}

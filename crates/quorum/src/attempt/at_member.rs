@@ -1,0 +1,206 @@
+//! What a contender knows of one member.
+
+use lockkeeper_core::{GrantNumber, clock::BootTime, deadline};
+
+use super::{Request, Said, Stamp};
+
+/// What a contender knows of one member, and what it has asked there.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct AtMember {
+    /// Answers to requests before this one say nothing any more.
+    pub(super) from: Stamp,
+    /// The request whose answer was taken last.
+    pub(super) heard: Stamp,
+    place: Place,
+    /// The last hold there. It may be over.
+    hold: Option<AtMemberHold>,
+    /// Claims without an answer, which may still arrive, and whether their answer is still waited for.
+    claims: Vec<(Stamp, Awaited)>,
+    /// The highest number that the hold is being raised to.
+    raising: Option<(Stamp, GrantNumber)>,
+    /// Whether the last leave was confirmed.
+    left: bool,
+}
+
+/// Where the contender is, as far as known.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) enum Place {
+    /// Nothing was heard, or it has left.
+    #[default]
+    Out,
+    /// It holds.
+    Held,
+    /// It waits in line.
+    InLine,
+    /// Somebody else holds, and it does not wait.
+    Busy,
+    /// It held, and does not any more.
+    Gone,
+    /// A leave is under way.
+    Leaving,
+    /// A leave got no answer, so it may arrive at any time: this id cannot be used there any more.
+    Spent,
+}
+
+/// Whether somebody still waits for an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Awaited {
+    Yes,
+    No,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct AtMemberHold {
+    pub(super) number: GrantNumber,
+    pub(super) floor: GrantNumber,
+    pub(super) deadline: BootTime,
+    pub(super) votes: bool,
+    pub(super) since: GrantNumber,
+}
+
+impl AtMemberHold {
+    /// Whether it was granted, or raised, since the member votes. Before that its number may be below tokens that were told
+    /// with the help of this member and that it has forgotten.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.number > self.since
+    }
+}
+
+impl AtMember {
+    pub(super) fn sent(&mut self, stamp: Stamp, request: Request) {
+        match request {
+            Request::Claim { .. } => self.claims.push((stamp, Awaited::Yes)),
+            Request::Raise { to } => self.raising = Some((stamp, to)),
+            Request::Renew { .. } => {}
+            Request::Leave { .. } => {
+                // Whatever earlier requests bring about, the leave ends it.
+                self.from = stamp;
+                self.place = Place::Leaving;
+                self.raising = None;
+                self.left = false;
+            }
+        }
+    }
+
+    /// The request with this stamp is not under way any more.
+    pub(super) fn answered(&mut self, stamp: Stamp) {
+        self.claims.retain(|(claim, _)| *claim != stamp);
+        self.raising = self.raising.filter(|(raise, _)| *raise != stamp);
+    }
+
+    pub(super) fn silent(&mut self, stamp: Stamp) {
+        for (claim, awaited) in &mut self.claims {
+            if *claim == stamp {
+                *awaited = Awaited::No;
+            }
+        }
+        self.raising = self.raising.filter(|(raise, _)| *raise != stamp);
+        if self.place == Place::Leaving && self.from == stamp {
+            self.place = Place::Spent;
+        }
+    }
+
+    /// Takes an answer. `first_floor`: a mistake.
+    pub(super) fn take(&mut self, stamp: Stamp, sent: BootTime, said: &Said, first_floor: bool) {
+        self.from = Stamp(self.from.0.max(stamp.0 + 1));
+        self.heard = self.heard.max(stamp);
+        match said {
+            Said::Held { number, floor, remaining, votes, since } => {
+                let before = self.hold.filter(|_| first_floor && self.place == Place::Held);
+                self.hold = Some(AtMemberHold {
+                    number: *number,
+                    floor: before.map_or(*floor, |before| before.floor),
+                    deadline: deadline::from_answer(sent, *remaining),
+                    votes: *votes,
+                    since: *since,
+                });
+                self.place = Place::Held;
+            }
+            Said::Busy { in_line: true } => self.place = Place::InLine,
+            Said::Busy { in_line: false } => self.place = Place::Busy,
+            Said::Gone | Said::Evicted(_) => self.place = Place::Gone,
+            Said::Left => {
+                self.left = true;
+                if self.place == Place::Leaving {
+                    self.place = Place::Out;
+                }
+            }
+        }
+    }
+
+    /// Where the contender is. A hold is over when its deadline has passed.
+    pub(super) fn place(&self, now: BootTime) -> Place {
+        match self.hold {
+            Some(hold) if self.place == Place::Held && hold.deadline <= now => Place::Gone,
+            _ => self.place,
+        }
+    }
+
+    /// The hold, if it is not over and the member votes.
+    pub(super) fn vote(&self, now: BootTime) -> Option<AtMemberHold> {
+        self.hold.filter(|hold| hold.votes && self.place(now) == Place::Held)
+    }
+
+    pub(super) fn counts(&self, now: BootTime) -> bool {
+        self.vote(now).is_some()
+    }
+
+    /// The hold there, or the last one.
+    pub(super) fn last_hold(&self) -> Option<AtMemberHold> {
+        self.hold
+    }
+
+    /// The number that the hold is to be raised to, if it is not over and below that.
+    pub(super) fn low(&self, target: GrantNumber, now: BootTime) -> Option<GrantNumber> {
+        let hold = self.hold.filter(|_| self.place(now) == Place::Held)?;
+        let least = if hold.votes { target.max(hold.since + 1) } else { target };
+        (hold.number < least).then_some(least)
+    }
+
+    /// Whether the answer to a claim is waited for.
+    pub(super) fn is_claiming(&self) -> bool {
+        self.claims.iter().any(|(stamp, awaited)| *awaited == Awaited::Yes && *stamp >= self.from)
+    }
+
+    /// Whether a claim without an answer may still arrive.
+    pub(super) fn may_arrive(&self) -> bool {
+        !self.claims.is_empty()
+    }
+
+    /// Whether a request that raises the number to this or more is under way.
+    pub(super) fn is_raising(&self, target: GrantNumber) -> bool {
+        self.raising.is_some_and(|(_, to)| to >= target)
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.left
+    }
+
+    /// Forgets a hold that is over.
+    #[cfg(test)]
+    pub(super) fn forget_lost(&mut self, now: BootTime) {
+        self.place = self.place(now);
+        if self.place != Place::Held {
+            self.hold = None;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn stamps(&self) -> Vec<Stamp> {
+        let claims = self.claims.iter().map(|(stamp, _)| *stamp);
+        let raising = self.raising.map(|(stamp, _)| stamp);
+        [self.from, self.heard].into_iter().chain(claims).chain(raising).collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn renumber(&mut self, new: &std::collections::BTreeMap<Stamp, Stamp>) {
+        self.from = new[&self.from];
+        self.heard = new[&self.heard];
+        for (stamp, _) in &mut self.claims {
+            *stamp = new[stamp];
+        }
+        if let Some((stamp, _)) = &mut self.raising {
+            *stamp = new[stamp];
+        }
+    }
+}

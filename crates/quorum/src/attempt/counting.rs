@@ -1,0 +1,84 @@
+//! Decides from what members said whether an attempt holds, with which number, and until when.
+
+use lockkeeper_core::{GrantNumber, clock::BootTime};
+
+use super::{
+    Attempt, Ended, Hold, Mistake, Phase, Sharing,
+    at_member::{AtMember, AtMemberHold, Place},
+};
+
+impl Attempt {
+    /// What it holds now, if anything.
+    pub fn hold(&self, now: BootTime) -> Option<Hold> {
+        let Phase::Holding { number, floor } = self.phase else { return None };
+        let deadline = self.deadline(number, now)?;
+        Some(Hold { number, floor, deadline })
+    }
+
+    /// Takes note of what the answers so far amount to at this time. A hold that is lost stays lost.
+    pub fn count(&mut self, now: BootTime) {
+        match self.phase {
+            Phase::Asking => self.count_grants(now),
+            Phase::Holding { number, .. } if self.deadline(number, now).is_none() => {
+                self.phase = Phase::Ended(Ended::Lost);
+            }
+            Phase::Holding { .. } | Phase::Ended(_) => {}
+        }
+    }
+
+    fn count_grants(&mut self, now: BootTime) {
+        // The gate keeps the order: a majority without it would overtake the contender that the gate has granted.
+        if self.members[self.gate].place(now) != Place::Held {
+            return;
+        }
+        let Some(shown) = self.shown_by_majority(now) else { return };
+        let before = if self.makes(Mistake::ShrinkingTarget) { 0 } else { self.target };
+        self.target = shown.max(before);
+        let counted: Vec<AtMemberHold> = self.counted(self.target, now).collect();
+        if counted.len() >= self.majority.needed() {
+            let floor = self.floor(counted);
+            self.phase = Phase::Holding { number: self.target, floor };
+        }
+    }
+
+    /// The number that a majority of the votes does not exceed. A number that was granted to somebody before is exceeded by
+    /// at least one member of each majority, so it is below this one.
+    fn shown_by_majority(&self, now: BootTime) -> Option<GrantNumber> {
+        if self.members.iter().filter_map(|at| self.fresh_vote(at, now)).count() < self.majority.needed() {
+            return None;
+        }
+        let lost_too = self.makes(Mistake::TargetOfLostHolds);
+        let hold = |at: &AtMember| if lost_too { at.last_hold() } else { self.fresh_vote(at, now) };
+        self.majority.smallest(self.members.iter().filter_map(hold).map(|hold| hold.number))
+    }
+
+    /// The vote of a member for a hold that was granted since the member votes.
+    fn fresh_vote(&self, at: &AtMember, now: BootTime) -> Option<AtMemberHold> {
+        at.vote(now).filter(|vote| vote.is_fresh() || self.makes(Mistake::VotesForOldGrants))
+    }
+
+    /// The votes that count for a hold with this number.
+    fn counted(&self, number: GrantNumber, now: BootTime) -> impl Iterator<Item = AtMemberHold> {
+        let holds = matches!(self.phase, Phase::Holding { .. });
+        let any = self.makes(Mistake::NoWriteBack) && !holds;
+        let exactly = self.sharing == Sharing::Shared && !self.makes(Mistake::ReadersCountAnyNumber);
+        let vote = move |at: &AtMember| if holds { at.vote(now) } else { self.fresh_vote(at, now) };
+        self.members.iter().filter_map(vote).filter(move |vote| match exactly {
+            // Others take the number that a member shows for the floor that they must not exceed.
+            true => vote.number == number,
+            // Once it holds, the marks of a majority are high enough, and members that were away may be lower.
+            false => any || holds || vote.number >= number,
+        })
+    }
+
+    /// The smallest number that may hold beside it, by the earliest of the answers that a majority needs.
+    fn floor(&self, mut counted: Vec<AtMemberHold>) -> GrantNumber {
+        counted.sort_by_key(|vote| std::cmp::Reverse(vote.deadline));
+        let floors = counted.iter().take(self.majority.needed()).map(|vote| vote.floor);
+        floors.min().unwrap_or(self.target).min(self.target)
+    }
+
+    fn deadline(&self, number: GrantNumber, now: BootTime) -> Option<BootTime> {
+        self.majority.largest(self.counted(number, now).map(|vote| vote.deadline))
+    }
+}
