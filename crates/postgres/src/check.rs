@@ -14,7 +14,7 @@ use crate::{
     groups::unread,
     rows::get,
     session::Session,
-    settings::Settings,
+    settings::{Settings, Statements},
     trouble,
 };
 
@@ -49,6 +49,8 @@ pub enum Risk {
     OldVersion,
     /// The clock differs much from that of this machine.
     Clock,
+    /// A pooler is between, or `pooler=true` says so and there is none.
+    Pooler,
 }
 
 impl fmt::Display for Finding {
@@ -65,10 +67,31 @@ impl fmt::Display for Finding {
 pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
     let (url, _) = lease_option::take(url)?;
     let settings = Settings::parse(&url)?;
+    let is_declared = settings.statements == Statements::Unnamed;
+    // Only a session that is not told of a pooler notices one.
+    let directly = look_with(Settings { statements: Statements::Prepared, ..settings.clone() }).await;
+    let (found, message) = match (directly, is_declared) {
+        (Err(error), true) if trouble::is_pooler(&error) => (look_with(settings).await?, BETWEEN),
+        (Err(error), false) if trouble::is_pooler(&error) => {
+            (look_with(Settings { statements: Statements::Unnamed, ..settings }).await?, trouble::POOLER)
+        }
+        (directly, true) => (directly?, NOT_BETWEEN),
+        (directly, false) => return directly,
+    };
+    let pooler = Finding { risk: Risk::Pooler, message: message.to_owned() };
+    Ok(found.into_iter().chain([pooler]).collect())
+}
+
+const BETWEEN: &str =
+    "a pooler is between, so waiters are not told but poll; connect to the server itself where that matters";
+const NOT_BETWEEN: &str =
+    "pooler=true is in the URL, and no pooler is between; remove it, so that waiters need not poll";
+
+/// Connects with these settings and checks the server.
+async fn look_with(settings: Settings) -> Result<Vec<Finding>, StoreError> {
     let background = tokio::runtime::Handle::current();
     let opener = Arc::new(Opener::new(settings, background, WakeSink::new(|_| {})));
-    let connection = Connection::new(opener, Duration::from_secs(5), None);
-    look(&connection).await
+    look(&Connection::new(opener, Duration::from_secs(5), None)).await
 }
 
 /// Checks the server behind a connection.

@@ -79,12 +79,21 @@ pub(crate) async fn first(
     let needed: Vec<_> = [lock.statement, read.statement].iter().chain(later).copied().collect();
     session.prepare(&needed).await.map_err(|error| broken(error, None))?;
     let warnings = session.warnings();
-    let (begun, locked, read) = tokio::join!(
-        biased;
-        session.batch(wait.begin()),
-        session.query(lock.statement, lock.parameters),
-        session.query(read.statement, read.parameters),
-    );
+    let begin = session.batch(wait.begin());
+    let rest = async {
+        tokio::join!(
+            biased;
+            session.query(lock.statement, lock.parameters),
+            session.query(read.statement, read.parameters),
+        )
+    };
+    let (begun, (locked, read)) = if session.is_pooled() {
+        // Should it fail, the rest must not be sent: each statement would be a transaction of its own.
+        begin.await.map_err(|error| broken(error, None))?;
+        (Ok(()), rest.await)
+    } else {
+        tokio::join!(biased; begin, rest)
+    };
     if let Err(error) = begun {
         // What followed ran without a transaction, and locked nothing.
         return Err(broken(error, None));
@@ -142,8 +151,8 @@ pub(crate) async fn second(
         return Err(give_up(session, trouble::closed()).await);
     }
     let warnings = session.warnings();
-    let (later, along): (Vec<_>, Vec<_>) =
-        messages.into_iter().partition(|messages| messages.waits_for_replicas);
+    let goes_later = |messages: &Messages| messages.waits_for_replicas || session.is_pooled();
+    let (later, along): (Vec<_>, Vec<_>) = messages.into_iter().partition(goes_later);
     progress.commits();
     let (written, committed, ()) = tokio::join!(
         biased;
@@ -153,7 +162,13 @@ pub(crate) async fn second(
     );
     match (written, committed) {
         (Ok(_), Ok(())) if session.warnings() == warnings => {
-            begin_to_send(session, later).await;
+            if session.is_pooled() {
+                for messages in later {
+                    messages.send(session.clone()).await;
+                }
+            } else {
+                begin_to_send(session, later).await;
+            }
             Ok(())
         }
         (Ok(_), Ok(())) => {

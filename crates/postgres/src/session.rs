@@ -157,8 +157,14 @@ impl Session {
     /// What the server is. Those that cannot keep locks are refused, and so is a pooler that nothing was said of.
     pub(crate) async fn greet(&self) -> Result<ServerFacts, StoreError> {
         let explain = |error| explain(error).not_applied();
-        // One flight. A foreign server may know its version only.
-        let (name, facts) = tokio::join!(biased; self.one::<String>("SELECT version()"), self.rows(FACTS));
+        // A foreign server may know its version only.
+        let (name, facts) = (self.one::<String>("SELECT version()"), self.rows(FACTS));
+        let (name, facts) = if self.is_pooled() {
+            (name.await, facts.await)
+        } else {
+            // One flight.
+            tokio::join!(biased; name, facts)
+        };
         let name = name.map_err(explain)?;
         refuse_foreign(&name)?;
         let facts = facts.map_err(explain)?;
@@ -207,6 +213,13 @@ impl Session {
     /// The one value that a statement gives.
     pub(crate) async fn one<T: FromSqlOwned>(&self, text: &str) -> Result<T, Error> {
         self.client.query_typed_one(text, &[]).await?.try_get(0)
+    }
+
+    /// Whether a pooler is between. Then nothing may be sent before the transaction before it is answered to its end: a
+    /// pooler that has read a statement only in part may send the rest of it to another server process, which runs a
+    /// stranger's statement instead.
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.statements == Statements::Unnamed
     }
 
     /// Whether these can be sent without waiting.

@@ -30,12 +30,17 @@ pub(crate) fn replaced() -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
 }
 
-const POOLER: &str = "a pooler is between this program and the server, and may run the statements of other programs in place \
+pub(crate) const POOLER: &str = "a pooler is between this program and the server, and may run the statements of other programs in place \
                       of this one's; write pooler=true in the URL, or connect to the server itself";
 
 /// A pooler spreads the statements of a session over several server processes.
 pub(crate) fn pooler() -> StoreError {
     config(POOLER)
+}
+
+/// Whether an error says that there is a pooler.
+pub(crate) fn is_pooler(error: &StoreError) -> bool {
+    error.kind() == StoreErrorKind::Config && error.to_string().contains(POOLER)
 }
 
 /// A name is locked by another transaction, and nothing was done.

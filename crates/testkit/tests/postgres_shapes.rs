@@ -1,5 +1,5 @@
-//! The whole behaviour suite, and refinement, on PostgreSQL: over TCP, by socket, as a user with few rights, and with
-//! statements that are not prepared.
+//! The whole behaviour suite, and refinement, on PostgreSQL: over TCP, by socket, as a user with few rights, with statements
+//! that are not prepared, behind a transaction pooler, and over TLS with certificates of both sides.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ use lockkeeper::url;
 use lockkeeper_testkit::{
     behaviour,
     refinement::{self, Subject},
-    servers::{Postgres, PostgresOptions},
+    servers::{PgBouncer, Postgres, PostgresOptions},
 };
 
 /// Tests wait most of the time, so more of them than cores run at once. Every grant is synced to disk, so not many more.
@@ -17,8 +17,8 @@ const THREADS: usize = 10;
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
-    let server = match start() {
-        Ok(server) => server,
+    let Servers { pooler, server, encrypted } = match start() {
+        Ok(servers) => servers,
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
@@ -30,6 +30,8 @@ fn main() -> ExitCode {
         ("socket", format!("{}?schema=by_socket", server.socket_url())),
         ("few rights", format!("{few}?schema=few")),
         ("not prepared", format!("{}?schema=unnamed&pooler=true", server.url())),
+        ("pooler", format!("{}?schema=pooled&pooler=true", pooler.url())),
+        ("tls", encrypted.url()),
     ];
     let mut trials = Vec::new();
     for (shape, url) in shapes {
@@ -51,14 +53,22 @@ fn main() -> ExitCode {
         }
     }
     let outcome = libtest_mimic::run(&arguments, trials);
-    drop(server);
+    drop((pooler, server, encrypted));
     outcome.exit_code()
 }
 
-fn start() -> std::io::Result<Postgres> {
+struct Servers {
+    pooler: PgBouncer,
+    server: Postgres,
+    encrypted: Postgres,
+}
+
+fn start() -> std::io::Result<Servers> {
     let server = PostgresOptions::default().password("canary").setting("max_connections = 900").start()?;
     server.sql("CREATE ROLE few LOGIN PASSWORD 'secret'; CREATE SCHEMA few AUTHORIZATION few")?;
-    Ok(server)
+    let pooler = PgBouncer::before(&server)?;
+    let encrypted = PostgresOptions::default().tls().setting("max_connections = 500").start()?;
+    Ok(Servers { pooler, server, encrypted })
 }
 
 fn refine(url: String, seed: u64) -> Result<(), libtest_mimic::Failed> {

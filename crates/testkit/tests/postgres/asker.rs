@@ -105,7 +105,10 @@ impl Freeing {
 
     pub(crate) async fn once_awaited(&self, locks: &Client) -> i64 {
         let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
-        while self.monitor.query_one(waits, &[]).await.expect("asked").get::<_, i64>(0) == 0 {}
+        let started = std::time::Instant::now();
+        while self.monitor.query_one(waits, &[]).await.expect("asked").get::<_, i64>(0) == 0 {
+            assert!(started.elapsed() < secs(20), "nobody waits");
+        }
         let freed = locks.query_one(CLOCK, &[]).await.expect("asked").get(0);
         locks.batch_execute("COMMIT").await.expect("ended");
         freed

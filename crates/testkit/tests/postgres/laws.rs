@@ -697,6 +697,17 @@ async fn law_8_only_those_who_wait_listen() {
         }
         assert!(started.elapsed() < secs(10), "it listens although nobody cares");
     }
+    // Its session does not listen either: nothing has come there when somebody cares again.
+    message(&server, &asker, "unheard");
+    let again = asker.store.watch(&Topic::Grants(asker.claim("a", 1).name)).await.expect("subscribed");
+    message(&server, &asker, "heard");
+    let is_heard = |wake: &Wake| {
+        let Wake::Changed(Topic::Latch(name)) = wake else { return false };
+        assert_ne!(name.as_str(), "unheard", "it listened although nobody cared");
+        name.as_str() == "heard"
+    };
+    assert!(until_woken(&mut wakes, secs(10), is_heard).await, "it listens again");
+    drop(again);
     asker.store.renew(&[asker.renewal("a", 1)]).await.expect("answered");
     assert_eq!(backends(&server).len(), 3, "and renewals");
 }

@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 
 mod asker;
+mod checks;
 mod failover;
 mod laws;
 #[path = "../redis/load.rs"]

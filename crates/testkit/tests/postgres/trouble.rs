@@ -11,7 +11,7 @@ use lockkeeper_testkit::{
 use tokio::sync::mpsc;
 
 use crate::{
-    asker::{Asker, CLOCK, session},
+    asker::{Asker, CLOCK, lock_row, session},
     millis, secs,
 };
 
@@ -243,6 +243,73 @@ async fn messages_arrive_whatever_encoding_the_database_has() {
     holder.give_back("日本%", 1).await.expect("answered");
     let told = tokio::time::timeout(secs(10), told.recv()).await.expect("in time");
     assert_eq!(told, Some(("日本%".to_owned(), 2)));
+}
+
+/// A database whose transactions are read-only by default: the error says so, and nothing is half-done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_read_only_by_default_says_so() {
+    let server = Postgres::start().expect("started");
+    Asker::connect(&server.url()).await;
+    server.sql("ALTER DATABASE lockkeeper SET default_transaction_read_only = on").expect("set");
+    let asker = Asker::connect(&server.url()).await;
+    let error = asker.claims(&[("a", 1)]).await.expect_err("refused");
+    assert!(error.is_passing() && !error.maybe_applied(), "{error}");
+    assert!(error.to_string().contains("default_transaction_read_only"), "{error}");
+    let reset = "BEGIN READ WRITE; ALTER DATABASE lockkeeper RESET default_transaction_read_only; COMMIT";
+    server.sql(reset).expect("reset");
+    let asker = Asker::connect(&server.url()).await;
+    assert!(matches!(asker.ask("a", 1).await, Verdict::Granted(_)));
+}
+
+/// A statement that an administrator cancels is an error that passes, and did nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_statement_did_nothing() {
+    let server = Postgres::start().expect("started");
+    let asker = Asker::connect(&server.url()).await;
+    for seq in [1, 2] {
+        assert!(matches!(asker.ask_alone("a", seq).await.each[..], [Answer::Claim(Verdict::Granted(_))]));
+        asker.give_back("a", seq).await.expect("answered");
+    }
+    let (other, monitor) = (session(&server).await, session(&server).await);
+    lock_row(&other, "a").await;
+    let cancelled = async {
+        let cancel =
+            "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        while monitor.query_one(cancel, &[]).await.expect("asked").get::<_, i64>(0) == 0 {}
+    };
+    let claim = [Request::Claim(asker.claim("a", 3))];
+    let (answers, ()) = tokio::join!(asker.store.apply_alone(&claim), cancelled);
+    let error = answers.expect_err("cancelled");
+    assert!(error.is_passing() && !error.maybe_applied(), "{error}");
+    assert!(error.to_string().contains("cancelled"), "{error}");
+    other.batch_execute("COMMIT").await.expect("ended");
+    assert_eq!(asker.holders("a").await, [] as [u64; 0]);
+    assert!(matches!(asker.ask_alone("a", 3).await.each[..], [Answer::Claim(Verdict::Granted(_))]));
+}
+
+/// A server without disk space or memory for a write says so, and nothing of the group is written. A trigger says it here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_space_says_so() {
+    let server = Postgres::start().expect("started");
+    let asker = Asker::connect(&server.url()).await;
+    assert!(matches!(asker.ask("held", 1).await, Verdict::Granted(_)));
+    for code in ["53100", "53200"] {
+        let fails = format!(
+            "CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 IF NEW.name = 'b' THEN RAISE 'no space left' USING ERRCODE = '{code}'; END IF; RETURN NEW;
+             END $$;
+             CREATE OR REPLACE TRIGGER fail BEFORE UPDATE ON lockkeeper.resource FOR EACH ROW EXECUTE FUNCTION fail()"
+        );
+        server.sql(&fails).expect("made");
+        let error = asker.claims(&[("a", 2), ("b", 3)]).await.expect_err("no space");
+        assert!(error.is_passing() && !error.maybe_applied(), "{code}: {error}");
+        assert!(error.to_string().contains("no disk space or memory"), "{code}: {error}");
+        assert_eq!(asker.holders("a").await, [] as [u64; 0], "{code}");
+        assert_eq!(asker.holders("held").await, [1], "{code}");
+    }
+    server.sql("DROP TRIGGER fail ON lockkeeper.resource").expect("dropped");
+    let answers = asker.claims(&[("a", 2), ("b", 3)]).await.expect("answered").each;
+    assert!(answers.iter().all(|answer| matches!(answer, Answer::Claim(Verdict::Granted(_)))), "{answers:?}");
 }
 
 /// Names are compared byte for byte.
