@@ -105,7 +105,7 @@ impl Group {
             if !flight.locked.is_empty() {
                 return self.count_locked(&count, latch).await;
             }
-            let make = statements.make(Table::Latch, name, self.wait);
+            let make = statements.make(Table::Latch, name);
             flights::lone(&self.session, &make).await?;
         }
         Err(Failure::keeps(trouble::busy()))
@@ -155,7 +155,7 @@ impl Group {
         for _ in 0..TRIES {
             let flight = flights::first(&self.session, &lock, &read).await?;
             let (Some(row), false) = (flight.read.first(), flight.locked.is_empty()) else {
-                let make = statements.make(Table::Fence, name, self.wait);
+                let make = statements.make(Table::Fence, name);
                 flights::lone(&self.session, &make).await?;
                 continue;
             };

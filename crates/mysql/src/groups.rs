@@ -245,7 +245,7 @@ impl Group {
             }
             // A row that was made is no trouble if nothing follows.
             let to_make = to_make.into_iter().map(|needed| &needed.name);
-            let make = self.session.statements.make(Table::Resource, to_make, self.wait);
+            let make = self.session.statements.make(Table::Resource, to_make);
             flights::lone(&self.session, &make).await?;
         }
         Err(Failure::keeps(trouble::busy()))

@@ -158,16 +158,11 @@ impl Statements {
     }
 
     /// Makes rows that can be locked. It is a transaction of its own: in another one, the lock that it takes on a row that
-    /// is there already could end in a deadlock.
-    pub(crate) fn make<'a>(
-        &self,
-        table: Table,
-        names: impl IntoIterator<Item = &'a Name>,
-        wait: LockWait,
-    ) -> String {
+    /// is there already could end in a deadlock. Its time includes that of the disk.
+    pub(crate) fn make<'a>(&self, table: Table, names: impl IntoIterator<Item = &'a Name>) -> String {
         let rows = list(names, |text, name| _ = write!(text, "({}, {CLOCK})", literal(name)));
         let insert = format!("INSERT IGNORE INTO {}{} (name, used) VALUES {rows}", self.prefix, table.word());
-        format!("{}; {}", self.roll_back(), self.bounded(&insert, wait))
+        format!("{}; {}", self.roll_back(), self.bounded(&insert, LockWait::Whole))
     }
 
     /// What the server is just now, in words: whether it takes writes, and how this connection is set. They have a length
@@ -313,7 +308,7 @@ mod tests {
         for text in [
             statements.read(&names, &[nobody]),
             statements.poll(nobody.keeper, &names, &names),
-            statements.make(Table::Fence, &names, LockWait::Brief),
+            statements.make(Table::Fence, &names),
             statements.read_latch(&names[1], nobody),
         ] {
             assert!(!text.contains("DROP") && text.contains("x'273b2044"), "{text}");

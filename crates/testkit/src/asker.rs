@@ -5,9 +5,12 @@ use std::{sync::Arc, time::Duration};
 use lockkeeper_core::{
     ContenderId, KeeperId, Name, StoreError,
     clock::Clock,
-    store::{Answer, Answers, Claim, Context, Leave, Renew, Request, Store, Verdict, WakeSink},
+    store::{Answer, Answers, Claim, Context, Leave, Left, Renew, Request, Store, Verdict, WakeSink},
     testing,
 };
+
+/// How often a request is asked again that a store can do nothing for.
+const TRIES: usize = 40;
 
 /// How long leases last: longer than any test.
 const LEASE: Duration = Duration::from_secs(120);
@@ -74,22 +77,40 @@ impl Asker {
         self.store.apply(&group).await
     }
 
-    /// A lone claim.
+    /// A lone claim. If nothing was done for now, it is asked again alone, as the engine does.
     ///
     /// # Panics
     /// If it fails.
     pub async fn ask(&self, name: &str, seq: u64) -> Verdict {
-        let answers = self.claims(&[(name, seq)]).await.expect("answered");
-        let [Answer::Claim(verdict)] = &answers.each[..] else { panic!("{answers:?}") };
+        let answer = self.lone(Request::Claim(self.claim(name, seq))).await.expect("answered");
+        let [Answer::Claim(verdict)] = &answer.each[..] else { panic!("{answer:?}") };
         verdict.clone()
     }
 
-    /// A lone leave.
+    /// A lone leave, in the same way.
     ///
     /// # Errors
     /// That of the store.
     pub async fn give_back(&self, name: &str, seq: u64) -> Result<Answers<Answer>, StoreError> {
-        self.store.apply(&[Request::Leave(self.leave(name, seq))]).await
+        self.lone(Request::Leave(self.leave(name, seq))).await
+    }
+
+    /// A lone request, in the same way.
+    ///
+    /// # Errors
+    /// That of the store.
+    pub async fn lone(&self, request: Request) -> Result<Answers<Answer>, StoreError> {
+        let group = [request];
+        let mut answers = self.store.apply(&group).await?;
+        for _ in 0..TRIES {
+            match answers.each[..] {
+                [Answer::Claim(Verdict::NotNow(_)) | Answer::Leave(Left::NotNow)] => {
+                    answers = self.store.apply_alone(&group).await?;
+                }
+                _ => break,
+            }
+        }
+        Ok(answers)
     }
 
     /// The numbers of the contenders that hold a name.

@@ -1,0 +1,84 @@
+//! Plain connections beside the store's.
+
+use lockkeeper_core::store::{Answer, Request, StoreTime, Verdict};
+use lockkeeper_testkit::{asker::Asker, servers::MariaDb};
+use mysql_async::{Conn, prelude::Queryable as _};
+
+/// The server's clock, in microseconds.
+pub(crate) const CLOCK: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(6))";
+
+pub(crate) fn is_granted(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Granted(_))
+}
+
+pub(crate) async fn session(server: &MariaDb) -> Conn {
+    Conn::from_url(format!("mysql://lockkeeper@{}/lockkeeper?prefer_socket=false", server.address()))
+        .await
+        .expect("connected")
+}
+
+/// One number.
+pub(crate) async fn number(session: &mut Conn, question: &str) -> i64 {
+    session.query_first(question).await.expect("asked").expect("a row")
+}
+
+/// Locks the rows of names, as another keeper's transaction does. They stay locked until the session ends it.
+pub(crate) async fn lock_rows(session: &mut Conn, names: &[&str]) {
+    session.query_drop("START TRANSACTION").await.expect("begun");
+    for name in names {
+        let lock = format!("SELECT 1 FROM lockkeeper_resource WHERE name = '{name}' FOR UPDATE");
+        assert_eq!(session.query::<i64, _>(lock).await.expect("locked"), [1], "{name} has a row");
+    }
+}
+
+pub(crate) async fn commit(session: &mut Conn) {
+    session.query_drop("COMMIT").await.expect("ended");
+}
+
+/// How many transactions wait for a row just now.
+pub(crate) const LOCK_WAITS: &str = "SELECT variable_value FROM information_schema.global_status \
+                                     WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'";
+
+/// What a claim was told that had to wait for a row.
+pub(crate) struct Waited {
+    pub(crate) now: StoreTime,
+    pub(crate) verdict: Verdict,
+    /// The server's clock before the row became free.
+    pub(crate) freed: u64,
+}
+
+/// Has a claim wait for the row of its name, which another transaction has locked, and ends that transaction meanwhile.
+/// `before` is done within it. A claim that waited for too long because the machine is busy is made again.
+pub(crate) async fn claim_while_locked(
+    server: &MariaDb,
+    asker: &Asker,
+    name: &str,
+    seq: u64,
+    before: &str,
+) -> Waited {
+    let (mut locks, mut monitor) = (session(server).await, session(server).await);
+    loop {
+        lock_rows(&mut locks, &[name]).await;
+        let asking = {
+            let (asker, claim) = (asker.clone(), Request::Claim(asker.claim(name, seq)));
+            tokio::spawn(async move { asker.store.apply_alone(&[claim]).await.expect("answered") })
+        };
+        while !asking.is_finished() && number(&mut monitor, LOCK_WAITS).await == 0 {}
+        if !before.is_empty() {
+            locks.query_drop(before).await.expect("done");
+        }
+        let freed = number(&mut locks, CLOCK).await.cast_unsigned();
+        commit(&mut locks).await;
+        let answers = asking.await.expect("no panic");
+        let [Answer::Claim(verdict)] = &answers.each[..] else { panic!("{answers:?}") };
+        if !matches!(verdict, Verdict::NotNow(_)) {
+            return Waited { now: answers.now, verdict: verdict.clone(), freed };
+        }
+    }
+}
+
+/// Whether another transaction has the row of a name locked.
+pub(crate) async fn is_locked(session: &mut Conn, name: &str) -> bool {
+    let lock = format!("SELECT 1 FROM lockkeeper_resource WHERE name = '{name}' FOR UPDATE NOWAIT");
+    session.query_drop(lock).await.is_err()
+}
