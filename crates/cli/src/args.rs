@@ -291,6 +291,12 @@ pub(crate) struct ServeArgs {
     /// A name by which this server is called, besides those of loopback; may be given several times
     #[arg(long, value_name = "NAME")]
     pub(crate) host: Vec<String>,
+    /// Limits of alarms (TOML); read again when it changes. Without it, sound limits hold
+    #[arg(long, value_name = "FILE")]
+    pub(crate) alarms: Option<PathBuf>,
+    /// Show a demo instead of a store: locks in memory with a lively hour behind them
+    #[arg(long)]
+    pub(crate) demo: bool,
     /// Name the N locks with the most waiters in /metrics
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) hottest: usize,

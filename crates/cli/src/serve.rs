@@ -43,7 +43,9 @@ async fn ended(signals: &mut Signals) {
 }
 
 fn settings(store: &StoreArgs, args: &ServeArgs) -> Result<Settings, Failure> {
-    let mut settings = Settings::new(store::url(store)?);
+    let mut settings = Settings::new(if args.demo { String::new() } else { store::url(store)? });
+    settings.alarms.clone_from(&args.alarms);
+    settings.demo = args.demo;
     settings.listen = args.listen.clone();
     settings.token_file.clone_from(&args.token_file);
     if let (Some(cert), Some(key)) = (args.tls_cert.clone(), args.tls_key.clone()) {

@@ -20,6 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::{
     connections::Connections,
+    console::Watched,
     gate::Caller,
     idempotency::Remembered,
     log::Log,
@@ -45,6 +46,7 @@ pub(crate) struct App {
     pub(crate) settings: Settings,
     pub(crate) keeper: Keeper,
     pub(crate) sampler: Sampler,
+    pub(crate) watched: Watched,
     pub(crate) tokens: Tokens,
     pub(crate) failures: Failures,
     pub(crate) connections: Arc<Connections>,
@@ -64,6 +66,7 @@ pub(crate) struct Parts {
     pub(crate) settings: Settings,
     pub(crate) keeper: Keeper,
     pub(crate) sampler: Sampler,
+    pub(crate) watched: Watched,
     pub(crate) tokens: Tokens,
     pub(crate) log: Log,
     pub(crate) exporter: Option<metrics::Exporter>,
@@ -71,7 +74,7 @@ pub(crate) struct Parts {
 
 impl App {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { settings, keeper, sampler, tokens, log, exporter } = parts;
+        let Parts { settings, keeper, sampler, watched, tokens, log, exporter } = parts;
         let usual = if claims_are_sessions(&keeper) { WAITING_BY_SESSION } else { WAITING };
         let most_waiting = settings.limits.waiting.unwrap_or(usual).min(Semaphore::MAX_PERMITS);
         Self {
@@ -79,6 +82,7 @@ impl App {
             settings,
             keeper,
             sampler,
+            watched,
             tokens,
             failures: Failures::default(),
             remembered: Remembered::default(),

@@ -10,6 +10,7 @@ mod api;
 mod app;
 mod connection;
 mod connections;
+mod console;
 mod delivery;
 mod error;
 mod files;

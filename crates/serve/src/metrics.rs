@@ -53,7 +53,7 @@ const AHEAD: [f64; 11] = [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 50
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// The paths that requests are counted by; all others are one.
-const PATHS: [&str; 22] = [
+const PATHS: [&str; 27] = [
     "/v1/acquire",
     "/v1/renew",
     "/v1/release",
@@ -72,6 +72,11 @@ const PATHS: [&str; 22] = [
     "/v1/fence",
     "/v1/whoami",
     "/v1/store",
+    "/v1/history",
+    "/v1/hot",
+    "/v1/alarms",
+    "/v1/console",
+    "/",
     "/v1/openapi.json",
     "/metrics",
     "/healthz",
@@ -178,7 +183,7 @@ fn describe() {
 
 /// What the store has, whoever holds it.
 fn store_gauges(text: &mut String, store: &str, sample: &Sample) {
-    let views = || sample.locks.values().map(|entry| &entry.view);
+    let views = || sample.locks.values().map(|entry| &*entry.view);
     let held: usize = views().map(|view| view.holders.len()).sum();
     let waiting: usize = views().map(|view| view.waiters.len()).sum();
     let age = |since: SystemTime| SystemTime::now().duration_since(since).unwrap_or_default().as_secs_f64();

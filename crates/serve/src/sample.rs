@@ -20,7 +20,7 @@ use crate::{
 
 /// One name of a sample.
 pub(crate) struct Entry {
-    pub(crate) view: ResourceView,
+    pub(crate) view: Arc<ResourceView>,
     /// Differs if somebody came or left, or an operator did something. What is left of a lease has no part in it.
     mark: u64,
     json: OnceLock<Arc<str>>,
@@ -35,13 +35,13 @@ impl Entry {
         }
         view.holders.len().hash(&mut hasher);
         view.waiters.iter().for_each(|waiter| waiter.contender.hash(&mut hasher));
-        Self { view, mark: hasher.finish(), json: OnceLock::new() }
+        Self { view: Arc::new(view), mark: hasher.finish(), json: OnceLock::new() }
     }
 
     /// The lock as JSON, made once for all who ask.
     pub(crate) fn json(&self) -> &Arc<str> {
         self.json.get_or_init(|| {
-            let text = serde_json::to_string(&Lock::from(&self.view)).unwrap_or_default();
+            let text = serde_json::to_string(&Lock::from(&*self.view)).unwrap_or_default();
             terminal::json(text).into()
         })
     }

@@ -1,5 +1,5 @@
 //! One task that lists the store for all who look: one pass, and not more often than every second or 20 times as long as it
-//! takes. Nobody looks, nothing is listed.
+//! takes. The console looks all the time, for its history and its alarms.
 
 use std::{
     sync::{

@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::Router;
-use lockkeeper::{Keeper, support::background::Background};
+use lockkeeper::{Keeper, KeeperBuilder, StoreError, support::background::Background};
+use lockkeeper_console::demo;
 use serde_json::json;
 use tokio::runtime::Handle;
 
@@ -11,6 +12,7 @@ use crate::{
     api,
     app::{App, Parts},
     connection,
+    console::{self, Played, Watched},
     error::ServeError,
     files,
     listener::{Accepted, Listener},
@@ -39,6 +41,7 @@ pub struct Server {
     tls: Option<Arc<Tls>>,
     token: Option<String>,
     looks: Option<Keeper>,
+    played: Option<Played>,
 }
 
 impl Server {
@@ -68,16 +71,25 @@ impl Server {
         log.subscribe();
         // Before keepers connect, which register their metrics.
         let exporter = Exporter::install();
-        let keeper = connect(&settings.store, None).await?;
+        let mut played = if settings.demo { Some(Played::new().await?) } else { None };
+        let builder = || match &played {
+            Some(played) => Ok(Keeper::builder(played.server.connector(demo::URL))),
+            None => lockkeeper::builder(&settings.store),
+        };
+        let keeper = connect(builder(), None).await?;
         // A store in this process belongs to its keeper alone.
         let alone = settings.store == "memory:" || settings.store.starts_with("memory:?");
-        let looks = if alone { None } else { Some(connect(&settings.store, Some(LISTING_LIMIT)).await?) };
+        let looks = if alone { None } else { Some(connect(builder(), Some(LISTING_LIMIT)).await?) };
         let sampler = Sampler::start(looks.as_ref().unwrap_or(&keeper).clone());
+        let mut watched = Watched::new(&keeper, settings.alarms.as_deref())?;
+        if let Some(played) = &mut played {
+            played.show_past(&mut watched, settings.alarms.as_deref()).await?;
+        }
         let listener = Listener::bind(&settings.listen).await?;
         let listens = listener.listens().map_err(|error| ServeError::internal(error.to_string()))?;
-        let app = Arc::new(App::new(Parts { settings, keeper, sampler, tokens, log, exporter }));
+        let app = Arc::new(App::new(Parts { settings, keeper, sampler, watched, tokens, log, exporter }));
         let router = api::router(app.clone());
-        Ok(Self { app, router, listener, listens, tls, token, looks })
+        Ok(Self { app, router, listener, listens, tls, token, looks, played })
     }
 
     /// Where it listens: port 0 has become a free one.
@@ -110,8 +122,9 @@ impl Server {
     /// Serves until `end` resolves. Then those who wait are told so, the rest is finished, and nothing is left at the store
     /// but leases that callers have.
     pub async fn run(self, end: impl Future<Output = ()>) {
-        let Self { app, router, listener, tls, looks, .. } = self;
-        let _tasks = background(&app, tls.as_ref());
+        let Self { app, router, listener, tls, looks, played, .. } = self;
+        let mut tasks = background(&app, tls.as_ref());
+        tasks.extend(played.map(|played| Background::spawn(&Handle::current(), played.run())));
         let clients = Outstanding::new();
         app.log.write(
             "info",
@@ -141,8 +154,11 @@ impl Server {
     }
 }
 
-async fn connect(store: &str, limit: Option<Duration>) -> Result<Keeper, ServeError> {
-    let mut builder = lockkeeper::builder(store)?.program("lockkeeper serve");
+async fn connect(
+    builder: Result<KeeperBuilder, StoreError>,
+    limit: Option<Duration>,
+) -> Result<Keeper, ServeError> {
+    let mut builder = builder?.program("lockkeeper serve");
     if let Some(limit) = limit {
         builder = builder.request_limit(limit);
     }
@@ -179,7 +195,12 @@ async fn accept(
 /// What goes on beside the requests.
 fn background(app: &Arc<App>, tls: Option<&Arc<Tls>>) -> Vec<Background> {
     let runtime = Handle::current();
-    let mut tasks = Vec::new();
+    let watch = console::watch(app.clone(), app.sampler.read());
+    let doctor = console::ask_doctor(app.clone());
+    let mut tasks = vec![Background::spawn(&runtime, watch), Background::spawn(&runtime, doctor)];
+    if let Some(file) = app.settings.alarms.clone() {
+        tasks.push(Background::spawn(&runtime, console::follow_alarms(app.clone(), file)));
+    }
     if let Some(exporter) = app.exporter.clone() {
         tasks.push(Background::spawn(&runtime, exporter.keep_up()));
     }

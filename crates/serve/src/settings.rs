@@ -21,6 +21,10 @@ pub struct Settings {
     pub behind_proxy: bool,
     /// Names by which it may be called, besides those of loopback.
     pub hosts: Vec<String>,
+    /// Limits of alarms, as a TOML file that is read again when it changes. Without it, sound limits hold.
+    pub alarms: Option<PathBuf>,
+    /// Whether it shows a demo: a store in memory in which a lot goes on. `store` has no meaning then.
+    pub demo: bool,
     /// How many locks `/metrics` names: those with the most waiters.
     pub hottest: usize,
     /// Limits.
@@ -81,6 +85,8 @@ impl Settings {
             tls: None,
             behind_proxy: false,
             hosts: Vec::new(),
+            alarms: None,
+            demo: false,
             hottest: 0,
             limits: Limits::default(),
         }

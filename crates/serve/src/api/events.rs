@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// How many chunks wait for a client that is slow.
-const AHEAD: usize = 2;
+pub(super) const AHEAD: usize = 2;
 
 /// Tells what changes, as server-sent events.
 ///
@@ -55,12 +55,17 @@ pub(super) async fn events(
     let first = app.sampler.latest().await?;
     let (chunks, body) = mpsc::channel(AHEAD);
     tokio::spawn(follow(app, caller, params, reader, first, chunks));
-    let mut response = Body::new(Events(body)).into_response();
+    Ok(event_stream(body))
+}
+
+/// An answer of events, as they come.
+pub(super) fn event_stream(events: mpsc::Receiver<Bytes>) -> Response {
+    let mut response = Body::new(Events(events)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     // Proxies must pass each event on at once.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    Ok(response)
+    response
 }
 
 /// Sends events until the client is gone, its token is revoked, or the server ends.
@@ -167,7 +172,7 @@ fn outage_event(outage: &Outage) -> String {
 }
 
 /// JSON as one line.
-fn line(value: &impl serde::Serialize) -> String {
+pub(super) fn line(value: &impl serde::Serialize) -> String {
     to_json(value).map_or_else(|_| "{}".into(), |json| String::from_utf8_lossy(&json).into_owned())
 }
 

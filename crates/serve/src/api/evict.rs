@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::{extract::State, response::Response};
 use lockkeeper::{Token, store::Eviction};
+use lockkeeper_console::Eviction as Noted;
 use serde_json::json;
 
 use crate::{
@@ -70,6 +71,10 @@ async fn evicted(app: &App, caller: &Caller, request: EvictRequest) -> Result<Ev
             "holder": format!("{}[{}]@{}", process.program, process.pid, process.host),
         });
         app.audit(caller, "evict", &name, what, more);
+        if let Ok(true) = result {
+            let (by, reason) = (caller.who.name.clone(), reason.as_str().into());
+            app.watched.console.evicted(&name, holder.token, Noted { by, reason, immediate: now });
+        }
         evicted.push(EvictedHolder {
             token: holder.token.to_string(),
             host: process.host.clone(),

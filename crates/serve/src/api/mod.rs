@@ -1,6 +1,7 @@
 //! The calls of the API, one file each or a few that belong together.
 
 mod acquire;
+mod console;
 mod events;
 mod evict;
 mod fence;
@@ -81,6 +82,9 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(fence::fence))
         .routes(routes!(store::whoami))
         .routes(routes!(store::store))
+        .routes(routes!(console::history))
+        .routes(routes!(console::hot))
+        .routes(routes!(console::alarms))
 }
 
 /// The description of the API, made from its code.
@@ -97,6 +101,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/healthz", get(probes::healthz))
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(metrics))
+        .route("/v1/console", get(console::stream))
+        .route("/", get(console::page))
+        .route("/console/{file}", get(console::page))
         .fallback(async || Problem::new(Code::NotFound, "there is no such path"))
         .method_not_allowed_fallback(async || Problem::new(Code::WrongMethod, "this path has another method"))
         .with_state(app)

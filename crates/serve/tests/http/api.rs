@@ -145,6 +145,7 @@ async fn a_latch_counts_and_is_waited_for() {
     assert_eq!(shown, json!({ "name": "l", "remaining": 0, "initial": 2 }));
     assert_eq!(user.post("/v1/latch/reset", &name).await.status, 200);
     assert_eq!(user.get("/v1/latch/show?name=l").await.get("remaining"), "2");
+    world.sampled().await;
     let listed = world.look().get("/v1/latches?prefix=l").await.json();
     assert_eq!(listed["latches"][0]["name"], json!("l"));
     assert_eq!(user.post("/v1/latch/delete", &name).await.status, 200);

@@ -63,6 +63,7 @@ async fn events_tell_what_is_there_and_then_what_changes() {
     let world = World::start().await;
     let lease = world.acquire("team/1").await;
     world.acquire("other/1").await;
+    world.sampled().await;
     let mut events = Events::follow(&world.look(), "/v1/events").await;
     let begin = events.until("sample").await;
     assert_eq!(begin[0].0, "reset");
@@ -94,6 +95,7 @@ async fn events_are_for_what_was_asked_for_and_may_be_seen() {
     for name in ["team/a/1", "team/b/1", "other/1"] {
         world.acquire(name).await;
     }
+    world.sampled().await;
     let eye = world.client("teamlookteamlook");
     let mut all = Events::follow(&eye, "/v1/events").await;
     assert_eq!(names(&all.until("sample").await, "lock"), ["team/a/1", "team/b/1"]);
@@ -112,6 +114,7 @@ async fn pages_are_in_order_and_from_one_sample() {
     for index in 0..25 {
         world.acquire(&format!("p/{index:02}")).await;
     }
+    world.sampled().await;
     let (mut names, mut after) = (Vec::new(), String::new());
     loop {
         let page = world.look().get(&format!("/v1/locks?prefix=p/&limit=10{after}")).await.json();

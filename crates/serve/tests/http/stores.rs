@@ -35,6 +35,7 @@ async fn locks(one: &World, two: &World) {
         (&holder["program"], &holder["label"], &holder["detached"]),
         (&json!("worker"), &json!("x"), &json!(true))
     );
+    one.sampled().await;
     let listed = one.look().get("/v1/locks?prefix=a").await.json();
     assert_eq!(listed["locks"][0]["name"], json!("a"), "{listed}");
     assert_eq!(two.user().post("/v1/release", &lease).await.status, 200);
@@ -167,6 +168,12 @@ async fn an_outage_of_the_store_is_503_and_ends() {
     let failed = world.user().post("/v1/acquire", &json!({ "name": "b" })).await;
     assert_eq!((failed.status, failed.code().as_str()), (503, "store_unreachable"), "{failed:?}");
     assert!(failed.header("retry-after").is_some());
+    // The sample of before is shown for as long as it is fresh.
+    let start = Instant::now();
+    while world.look().get("/v1/locks").await.status == 200 {
+        assert!(start.elapsed() < LIMIT);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     for path in ["/v1/locks", "/v1/lock?name=a"] {
         assert_eq!(world.look().get(path).await.code(), "store_unreachable", "{path}");
     }

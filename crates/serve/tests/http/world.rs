@@ -103,6 +103,21 @@ impl World {
         }
     }
 
+    /// Waits for a listing of the store that began after this call.
+    pub(crate) async fn sampled(&self) {
+        let start = Instant::now();
+        loop {
+            let asked = Instant::now();
+            let listed = self.admin().get("/v1/locks?limit=1").await.json();
+            let length = |what: &str| Duration::from_millis(listed[what].as_u64().expect("a number") + 1);
+            if asked.duration_since(start) > length("age_ms") + length("took_ms") {
+                return;
+            }
+            assert!(start.elapsed() < LIMIT, "no new sample: {listed}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// The lines of the log so far that have these fields.
     pub(crate) fn logged(&self, fields: &Value) -> Vec<Value> {
         let wanted = fields.as_object().expect("an object");

@@ -1,0 +1,86 @@
+//! Patterns of names: `*` stands for any text, `?` for one letter.
+
+/// A pattern of names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Pattern(String);
+
+impl Pattern {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether `name` matches. Takes at most as many steps as both lengths multiplied.
+    pub(crate) fn matches(&self, name: &str) -> bool {
+        if self.0 == "*" {
+            return true;
+        }
+        let (mut pattern, mut rest) = (self.0.as_str(), name);
+        // Where the last star was, and what it was tried with.
+        let mut star: Option<(&str, &str)> = None;
+        loop {
+            let mut tail = pattern.chars();
+            let mut name_tail = rest.chars();
+            match (tail.next(), name_tail.next()) {
+                (Some('*'), _) => {
+                    star = Some((tail.as_str(), rest));
+                    pattern = tail.as_str();
+                    continue;
+                }
+                (None, None) => return true,
+                (Some(letter), Some(found)) if letter == '?' || letter == found => {
+                    (pattern, rest) = (tail.as_str(), name_tail.as_str());
+                    continue;
+                }
+                _ => {}
+            }
+            // The last star takes one letter more.
+            let Some((after, tried)) = star else { return false };
+            let mut longer = tried.chars();
+            if longer.next().is_none() {
+                return false;
+            }
+            star = Some((after, longer.as_str()));
+            (pattern, rest) = (after, longer.as_str());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_and_question_marks() {
+        for (pattern, name, matches) in [
+            ("*", "", true),
+            ("*", "anything", true),
+            ("nightly", "nightly", true),
+            ("nightly", "nightly2", false),
+            ("nightly/*", "nightly/", true),
+            ("nightly/*", "nightly/a/b", true),
+            ("nightly/*", "nightly", false),
+            ("*/lock", "a/b/lock", true),
+            ("*/lock", "a/b/locks", false),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "aXcYbZ", false),
+            ("user/?/x", "user/é/x", true),
+            ("user/?/x", "user//x", false),
+            ("", "", true),
+            ("", "a", false),
+            ("**", "abc", true),
+        ] {
+            assert_eq!(Pattern::new(pattern).matches(name), matches, "{pattern:?} {name:?}");
+        }
+    }
+
+    #[test]
+    fn hostile_patterns_end_soon() {
+        let pattern = Pattern::new("*a".repeat(256));
+        assert!(!pattern.matches(&"a".repeat(255)));
+        assert!(!Pattern::new(format!("{}b", "*a".repeat(200))).matches(&"a".repeat(512)));
+    }
+}

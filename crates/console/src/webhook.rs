@@ -1,0 +1,338 @@
+//! The webhook: alarms on their way to a receiver that may be slow, down or back.
+//!
+//! Messages wait in a bounded queue and are sent one by one, in order, by a task of their own. Nobody waits for it. What
+//! cannot be delivered is tried again with growing pauses until it is too old.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use lockkeeper::support::{self, backoff::Backoff};
+use serde::Serialize;
+use tokio::{sync::Notify, time::Instant};
+use utoipa::ToSchema;
+
+use crate::post::{Post, PostError};
+
+/// The most messages that wait. For a new one, the oldest is dropped.
+const MOST: usize = 1_000;
+/// A message that is older is dropped.
+const OLDEST: Duration = Duration::from_secs(3600);
+/// The pauses between tries.
+const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+
+pub(crate) const SENT: &str = "lockkeeper_webhook_sent_total";
+pub(crate) const FAILED: &str = "lockkeeper_webhook_failed_total";
+pub(crate) const DROPPED: &str = "lockkeeper_webhook_dropped_total";
+
+/// Sends messages to a receiver. Its task ends when the last clone of it is dropped.
+#[derive(Clone)]
+pub struct Webhook(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    news: Arc<Notify>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The task sees that nobody is left.
+        self.news.notify_one();
+    }
+}
+
+#[derive(Default)]
+struct State {
+    target: Option<Arc<dyn Post>>,
+    queue: VecDeque<Message>,
+    last_id: u64,
+    counts: Counts,
+    last_error: Option<String>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    sent: u64,
+    failed: u64,
+    dropped: u64,
+}
+
+#[derive(Clone)]
+struct Message {
+    id: u64,
+    body: Bytes,
+    since: Instant,
+}
+
+/// How the webhook is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
+pub struct WebhookStatus {
+    /// The receiver's host.
+    pub receiver: String,
+    /// How many messages wait to be sent.
+    pub waiting: usize,
+    /// How many were delivered.
+    pub sent: u64,
+    /// How many tries failed.
+    pub failed: u64,
+    /// How many messages were given up: refused, too old, or too many.
+    pub dropped: u64,
+    /// Why the last try failed; null if it did not.
+    pub last_error: Option<String>,
+}
+
+impl Webhook {
+    /// Starts the task that sends, on the current runtime. Without a target, messages are ignored.
+    pub fn start() -> Self {
+        for name in [SENT, FAILED, DROPPED] {
+            metrics::counter!(name).absolute(0);
+        }
+        let news = Arc::new(Notify::new());
+        let shared = Arc::new(Shared { state: Mutex::default(), news: news.clone() });
+        tokio::spawn(run(Arc::downgrade(&shared), news));
+        Self(shared)
+    }
+
+    /// Sends to `target` from now on. What waits goes there, too.
+    pub fn set_target(&self, target: Option<Arc<dyn Post>>) {
+        let mut state = support::lock(&self.0.state);
+        if target.is_none() {
+            state.queue.clear();
+        }
+        state.target = target;
+        state.last_error = None;
+        drop(state);
+        self.0.news.notify_one();
+    }
+
+    /// Hands a message over, without waiting.
+    pub fn send(&self, body: Bytes) {
+        let mut state = support::lock(&self.0.state);
+        if state.target.is_none() {
+            return;
+        }
+        while state.queue.len() >= MOST {
+            state.queue.pop_front();
+            state.drop_one();
+        }
+        state.last_id += 1;
+        let id = state.last_id;
+        state.queue.push_back(Message { id, body, since: Instant::now() });
+        drop(state);
+        self.0.news.notify_one();
+    }
+
+    /// How it is; `None` without a target.
+    pub fn status(&self) -> Option<WebhookStatus> {
+        let state = support::lock(&self.0.state);
+        let Counts { sent, failed, dropped } = state.counts;
+        state.target.as_ref().map(|target| WebhookStatus {
+            receiver: target.receiver().to_owned(),
+            waiting: state.queue.len(),
+            sent,
+            failed,
+            dropped,
+            last_error: state.last_error.clone(),
+        })
+    }
+}
+
+impl State {
+    fn drop_one(&mut self) {
+        self.counts.dropped += 1;
+        metrics::counter!(DROPPED).increment(1);
+    }
+
+    /// What to send next.
+    fn next(&mut self) -> Option<(Message, Arc<dyn Post>)> {
+        while self.queue.front().is_some_and(|message| message.since.elapsed() > OLDEST) {
+            self.queue.pop_front();
+            self.drop_one();
+        }
+        Some((self.queue.front()?.clone(), self.target.clone()?))
+    }
+
+    /// Takes note of the outcome of a try. Returns whether to pause.
+    fn done(&mut self, message: &Message, outcome: Result<(), PostError>) -> bool {
+        let front = self.queue.front().is_some_and(|front| front.id == message.id);
+        let passing = matches!(outcome, Err(PostError::Passing(_)));
+        if front && !passing {
+            self.queue.pop_front();
+        }
+        match outcome {
+            Ok(()) => {
+                self.counts.sent += 1;
+                self.last_error = None;
+                metrics::counter!(SENT).increment(1);
+            }
+            Err(error) => {
+                self.counts.failed += 1;
+                metrics::counter!(FAILED).increment(1);
+                if self.last_error.is_none() {
+                    tracing::warn!(%error, waiting = self.queue.len(), "the webhook fails");
+                }
+                self.last_error = Some(error.to_string());
+                if !passing {
+                    self.drop_one();
+                }
+            }
+        }
+        passing
+    }
+}
+
+async fn run(shared: Weak<Shared>, news: Arc<Notify>) {
+    let mut pauses = PAUSES;
+    loop {
+        let Some(next) = shared.upgrade().map(|shared| support::lock(&shared.state).next()) else { return };
+        let Some((message, target)) = next else {
+            news.notified().await;
+            continue;
+        };
+        let outcome = target.post(message.body.clone()).await;
+        let Some(shared) = shared.upgrade() else { return };
+        let pause = support::lock(&shared.state).done(&message, outcome);
+        drop(shared);
+        if pause {
+            tokio::time::sleep(pauses.jittered()).await;
+        } else {
+            pauses.reset();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper::store::BoxFuture;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// A receiver whose answers a test gives one by one.
+    struct Receiver {
+        got: mpsc::UnboundedSender<(Bytes, Instant)>,
+        answers: tokio::sync::Mutex<mpsc::UnboundedReceiver<Result<(), PostError>>>,
+    }
+
+    impl Post for Receiver {
+        fn receiver(&self) -> &str {
+            "a test"
+        }
+
+        fn post(&self, body: Bytes) -> BoxFuture<'_, Result<(), PostError>> {
+            Box::pin(async move {
+                drop(self.got.send((body, Instant::now())));
+                self.answers.lock().await.recv().await.unwrap_or(Ok(()))
+            })
+        }
+    }
+
+    struct Test {
+        webhook: Webhook,
+        got: mpsc::UnboundedReceiver<(Bytes, Instant)>,
+        answers: mpsc::UnboundedSender<Result<(), PostError>>,
+    }
+
+    impl Test {
+        fn new() -> Self {
+            let webhook = Webhook::start();
+            let (send_got, got) = mpsc::unbounded_channel();
+            let (answers, receive) = mpsc::unbounded_channel();
+            let receiver = Receiver { got: send_got, answers: tokio::sync::Mutex::new(receive) };
+            webhook.set_target(Some(Arc::new(receiver)));
+            Self { webhook, got, answers }
+        }
+
+        fn send(&self, number: usize) {
+            self.webhook.send(number.to_string().into());
+        }
+
+        async fn next(&mut self) -> (String, Instant) {
+            let (body, at) = self.got.recv().await.expect("a message");
+            (String::from_utf8(body.to_vec()).expect("text"), at)
+        }
+
+        fn answer(&self, answer: Result<(), PostError>) {
+            self.answers.send(answer).expect("a reader");
+        }
+
+        fn fail(&self) {
+            self.answer(Err(PostError::Passing("down".into())));
+        }
+
+        fn status(&self) -> WebhookStatus {
+            self.webhook.status().expect("a target")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_fails_is_sent_again_in_order_with_growing_pauses() {
+        let mut test = Test::new();
+        test.send(1);
+        test.send(2);
+        let mut last = test.next().await.1;
+        for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
+            test.fail();
+            let (body, at) = test.next().await;
+            let passed = at - last;
+            assert_eq!(body, "1");
+            let whole = Duration::from_secs(pause);
+            assert!(
+                passed >= whole / 2 && passed <= whole + Duration::from_millis(2),
+                "{passed:?} of {whole:?}"
+            );
+            last = at;
+        }
+        assert_eq!(test.status().last_error.as_deref(), Some("down"));
+        test.answer(Ok(()));
+        assert_eq!(test.next().await.0, "2");
+        test.answer(Ok(()));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let status = test.status();
+        assert_eq!((status.sent, status.waiting, status.dropped, status.last_error), (2, 0, 0, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_receiver_blocks_nobody_and_the_queue_is_bounded() {
+        let mut test = Test::new();
+        test.send(0);
+        test.next().await;
+        for number in 1..=MOST + 5 {
+            test.send(number);
+        }
+        let status = test.status();
+        assert_eq!((status.waiting, status.dropped), (MOST, 6));
+        // The one that was under way is done; its place was taken long ago.
+        test.answer(Ok(()));
+        assert_eq!(test.next().await.0, "6");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_refused_or_too_old_is_dropped() {
+        let mut test = Test::new();
+        test.send(1);
+        test.send(2);
+        test.next().await;
+        test.answer(Err(PostError::Refused("no".into())));
+        assert_eq!(test.next().await.0, "2");
+        tokio::time::sleep(OLDEST + Duration::from_secs(1)).await;
+        test.fail();
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        let status = test.status();
+        assert_eq!((status.waiting, status.dropped, status.sent), (0, 2, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_target_nothing_is_kept() {
+        let webhook = Webhook::start();
+        webhook.send(Bytes::from_static(b"1"));
+        assert_eq!(webhook.status(), None);
+        let test = Test::new();
+        test.send(1);
+        test.webhook.set_target(None);
+        assert_eq!(test.webhook.status(), None);
+    }
+}
