@@ -8,6 +8,10 @@ use std::{
 
 use crate::error::InvalidInput;
 
+fn random() -> u64 {
+    getrandom::u64().expect("the operating system gives random numbers")
+}
+
 /// One keeper, which is one client process as far as a store can tell: 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeeperId([u64; 2]);
@@ -18,8 +22,7 @@ impl KeeperId {
     /// # Panics
     /// If the operating system has no random source; without one no id would be safe.
     pub fn random() -> Self {
-        let bits = || getrandom::u64().expect("the operating system gives random numbers");
-        Self([bits(), bits()])
+        Self([random(), random()])
     }
 
     /// An id with a chosen value, for tests that must repeat exactly.
@@ -110,6 +113,12 @@ impl Ids {
 
     pub(crate) fn next(&self) -> ContenderId {
         ContenderId { keeper: self.keeper, seq: self.next.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// A number that nobody can guess who knows others of this keeper: the id is the key to a lease, and strangers may
+    /// share a keeper. Above all that [`next`](Self::next) gives out, and below 2^63.
+    pub(crate) fn unguessable(&self) -> ContenderId {
+        ContenderId { keeper: self.keeper, seq: 1 << 62 | random() >> 2 }
     }
 }
 

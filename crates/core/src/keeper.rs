@@ -21,7 +21,7 @@ use crate::{
     name::Name,
     share::{Capacity, Units},
     store::{
-        Connector, Context, Evict, Evicted, Eviction, Kind, LatchPage, ListQuery, Page, ProcessInfo,
+        Connector, Context, Evict, Evicted, Eviction, Kind, LatchPage, Leave, ListQuery, Page, ProcessInfo,
         ResourceView, WakeSink,
     },
     telemetry,
@@ -394,7 +394,17 @@ impl Keeper {
     /// # Ok(()) }
     /// ```
     pub async fn release_lease(&self, lease: &Lease) -> Result<(), ReleaseError> {
-        release::leave_detached(self.alive.engine(), lease.leave(), lease.longest()).await
+        let engine = self.alive.engine();
+        release::leave_detached(engine, lease.leave(engine), lease.longest()).await
+    }
+
+    /// Gives a detached lease back that nobody has begun to use: without its `min_hold`. Else as
+    /// [`release_lease`](Self::release_lease).
+    #[doc(hidden)]
+    pub async fn call_off_lease(&self, lease: &Lease) -> Result<(), ReleaseError> {
+        let engine = self.alive.engine();
+        let leave = Leave { hold_at_least: Duration::ZERO, ..lease.leave(engine) };
+        release::leave_detached(engine, leave, lease.longest()).await
     }
 
     /// Renews a detached lease for as long as it was taken for, with one request, and leaves it detached. Returns how

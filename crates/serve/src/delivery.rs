@@ -44,7 +44,7 @@ impl Drop for Undelivered {
         let Some(lease) = self.lease.take() else { return };
         let (keeper, log) = (self.keeper.clone(), self.log.clone());
         self.work.spawn(async move {
-            let result = keeper.release_lease(&lease).await;
+            let result = keeper.call_off_lease(&lease).await;
             let fields = serde_json::json!({
                 "name": lease.name().as_str(),
                 "token": lease.token().to_string(),
@@ -60,23 +60,23 @@ impl Drop for Undelivered {
 pub(crate) struct Delivery {
     /// Spares most flushes the lock.
     any: AtomicBool,
-    taken: Mutex<Option<Undelivered>>,
+    /// Several if the caller sends requests without waiting for answers.
+    taken: Mutex<Vec<Undelivered>>,
 }
 
 impl Delivery {
     fn take_over(&self, grant: Option<Undelivered>) {
-        if grant.is_some() {
-            *support::lock(&self.taken) = grant;
+        if let Some(grant) = grant {
+            support::lock(&self.taken).push(grant);
             self.any.store(true, Ordering::Release);
         }
     }
 
     /// All that was taken is with the system.
     pub(crate) fn flushed(&self) {
-        if self.any.swap(false, Ordering::AcqRel)
-            && let Some(grant) = support::lock(&self.taken).take()
-        {
-            grant.delivered();
+        if self.any.swap(false, Ordering::AcqRel) {
+            let taken = std::mem::take(&mut *support::lock(&self.taken));
+            taken.into_iter().for_each(Undelivered::delivered);
         }
     }
 }
@@ -129,8 +129,19 @@ mod tests {
     use super::*;
 
     async fn granted(keeper: &Keeper, delivery: &Arc<Delivery>, work: &Outstanding) -> GrantBody {
-        let claim = LeaseClaim::new(Kind::Mutex, Units::All, Capacity::All);
-        let acquired = keeper.acquire_lease("a", &claim, None).await.expect("asked").expect("free");
+        granted_of("a", keeper, delivery, work).await
+    }
+
+    /// With a minimum, which only those keep who had the lock.
+    async fn granted_of(
+        name: &str,
+        keeper: &Keeper,
+        delivery: &Arc<Delivery>,
+        work: &Outstanding,
+    ) -> GrantBody {
+        let mut claim = LeaseClaim::new(Kind::Mutex, Units::All, Capacity::All);
+        claim.min_hold = std::time::Duration::from_secs(3600);
+        let acquired = keeper.acquire_lease(name, &claim, None).await.expect("asked").expect("free");
         let log = Log::start(Box::new(std::io::sink())).expect("a thread");
         let grant = Undelivered::new(acquired.lease, keeper, &log, work);
         GrantBody::new(Bytes::from_static(b"{}"), grant, delivery.clone())
@@ -165,5 +176,22 @@ mod tests {
         delivery.flushed();
         drop((body, delivery));
         assert!(is_held(&keeper, &work).await);
+    }
+
+    /// A caller sends two requests at once and reads slowly.
+    #[tokio::test]
+    async fn all_grants_that_are_flushed_together_are_delivered() {
+        let keeper = lockkeeper::connect("memory:").await.expect("a store in this process");
+        let work = Outstanding::new();
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let delivery = Arc::<Delivery>::default();
+        for name in ["a", "b"] {
+            let mut body = granted_of(name, &keeper, &delivery, &work).await;
+            assert!(Pin::new(&mut body).poll_frame(&mut context).is_ready());
+        }
+        delivery.flushed();
+        drop(delivery);
+        assert!(is_held(&keeper, &work).await);
+        assert!(keeper.inspect("b").await.expect("asked").is_some());
     }
 }

@@ -189,3 +189,22 @@ async fn a_connector_connects_again() {
     assert!(second.mutex("stock").try_lock().await.expect("memory").is_none(), "they share the store");
     held.release().await.expect("held");
 }
+
+/// The id in a lease's text is the key to it. Whoever was served the lease before it must not be able to guess it.
+#[tokio::test(start_paused = true)]
+async fn a_lease_for_somebody_else_cannot_be_guessed_from_another_one() {
+    let world = Virtual::new();
+    let keeper = world.keeper().await;
+    let claim = LeaseClaim::new(Kind::Mutex, Units::All, Capacity::All);
+    let mut numbers = Vec::new();
+    for name in ["a", "b", "c"] {
+        let acquired = keeper.acquire_lease(name, &claim, None).await.expect("free").expect("it waits");
+        let text = acquired.lease.to_string();
+        let contender = text.split(':').nth(1).expect("a contender");
+        numbers.push(contender.split_once('-').expect("a number").1.parse::<u64>().expect("a number"));
+    }
+    for (one, other) in [(0, 1), (1, 2), (0, 2)] {
+        assert!(numbers[one].abs_diff(numbers[other]) > 1 << 32, "{numbers:?}");
+    }
+    assert!(numbers.iter().all(|number| (1 << 62..1 << 63).contains(number)), "{numbers:?}");
+}

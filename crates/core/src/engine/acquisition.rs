@@ -195,7 +195,10 @@ impl Acquisition<'_> {
         let (engine, terms) = (self.engine(), self.terms);
         Claim {
             name: self.name.clone(),
-            contender: engine.ids.next(),
+            contender: match terms.attachment {
+                Attachment::Detached => engine.ids.unguessable(),
+                Attachment::Process | Attachment::Detachable => engine.ids.next(),
+            },
             units: terms.units,
             capacity: terms.capacity,
             lease: terms.claim_lease(),

@@ -56,7 +56,8 @@ use crate::{
     clock::Clock,
     error::StoreError,
     id::{ContenderId, Ids, KeeperId},
-    store::{ProcessInfo, Reply, Store, Topic, Wake},
+    name::Name,
+    store::{ProcessInfo, Reply, Store, StoreTime, Topic, Wake},
 };
 
 /// What a keeper is made with.
@@ -159,6 +160,11 @@ impl Engine {
 
     fn asks_again(&self) -> Duration {
         self.store().capability().asks_again
+    }
+
+    /// Until when a copy of a claim of `name` that is sent now takes effect.
+    pub(crate) fn latest_copy(&self, name: &Name) -> StoreTime {
+        self.client.store_clock.not_after(self.client.server_of(name), self.clock().now())
     }
 
     pub(crate) fn keeper_id(&self) -> KeeperId {
@@ -274,7 +280,7 @@ impl fmt::Debug for Alive {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{
         memory::MemoryServer,
@@ -282,7 +288,7 @@ mod tests {
     };
 
     /// An engine on a memory store of its own, without a watchdog: nothing happens by itself.
-    pub(super) async fn engine() -> Arc<Engine> {
+    pub(crate) async fn engine() -> Arc<Engine> {
         let (clock, background, limit) = (Clock::boot(), Handle::current(), Duration::from_secs(10));
         let ids = Arc::new(Ids::new(KeeperId::from_u128(1)));
         let context = Context {

@@ -59,6 +59,9 @@ pub struct Lease {
 /// The first field; another layout gets another word.
 const VERSION: &str = "lk1";
 
+/// How far the ideas that two keepers have of the store's clock may be apart.
+const CLOCKS_APART: Duration = Duration::from_secs(60);
+
 impl Lease {
     pub(crate) fn of(hold: &Hold, units: Units, step: u32, now: BootTime) -> Self {
         let terms = &hold.terms;
@@ -95,13 +98,15 @@ impl Lease {
         if self.units == Units::All { self.token() } else { Token::new(self.floor, 0) }
     }
 
-    /// The request that gives it back.
-    pub(crate) fn leave(&self) -> Leave {
+    /// The request that gives it back. Whatever its text says, the store keeps nothing for longer than it would for a
+    /// lease that it granted.
+    pub(crate) fn leave(&self, engine: &Engine) -> Leave {
+        let latest = engine.latest_copy(&self.name).after(CLOCKS_APART);
         Leave {
             name: self.name.clone(),
             contender: self.contender,
-            tombstone_until: self.tombstone_until,
-            hold_at_least: self.min_hold,
+            tombstone_until: self.tombstone_until.map(|until| until.min(latest)),
+            hold_at_least: self.min_hold.min(engine.store().capability().max_lease),
         }
     }
 
@@ -295,6 +300,21 @@ mod tests {
         assert!(!text.contains(char::is_whitespace) && text.is_ascii(), "{text}");
         assert_eq!(text.parse::<Lease>().expect("parses"), lease);
         assert!(!format!("{lease:?}").contains(&lease.contender.to_string()));
+    }
+
+    /// Texts come from strangers.
+    #[tokio::test(start_paused = true)]
+    async fn a_leave_keeps_nothing_for_longer_than_a_real_lease() {
+        let engine = crate::engine::tests::engine().await;
+        let text = "lk1:00000000000000000000000000000001-1:5.0:5:all/all:mutex:30000";
+        let lease = |settings: &str| format!("{text}:renewed{settings}:x").parse::<Lease>().expect("a lease");
+        let leave = lease(",min=9460800000000,late=9223372036854775807").leave(&engine);
+        assert!(leave.hold_at_least <= engine.store().capability().max_lease);
+        let ahead = leave.tombstone_until.expect("given").since(engine.latest_copy(&leave.name));
+        assert!(ahead <= CLOCKS_APART, "{ahead:?}");
+        let leave = lease(",min=100,late=7").leave(&engine);
+        assert_eq!(leave.hold_at_least, Duration::from_millis(100));
+        assert_eq!(leave.tombstone_until, Some(StoreTime(7)));
     }
 
     #[test]
