@@ -1,7 +1,10 @@
 //! What all requests share.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -28,6 +31,7 @@ use crate::{
     outstanding::Outstanding,
     problem::{Code, Problem},
     rate::Failures,
+    sample::Sample,
     sampler::Sampler,
     settings::Settings,
     tokens::Tokens,
@@ -40,6 +44,16 @@ const WAITING: usize = 4096;
 const WAITING_BY_SESSION: usize = 32;
 /// How long the answer to whether the store can be reached is good for.
 const READY_FOR: Duration = Duration::from_secs(1);
+
+/// How long a probe waits for the store. One that has not answered by then is not ready.
+const READY_WITHIN: Duration = Duration::from_secs(2);
+
+/// Whether the store answered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Ready {
+    at: Instant,
+    answered: bool,
+}
 
 /// What all requests share.
 pub(crate) struct App {
@@ -58,7 +72,9 @@ pub(crate) struct App {
     waiting: Arc<Semaphore>,
     most_waiting: usize,
     draining: watch::Sender<bool>,
-    ready: Mutex<Option<(Instant, bool)>>,
+    ready: watch::Sender<Option<Ready>>,
+    /// Whether the store is being asked.
+    asking: AtomicBool,
 }
 
 /// The parts of an app that are made elsewhere.
@@ -92,7 +108,8 @@ impl App {
             waiting: Arc::new(Semaphore::new(most_waiting)),
             most_waiting,
             draining: watch::Sender::new(false),
-            ready: Mutex::new(None),
+            ready: watch::Sender::new(None),
+            asking: AtomicBool::new(false),
         }
     }
 
@@ -153,22 +170,34 @@ impl App {
         }
     }
 
-    /// Whether the store answers. Asked by anybody, so the store is asked once a second at most.
-    pub(crate) async fn is_ready(&self) -> bool {
+    /// The latest sample of the store.
+    pub(crate) async fn sample(&self) -> Result<Arc<Sample>, Problem> {
+        self.until_drained(self.sampler.latest()).await
+    }
+
+    /// Whether the store answers. Asked by anybody, so the store is asked once a second at most. A task of its own asks, so
+    /// a probe that hangs up changes nothing.
+    pub(crate) async fn is_ready(self: &Arc<Self>) -> bool {
         if self.is_draining() {
             return false;
         }
-        let known = *support::lock(&self.ready);
-        if let Some((at, ready)) = known
-            && at.elapsed() < READY_FOR
+        let mut known = self.ready.subscribe();
+        let before = *known.borrow_and_update();
+        if let Some(ready) = before
+            && ready.at.elapsed() < READY_FOR
         {
-            return ready;
+            return ready.answered;
         }
-        // Whoever comes meanwhile gets the answer of before.
-        *support::lock(&self.ready) = Some((Instant::now(), known.is_none_or(|(_, ready)| ready)));
-        let ready = self.keeper.inspect("lockkeeper/ready").await.is_ok();
-        *support::lock(&self.ready) = Some((Instant::now(), ready));
-        ready
+        if !self.asking.swap(true, Ordering::AcqRel) {
+            let app = self.clone();
+            self.work.spawn(async move {
+                let answered = app.keeper.inspect("lockkeeper/ready").await.is_ok();
+                app.ready.send_replace(Some(Ready { at: Instant::now(), answered }));
+                app.asking.store(false, Ordering::Release);
+            });
+        }
+        let answer = tokio::time::timeout(READY_WITHIN, known.wait_for(|now| *now != before)).await;
+        matches!(answer, Ok(Ok(ready)) if ready.is_some_and(|ready| ready.answered))
     }
 
     /// Writes down a change: who, what, from where, and how it went.

@@ -66,7 +66,7 @@ pub(crate) async fn serve(
 
 async fn requests(app: Arc<App>, router: Router, peer: &Arc<Peer>, stream: impl Bytes) {
     let patience = app.settings.limits.patience;
-    let stream = TokioIo::new(Stream::new(stream, peer.delivery.clone(), patience));
+    let stream = TokioIo::new(Stream::new(stream, peer.clone(), patience));
     let service = service_fn(|request: Request<Incoming>| {
         let (app, router, peer) = (app.clone(), router.clone(), peer.clone());
         async move { Ok::<_, Infallible>(answer(&app, router, &peer, request.map(Body::new)).await) }
@@ -98,6 +98,8 @@ async fn answer(
     let started = Instant::now();
     let path = metrics::label(request.uri().path());
     let head = Head { method: request.method(), uri: request.uri(), headers: request.headers() };
+    // Browsers would want TLS from everything else on this machine, too.
+    let local = gate::is_called_local(&head);
     let mut response = match gate::admit(app, peer, &head) {
         Ok(caller) => {
             if let Some(caller) = caller {
@@ -110,13 +112,14 @@ async fn answer(
         }
         Err(problem) => problem.into_response(),
     };
+    let always_tls = app.settings.tls.is_some() && !local;
     metrics::answered(path, response.status().as_u16(), started.elapsed());
-    protect(response.headers_mut(), app.settings.tls.is_some());
+    protect(response.headers_mut(), always_tls);
     response
 }
 
 /// The headers of every answer.
-fn protect(headers: &mut HeaderMap, tls: bool) {
+fn protect(headers: &mut HeaderMap, always_tls: bool) {
     const HEADERS: [(HeaderName, &str); 7] = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -129,7 +132,7 @@ fn protect(headers: &mut HeaderMap, tls: bool) {
     for (name, value) in HEADERS {
         headers.entry(name).or_insert(HeaderValue::from_static(value));
     }
-    if tls {
+    if always_tls {
         let always = HeaderValue::from_static("max-age=31536000");
         headers.entry(header::STRICT_TRANSPORT_SECURITY).or_insert(always);
     }

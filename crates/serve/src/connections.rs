@@ -36,6 +36,11 @@ impl Peer {
         Busy(self.clone())
     }
 
+    /// Whether a request with a good token is worked on.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Acquire) > 0
+    }
+
     /// Resolves when the connection must make room for another.
     pub(crate) async fn closed(&self) {
         self.closed.notified().await;
@@ -52,16 +57,52 @@ impl Drop for Busy {
     }
 }
 
+/// Counts up to a limit that is given with each.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicUsize);
+
+impl Count {
+    /// One more, until what is returned is dropped. `None` if there are `most`.
+    pub(crate) fn one_of(self: &Arc<Self>, most: usize) -> Option<OneOf> {
+        let more = |count| (count < most).then_some(count + 1);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(OneOf(self.clone()))
+    }
+}
+
+/// One that counts.
+pub(crate) struct OneOf(Arc<Count>);
+
+impl Drop for OneOf {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// All open connections.
 pub(crate) struct Connections {
     most: usize,
+    /// Streams without an end.
+    streams: Arc<Count>,
     next: AtomicU64,
     open: Mutex<HashMap<u64, Arc<Peer>>>,
 }
 
 impl Connections {
     pub(crate) fn new(most: usize) -> Self {
-        Self { most, next: AtomicU64::new(0), open: Mutex::default() }
+        Self { most, streams: Arc::default(), next: AtomicU64::new(0), open: Mutex::default() }
+    }
+
+    /// How many connections one token may keep busy: others always find room. It is more than may wait unless the settings
+    /// say so, so those who wait do not keep renewals out.
+    pub(crate) fn share(&self) -> usize {
+        (self.most - self.most / 4).max(1)
+    }
+
+    /// One more stream without an end, of a token that has `own`. `None` if there are too many.
+    pub(crate) fn stream(&self, own: &Arc<Count>) -> Option<(OneOf, OneOf)> {
+        let own = own.one_of((self.most / 16).max(1))?;
+        Some((own, self.streams.one_of((self.most / 4).max(1))?))
     }
 
     #[cfg(test)]

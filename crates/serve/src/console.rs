@@ -1,11 +1,6 @@
 //! Feeds the console: samples and outages as they come, and the limits of alarms whenever their file changes.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use lockkeeper::{Keeper, StoreError, clock::Clock, doctor, memory::MemoryServer, support::sentence};
 use lockkeeper_console::{
@@ -17,9 +12,9 @@ use serde_json::json;
 use crate::{
     app::App,
     error::ServeError,
-    files,
+    files::{Attempt, Followed, Loaded},
     sample::Sample,
-    sampler::{News, Reader},
+    sampler::Reader,
     shapes::millis,
 };
 
@@ -67,13 +62,11 @@ fn read(file: &Path) -> Result<Rules, String> {
 /// Shows every sample to the console, for ever.
 pub(crate) async fn watch(app: Arc<App>, mut reader: Reader) {
     loop {
-        match reader.next().await {
-            Some(News::Sample(sample, _)) => app.watched.observe(&sample),
-            Some(News::Outage(outage)) => {
-                app.watched.console.fail(app.watched.clock.now(), &outage.message);
-            }
-            // Some were missed, and the next one is whole.
-            None => {}
+        let known = reader.next().await;
+        match (known.outage, known.sample) {
+            (Some(outage), _) => app.watched.console.fail(app.watched.clock.now(), &outage.message),
+            (None, Some(sample)) => app.watched.observe(&sample),
+            (None, None) => {}
         }
     }
 }
@@ -96,20 +89,24 @@ pub(crate) async fn ask_doctor(app: Arc<App>) {
 }
 
 /// Reads the limits anew whenever their file changes, for ever.
-pub(crate) async fn follow_alarms(app: Arc<App>, file: PathBuf) {
-    let changed = file.clone();
-    files::follow(vec![file], move || match read(&changed) {
+pub(crate) async fn follow_alarms(app: Arc<App>, followed: Followed) {
+    let Some(file) = app.settings.alarms.clone() else { return };
+    let load = |attempt| match read(&file) {
         Ok(rules) => {
-            app.watched.console.set_rules(rules, Some(changed.display().to_string()));
+            app.watched.console.set_rules(rules, Some(file.display().to_string()));
             app.log.write("info", "the limits of alarms were read anew", json!({}));
+            Loaded::Good
         }
         Err(error) => {
-            app.watched.console.rules_failed(&error);
-            let what = "the file of alarms changed and cannot be used; the limits of before stay";
-            app.log.write("error", what, json!({ "error": error }));
+            if attempt == Attempt::First {
+                app.watched.console.rules_failed(&error);
+                let what = "the file of alarms changed and cannot be used; the limits of before stay";
+                app.log.write("error", what, json!({ "error": error }));
+            }
+            Loaded::Bad
         }
-    })
-    .await;
+    };
+    followed.follow(load).await;
 }
 
 /// The demo, with its past already shown to the console.

@@ -10,31 +10,104 @@ use std::{
 /// How often files are looked at.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What tells one version of a file from another.
+/// What tells one version of a file from another. The time of its last change also covers its owner and rights, which decide
+/// whether it can be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Version {
     inode: u64,
     length: u64,
+    written: (i64, i64),
     changed: (i64, i64),
 }
 
 fn version(file: &Path) -> Option<Version> {
     let found = fs::metadata(file).ok()?;
-    Some(Version { inode: found.ino(), length: found.len(), changed: (found.mtime(), found.mtime_nsec()) })
+    Some(Version {
+        inode: found.ino(),
+        length: found.len(),
+        written: (found.mtime(), found.mtime_nsec()),
+        changed: (found.ctime(), found.ctime_nsec()),
+    })
 }
 
-/// Calls `changed` each time that one of `files` is another than before. A file that is not there for a moment, while it is
-/// replaced, is waited for.
-pub(crate) async fn follow(files: Vec<PathBuf>, mut changed: impl FnMut()) {
-    let look =
-        |files: &[PathBuf]| -> Vec<Option<Version>> { files.iter().map(|file| version(file)).collect() };
-    let mut seen = look(&files);
-    loop {
-        tokio::time::sleep(EVERY).await;
-        let now = look(&files);
-        if now != seen && now.iter().all(Option::is_some) {
-            seen = now;
-            changed();
+/// Files, and which versions of them were read.
+pub(crate) struct Followed {
+    files: Vec<PathBuf>,
+    read: Vec<Option<Version>>,
+}
+
+/// Whether these versions are tried for the first time. Only then is a failure worth a line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Attempt {
+    First,
+    Again,
+}
+
+/// Whether files could be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Loaded {
+    Good,
+    Bad,
+}
+
+impl Followed {
+    /// Files that are read right after this: a change in between is noticed later.
+    pub(crate) fn before_reading(files: Vec<PathBuf>) -> Self {
+        let read = look(&files);
+        Self { files, read }
+    }
+
+    /// Calls `load` each time that one of the files is another than before, and every second while it cannot be used. A
+    /// file that is being written, or is not there for a moment while it is replaced, is waited for.
+    pub(crate) async fn follow(mut self, mut load: impl FnMut(Attempt) -> Loaded) {
+        let mut before = self.read.clone();
+        let mut failed: Option<Vec<Option<Version>>> = None;
+        loop {
+            tokio::time::sleep(EVERY).await;
+            let now = look(&self.files);
+            let rests = std::mem::replace(&mut before, now.clone()) == now;
+            if now == self.read || !rests || !now.iter().all(Option::is_some) {
+                continue;
+            }
+            let attempt = if failed.as_ref() == Some(&now) { Attempt::Again } else { Attempt::First };
+            match load(attempt) {
+                // Changed while it was read: once more, when it rests.
+                Loaded::Good if look(&self.files) == now => self.read = now,
+                Loaded::Good => {}
+                Loaded::Bad => failed = Some(now),
+            }
         }
+    }
+}
+
+fn look(files: &[PathBuf]) -> Vec<Option<Version>> {
+    files.iter().map(|file| version(file)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use lockkeeper::support;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_used_is_tried_again_and_one_that_can_is_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("file");
+        fs::write(&file, "one").expect("written");
+        let followed = Followed::before_reading(vec![file.clone()]);
+        // After it was read for the first time, and before it is followed.
+        fs::write(&file, "other").expect("written");
+        let attempts = Arc::new(Mutex::new(Vec::new()));
+        let load = |attempt| {
+            let mut attempts = support::lock(&attempts);
+            attempts.push(attempt);
+            if attempts.len() < 3 { Loaded::Bad } else { Loaded::Good }
+        };
+        let follow = followed.follow(load);
+        assert!(tokio::time::timeout(EVERY * 13 / 2, follow).await.is_err());
+        assert_eq!(*support::lock(&attempts), [Attempt::First, Attempt::Again, Attempt::Again]);
     }
 }

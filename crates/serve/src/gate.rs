@@ -12,7 +12,7 @@ use axum::{
 
 use crate::{
     app::App,
-    connections::{Busy, Peer},
+    connections::{Busy, OneOf, Peer},
     problem::{Code, Problem},
     settings::Settings,
     tokens::{Role, Who},
@@ -26,13 +26,20 @@ pub(crate) struct Caller {
     pub(crate) from: Arc<str>,
     pub(crate) peer: Arc<Peer>,
     /// Keeps the connection while the request is worked on.
-    busy: Arc<OnceLock<Busy>>,
+    busy: Arc<OnceLock<(Busy, OneOf)>>,
+    /// How many requests of one token may be worked on at once.
+    share: usize,
 }
 
 impl Caller {
     /// The request is there with all of its body, so it is worked on from now on.
-    pub(crate) fn begin(&self) {
-        self.busy.get_or_init(|| self.peer.busy());
+    pub(crate) fn begin(&self) -> Result<(), Problem> {
+        let Some(one) = self.who.busy.one_of(self.share) else {
+            let message = "this token keeps too many connections busy; the server's --connections says how many there are";
+            return Err(Problem::new(Code::TooManyRequests, message));
+        };
+        self.busy.get_or_init(|| (self.peer.busy(), one));
+        Ok(())
     }
 
     /// Refuses names that its token is not for.
@@ -61,7 +68,7 @@ impl<S: Sync> FromRequestParts<S> for Caller {
         let caller = parts.extensions.get::<Self>().cloned();
         let caller = caller.ok_or_else(|| Problem::new(Code::NoToken, "this needs a token"))?;
         if parts.method == Method::GET {
-            caller.begin();
+            caller.begin()?;
         }
         Ok(caller)
     }
@@ -123,7 +130,7 @@ pub(crate) fn admit(app: &App, peer: &Arc<Peer>, head: &Head<'_>) -> Result<Opti
     }
     let from =
         from(&app.settings, peer, head.headers).map_or_else(|| "unix".into(), |ip| ip.to_string().into());
-    Ok(Some(Caller { who, from, peer: peer.clone(), busy: Arc::default() }))
+    Ok(Some(Caller { who, from, peer: peer.clone(), busy: Arc::default(), share: app.connections.share() }))
 }
 
 fn authenticate(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Arc<Who>, Problem> {
@@ -173,13 +180,20 @@ fn check_host(settings: &Settings, head: &Head<'_>) -> Result<(), Problem> {
     Err(Problem::new(Code::WrongHost, "this server is not called by that name"))
 }
 
+/// Whether a request calls the server by a name of loopback, or by none.
+pub(crate) fn is_called_local(head: &Head<'_>) -> bool {
+    let host = head.headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    host.is_none_or(|host| is_local(without_port(host)))
+}
+
+fn is_local(name: &str) -> bool {
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
 fn is_known(settings: &Settings, host: &str) -> bool {
     let name = without_port(host);
-    if name.eq_ignore_ascii_case("localhost") {
-        return true;
-    }
-    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
-    if address.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
+    if is_local(name) {
         return true;
     }
     settings.hosts.iter().any(|known| known.eq_ignore_ascii_case(name) || known.eq_ignore_ascii_case(host))

@@ -1,6 +1,12 @@
 //! Where clients come in: a port, or a socket in the file system that only its owner may use.
 
-use std::{fs, io, net::IpAddr, os::unix::fs::PermissionsExt, path::Path, time::Duration};
+use std::{
+    fs, io,
+    net::IpAddr,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -22,12 +28,17 @@ pub(crate) enum Accepted {
 }
 
 /// The file of a socket, removed at the end.
-pub(crate) struct SocketFile(std::path::PathBuf);
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Somebody else may have removed it before.
-        drop(fs::remove_file(&self.0));
+        // A server that was started meanwhile has replaced it. Somebody else may have removed it.
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            drop(fs::remove_file(&self.path));
+        }
     }
 }
 
@@ -46,7 +57,7 @@ impl Listener {
     pub(crate) fn listens(&self) -> io::Result<Listen> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(Listen::Tcp),
-            Self::Unix(_, file) => Ok(Listen::Unix(file.0.clone())),
+            Self::Unix(_, file) => Ok(Listen::Unix(file.path.clone())),
         }
     }
 
@@ -76,10 +87,15 @@ async fn bind_unix(path: &Path) -> io::Result<Listener> {
         if !fs::symlink_metadata(path)?.file_type().is_socket() {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
         }
-        fs::remove_file(path)?;
     }
-    let listener = UnixListener::bind(path)?;
-    let file = SocketFile(path.to_owned());
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    // It gets its name when only its owner may use it, so nobody else ever could.
+    let mut hidden = path.as_os_str().to_owned();
+    hidden.push(format!(".{}", std::process::id()));
+    let mut file = SocketFile { path: hidden.into(), inode: 0 };
+    let listener = UnixListener::bind(&file.path)?;
+    file.inode = fs::symlink_metadata(&file.path)?.ino();
+    fs::set_permissions(&file.path, fs::Permissions::from_mode(0o600))?;
+    fs::rename(&file.path, path)?;
+    path.clone_into(&mut file.path);
     Ok(Listener::Unix(listener, file))
 }

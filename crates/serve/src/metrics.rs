@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use lockkeeper::telemetry;
+use lockkeeper::{store::ResourceView, telemetry};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::{app::App, gate::Caller, sample::Sample};
@@ -51,6 +51,9 @@ const AHEAD: [f64; 11] = [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 50
 
 /// How often the exporter tidies up.
 const UPKEEP: Duration = Duration::from_secs(5);
+
+/// How long a scrape waits for a listing.
+const LISTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The paths that requests are counted by; all others are one.
 const PATHS: [&str; 27] = [
@@ -140,11 +143,11 @@ impl Exporter {
 
     /// All metrics, and what the store has at this moment.
     pub(crate) async fn render(&self, app: &App, caller: &Caller) -> String {
-        // Without a listing its gauges are left out; lockkeeper_store_up says why.
-        let sample = app.sampler.latest().await.ok();
+        // Without a listing its gauges are left out; lockkeeper_store_up says why. Whoever scrapes does not wait for long.
+        let sample = tokio::time::timeout(LISTED_WITHIN, app.sample()).await.ok().and_then(Result::ok);
         let mut text = self.handle.render();
         if let Some(sample) = sample {
-            store_gauges(&mut text, app.keeper.url(), &sample);
+            store_gauges(&mut text, app.keeper.url(), &sample, caller);
             hottest(&mut text, app.settings.hottest, &sample, caller);
         }
         text
@@ -181,9 +184,10 @@ fn describe() {
     metrics::gauge!(WAITING).set(0.0);
 }
 
-/// What the store has, whoever holds it.
-fn store_gauges(text: &mut String, store: &str, sample: &Sample) {
-    let views = || sample.locks.values().map(|entry| &*entry.view);
+/// What the store has, whoever holds it, of the names that the caller may see.
+fn store_gauges(text: &mut String, store: &str, sample: &Sample, caller: &Caller) {
+    let may_see = |view: &&ResourceView| caller.who.may_use(view.name.as_str());
+    let views = || sample.locks.values().map(|entry| &*entry.view).filter(may_see);
     let held: usize = views().map(|view| view.holders.len()).sum();
     let waiting: usize = views().map(|view| view.waiters.len()).sum();
     let age = |since: SystemTime| SystemTime::now().duration_since(since).unwrap_or_default().as_secs_f64();

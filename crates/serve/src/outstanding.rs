@@ -1,5 +1,10 @@
 //! Work that goes on after its request has ended, and that the end of the server waits for.
 
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
 use tokio::{runtime::Handle, sync::watch};
 
 /// Counts the work that goes on; clones count together.
@@ -22,6 +27,12 @@ impl Outstanding {
             work.await;
             drop(counted);
         });
+    }
+
+    /// Does `work` in the task that polls this. If that is dropped before its end, such as because a caller hangs up, the
+    /// work goes on by itself.
+    pub(crate) fn finish<F: Future<Output: Send> + Send + 'static>(&self, work: F) -> Finish<F> {
+        Finish { work: Some(Box::pin(work)), outstanding: self.clone() }
     }
 
     /// Something begins, and goes on until this is dropped.
@@ -47,5 +58,33 @@ pub(crate) struct Counted(watch::Sender<usize>);
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Work that is finished in any case.
+pub(crate) struct Finish<F: Future<Output: Send> + Send + 'static> {
+    work: Option<Pin<Box<F>>>,
+    outstanding: Outstanding,
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Future for Finish<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        // It is polled until it is ready, and not after that.
+        let Some(work) = &mut self.work else { return Poll::Pending };
+        let outcome = work.as_mut().poll(context);
+        if outcome.is_ready() {
+            self.work = None;
+        }
+        outcome
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Drop for Finish<F> {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            self.outstanding.spawn(async move { drop(work.await) });
+        }
     }
 }

@@ -57,7 +57,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Asked<T> {
             Problem::new(Code::NotJson, format!("the body is not what is needed: {error}"))
         })?;
         if let Some(caller) = parts.extensions.get::<Caller>() {
-            caller.begin();
+            caller.begin()?;
         }
         Ok(Self { value, bytes, key })
     }

@@ -2,6 +2,7 @@
 //! takes. The console looks all the time, for its history and its alarms.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -14,7 +15,7 @@ use lockkeeper::{
     store::{CountState, Name, ResourceView},
     support::{self, background::Background, sentence},
 };
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{Notify, watch};
 
 use crate::{
     problem::{Code, Problem},
@@ -23,21 +24,14 @@ use crate::{
 
 /// The shortest time between two listings.
 const SHORTEST: Duration = Duration::from_secs(1);
+/// The longest time between two tries while the store cannot be listed.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A listing takes at most one part in so many of the time.
 const SHARE: u32 = 20;
-/// How many samples a reader may be behind before it has to begin anew.
+/// How many samples a reader may be behind before it has to begin anew. Only their differences are kept.
 const BEHIND: usize = 16;
 /// All names at once: a page would cost as much as everything.
 const EVERYTHING: usize = 1_000_000;
-
-/// What readers of events hear.
-#[derive(Clone)]
-pub(crate) enum News {
-    /// A new sample, and what is different.
-    Sample(Arc<Sample>, Arc<Changes>),
-    /// The store could not be listed.
-    Outage(Arc<Outage>),
-}
 
 /// A store that cannot be listed.
 pub(crate) struct Outage {
@@ -45,13 +39,31 @@ pub(crate) struct Outage {
     pub(crate) message: String,
 }
 
+impl Outage {
+    fn problem(&self) -> Problem {
+        Problem::new(Code::StoreUnreachable, self.message.clone())
+    }
+}
+
 /// What is known.
 #[derive(Clone, Default)]
-struct Known {
-    sample: Option<Arc<Sample>>,
-    outage: Option<Arc<Outage>>,
+pub(crate) struct Known {
+    pub(crate) sample: Option<Arc<Sample>>,
+    pub(crate) outage: Option<Arc<Outage>>,
+    /// How the latest samples differ from those before, the latest at the end.
+    changes: VecDeque<Arc<Changes>>,
     /// How often it was tried.
     tries: u64,
+}
+
+impl Known {
+    /// What is different since a sample; `None` if that is too long ago.
+    pub(crate) fn since(&self, number: u64) -> Option<Vec<Arc<Changes>>> {
+        let latest = self.sample.as_ref()?.number;
+        let behind = usize::try_from(latest.checked_sub(number)?).ok()?;
+        let known = self.changes.len().checked_sub(behind)?;
+        Some(self.changes.iter().skip(known).cloned().collect())
+    }
 }
 
 /// The samples of a store; clones share them.
@@ -63,7 +75,6 @@ pub(crate) struct Sampler {
 
 struct Shared {
     known: watch::Sender<Known>,
-    news: broadcast::Sender<News>,
     readers: AtomicUsize,
     asked: Mutex<bool>,
     wake: Notify,
@@ -74,7 +85,6 @@ impl Sampler {
     pub(crate) fn start(keeper: Keeper) -> Self {
         let shared = Arc::new(Shared {
             known: watch::Sender::new(Known::default()),
-            news: broadcast::Sender::new(BEHIND),
             readers: AtomicUsize::new(0),
             asked: Mutex::new(false),
             wake: Notify::new(),
@@ -84,21 +94,22 @@ impl Sampler {
         Self { shared, _task: Arc::new(task) }
     }
 
-    /// The latest sample, or a new one if that is too old.
+    /// The latest sample, or a new one if that is too old. While the store cannot be listed, it fails at once: it is tried
+    /// again and again until it can.
     pub(crate) async fn latest(&self) -> Result<Arc<Sample>, Problem> {
         let mut known = self.shared.known.subscribe();
         let before = known.borrow_and_update().clone();
-        if let (Some(sample), None) = (&before.sample, &before.outage)
-            && sample.age() < sample.every
-        {
-            return Ok(sample.clone());
+        match (&before.sample, &before.outage) {
+            (_, Some(outage)) => return Err(outage.problem()),
+            (Some(sample), None) if sample.age() < sample.every => return Ok(sample.clone()),
+            _ => {}
         }
         *support::lock(&self.shared.asked) = true;
         self.shared.wake.notify_one();
         let tried = known.wait_for(|known| known.tries > before.tries).await;
         let known = tried.map_err(|_| Problem::shutting_down())?;
         match (&known.outage, &known.sample) {
-            (Some(outage), _) => Err(Problem::new(Code::StoreUnreachable, outage.message.clone())),
+            (Some(outage), _) => Err(outage.problem()),
             (None, Some(sample)) => Ok(sample.clone()),
             (None, None) => Err(Problem::new(Code::Internal, "there is no listing")),
         }
@@ -108,25 +119,29 @@ impl Sampler {
     pub(crate) fn read(&self) -> Reader {
         self.shared.readers.fetch_add(1, Ordering::AcqRel);
         self.shared.wake.notify_one();
-        Reader { news: self.shared.news.subscribe(), shared: self.shared.clone() }
+        Reader { known: self.shared.known.subscribe(), shared: self.shared.clone() }
     }
 }
 
 /// Somebody who hears of every sample.
 pub(crate) struct Reader {
-    news: broadcast::Receiver<News>,
+    known: watch::Receiver<Known>,
     shared: Arc<Shared>,
 }
 
 impl Reader {
-    /// The next sample; `None` if some were missed.
-    pub(crate) async fn next(&mut self) -> Option<News> {
-        match self.news.recv().await {
-            Ok(news) => Some(news),
-            Err(broadcast::error::RecvError::Lagged(_)) => None,
+    /// What is known, once there was another try.
+    pub(crate) async fn next(&mut self) -> Known {
+        if self.known.changed().await.is_err() {
             // The sampler ends with the server, which ends its readers.
-            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+            std::future::pending::<()>().await;
         }
+        self.known.borrow_and_update().clone()
+    }
+
+    /// The latest sample.
+    pub(crate) fn sample(&self) -> Option<Arc<Sample>> {
+        self.known.borrow().sample.clone()
     }
 }
 
@@ -139,7 +154,9 @@ impl Drop for Reader {
 async fn run(shared: Arc<Shared>, keeper: Keeper) {
     let mut number = 0;
     loop {
-        while shared.readers.load(Ordering::Acquire) == 0
+        // An outage is found to be over also if nobody asks.
+        while shared.known.borrow().outage.is_none()
+            && shared.readers.load(Ordering::Acquire) == 0
             && !std::mem::take(&mut *support::lock(&shared.asked))
         {
             shared.wake.notified().await;
@@ -151,14 +168,18 @@ async fn run(shared: Arc<Shared>, keeper: Keeper) {
         metrics::histogram!(crate::metrics::LISTING).record(took.as_secs_f64());
         // Whoever asked meanwhile is content with this one.
         *support::lock(&shared.asked) = false;
-        match listed {
+        let pause = match listed {
             Ok((views, latches)) => {
                 number += 1;
                 tell(&shared, Sample::new(number, took, every, views, latches));
+                every
             }
-            Err(error) => fail(&shared, &error),
-        }
-        tokio::time::sleep(every).await;
+            Err(error) => {
+                fail(&shared, &error);
+                every.min(LONGEST_PAUSE)
+            }
+        };
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -193,20 +214,54 @@ fn tell(shared: &Shared, sample: Sample) {
     let before = shared.known.borrow().sample.clone();
     let changes = Arc::new(sample.changes(before.as_deref()));
     shared.known.send_modify(|known| {
-        known.sample = Some(sample.clone());
+        known.sample = Some(sample);
         known.outage = None;
         known.tries += 1;
+        known.changes.push_back(changes);
+        if known.changes.len() > BEHIND {
+            known.changes.pop_front();
+        }
     });
-    // Nobody may read.
-    drop(shared.news.send(News::Sample(sample, changes)));
 }
 
 fn fail(shared: &Shared, error: &StoreError) {
     let since = shared.known.borrow().outage.as_ref().map_or_else(SystemTime::now, |outage| outage.since);
     let outage = Arc::new(Outage { since, message: sentence::of(error) });
     shared.known.send_modify(|known| {
-        known.outage = Some(outage.clone());
+        known.outage = Some(outage);
         known.tries += 1;
     });
-    drop(shared.news.send(News::Outage(outage)));
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_testkit::{proxy::Proxy, servers::Redis};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_outage_is_told_at_once_and_soon_over() {
+        let redis = Redis::start().expect("a server");
+        let proxy = Proxy::start(redis.address()).expect("a proxy");
+        let url = format!("redis://{}/", proxy.address());
+        let builder = lockkeeper::builder(&url).expect("a good URL").request_limit(Duration::from_secs(1));
+        let sampler = Sampler::start(builder.connect().await.expect("it is there"));
+        sampler.latest().await.expect("it is listed");
+        proxy.pause(true);
+        // The sample of now becomes too old.
+        while sampler.latest().await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let started = Instant::now();
+        for _ in 0..100 {
+            assert!(sampler.latest().await.is_err());
+        }
+        assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
+        proxy.pause(false);
+        let started = Instant::now();
+        while sampler.latest().await.is_err() {
+            assert!(started.elapsed() < Duration::from_secs(12), "it is over");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
 }

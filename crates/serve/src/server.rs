@@ -14,7 +14,7 @@ use crate::{
     connection,
     console::{self, Played, Watched},
     error::ServeError,
-    files,
+    files::{Attempt, Followed, Loaded},
     listener::{Accepted, Listener},
     log::{Log, Output},
     metrics::Exporter,
@@ -32,6 +32,24 @@ const LAST_REQUESTS: Duration = Duration::from_secs(3);
 /// How long to wait when the system has no more file descriptors.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(100);
 
+/// The files that are read again when they change.
+struct FollowedFiles {
+    tokens: Option<Followed>,
+    tls: Option<Followed>,
+    alarms: Option<Followed>,
+}
+
+impl FollowedFiles {
+    fn before_reading(settings: &Settings) -> Self {
+        let tls = settings.tls.clone().map(|files| vec![files.cert, files.key]);
+        Self {
+            tokens: settings.token_file.clone().map(|file| Followed::before_reading(vec![file])),
+            tls: tls.map(Followed::before_reading),
+            alarms: settings.alarms.clone().map(|file| Followed::before_reading(vec![file])),
+        }
+    }
+}
+
 /// A server that listens.
 pub struct Server {
     app: Arc<App>,
@@ -42,6 +60,7 @@ pub struct Server {
     token: Option<String>,
     looks: Option<Keeper>,
     played: Option<Played>,
+    followed: FollowedFiles,
 }
 
 impl Server {
@@ -59,6 +78,7 @@ impl Server {
     /// As [`bind`](Self::bind).
     pub async fn bind_with_log(settings: Settings, output: Output) -> Result<Self, ServeError> {
         settings.check()?;
+        let followed = FollowedFiles::before_reading(&settings);
         let tls = settings.tls.clone().map(Tls::new).transpose()?.map(Arc::new);
         let (tokens, token) = match &settings.token_file {
             Some(file) => (Tokens::from_file(file, settings.limits.rate)?, None),
@@ -89,7 +109,7 @@ impl Server {
         let listens = listener.listens().map_err(|error| ServeError::internal(error.to_string()))?;
         let app = Arc::new(App::new(Parts { settings, keeper, sampler, watched, tokens, log, exporter }));
         let router = api::router(app.clone());
-        Ok(Self { app, router, listener, listens, tls, token, looks, played })
+        Ok(Self { app, router, listener, listens, tls, token, looks, played, followed })
     }
 
     /// Where it listens: port 0 has become a free one.
@@ -122,9 +142,8 @@ impl Server {
     /// Serves until `end` resolves. Then those who wait are told so, the rest is finished, and nothing is left at the store
     /// but leases that callers have.
     pub async fn run(self, end: impl Future<Output = ()>) {
-        let Self { app, router, listener, tls, looks, played, .. } = self;
-        let mut tasks = background(&app, tls.as_ref());
-        tasks.extend(played.map(|played| Background::spawn(&Handle::current(), played.run())));
+        let Self { app, router, listener, tls, looks, played, followed, .. } = self;
+        let _tasks = background(&app, tls.as_ref(), played, followed);
         let clients = Outstanding::new();
         app.log.write(
             "info",
@@ -140,12 +159,18 @@ impl Server {
         app.log.write("info", "ending", json!({ "waiting": app.waiting(), "clients": clients.count() }));
         app.drain();
         if tokio::time::timeout(app.settings.limits.drain, clients.finished()).await.is_err() {
+            app.log.write("warn", "connections were cut", json!({ "clients": clients.count() }));
             app.connections.close_all();
             clients.finished().await;
         }
         // What could not be delivered is released, and queues are left.
-        drop(tokio::time::timeout(LAST_REQUESTS, app.work.finished()).await);
-        drop(tokio::time::timeout(LAST_REQUESTS, app.keeper.close()).await);
+        let worked = tokio::time::timeout(LAST_REQUESTS, app.work.finished()).await;
+        let closed = tokio::time::timeout(LAST_REQUESTS, app.keeper.close()).await;
+        if worked.is_err() || closed.is_err() {
+            let what =
+                "the store did not answer the last requests; what they were to release ends with its lease";
+            app.log.write("warn", what, json!({ "requests": app.work.count() }));
+        }
         if let Some(looks) = looks {
             drop(tokio::time::timeout(LAST_REQUESTS, looks.close()).await);
         }
@@ -193,47 +218,62 @@ async fn accept(
 }
 
 /// What goes on beside the requests.
-fn background(app: &Arc<App>, tls: Option<&Arc<Tls>>) -> Vec<Background> {
-    let runtime = Handle::current();
+fn background(
+    app: &Arc<App>,
+    tls: Option<&Arc<Tls>>,
+    played: Option<Played>,
+    followed: FollowedFiles,
+) -> Vec<Background> {
+    let FollowedFiles { tokens, tls: tls_files, alarms } = followed;
     let watch = console::watch(app.clone(), app.sampler.read());
-    let doctor = console::ask_doctor(app.clone());
-    let mut tasks = vec![Background::spawn(&runtime, watch), Background::spawn(&runtime, doctor)];
-    if let Some(file) = app.settings.alarms.clone() {
-        tasks.push(Background::spawn(&runtime, console::follow_alarms(app.clone(), file)));
-    }
-    if let Some(exporter) = app.exporter.clone() {
-        tasks.push(Background::spawn(&runtime, exporter.keep_up()));
-    }
-    if let Some(file) = app.settings.token_file.clone() {
-        let app = app.clone();
-        let reload = files::follow(vec![file.clone()], move || match app.tokens.load(&file) {
-            Ok(tokens) => app.log.write("info", "tokens were read anew", json!({ "tokens": tokens })),
-            Err(error) => {
-                let fields = json!({ "error": error.to_string() });
-                app.log.write(
-                    "error",
-                    "the token file changed and cannot be used; the tokens of before stay",
-                    fields,
-                );
-            }
-        });
-        tasks.push(Background::spawn(&runtime, reload));
-    }
-    if let Some(tls) = tls.cloned() {
-        let app = app.clone();
-        let files = vec![tls.files().cert.clone(), tls.files().key.clone()];
-        let reload = files::follow(files, move || match tls.load() {
-            Ok(()) => app.log.write("info", "certificate and key were read anew", json!({})),
-            Err(error) => {
-                let fields = json!({ "error": error.to_string() });
-                app.log.write(
-                    "error",
-                    "the certificate changed and cannot be used; the one of before stays",
-                    fields,
-                );
-            }
-        });
-        tasks.push(Background::spawn(&runtime, reload));
-    }
+    let mut tasks = vec![spawn(watch), spawn(console::ask_doctor(app.clone()))];
+    tasks.extend(alarms.map(|file| spawn(console::follow_alarms(app.clone(), file))));
+    tasks.extend(app.exporter.clone().map(|exporter| spawn(exporter.keep_up())));
+    tasks.extend(tokens.map(|file| spawn(follow_tokens(app.clone(), file))));
+    let tls = tls.cloned().zip(tls_files);
+    tasks.extend(tls.map(|(tls, files)| spawn(follow_tls(app.clone(), tls, files))));
+    tasks.extend(played.map(|played| spawn(played.run())));
     tasks
+}
+
+fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Background {
+    Background::spawn(&Handle::current(), work)
+}
+
+/// Reads the token file again when it changes.
+async fn follow_tokens(app: Arc<App>, file: Followed) {
+    let Some(path) = app.settings.token_file.clone() else { return };
+    let load = |attempt| match app.tokens.load(&path) {
+        Ok(tokens) => {
+            app.log.write("info", "tokens were read anew", json!({ "tokens": tokens }));
+            Loaded::Good
+        }
+        Err(error) => {
+            let what = "the token file changed and cannot be used; the tokens of before stay";
+            not_loaded(&app, attempt, what, &error)
+        }
+    };
+    file.follow(load).await;
+}
+
+/// Reads certificate and key again when they change.
+async fn follow_tls(app: Arc<App>, tls: Arc<Tls>, files: Followed) {
+    let load = |attempt| match tls.load() {
+        Ok(()) => {
+            app.log.write("info", "certificate and key were read anew", json!({}));
+            Loaded::Good
+        }
+        Err(error) => {
+            let what = "the certificate changed and cannot be used; the one of before stays";
+            not_loaded(&app, attempt, what, &error)
+        }
+    };
+    files.follow(load).await;
+}
+
+fn not_loaded(app: &App, attempt: Attempt, what: &str, error: &ServeError) -> Loaded {
+    if attempt == Attempt::First {
+        app.log.write("error", what, json!({ "error": error.to_string() }));
+    }
+    Loaded::Bad
 }

@@ -2,7 +2,11 @@
 //!
 //! Tokens are text, because not every JSON reader keeps such numbers exact. Times are text as the command has them.
 
-use std::time::Duration;
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::OnceLock,
+    time::Duration,
+};
 
 use lockkeeper::{
     lock::Leader,
@@ -10,7 +14,6 @@ use lockkeeper::{
     support::moment,
 };
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
 
 /// Milliseconds, as JSON has them.
@@ -147,7 +150,7 @@ pub(crate) struct Lock {
 /// Somebody who holds a lock.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Holder {
-    /// Tells this acquisition from others, also while it waited. It is no key.
+    /// Tells this acquisition from others at this server, also while it waited. It is no key.
     pub(crate) id: String,
     /// The fencing token.
     pub(crate) token: String,
@@ -180,7 +183,7 @@ pub(crate) struct Holder {
 /// Somebody who waits for a lock.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Waiter {
-    /// Tells this acquisition from others. It is no key.
+    /// Tells this acquisition from others at this server. It is no key.
     pub(crate) id: String,
     /// The host, or the address of a caller of this API.
     pub(crate) host: String,
@@ -196,10 +199,11 @@ pub(crate) struct Waiter {
     pub(crate) units: Amount,
 }
 
-/// A contender's id is the key to its lock, so only a part of its hash is shown.
+/// A contender's id is the key to its lock. So a hash of it is shown, with a random key of this process: whoever guesses ids
+/// cannot find out which guess is right.
 fn shown_id(contender: ContenderId) -> String {
-    let hash = Sha256::digest(contender.to_string());
-    hash[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    static KEY: OnceLock<RandomState> = OnceLock::new();
+    format!("{:016x}", KEY.get_or_init(RandomState::new).hash_one(contender))
 }
 
 fn owned(text: Option<&str>) -> Option<String> {

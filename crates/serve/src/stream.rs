@@ -10,12 +10,16 @@ use std::{
     time::Duration,
 };
 
+use bytes::BytesMut;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Sleep, sleep},
 };
 
-use crate::delivery::Delivery;
+use crate::connections::Peer;
+
+/// How much is read ahead at most, to notice that a client hangs up behind bytes that nobody wants yet.
+const AHEAD: usize = 16 * 1024;
 
 /// What a connection reads from and writes to.
 pub(crate) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -25,15 +29,35 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
 /// The bytes of a connection.
 pub(crate) struct Stream<T> {
     bytes: T,
-    delivery: Arc<Delivery>,
+    peer: Arc<Peer>,
     patience: Duration,
+    ahead: Ahead,
     /// Since when the client does not read.
     stuck: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T: Bytes> Stream<T> {
-    pub(crate) fn new(bytes: T, delivery: Arc<Delivery>, patience: Duration) -> Self {
-        Self { bytes, delivery, patience, stuck: None }
+    pub(crate) fn new(bytes: T, peer: Arc<Peer>, patience: Duration) -> Self {
+        Self { bytes, peer, patience, ahead: Ahead::default(), stuck: None }
+    }
+
+    /// Reads ahead while a request is worked on. Fails if the client has hung up. The connection does so itself only if it
+    /// has no bytes behind the request yet.
+    fn notice_end(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        while self.peer.is_busy() && !self.ahead.ended && self.ahead.bytes.len() < AHEAD {
+            let mut space = [0; 1024];
+            let mut buffer = ReadBuf::new(&mut space);
+            match Pin::new(&mut self.bytes).poll_read(context, &mut buffer) {
+                Poll::Pending => break,
+                Poll::Ready(Err(error)) => return Err(error),
+                Poll::Ready(Ok(())) if buffer.filled().is_empty() => self.ahead.ended = true,
+                Poll::Ready(Ok(())) => self.ahead.bytes.extend_from_slice(buffer.filled()),
+            }
+        }
+        if self.ahead.ended && self.peer.is_busy() {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the client has hung up"));
+        }
+        Ok(())
     }
 
     /// Passes an outcome on; fails if the client has not read for too long.
@@ -49,12 +73,26 @@ impl<T: Bytes> Stream<T> {
     }
 }
 
+/// What was read and not asked for yet.
+#[derive(Default)]
+struct Ahead {
+    bytes: BytesMut,
+    /// Whether nothing comes behind these.
+    ended: bool,
+}
+
 impl<T: Bytes> AsyncRead for Stream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let Ahead { bytes, ended } = &mut self.ahead;
+        if !bytes.is_empty() || *ended {
+            let some = bytes.split_to(bytes.len().min(buffer.remaining()));
+            buffer.put_slice(&some);
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.bytes).poll_read(context, buffer)
     }
 }
@@ -86,9 +124,9 @@ impl<T: Bytes> AsyncWrite for Stream<T> {
         let outcome = Pin::new(&mut self.bytes).poll_flush(context);
         let outcome = ready!(self.unstick(context, outcome));
         if outcome.is_ok() {
-            self.delivery.flushed();
+            self.peer.delivery.flushed();
         }
-        Poll::Ready(outcome)
+        Poll::Ready(outcome.and_then(|()| self.notice_end(context)))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

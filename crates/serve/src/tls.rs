@@ -37,10 +37,6 @@ impl Tls {
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         self.acceptor.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
-
-    pub(crate) fn files(&self) -> &TlsFiles {
-        &self.files
-    }
 }
 
 fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ServeError> {

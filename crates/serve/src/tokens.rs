@@ -15,7 +15,7 @@ use std::{
 use lockkeeper::support::sentence;
 use sha2::{Digest, Sha256};
 
-use crate::{error::ServeError, rate::Bucket};
+use crate::{connections::Count, error::ServeError, rate::Bucket};
 
 /// The shortest token that a file may have.
 const SHORTEST: usize = 16;
@@ -56,6 +56,10 @@ pub(crate) struct Who {
     /// What the names that it may use begin with; empty if it may use all.
     pub(crate) prefixes: Vec<String>,
     pub(crate) rate: Bucket,
+    /// Its requests that are worked on.
+    pub(crate) busy: Arc<Count>,
+    /// Its streams without an end.
+    pub(crate) streams: Arc<Count>,
     revoked: AtomicBool,
 }
 
@@ -156,6 +160,8 @@ impl Tokens {
                         role: line.role,
                         prefixes: line.prefixes,
                         rate: Bucket::new(self.per_second, self.per_second * 2.0),
+                        busy: Arc::default(),
+                        streams: Arc::default(),
                         revoked: AtomicBool::new(false),
                     })
                 }
@@ -212,6 +218,14 @@ fn parse(text: &str) -> Result<Vec<Line>, String> {
         if lines.iter().any(|line| line.token == token) {
             return Err(format!("the token of line {at} stands there twice; give everybody their own"));
         }
+        let words: Vec<&str> = words.collect();
+        if words.iter().any(|word| word.starts_with('#')) {
+            return Err(format!(
+                "line {at} has a # behind its token, which would be read as a name or a prefix; write comments on lines of \
+                 their own"
+            ));
+        }
+        let mut words = words.into_iter();
         let name = words.next().map_or_else(|| format!("{}-{at}", role.word()), str::to_owned);
         lines.push(Line { token: token.into(), role, name, prefixes: words.map(str::to_owned).collect() });
     }
@@ -263,6 +277,8 @@ mod tests {
             ("use", "no token"),
             ("use canary", "too easy"),
             ("use canarycanarycanaré", "too easy"),
+            ("use canarycanarycanary # everybody", "a #"),
+            ("use canarycanarycanary ci ci/ # team ci", "a #"),
             ("use canarycanarycanary a\nlook canarycanarycanary b", "twice"),
         ] {
             let error = parse(text).map(drop).expect_err(text);

@@ -17,7 +17,7 @@ use crate::{
     app::{App, ok, to_json},
     delivery::{GrantBody, Undelivered},
     gate::Caller,
-    idempotency::{Answer, Key},
+    idempotency::{self, Answer, Key},
     metrics,
     problem::{Code, ErrorBody, Problem, Refusals},
     request::{Asked, time},
@@ -52,18 +52,23 @@ pub(super) async fn acquire(
     caller.check_name(&request.name)?;
     let claim = claim(&app, &caller, &request)?;
     let wait = time("wait", request.wait.as_deref())?.unwrap_or_default();
+    let asked = Claimed { app: &app, caller: &caller, name: &request.name, claim: &claim };
+    // A repeat that waits for the first request waits, too.
+    let _waiting = app.wait(wait).map_err(|problem| asked.refused(problem))?;
     let Some(key) = key else {
-        let (lease, acquired, _) = take(&app, &caller, &request.name, &claim, wait).await?;
+        let (lease, acquired) = asked.take(wait).await?;
         let grant = Undelivered::new(lease, &app.keeper, &app.log, &app.work);
         let body = GrantBody::new(to_json(&acquired)?, grant, caller.peer.delivery.clone());
         return Ok(ok(axum::body::Body::new(body)));
     };
     let key = Key { who: caller.who.id, path: PATH, key };
+    let end = Instant::now() + wait;
+    let turn = if wait.is_zero() { idempotency::TURN } else { wait };
     let work = async {
-        let (_, acquired, until) = take(&app, &caller, &request.name, &claim, wait).await?;
-        Ok(Answer::Acquired(acquired, until))
+        let (lease, acquired) = asked.take(end.saturating_duration_since(Instant::now())).await?;
+        Ok(Answer::Acquired(Box::new(acquired), Box::new(lease)))
     };
-    match app.remembered.once(key, &bytes, work).await? {
+    match app.remembered.once(key, &bytes, turn, work, |answer| asked.again(answer)).await? {
         Answer::Acquired(acquired, _) => Ok(ok(to_json(&acquired)?)),
         Answer::Other(json) => Ok(ok(json)),
     }
@@ -99,66 +104,82 @@ fn parse_permits(text: &str) -> Result<(Units, Capacity), Problem> {
     }
 }
 
-/// Acquires it, and says until when it is certainly held.
-async fn take(
-    app: &App,
-    caller: &Caller,
-    name: &str,
-    claim: &LeaseClaim,
-    wait: Duration,
-) -> Result<(Lease, Acquired, Instant), Problem> {
-    let mut left = HungUp { app, caller, name, armed: true };
-    let result = acquired(app, caller, name, claim, wait).await;
-    left.armed = false;
-    let outcome = super::outcome(&result, "granted");
-    let token = result.as_ref().ok().map(|(lease, ..)| lease.token().to_string());
-    app.audit(caller, "acquire", name, outcome, json!({ "token": token }));
-    result
+/// A claim of a caller.
+#[derive(Clone, Copy)]
+struct Claimed<'a> {
+    app: &'a App,
+    caller: &'a Caller,
+    name: &'a str,
+    claim: &'a LeaseClaim,
 }
 
-async fn acquired(
-    app: &App,
-    caller: &Caller,
-    name: &str,
-    claim: &LeaseClaim,
-    wait: Duration,
-) -> Result<(Lease, Acquired, Instant), Problem> {
-    let _waiting = app.wait(wait)?;
-    let started = Instant::now();
-    let work = async { Ok(app.keeper.acquire_lease(name, claim, Some(wait)).await?) };
-    let granted = app.until_drained(work).await?;
-    if wait.is_zero() {
-        metrics::store_request("acquire", started);
+impl Claimed<'_> {
+    /// Acquires it, and writes down how that went.
+    async fn take(self, wait: Duration) -> Result<(Lease, Acquired), Problem> {
+        let mut left = HungUp { asked: self, armed: true };
+        let result = self.acquired(wait).await;
+        left.armed = false;
+        let outcome = super::outcome(&result, "granted");
+        let token = result.as_ref().ok().map(|(lease, _)| lease.token().to_string());
+        self.app.audit(self.caller, "acquire", self.name, outcome, json!({ "token": token }));
+        result
     }
-    let Some(AcquiredLease { lease, remaining, .. }) = granted else {
-        return Err(Problem::new(Code::Busy, "somebody else holds it or waits for it"));
-    };
-    if let Err(problem) = caller.check_current() {
-        drop(Undelivered::new(lease, &app.keeper, &app.log, &app.work));
-        return Err(problem);
+
+    /// Writes down that it was refused.
+    fn refused(self, problem: Problem) -> Problem {
+        self.app.audit(self.caller, "acquire", self.name, problem.code.word(), json!({ "token": null }));
+        problem
     }
-    let acquired = Acquired {
-        name: name.to_owned(),
-        lease: lease.to_string(),
-        token: lease.token().to_string(),
-        floor: lease.floor().to_string(),
-        expires_in_ms: millis(remaining),
-    };
-    Ok((lease, acquired, Instant::now() + remaining))
+
+    async fn acquired(self, wait: Duration) -> Result<(Lease, Acquired), Problem> {
+        let Self { app, caller, name, claim } = self;
+        let started = Instant::now();
+        let work = async { Ok(app.keeper.acquire_lease(name, claim, Some(wait)).await?) };
+        let granted = app.until_drained(work).await?;
+        if wait.is_zero() {
+            metrics::store_request("acquire", started);
+        }
+        let Some(AcquiredLease { lease, remaining, .. }) = granted else {
+            return Err(Problem::new(Code::Busy, "somebody else holds it or waits for it"));
+        };
+        if let Err(problem) = caller.check_current() {
+            drop(Undelivered::new(lease, &app.keeper, &app.log, &app.work));
+            return Err(problem);
+        }
+        let acquired = Acquired {
+            name: name.to_owned(),
+            lease: lease.to_string(),
+            token: lease.token().to_string(),
+            floor: lease.floor().to_string(),
+            expires_in_ms: millis(remaining),
+        };
+        Ok((lease, acquired))
+    }
+
+    /// The answer to a repeat. It was perhaps released, evicted, or is over: only the store knows, so it is renewed.
+    async fn again(self, before: Answer) -> Result<Answer, Problem> {
+        let Answer::Acquired(mut acquired, lease) = before else { return Ok(before) };
+        let started = Instant::now();
+        let renewed = self.app.keeper.renew_lease(&lease).await.map_err(Problem::from);
+        metrics::store_request("renew", started);
+        let outcome = super::outcome(&renewed, "repeated");
+        self.app.audit(self.caller, "acquire", self.name, outcome, json!({ "token": acquired.token }));
+        acquired.expires_in_ms = millis(renewed?);
+        Ok(Answer::Acquired(acquired, lease))
+    }
 }
 
 /// Writes down that a caller hung up.
 struct HungUp<'a> {
-    app: &'a App,
-    caller: &'a Caller,
-    name: &'a str,
+    asked: Claimed<'a>,
     armed: bool,
 }
 
 impl Drop for HungUp<'_> {
     fn drop(&mut self) {
         if self.armed {
-            self.app.audit(self.caller, "acquire", self.name, "hung_up", json!({}));
+            let Claimed { app, caller, name, .. } = self.asked;
+            app.audit(caller, "acquire", name, "hung_up", json!({}));
         }
     }
 }

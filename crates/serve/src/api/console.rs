@@ -16,7 +16,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use utoipa::IntoParams;
 
-use super::events::{AHEAD, event_stream, line};
+use super::events::{AHEAD, counted, event_stream, line};
 use crate::{
     app::{App, ok, to_json},
     gate::Caller,
@@ -50,8 +50,12 @@ pub(super) async fn stream(
     }
     // A query that can never be answered is refused at once.
     let first = shown(&app, &caller, &query)?;
+    let counted = counted(&app, &caller)?;
     let (chunks, body) = mpsc::channel(AHEAD);
-    tokio::spawn(follow(app, caller, query, first, chunks));
+    tokio::spawn(async move {
+        follow(app, caller, query, first, chunks).await;
+        drop(counted);
+    });
     Ok(event_stream(body))
 }
 

@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    fmt::Write,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -22,16 +21,21 @@ use tokio::sync::mpsc;
 
 use crate::{
     app::{App, to_json},
+    connections::OneOf,
     gate::Caller,
-    problem::{Problem, Refusals},
+    problem::{Code, Problem, Refusals},
     request::Params,
-    sample::{Changes, Sample, page},
-    sampler::{News, Outage, Reader},
-    shapes::{EventParams, LatchView},
+    sample::{Changes, Entry, Sample, page},
+    sampler::{Outage, Reader},
+    shapes::{EventParams, LatchView, SampleInfo},
 };
 
 /// How many chunks wait for a client that is slow.
-pub(super) const AHEAD: usize = 2;
+pub(super) const AHEAD: usize = 1;
+/// How many bytes a chunk has before it is sent.
+const CHUNK: usize = 32 * 1024;
+/// How many names are looked up at once.
+const PAGE: usize = 100;
 
 /// Tells what changes, as server-sent events.
 ///
@@ -50,12 +54,27 @@ pub(super) async fn events(
     caller: Caller,
     Params(params): Params<EventParams>,
 ) -> Result<Response, Problem> {
+    let counted = counted(&app, &caller)?;
     // Before the first sample, so that nothing is missed in between.
     let reader = app.sampler.read();
-    let first = app.sampler.latest().await?;
+    let first = app.sample().await?;
     let (chunks, body) = mpsc::channel(AHEAD);
-    tokio::spawn(follow(app, caller, params, reader, first, chunks));
+    let EventParams { prefix, since } = params;
+    let stream = Stream { app, caller, prefix, reader, chunks, text: String::new(), last: 0 };
+    tokio::spawn(async move {
+        // It has no end of its own.
+        let _gone = stream.follow(since, first).await;
+        drop(counted);
+    });
     Ok(event_stream(body))
+}
+
+/// Counts a stream without an end until this is dropped, or refuses it.
+pub(super) fn counted(app: &App, caller: &Caller) -> Result<(OneOf, OneOf), Problem> {
+    app.connections.stream(&caller.who.streams).ok_or_else(|| {
+        let message = "too many streams of events are open; close some, or ask for /v1/locks now and then";
+        Problem::new(Code::TooManyRequests, message)
+    })
 }
 
 /// An answer of events, as they come.
@@ -68,102 +87,153 @@ pub(super) fn event_stream(events: mpsc::Receiver<Bytes>) -> Response {
     response
 }
 
-/// Sends events until the client is gone, its token is revoked, or the server ends.
-async fn follow(
+/// The client is gone, or has to go.
+struct Gone;
+
+/// One client's stream. It is sent in small pieces, each made when the client has taken those before, so a client that is slow
+/// costs little: it is told less often, and begins anew if it is too far behind.
+struct Stream {
     app: Arc<App>,
     caller: Caller,
-    params: EventParams,
-    mut reader: Reader,
-    first: Arc<Sample>,
+    prefix: String,
+    reader: Reader,
     chunks: mpsc::Sender<Bytes>,
-) {
-    let filter = Filter { caller: &caller, prefix: &params.prefix };
-    let mut last = first.number;
-    let begin = if params.since == Some(last) { filter.same(&first) } else { filter.everything(&first) };
-    if chunks.send(begin.into()).await.is_err() {
-        return;
+    text: String,
+    /// The sample that the client knows.
+    last: u64,
+}
+
+impl Stream {
+    /// Sends events until the client is gone, its token is revoked, or the server ends.
+    async fn follow(mut self, since: Option<u64>, first: Arc<Sample>) -> Result<(), Gone> {
+        if since == Some(first.number) {
+            self.last = first.number;
+            self.text += &Self::end(&first.info(&self.caller.who), first.number);
+            drop(first);
+            self.flush().await?;
+        } else {
+            drop(first);
+            self.everything().await?;
+        }
+        loop {
+            let known = tokio::select! {
+                biased;
+                () = self.app.draining() => return Err(Gone),
+                () = self.chunks.closed() => return Err(Gone),
+                known = self.reader.next() => known,
+            };
+            let changes = known.since(self.last);
+            let told = known.sample.map(|sample| (sample.number, sample.info(&self.caller.who)));
+            // No sample is kept while the client takes what it is sent.
+            match (known.outage, changes, told) {
+                (Some(outage), ..) => self.text += &outage_event(&outage),
+                // Nothing is new.
+                (None, Some(changes), _) if changes.is_empty() => {}
+                (None, Some(changes), Some((number, info))) => {
+                    self.changes(&changes).await?;
+                    self.last = number;
+                    self.text += &Self::end(&info, number);
+                }
+                (None, ..) => self.everything().await?,
+            }
+            self.flush().await?;
+        }
     }
-    loop {
-        let news = tokio::select! {
+
+    /// Sends what was written.
+    async fn flush(&mut self) -> Result<(), Gone> {
+        if self.text.is_empty() {
+            return Ok(());
+        }
+        if self.caller.who.is_revoked() {
+            return Err(Gone);
+        }
+        let chunk = std::mem::take(&mut self.text).into();
+        tokio::select! {
             biased;
-            () = app.draining() => return,
-            () = chunks.closed() => return,
-            news = reader.next() => news,
-        };
-        if caller.who.is_revoked() {
-            return;
-        }
-        let text = match news {
-            // Older than what it began with.
-            Some(News::Sample(sample, _)) if sample.number <= last => continue,
-            Some(News::Sample(sample, changes)) if sample.number == last + 1 => {
-                last = sample.number;
-                filter.changes(&sample, &changes)
-            }
-            Some(News::Sample(sample, _)) => {
-                last = sample.number;
-                filter.everything(&sample)
-            }
-            Some(News::Outage(outage)) => outage_event(&outage),
-            // Some were missed: the next sample is told whole.
-            None => continue,
-        };
-        if chunks.send(text.into()).await.is_err() {
-            return;
+            () = self.app.draining() => Err(Gone),
+            sent = self.chunks.send(chunk) => sent.map_err(|_| Gone),
         }
     }
-}
 
-/// What one client wants to hear and may hear.
-struct Filter<'a> {
-    caller: &'a Caller,
-    prefix: &'a str,
-}
+    /// Writes an event, and sends what was written if that is enough.
+    async fn tell(&mut self, kind: &str, json: &str) -> Result<(), Gone> {
+        self.text += &event(kind, json);
+        if self.text.len() < CHUNK { Ok(()) } else { self.flush().await }
+    }
 
-impl Filter<'_> {
     fn wants(&self, name: &str) -> bool {
-        name.starts_with(self.prefix) && self.caller.who.may_use(name)
+        name.starts_with(&self.prefix) && self.caller.who.may_use(name)
     }
 
-    fn everything(&self, sample: &Sample) -> String {
-        let mut text = event("reset", "{}");
-        let (locks, _) = page(&sample.locks, &self.caller.who, self.prefix, None, usize::MAX);
-        for (_, entry) in locks {
-            text += &event("lock", entry.json());
+    /// Tells everything there is. Each piece is of the latest sample, so that no old one is kept for a client that is slow.
+    /// The differences since the first of them follow, which makes the pieces one.
+    async fn everything(&mut self) -> Result<(), Gone> {
+        let Some(sample) = self.reader.sample() else { return Ok(()) };
+        let (number, info) = (sample.number, sample.info(&self.caller.who));
+        drop(sample);
+        self.tell("reset", "{}").await?;
+        let mut after = None;
+        while let Some(sample) = self.reader.sample() {
+            let (locks, next) = page(&sample.locks, &self.caller.who, &self.prefix, after.as_ref(), PAGE);
+            let entries: Vec<Arc<Entry>> = locks.into_iter().map(|(_, entry)| entry.clone()).collect();
+            after = next.cloned();
+            drop(sample);
+            for entry in entries {
+                self.tell("lock", entry.json()).await?;
+            }
+            if after.is_none() {
+                break;
+            }
         }
-        let (latches, _) = page(&sample.latches, &self.caller.who, self.prefix, None, usize::MAX);
-        for (name, state) in latches {
-            text += &event("latch", &line(&LatchView::new(name.as_str(), state)));
+        while let Some(sample) = self.reader.sample() {
+            let (latches, next) = page(&sample.latches, &self.caller.who, &self.prefix, after.as_ref(), PAGE);
+            let latches: Vec<_> = latches
+                .into_iter()
+                .map(|(name, state)| line(&LatchView::new(name.as_str(), state)))
+                .collect();
+            after = next.cloned();
+            drop(sample);
+            for latch in latches {
+                self.tell("latch", &latch).await?;
+            }
+            if after.is_none() {
+                break;
+            }
         }
-        text + &self.end(sample)
+        self.last = number;
+        self.text += &Self::end(&info, number);
+        self.flush().await
     }
 
-    fn same(&self, sample: &Sample) -> String {
-        self.end(sample)
+    async fn changes(&mut self, changes: &[Arc<Changes>]) -> Result<(), Gone> {
+        for changes in changes {
+            for entry in &changes.locks {
+                if self.wants(entry.view.name.as_str()) {
+                    self.tell("lock", entry.json()).await?;
+                }
+            }
+            for name in &changes.gone {
+                if self.wants(name.as_str()) {
+                    self.tell("gone", &line(&json!({ "name": name.as_str() }))).await?;
+                }
+            }
+            for latch in &changes.latches {
+                if self.wants(&latch.name) {
+                    self.tell("latch", &line(latch)).await?;
+                }
+            }
+            for name in &changes.latches_gone {
+                if self.wants(name.as_str()) {
+                    self.tell("latch_gone", &line(&json!({ "name": name.as_str() }))).await?;
+                }
+            }
+        }
+        Ok(())
     }
 
-    fn changes(&self, sample: &Sample, changes: &Changes) -> String {
-        let mut text = String::new();
-        for entry in changes.locks.iter().filter(|entry| self.wants(entry.view.name.as_str())) {
-            text += &event("lock", entry.json());
-        }
-        for name in changes.gone.iter().filter(|name| self.wants(name.as_str())) {
-            text += &event("gone", &line(&json!({ "name": name.as_str() })));
-        }
-        for latch in changes.latches.iter().filter(|latch| self.wants(&latch.name)) {
-            text += &event("latch", &line(latch));
-        }
-        for name in changes.latches_gone.iter().filter(|name| self.wants(name.as_str())) {
-            text += &event("latch_gone", &line(&json!({ "name": name.as_str() })));
-        }
-        text + &self.end(sample)
-    }
-
-    fn end(&self, sample: &Sample) -> String {
-        let mut text = String::new();
-        // Writing to text does not fail.
-        let _ = writeln!(text, "id: {}", sample.number);
-        text + &event("sample", &line(&sample.info(&self.caller.who)))
+    fn end(info: &SampleInfo, number: u64) -> String {
+        format!("id: {number}\n{}", event("sample", &line(info)))
     }
 }
 

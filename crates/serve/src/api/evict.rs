@@ -34,8 +34,10 @@ pub(super) async fn evict(
     caller: Caller,
     asked: Asked<EvictRequest>,
 ) -> Result<Response, Problem> {
-    super::change(&app, &caller, "/v1/evict", asked, async |request| evicted(&app, &caller, request).await)
-        .await
+    super::change(app, caller, "/v1/evict", asked, async move |app: Arc<App>, caller: Caller, request| {
+        evicted(&app, &caller, request).await
+    })
+    .await
 }
 
 async fn evicted(app: &App, caller: &Caller, request: EvictRequest) -> Result<Evictions, Problem> {
@@ -75,6 +77,7 @@ async fn evicted(app: &App, caller: &Caller, request: EvictRequest) -> Result<Ev
             let (by, reason) = (caller.who.name.clone(), reason.as_str().into());
             app.watched.console.evicted(&name, holder.token, Noted { by, reason, immediate: now });
         }
+        app.remembered.ended(&name, holder.token);
         evicted.push(EvictedHolder {
             token: holder.token.to_string(),
             host: process.host.clone(),

@@ -31,14 +31,26 @@ pub(super) async fn fence(
     caller: Caller,
     asked: Asked<FenceRequest>,
 ) -> Result<Response, Problem> {
-    super::change(&app, &caller, "/v1/fence", asked, async |FenceRequest { name, token, floor }| {
-        caller.check_name(&name)?;
-        let token: Token = token.parse()?;
-        let floor = floor.map_or(Ok(token), |floor| floor.parse())?;
-        let result = app.keeper.fence(&name).admit_shared(token, floor).await.map_err(Problem::from);
-        let token = token.to_string();
-        app.audit(&caller, "fence", &name, super::outcome(&result, "admitted"), json!({ "token": token }));
-        result.map(|()| Admitted { name, token })
-    })
+    super::change(
+        app,
+        caller,
+        "/v1/fence",
+        asked,
+        async move |app: Arc<App>, caller: Caller, FenceRequest { name, token, floor }| {
+            caller.check_name(&name)?;
+            let token: Token = token.parse()?;
+            let floor = floor.map_or(Ok(token), |floor| floor.parse())?;
+            let result = app.keeper.fence(&name).admit_shared(token, floor).await.map_err(Problem::from);
+            let token = token.to_string();
+            app.audit(
+                &caller,
+                "fence",
+                &name,
+                super::outcome(&result, "admitted"),
+                json!({ "token": token }),
+            );
+            result.map(|()| Admitted { name, token })
+        },
+    )
     .await
 }

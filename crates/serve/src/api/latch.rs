@@ -45,7 +45,7 @@ pub(super) async fn latches(
     Params(params): Params<ListParams>,
 ) -> Result<Response, Problem> {
     let (after, limit) = super::locks::page_limits(&params)?;
-    let sample = app.sampler.latest().await?;
+    let sample = app.sample().await?;
     let (found, next) = page(&sample.latches, &caller.who, &params.prefix, after.as_ref(), limit);
     let page = LatchPage {
         sample: sample.info(&caller.who),
@@ -73,12 +73,18 @@ pub(super) async fn create(
     caller: Caller,
     asked: Asked<LatchCreate>,
 ) -> Result<Response, Problem> {
-    change(&app, &caller, "/v1/latch/create", asked, async |LatchCreate { name, count }| {
-        caller.check_name(&name)?;
-        let result = app.keeper.latch(&name).create(count).await.map_err(Problem::from);
-        audited(&app, &caller, ("latch create", "created"), &name, result, json!({ "count": count }))?;
-        Ok(LatchDone { name })
-    })
+    change(
+        app,
+        caller,
+        "/v1/latch/create",
+        asked,
+        async move |app: Arc<App>, caller: Caller, LatchCreate { name, count }| {
+            caller.check_name(&name)?;
+            let result = app.keeper.latch(&name).create(count).await.map_err(Problem::from);
+            audited(&app, &caller, ("latch create", "created"), &name, result, json!({ "count": count }))?;
+            Ok(LatchDone { name })
+        },
+    )
     .await
 }
 
@@ -100,14 +106,20 @@ pub(super) async fn down(
     caller: Caller,
     asked: Asked<LatchDown>,
 ) -> Result<Response, Problem> {
-    change(&app, &caller, "/v1/latch/down", asked, async |LatchDown { name, count }| {
-        caller.check_name(&name)?;
-        let count = count.unwrap_or(1);
-        let result = app.keeper.latch(&name).count_down_by(count).await.map_err(Problem::from);
-        let left =
-            audited(&app, &caller, ("latch down", "counted"), &name, result, json!({ "count": count }))?;
-        Ok(LatchLeft { name, remaining: left })
-    })
+    change(
+        app,
+        caller,
+        "/v1/latch/down",
+        asked,
+        async move |app: Arc<App>, caller: Caller, LatchDown { name, count }| {
+            caller.check_name(&name)?;
+            let count = count.unwrap_or(1);
+            let result = app.keeper.latch(&name).count_down_by(count).await.map_err(Problem::from);
+            let left =
+                audited(&app, &caller, ("latch down", "counted"), &name, result, json!({ "count": count }))?;
+            Ok(LatchLeft { name, remaining: left })
+        },
+    )
     .await
 }
 
@@ -143,6 +155,7 @@ pub(super) async fn wait(
         };
     }
     app.until_drained(async { Ok(latch.wait_within(wait).await?) }).await?;
+    caller.check_current()?;
     Ok(ok(to_json(&LatchDone { name })?))
 }
 
@@ -189,12 +202,18 @@ pub(super) async fn reset(
     caller: Caller,
     asked: Asked<LatchName>,
 ) -> Result<Response, Problem> {
-    change(&app, &caller, "/v1/latch/reset", asked, async |LatchName { name }| {
-        caller.check_name(&name)?;
-        let result = app.keeper.latch(&name).reset().await.map_err(Problem::from);
-        audited(&app, &caller, ("latch reset", "reset"), &name, result, json!({}))?;
-        Ok(LatchDone { name })
-    })
+    change(
+        app,
+        caller,
+        "/v1/latch/reset",
+        asked,
+        async move |app: Arc<App>, caller: Caller, LatchName { name }| {
+            caller.check_name(&name)?;
+            let result = app.keeper.latch(&name).reset().await.map_err(Problem::from);
+            audited(&app, &caller, ("latch reset", "reset"), &name, result, json!({}))?;
+            Ok(LatchDone { name })
+        },
+    )
     .await
 }
 
@@ -215,11 +234,17 @@ pub(super) async fn delete(
     caller: Caller,
     asked: Asked<LatchName>,
 ) -> Result<Response, Problem> {
-    change(&app, &caller, "/v1/latch/delete", asked, async |LatchName { name }| {
-        caller.check_name(&name)?;
-        let result = app.keeper.latch(&name).delete().await.map_err(Problem::from);
-        audited(&app, &caller, ("latch delete", "deleted"), &name, result, json!({}))?;
-        Ok(LatchDone { name })
-    })
+    change(
+        app,
+        caller,
+        "/v1/latch/delete",
+        asked,
+        async move |app: Arc<App>, caller: Caller, LatchName { name }| {
+            caller.check_name(&name)?;
+            let result = app.keeper.latch(&name).delete().await.map_err(Problem::from);
+            audited(&app, &caller, ("latch delete", "deleted"), &name, result, json!({}))?;
+            Ok(LatchDone { name })
+        },
+    )
     .await
 }

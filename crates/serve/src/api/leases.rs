@@ -38,16 +38,22 @@ pub(super) async fn renew(
     caller: Caller,
     asked: Asked<LeaseRequest>,
 ) -> Result<Response, Problem> {
-    super::change(&app, &caller, "/v1/renew", asked, async |request: LeaseRequest| {
-        let lease = lease(&caller, &request.lease)?;
-        let started = Instant::now();
-        let result = app.keeper.renew_lease(&lease).await.map_err(Problem::from);
-        metrics::store_request("renew", started);
-        let token = lease.token().to_string();
-        let name = lease.name().as_str();
-        app.audit(&caller, "renew", name, super::outcome(&result, "renewed"), json!({ "token": token }));
-        Ok(Renewed { name: name.to_owned(), token, expires_in_ms: millis(result?) })
-    })
+    super::change(
+        app,
+        caller,
+        "/v1/renew",
+        asked,
+        async move |app: Arc<App>, caller: Caller, request: LeaseRequest| {
+            let lease = lease(&caller, &request.lease)?;
+            let started = Instant::now();
+            let result = app.keeper.renew_lease(&lease).await.map_err(Problem::from);
+            metrics::store_request("renew", started);
+            let token = lease.token().to_string();
+            let name = lease.name().as_str();
+            app.audit(&caller, "renew", name, super::outcome(&result, "renewed"), json!({ "token": token }));
+            Ok(Renewed { name: name.to_owned(), token, expires_in_ms: millis(result?) })
+        },
+    )
     .await
 }
 
@@ -68,15 +74,28 @@ pub(super) async fn release(
     caller: Caller,
     asked: Asked<LeaseRequest>,
 ) -> Result<Response, Problem> {
-    super::change(&app, &caller, "/v1/release", asked, async |request: LeaseRequest| {
-        let lease = lease(&caller, &request.lease)?;
-        let started = Instant::now();
-        let result = app.keeper.release_lease(&lease).await.map_err(Problem::from);
-        metrics::store_request("release", started);
-        let token = lease.token().to_string();
-        let name = lease.name().as_str();
-        app.audit(&caller, "release", name, super::outcome(&result, "released"), json!({ "token": token }));
-        result.map(|()| Released { name: name.to_owned(), token })
-    })
+    super::change(
+        app,
+        caller,
+        "/v1/release",
+        asked,
+        async move |app: Arc<App>, caller: Caller, request: LeaseRequest| {
+            let lease = lease(&caller, &request.lease)?;
+            let started = Instant::now();
+            let result = app.keeper.release_lease(&lease).await.map_err(Problem::from);
+            metrics::store_request("release", started);
+            let token = lease.token().to_string();
+            let name = lease.name().as_str();
+            app.remembered.ended(name, lease.token());
+            app.audit(
+                &caller,
+                "release",
+                name,
+                super::outcome(&result, "released"),
+                json!({ "token": token }),
+            );
+            result.map(|()| Released { name: name.to_owned(), token })
+        },
+    )
     .await
 }

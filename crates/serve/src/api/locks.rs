@@ -43,7 +43,7 @@ pub(super) async fn locks(
     Params(params): Params<ListParams>,
 ) -> Result<Response, Problem> {
     let (after, limit) = page_limits(&params)?;
-    let sample = app.sampler.latest().await?;
+    let sample = app.sample().await?;
     let (found, next) = page(&sample.locks, &caller.who, &params.prefix, after.as_ref(), limit);
     let head = LockPage {
         sample: sample.info(&caller.who),

@@ -32,7 +32,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use crate::{
     app::{App, ok, to_json},
     gate::Caller,
-    idempotency::{Answer, Key},
+    idempotency::{Answer, Key, TURN},
     problem::{Code, Problem},
     request::Asked,
 };
@@ -123,22 +123,34 @@ fn terminal_safe(text: &str) -> String {
     text.chars().map(|c| if c != '\n' && terminal::is_unsafe(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// Does a change, once if the request has an `Idempotency-Key`, and answers with JSON.
-async fn change<T, R: Serialize>(
-    app: &App,
-    caller: &Caller,
+/// Does a change, once if the request has an `Idempotency-Key`, and answers with JSON. A change that has begun is finished and
+/// written down, also if its caller hangs up.
+async fn change<T, R, F>(
+    app: Arc<App>,
+    caller: Caller,
     path: &'static str,
     asked: Asked<T>,
-    work: impl AsyncFnOnce(T) -> Result<R, Problem>,
-) -> Result<Response, Problem> {
-    let Asked { value, bytes, key } = asked;
-    let Some(key) = key else { return Ok(ok(to_json(&work(value).await?)?)) };
-    let key = Key { who: caller.who.id, path, key };
-    let work = async { Ok(Answer::Other(to_json(&work(value).await?)?)) };
-    match app.remembered.once(key, &bytes, work).await? {
-        Answer::Other(json) => Ok(ok(json)),
-        Answer::Acquired(acquired, _) => Ok(ok(to_json(&acquired)?)),
-    }
+    work: impl FnOnce(Arc<App>, Caller, T) -> F + Send + 'static,
+) -> Result<Response, Problem>
+where
+    T: Send + 'static,
+    R: Serialize + Send,
+    F: Future<Output = Result<R, Problem>> + Send + 'static,
+{
+    let outstanding = app.work.clone();
+    let work = async move {
+        let Asked { value, bytes, key } = asked;
+        let who = caller.who.id;
+        let work = work(app.clone(), caller, value);
+        let Some(key) = key else { return to_json(&work.await?) };
+        let key = Key { who, path, key };
+        let work = async { Ok(Answer::Other(to_json(&work.await?)?)) };
+        match app.remembered.once(key, &bytes, TURN, work, async |answer| Ok(answer)).await? {
+            Answer::Other(json) => Ok(json),
+            Answer::Acquired(acquired, _) => to_json(&acquired),
+        }
+    };
+    outstanding.finish(work).await.map(ok)
 }
 
 /// The word for how a change went.

@@ -157,3 +157,27 @@ async fn a_token_that_is_revoked_hears_no_more() {
     std::fs::write(world.token_file(), "administer adminadminadminadmin ops\n").expect("written");
     while events.next().await.is_some() {}
 }
+
+#[tokio::test]
+async fn a_stream_is_sent_in_small_pieces() {
+    let world = World::start().await;
+    for index in 0..150 {
+        let body = json!({ "name": format!("n/{index:03}"), "label": "x".repeat(4000) });
+        assert_eq!(world.user().post("/v1/acquire", &body).await.status, 200);
+    }
+    world.sampled().await;
+    let mut events = Events::follow(&world.look(), "/v1/events").await;
+    let (mut largest, mut locks) = (0, 0);
+    loop {
+        let line = timeout(LIMIT, events.lines.next_line()).await.expect("in time").expect("read");
+        let line = line.expect("it goes on");
+        // The sizes of chunks are lines of their own.
+        largest = largest.max(usize::from_str_radix(line.trim(), 16).unwrap_or(0));
+        locks += usize::from(line.starts_with("event: lock"));
+        if line.starts_with("event: sample") {
+            break;
+        }
+    }
+    assert_eq!(locks, 150);
+    assert!((1..48 * 1024).contains(&largest), "{largest}");
+}

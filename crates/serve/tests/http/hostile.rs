@@ -410,3 +410,31 @@ async fn half_a_head_is_not_waited_for_any_longer_than_the_limit() {
     };
     tokio::time::timeout(Duration::from_secs(20), trickle).await.expect("it is closed");
 }
+
+#[tokio::test]
+async fn a_caller_with_a_byte_too_many_hangs_up_like_others() {
+    let world = World::start().await;
+    let lease = world.acquire("x").await;
+    let body = json!({ "name": "x", "wait": "5m" });
+    let request = world.user().posted("/v1/acquire", "", &body);
+    let keeps = request.replace("Connection: close\r\n", "");
+    for too_many in ["\r\n".to_owned(), keeps.clone(), keeps.repeat(20)] {
+        let mut stream = world.user().connect().await;
+        stream.write_all(format!("{keeps}{too_many}").as_bytes()).await.expect("sent");
+        world.until_counts("x", (1, 1)).await;
+        drop(stream);
+        world.until_counts("x", (1, 0)).await;
+    }
+    // One that stays gets its answer, and then that to the request behind it.
+    let mut stream = world.user().connect().await;
+    stream
+        .write_all(format!("{keeps}{}", world.user().head("GET", "/v1/whoami")).as_bytes())
+        .await
+        .expect("sent");
+    world.until_counts("x", (1, 1)).await;
+    stream.write_all(b"\r\n").await.expect("sent");
+    world.release(&lease).await;
+    let answers = read(&mut stream).await;
+    assert!(answers.status == 200 && answers.text.contains("\"role\":\"use\""), "{answers:?}");
+    world.until_counts("x", (1, 0)).await;
+}

@@ -17,7 +17,8 @@ async fn a_repeat_gets_the_same_lease() {
         (first.status, first.get("lease"), first.get("token")),
         (200, again.get("lease"), again.get("token"))
     );
-    assert!(again.json()["expires_in_ms"].as_u64() <= first.json()["expires_in_ms"].as_u64());
+    // The store was asked, which renews the lease.
+    assert!(again.json()["expires_in_ms"].as_u64().is_some_and(|left| (30_000..=60_000).contains(&left)));
     assert_eq!(user.post("/v1/acquire", &body).await.code(), "busy");
     // Another token, another path and another body are other requests.
     assert_eq!(world.admin().post_with("/v1/acquire", KEY, &body).await.code(), "busy");
@@ -29,7 +30,7 @@ async fn a_repeat_gets_the_same_lease() {
     }
     assert_eq!(user.post("/v1/release", &lease).await.code(), "not_held");
     // A late copy must not acquire what was released.
-    assert_eq!(user.post_with("/v1/acquire", KEY, &body).await.get("lease"), first.get("lease"));
+    assert_eq!(user.post_with("/v1/acquire", KEY, &body).await.code(), "not_held");
     assert_eq!(world.counts("a").await, (0, 0));
 }
 
@@ -53,6 +54,51 @@ async fn a_repeat_waits_for_the_first_and_takes_over_if_that_hangs_up() {
     let (second, third) = (second.await.expect("answered"), third.await.expect("answered"));
     assert_eq!((second.status, second.get("lease")), (200, third.get("lease")));
     assert_eq!(world.counts("a").await, (1, 0));
+}
+
+#[tokio::test]
+async fn a_repeat_does_not_say_held_when_it_is_not() {
+    let world = World::start().await;
+    let user = world.user();
+    // An operator took it.
+    let body = json!({ "name": "a", "lease": "1m" });
+    assert_eq!(user.post_with("/v1/acquire", KEY, &body).await.status, 200);
+    let evicted = world.admin().post("/v1/evict", &json!({ "name": "a", "reason": "r", "now": true })).await;
+    assert_eq!(evicted.status, 200);
+    let again = user.post_with("/v1/acquire", KEY, &body).await;
+    assert_eq!((again.status, again.code().as_str()), (410, "not_held"));
+    assert_eq!(world.counts("a").await, (0, 0));
+    // Its lease ended, and somebody else has it.
+    let other = "Idempotency-Key: other\r\n";
+    let body = json!({ "name": "b", "lease": "1s" });
+    assert_eq!(user.post_with("/v1/acquire", other, &body).await.status, 200);
+    let next = world.admin().post("/v1/acquire", &json!({ "name": "b", "wait": "1m" })).await;
+    assert_eq!(next.status, 200);
+    assert_eq!(user.post_with("/v1/acquire", other, &body).await.code(), "not_held");
+}
+
+#[tokio::test]
+async fn repeats_that_wait_have_their_own_limits() {
+    let world = World::with(|settings| settings.limits.waiting = Some(2)).await;
+    world.acquire("a").await;
+    let wait = || {
+        let user = world.user();
+        tokio::spawn(async move {
+            user.post_with("/v1/acquire", KEY, &json!({ "name": "a", "wait": "2s" })).await
+        })
+    };
+    let started = std::time::Instant::now();
+    let first = wait();
+    world.until_counts("a", (1, 1)).await;
+    let others = [wait(), wait(), wait()];
+    let mut codes = vec![first.await.expect("answered").code()];
+    for other in others {
+        codes.push(other.await.expect("answered").code());
+    }
+    let took = started.elapsed();
+    codes.sort();
+    assert_eq!(codes, ["not_in_time", "not_in_time", "too_many_waiting", "too_many_waiting"]);
+    assert!(took < std::time::Duration::from_millis(3800), "{took:?}");
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use crate::{
-    client::LIMIT,
+    client::{Client, LIMIT},
     world::{TOKENS, World},
 };
 
@@ -46,6 +46,45 @@ async fn so_many_wait_and_no_more() {
     world.until_counts("a", (1, 1)).await;
     world.release(&lease).await;
     assert_eq!(waits.remove(0).await.expect("answered").status, 200);
+}
+
+#[tokio::test]
+async fn one_token_does_not_take_all_connections() {
+    let world = World::with(|settings| settings.limits.connections = 16).await;
+    let lease = world.acquire("a").await;
+    // Streams without an end.
+    let mut streams = Vec::new();
+    for _ in 0..16 {
+        let mut stream = world.look().connect().await;
+        stream
+            .write_all(format!("{}\r\n", world.look().head("GET", "/v1/events")).as_bytes())
+            .await
+            .expect("sent");
+        let mut status = [0; 12];
+        // A server that is full closes at once.
+        let read = stream.read_exact(&mut status).await.map(drop);
+        streams
+            .push((stream, read.map(|()| String::from_utf8_lossy(&status).into_owned()).unwrap_or_default()));
+    }
+    assert_eq!(world.user().get("/v1/whoami").await.status, 200);
+    let count = |status: &str| streams.iter().filter(|(_, found)| found.ends_with(status)).count();
+    assert_eq!((count("200"), count("429")), (1, 15));
+    // Requests that wait.
+    let wait = || {
+        let user = world.user();
+        async move { user.post("/v1/acquire", &json!({ "name": "a", "wait": "5m" })).await }
+    };
+    let mut waits = Vec::new();
+    for waiting in 1..=12 {
+        waits.push(tokio::spawn(wait()));
+        world.until_counts("a", (1, waiting)).await;
+    }
+    assert_eq!(wait().await.code(), "too_many_requests");
+    let renewed = world.admin().post("/v1/renew", &json!({ "lease": lease })).await;
+    assert_eq!(renewed.status, 200);
+    drop(streams);
+    world.release(&lease).await;
+    waits.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test]
@@ -112,6 +151,30 @@ async fn tokens_are_read_again_when_their_file_changes() {
     world.until_counts("a", (0, 0)).await;
 }
 
+#[tokio::test]
+async fn a_token_file_that_changes_during_the_start_is_read_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tokens");
+    std::fs::write(&file, TOKENS).expect("written");
+    let mut settings = Settings::new("memory:");
+    settings.listen = "127.0.0.1:0".parse().expect("an address");
+    settings.token_file = Some(file.clone());
+    let server = Server::bind_with_log(settings, Box::new(std::io::sink())).await.expect("it starts");
+    std::fs::write(&file, "administer adminadminadminadmin ops\n").expect("written");
+    let Listen::Tcp(address) = *server.listens() else { panic!("a port") };
+    let (end, ended) = oneshot::channel::<()>();
+    let task = tokio::spawn(server.run(async move { drop(ended.await) }));
+    let user = Client { address, token: "useuseuseuseuseuse".into() };
+    let revoked = async {
+        while user.get("/v1/whoami").await.status != 401 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, revoked).await.expect("it is read again");
+    drop(end);
+    tokio::time::timeout(LIMIT, task).await.expect("in time").expect("without a panic");
+}
+
 /// Makes a certificate for localhost with this name in it.
 fn certificate(folder: &std::path::Path, name: &str) -> TlsFiles {
     let files = TlsFiles { cert: folder.join("cert.pem"), key: folder.join("key.pem") };
@@ -156,12 +219,19 @@ async fn curl(world: &World, words: &[&str]) -> String {
 async fn tls_is_spoken_and_its_certificate_read_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let files = certificate(folder.path(), "first");
-    let mut world = World::with(|settings| settings.tls = Some(files)).await;
+    let mut world = World::with(|settings| {
+        settings.tls = Some(files);
+        settings.hosts = vec!["locks.example".into()];
+    })
+    .await;
     // The files of the certificate are in a folder of their own.
     world.folder = folder;
     let first = curl(&world, &[]).await;
     assert!(first.contains("\"role\":\"administer\"") && first.contains("CN=first"), "{first}");
-    assert!(first.contains("trict-") && first.contains("max-age"), "{first}");
+    // Browsers would want TLS from all of this machine.
+    assert!(!first.contains("max-age"), "{first}");
+    let named = curl(&world, &["-H", "Host: locks.example"]).await;
+    assert!(named.contains("trict-") && named.contains("max-age"), "{named}");
     // In the clear there is no answer, and nobody else is disturbed.
     let plain = world.admin().get("/v1/whoami").await;
     assert_eq!(plain.status, 0, "{plain:?}");
@@ -190,6 +260,7 @@ async fn a_socket_of_the_file_system_is_for_its_owner() {
     let task = tokio::spawn(server.run(async move { drop(ended.await) }));
     let again = Server::bind_with_log(settings, Box::new(std::io::sink())).await.map(drop);
     assert!(again.expect_err("in use").to_string().contains("another process listens"));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("there").count(), 1, "only the socket is there");
     let mut stream = UnixStream::connect(&path).await.expect("it listens");
     let request = format!(
         "GET /v1/whoami HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"

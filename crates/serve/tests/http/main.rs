@@ -7,5 +7,6 @@ mod hostile;
 mod idempotency;
 mod limits;
 mod operators;
+mod outages;
 mod stores;
 mod world;

@@ -92,6 +92,12 @@ async fn metrics_show_the_server_the_library_and_the_store() {
     }
     let limited = world.client("teamlookteamlook").get("/metrics").await.text;
     assert!(limited.contains("team/hot"));
+    // The library's own metrics are the same for all, those of the store are of names that may be seen.
+    assert!(limited.contains("lockkeeper_store_held{store=\"memory:\"} 1"));
+    world.acquire("other").await;
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    let limited = world.client("teamlookteamlook").get("/metrics").await.text;
+    assert!(limited.contains("lockkeeper_store_held{store=\"memory:\"} 1"), "{limited}");
     world.release(&held).await;
     hot.await.expect("answered");
 }
