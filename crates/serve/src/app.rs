@@ -34,7 +34,7 @@ use crate::{
     sample::Sample,
     sampler::Sampler,
     settings::Settings,
-    tokens::Tokens,
+    tokens::{Role, Tokens},
 };
 
 /// How many may wait unless the settings say so.
@@ -211,7 +211,10 @@ impl App {
         if let (Value::Object(fields), Value::Object(more)) = (&mut fields, more) {
             fields.extend(more);
         }
-        self.log.write("info", what, fields);
+        match caller.who.role {
+            Role::Administer => self.log.write_reserved("info", what, fields),
+            Role::Look | Role::Use => self.log.write("info", what, fields),
+        }
     }
 }
 

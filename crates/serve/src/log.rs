@@ -19,10 +19,15 @@ use lockkeeper::support::{self, moment, terminal};
 use serde_json::{Map, Value, json};
 use tracing::{Event, Level, Metadata, Subscriber, field, span, subscriber};
 
-use crate::error::ServeError;
+use crate::{
+    connections::{Count, OneOf},
+    error::ServeError,
+};
 
 /// How many lines wait to be written at most.
 const UNWRITTEN: usize = 16_384;
+/// How many more there may be of what administrators did: others cannot push it out.
+const RESERVE: usize = 4_096;
 /// How long the end of the server waits for lines to be written.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
 
@@ -30,7 +35,7 @@ const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
 pub type Output = Box<dyn Write + Send>;
 
 enum Item {
-    Line(Map<String, Value>),
+    Line(Map<String, Value>, OneOf),
     Flush(SyncSender<()>),
 }
 
@@ -38,23 +43,34 @@ enum Item {
 #[derive(Clone)]
 pub(crate) struct Log {
     items: SyncSender<Item>,
+    unwritten: Arc<Count>,
     lost: Arc<AtomicU64>,
 }
 
 impl Log {
     pub(crate) fn start(output: Output) -> Result<Self, ServeError> {
-        let (items, to_write) = mpsc::sync_channel(UNWRITTEN);
+        let (items, to_write) = mpsc::sync_channel(UNWRITTEN + RESERVE);
         let lost = Arc::new(AtomicU64::new(0));
         let counted = lost.clone();
         thread::Builder::new()
             .name("log".into())
             .spawn(move || write(&to_write, output, &counted))
             .map_err(|error| ServeError::internal(format!("cannot start the thread of the log: {error}")))?;
-        Ok(Self { items, lost })
+        Ok(Self { items, unwritten: Arc::default(), lost })
     }
 
     /// Writes one line, without waiting.
     pub(crate) fn write(&self, level: &str, what: &str, fields: Value) {
+        self.write_among(UNWRITTEN, level, what, fields);
+    }
+
+    /// Writes one line that lines of others cannot push out.
+    pub(crate) fn write_reserved(&self, level: &str, what: &str, fields: Value) {
+        self.write_among(UNWRITTEN + RESERVE, level, what, fields);
+    }
+
+    /// Writes one line unless `most` wait to be written.
+    fn write_among(&self, most: usize, level: &str, what: &str, fields: Value) {
         let mut line = Map::new();
         line.insert("time".into(), moment::show(SystemTime::now()).into());
         line.insert("level".into(), level.into());
@@ -62,7 +78,8 @@ impl Log {
         if let Value::Object(fields) = fields {
             line.extend(fields);
         }
-        if self.items.try_send(Item::Line(line)).is_err() {
+        let sent = self.unwritten.one_of(most).map(|one| self.items.try_send(Item::Line(line, one)));
+        if !matches!(sent, Some(Ok(()))) {
             self.lost.fetch_add(1, Ordering::Relaxed);
             metrics::counter!(crate::metrics::LOG_LOST).increment(1);
         }
@@ -92,7 +109,7 @@ fn write(items: &Receiver<Item>, mut output: Output, lost: &AtomicU64) {
     };
     for item in items {
         match item {
-            Item::Line(line) => {
+            Item::Line(line, _one) => {
                 let missing = lost.swap(0, Ordering::Relaxed);
                 if missing > 0 {
                     let mut said = Map::new();
@@ -158,4 +175,46 @@ impl Subscriber for Warnings {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
     fn enter(&self, _: &span::Id) {}
     fn exit(&self, _: &span::Id) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes nothing until it is told to.
+    struct Stuck {
+        go: Receiver<()>,
+        text: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl Write for Stuck {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            // Fails once nobody holds it back.
+            let _ = self.go.recv();
+            support::lock(&self.text).extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_of_administrators_are_not_pushed_out() {
+        let (stuck, go) = mpsc::sync_channel(0);
+        let text = Arc::<Mutex<Vec<u8>>>::default();
+        let log = Log::start(Box::new(Stuck { go, text: text.clone() })).expect("a thread");
+        for _ in 0..UNWRITTEN + 100 {
+            log.write("info", "renew", json!({}));
+        }
+        log.write_reserved("info", "evict", json!({}));
+        drop(stuck);
+        // Until everything is written.
+        while log.unwritten.one_of(1).is_none() {
+            thread::yield_now();
+        }
+        let text = String::from_utf8_lossy(&support::lock(&text)).into_owned();
+        assert!(text.contains("evict") && text.contains("were lost"));
+    }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
 
 use crate::{client::read, world::World};
@@ -437,4 +438,36 @@ async fn a_caller_with_a_byte_too_many_hangs_up_like_others() {
     let answers = read(&mut stream).await;
     assert!(answers.status == 200 && answers.text.contains("\"role\":\"use\""), "{answers:?}");
     world.until_counts("x", (1, 0)).await;
+}
+
+#[tokio::test]
+async fn a_lease_cannot_be_made_from_another_one() {
+    let world = World::start().await;
+    let team = world.team();
+    let acquire = |name: &str| json!({ "name": name, "lease": "5m" });
+    let before = team.post("/v1/acquire", &acquire("team/before")).await;
+    let held = world.user().post("/v1/acquire", &acquire("team/held")).await;
+    let after = team.post("/v1/acquire", &acquire("team/after")).await;
+    let right = held.get("lease");
+    let id = |lease: &str| lease.split(':').nth(1).expect("an id").to_owned();
+    // What is shown tells which guess is right to nobody.
+    let shown = team.get("/v1/lock?name=team/held").await.json()["holders"][0]["id"].clone();
+    let hash: String = Sha256::digest(id(&right))[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_ne!(shown, json!(hash));
+    // All but the id is known to whoever may look.
+    let (_, known) = right.split_once(&id(&right)).expect("it has its id");
+    for own in [before, after] {
+        let own = id(&own.get("lease"));
+        let (keeper, number) = own.rsplit_once('-').expect("a keeper and a number");
+        let number: u64 = number.parse().expect("a number");
+        for guess in (0..20).chain(number.saturating_sub(10)..=number.saturating_add(10)) {
+            let lease = json!({ "lease": format!("lk1:{keeper}-{guess}{known}") });
+            for path in ["/v1/renew", "/v1/release"] {
+                let answer = team.post(path, &lease).await;
+                assert!(matches!(answer.code().as_str(), "not_held" | "invalid"), "{answer:?}");
+            }
+        }
+    }
+    assert_eq!(world.user().post("/v1/renew", &json!({ "lease": right })).await.status, 200);
+    assert_eq!(world.counts("team/held").await, (1, 0));
 }

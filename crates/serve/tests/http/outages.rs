@@ -34,7 +34,10 @@ async fn metrics_do_not_wait_for_a_silent_store() {
     loop {
         let started = Instant::now();
         let metrics = look.get("/metrics").await;
-        assert!(metrics.status == 200 && metrics.text.contains("lockkeeper_http_requests_total"), "{metrics:?}");
+        assert!(
+            metrics.status == 200 && metrics.text.contains("lockkeeper_http_requests_total"),
+            "{metrics:?}"
+        );
         assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
         // What is not known is not shown, once the sample of before is too old.
         if !metrics.text.contains("lockkeeper_store_held") {
