@@ -157,7 +157,29 @@ async fn found(session: &Session, settings: &Settings) -> Result<Option<String>,
             "the tables have layout {layout}, and this program knows layout {VERSION}; use a newer version"
         )));
     }
+    check_engine(session, settings).await?;
     Ok(Some(id.to_owned()))
+}
+
+/// Refuses tables of another engine: without row locks and transactions, no lock is exclusive.
+async fn check_engine(session: &Session, settings: &Settings) -> Result<(), StoreError> {
+    let names: Vec<String> = NAMES.iter().map(|name| format!("'{{p}}{name}'")).collect();
+    let read = format!(
+        "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND engine <> 'InnoDB' \
+         AND table_name IN ({})",
+        names.join(", ")
+    );
+    let sets = session.run(&session.statements.in_tables(&read)).await;
+    let sets = sets.map_err(|failed| explain(failed.error).not_applied())?;
+    let others = sets.first().and_then(|rows| rows.first()).map_or(Ok(0), |row| number(row, 0))?;
+    if others == 0 {
+        return Ok(());
+    }
+    Err(corrupt(format!(
+        "{others} of the tables {}* are not of the engine InnoDB, so that no row could be locked; convert them with \
+         ALTER TABLE … ENGINE = InnoDB",
+        settings.prefix
+    )))
 }
 
 #[cfg(test)]

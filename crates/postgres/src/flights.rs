@@ -185,7 +185,9 @@ pub(crate) async fn second(
             Err(if keeps { Failure::keeps(error) } else { Failure::closes(error) })
         }
         // A statement that was refused takes its transaction along.
-        (Err(error), Err(_)) if error.as_db_error().is_some() => Err(broken(error, None)),
+        (Err(error), Err(_)) if error.as_db_error().is_some() && !trouble::may_be_a_poolers(&error) => {
+            Err(broken(error, None))
+        }
         (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(broken(error, Some(progress))),
     }
 }

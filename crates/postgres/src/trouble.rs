@@ -82,17 +82,20 @@ pub(crate) fn severity(error: &Error) -> Severity {
 
 /// What an error means and what to do. It counts as maybe applied if there was no answer; the caller knows more.
 pub(crate) fn explain(error: Error) -> StoreError {
-    let known = error.code().and_then(known);
-    let Some((kind, remedy)) = known else { return unknown(error) };
     let said = error.as_db_error().map(|error| error.message().to_owned()).unwrap_or_default();
+    let known = error.code().and_then(|code| lost_by_pooler(code, &said).or_else(|| known(code)));
+    let Some((kind, remedy)) = known else { return unknown(error) };
     StoreError::new(kind, format!("{remedy} (the server said: {said})")).not_applied().with_source(error)
 }
 
 fn unknown(error: Error) -> StoreError {
     if let Some(answer) = error.as_db_error() {
         let (code, said) = (answer.code().code().to_owned(), answer.message().to_owned());
+        // Resources, interventions, and errors of the system or of the server itself may pass.
+        let passes = ["08", "53", "57", "58", "XX"].iter().any(|class| code.starts_with(class));
+        let kind = if passes { StoreErrorKind::Unreachable } else { StoreErrorKind::Config };
         let message = format!("the server refused the request (the server said: {code} {said})");
-        return StoreError::new(StoreErrorKind::Config, message).not_applied().with_source(error);
+        return StoreError::new(kind, message).not_applied().with_source(error);
     }
     // The driver tells this kind apart by its text only.
     if error.to_string().starts_with("error performing TLS handshake") {
@@ -141,6 +144,19 @@ fn not_ready(code: &SqlState) -> Option<Remedy> {
         }
         _ => return None,
     })
+}
+
+/// What a pooler says itself, under one code: that it does not know a setting of the startup message, which every session
+/// without `pooler=true` has; or that it lost the server.
+fn lost_by_pooler(code: &SqlState, said: &str) -> Option<Remedy> {
+    let lost = "the pooler lost its server, or has none now; it is asked again";
+    (*code == SqlState::PROTOCOL_VIOLATION && !said.contains("startup parameter"))
+        .then_some((StoreErrorKind::Unreachable, lost))
+}
+
+/// Whether the error may come from a pooler rather than from the server: then it tells nothing about the transaction.
+pub(crate) fn may_be_a_poolers(error: &Error) -> bool {
+    error.code().is_some_and(|code| code.code().starts_with("08"))
 }
 
 fn no_access(code: &SqlState) -> Option<Remedy> {

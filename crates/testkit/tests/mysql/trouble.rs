@@ -130,6 +130,11 @@ async fn a_newer_layout_and_changed_tables_are_refused() {
     let newer = refused(&server.url()).await;
     assert!(newer.kind() == StoreErrorKind::Corrupt && newer.to_string().contains("99"), "{newer}");
     server.sql("UPDATE lockkeeper_store SET layout = 1").expect("changed");
+    // Nothing can be locked there.
+    server.sql("ALTER TABLE lockkeeper_resource ENGINE = Aria").expect("changed");
+    let other = refused(&server.url()).await;
+    assert!(other.kind() == StoreErrorKind::Corrupt && other.to_string().contains("InnoDB"), "{other}");
+    server.sql("ALTER TABLE lockkeeper_resource ENGINE = InnoDB").expect("changed");
     for nonsense in ["'nonsense'", "REPLACE(holder, ' 0 ', ' -7 ')"] {
         server
             .sql(&format!("UPDATE lockkeeper_resource SET holder = {nonsense} WHERE name = 'a'"))

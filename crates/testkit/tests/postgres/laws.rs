@@ -183,6 +183,8 @@ async fn law_2_a_busy_name_occupies_no_connection_that_others_need() {
     }
     let other = session(&server).await;
     lock_row(&other, "a").await;
+    // The quickest of several rounds: a busy machine delays some of them, a wait for the row all.
+    let mut quickest = Duration::MAX;
     for round in 0..5 {
         let started = Instant::now();
         let served = async {
@@ -196,8 +198,9 @@ async fn law_2_a_busy_name_occupies_no_connection_that_others_need() {
         assert!(matches!(alone.each[..], [Answer::Claim(Verdict::NotNow(_))]), "{alone:?}");
         let lone = lone.expect("answered").each;
         assert!(matches!(lone[..], [Answer::Claim(Verdict::NotNow(_))]), "{lone:?}");
-        assert!(took < millis(100), "it waited for {took:?}");
+        quickest = quickest.min(took);
     }
+    assert!(quickest < millis(100), "it waited for {quickest:?}");
     assert!(backends(&server).len() <= 3, "three connections at most");
 }
 
