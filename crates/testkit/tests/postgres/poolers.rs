@@ -43,3 +43,31 @@ async fn tables_that_were_made_anew_are_another_store() {
         assert!(error.to_string().contains("another store") && !error.maybe_applied(), "{error}");
     }
 }
+
+/// While the server restarts behind it, a pooler says itself that it has none. That passes, so a leave is not forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pooler_without_its_server_is_asked_again() {
+    let server = Postgres::start().expect("started");
+    let pooler = PgBouncer::before(&server).expect("started");
+    let asker = Asker::connect(&format!("{}?pooler=true&request_limit=1s", pooler.url())).await;
+    assert!(matches!(asker.ask("a", 1).await, Verdict::Granted(_)));
+    server.kill();
+    let mut failures = 0;
+    for _ in 0..3 {
+        if let Err(error) = asker.claims(&[("a", 1)]).await {
+            assert!(error.is_passing(), "{error}");
+            failures += 1;
+        }
+    }
+    assert!(failures > 0, "not a test of anything");
+    server.start_again().expect("started");
+    let started = std::time::Instant::now();
+    let left = loop {
+        match asker.give_back("a", 1).await {
+            Ok(answers) => break answers.each,
+            Err(error) => assert!(error.is_passing(), "{error}"),
+        }
+        assert!(started.elapsed().as_secs() < 30, "never answered");
+    };
+    assert!(matches!(left[..], [Answer::Leave(Left::Released)]), "{left:?}");
+}
