@@ -25,6 +25,8 @@ use crate::{
 };
 
 const PATH: &str = "/v1/acquire";
+/// What is left at least of a wait when its turn comes.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// Acquires a lock, or waits for it.
 ///
@@ -65,7 +67,9 @@ pub(super) async fn acquire(
     let end = Instant::now() + wait;
     let turn = if wait.is_zero() { idempotency::TURN } else { wait };
     let work = async {
-        let (lease, acquired) = asked.take(end.saturating_duration_since(Instant::now())).await?;
+        // A wait whose time went by before its turn is still no try.
+        let left = end.saturating_duration_since(Instant::now()).max(wait.min(SHORTEST_WAIT));
+        let (lease, acquired) = asked.take(left).await?;
         Ok(Answer::Acquired(Box::new(acquired), Box::new(lease)))
     };
     match app.remembered.once(key, &bytes, turn, work, |answer| asked.again(answer)).await? {
@@ -159,8 +163,10 @@ impl Claimed<'_> {
     /// The answer to a repeat. It was perhaps released, evicted, or is over: only the store knows, so it is renewed.
     async fn again(self, before: Answer) -> Result<Answer, Problem> {
         let Answer::Acquired(mut acquired, lease) = before else { return Ok(before) };
+        let mut left = HungUp { asked: self, armed: true };
         let started = Instant::now();
         let renewed = self.app.keeper.renew_lease(&lease).await.map_err(Problem::from);
+        left.armed = false;
         metrics::store_request("renew", started);
         let outcome = super::outcome(&renewed, "repeated");
         self.app.audit(self.caller, "acquire", self.name, outcome, json!({ "token": acquired.token }));

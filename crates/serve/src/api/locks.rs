@@ -11,13 +11,15 @@ use crate::{
     metrics,
     problem::{Problem, Refusals},
     request::Params,
-    sample::page,
+    sample::{Entry, page},
     shapes::{ListParams, Lock, LockPage, NameParams},
 };
 
 /// How many names a page has unless the request says so, and at most.
 const USUAL: usize = 1000;
 const MOST: usize = 10_000;
+/// A page with so many bytes of locks gets no more of them: one lock may have thousands of waiters.
+const LARGEST: usize = 1024 * 1024;
 
 /// The limits of a page.
 pub(super) fn page_limits(params: &ListParams) -> Result<(Option<Name>, usize), Problem> {
@@ -44,7 +46,18 @@ pub(super) async fn locks(
 ) -> Result<Response, Problem> {
     let (after, limit) = page_limits(&params)?;
     let sample = app.sample().await?;
-    let (found, next) = page(&sample.locks, &caller.who, &params.prefix, after.as_ref(), limit);
+    let (mut found, mut next) = page(&sample.locks, &caller.who, &params.prefix, after.as_ref(), limit);
+    let mut bytes = 0;
+    let fits = |(_, entry): &&(&Name, &Arc<Entry>)| {
+        let before = bytes;
+        bytes += entry.json().len();
+        before < LARGEST
+    };
+    let fitting = found.iter().take_while(fits).count();
+    if fitting < found.len() {
+        found.truncate(fitting);
+        next = found.last().map(|(name, _)| *name);
+    }
     let head = LockPage {
         sample: sample.info(&caller.who),
         next: next.map(|name| name.as_str().to_owned()),

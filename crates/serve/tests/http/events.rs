@@ -128,6 +128,27 @@ async fn pages_are_in_order_and_from_one_sample() {
 }
 
 #[tokio::test]
+async fn pages_end_by_their_bytes_too() {
+    let world = World::start().await;
+    for index in 0..300 {
+        let body = json!({ "name": format!("n/{index:03}"), "label": "x".repeat(4000) });
+        assert_eq!(world.user().post("/v1/acquire", &body).await.status, 200);
+    }
+    world.sampled().await;
+    let (mut names, mut pages, mut after) = (0, 0, String::new());
+    loop {
+        let answer = world.look().get(&format!("/v1/locks?limit=10000{after}")).await;
+        assert!(answer.text.len() < 1_100_000, "{}", answer.text.len());
+        let page = answer.json();
+        names += page["locks"].as_array().expect("a list").len();
+        pages += 1;
+        let Some(next) = page["next"].as_str() else { break };
+        after = format!("&after={next}");
+    }
+    assert_eq!((names, pages), (300, 2));
+}
+
+#[tokio::test]
 async fn many_who_look_cost_one_listing() {
     let world = World::start().await;
     let samples = |page: &Value| page["sample"].as_u64().expect("a number");
