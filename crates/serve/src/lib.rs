@@ -3,8 +3,8 @@
 //! It keeps no lock itself: leases live in the store, so several servers can run behind a balancer, and one that ends takes
 //! no lock with it. `docs/http.md` describes the API.
 //!
-//! The way of a request: [`listener`] and [`connections`] let its connection in, [`connection`] reads it, [`gate`] checks
-//! who it is from, a file of [`api`] does it, and [`delivery`] sees that a grant arrives.
+//! The way of a request: `listener` and `connections` let its connection in, `connection` reads it, `gate` checks
+//! who it is from, a file of `api` does it, and `delivery` sees that a grant arrives.
 
 mod api;
 mod app;
