@@ -1,6 +1,9 @@
 //! The store of a run, and who is measured on it: Lockkeeper in its variants, and the peers of the store.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use lockkeeper::Keeper;
 use lockkeeper_testkit::counting::RequestCounter;
@@ -11,6 +14,7 @@ use crate::{
     peers::{DroppedPeer, KeeperPeer, TokioPeer},
     redis,
     rounds::Contestant,
+    sql,
     workload::{Pace, Workload},
     zookeeper::ZooKeeper,
 };
@@ -30,14 +34,27 @@ pub(crate) struct Bench {
     pub(crate) zookeeper: Option<ZooKeeper>,
     /// The server, if the store is Redis; started by this program if the URL names none.
     pub(crate) redis: Option<redis::Server>,
+    /// The PostgreSQL or MariaDB server that was started for this run.
+    pub(crate) sql: Option<Sql>,
+}
+
+/// A database, and Lockkeeper on it with everything counted that goes there.
+pub(crate) struct Sql {
+    pub(crate) server: sql::Server,
+    pub(crate) relayed: sql::Relayed,
 }
 
 impl Bench {
-    pub(crate) async fn connect(url: &str, pace: Pace) -> Result<Self, Failure> {
+    pub(crate) async fn connect(url: &str, mut pace: Pace) -> Result<Self, Failure> {
         let requests = RequestCounter::default();
         let (redis, mut zookeeper) = (redis::Server::of(url)?, ZooKeeper::for_url(url)?);
+        let database = sql::Server::for_url(url)?;
+        let of_database = database.as_ref().map(sql::Server::url);
         let started = redis.as_ref().map(redis::Server::url).or(zookeeper.as_ref().map(ZooKeeper::url));
-        let url = started.unwrap_or(url);
+        let url = started.or(of_database.as_deref()).unwrap_or(url);
+        if sql::Kind::of(url).is_some() {
+            pace.locks = pace.locks.min(sql::HELD);
+        }
         let connector = requests.of(lockkeeper::url::connector(url)?);
         let keeper = Keeper::builder(connector).connect().await?;
         let folder = peers_folder(url)?;
@@ -52,7 +69,13 @@ impl Bench {
         if let Some(zookeeper) = &mut zookeeper {
             peers.extend(zookeeper.peers().await?);
         }
-        Ok(Self { peers, folder, usual, dropped, fifo, keeper, requests, pace, redis, zookeeper })
+        let mut sql = None;
+        if let Some(server) = database {
+            [usual, dropped, fifo] = [usual, dropped, fifo].map(|ours| server.metered(ours));
+            peers = server.peers();
+            sql = Some(Sql { relayed: sql::Relayed::connect(&server).await?, server });
+        }
+        Ok(Self { peers, folder, usual, dropped, fifo, keeper, requests, pace, redis, zookeeper, sql })
     }
 
     pub(crate) fn folder(&self) -> Option<&Path> {
@@ -63,6 +86,20 @@ impl Bench {
     pub(crate) fn description(&self) -> String {
         let remarks = self.zookeeper.as_ref().map_or(String::new(), ZooKeeper::remarks);
         format!("`{}`{remarks}", self.keeper.url())
+    }
+
+    /// How many locks a full run holds.
+    pub(crate) fn full_locks(&self) -> usize {
+        if sql::Kind::of(self.keeper.url()).is_some() { sql::HELD } else { Pace::FULL.locks }
+    }
+
+    /// CPU time of the server so far, if it tells.
+    pub(crate) fn server_cpu(&self) -> Result<Option<Duration>, Failure> {
+        match (&self.redis, &self.sql) {
+            (Some(server), _) => server.cpu().map(Some),
+            (None, Some(sql)) => sql.server.cpu().map(Some),
+            (None, None) => Ok(None),
+        }
     }
 
     pub(crate) fn usual(&self) -> &dyn Contestant {

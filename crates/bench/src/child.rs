@@ -5,7 +5,7 @@ use std::{io::Write as _, path::Path, time::Duration};
 use crate::{
     Failure,
     processes::{self, runtime},
-    redis, serve, tokens, waiting_processes, zookeeper,
+    redis, serve, sql, tokens, waiting_processes, zookeeper,
 };
 
 /// What a child process does.
@@ -21,6 +21,16 @@ pub(crate) fn main(words: &[String]) -> Result<(), Failure> {
         ["bare-http", url] => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             return runtime.block_on(serve::bare(url));
+        }
+        ["sql-keeper", url, millis] => {
+            runtime()?.block_on(sql::keeper(url, Duration::from_millis(millis.parse()?)))?
+        }
+        ["sql-table", url, millis] => {
+            runtime()?.block_on(sql::table(url, Duration::from_millis(millis.parse()?)))?
+        }
+        ["sql-token", url, own, millis] => {
+            let length = Duration::from_millis(millis.parse()?);
+            runtime()?.block_on(sql::token(url, own.parse()?, length))?
         }
         ["waiter", url] => return waiting_processes::waiter(url),
         ["zookeeper", who, url] => return zookeeper::processes::child(who, url),

@@ -8,9 +8,9 @@ use crate::{
     Failure,
     bench::Bench,
     judge::{Limit, Verdict},
-    measure, redis,
+    measure, sql,
     table::Row,
-    workload::{Pace, Workload},
+    workload::Workload,
 };
 
 /// This part of the locks is taken before memory is first looked at, so that what is set up once,
@@ -23,7 +23,7 @@ const BYTES_EACH: Limit = Limit::AtMost(1024.0);
 /// CPU of this process, and of the server, while all of them are renewed, in per cent of a core.
 const CPU_PERCENT: Limit = Limit::Below(5.0);
 
-/// Holds many locks, a hundred thousand in a full run.
+/// Holds many locks, a hundred thousand in a full run, or ten thousand on a database.
 pub(crate) async fn held(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let (locks, lease) = (bench.pace.locks, bench.pace.lease);
     let first = locks / FIRST_PART;
@@ -38,14 +38,13 @@ pub(crate) async fn held(bench: &Bench) -> Result<Vec<Row>, Failure> {
         guard.release().await?;
     }
     tokio::time::sleep(lease / 30).await;
-    let server_cpu = || bench.redis.as_ref().map(redis::Server::cpu).transpose();
-    let server = server_cpu()?;
+    let server = bench.server_cpu()?;
     let (cpu, requests, started) = (measure::cpu(), bench.requests.so_far(), Instant::now());
     // As long as a lease: each is renewed two or three times, and one that was not has ended.
     tokio::time::sleep(lease).await;
     let used = measure::percent(measure::cpu().saturating_sub(cpu), started.elapsed());
     let requests = bench.requests.so_far() - requests;
-    let server = server_cpu()?.zip(server);
+    let server = bench.server_cpu()?.zip(server);
     let server =
         server.map(|(after, before)| measure::percent(after.saturating_sub(before), started.elapsed()));
     let lost = guards.iter().filter(|guard| !guard.is_held()).count();
@@ -58,7 +57,7 @@ pub(crate) async fn held(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let each = started.elapsed().as_secs_f64() * 1e6 / locks as f64;
     let row = |what, value| Row::new(Workload::Held, "lockkeeper", what, value);
     let judge = |limit: Limit, value| {
-        if locks < Pace::FULL.locks { Verdict::TooShort } else { limit.judge(value) }
+        if locks < bench.full_locks() { Verdict::TooShort } else { limit.judge(value) }
     };
     let goal = |what, value, limit| row(what, value).goal(limit, judge(limit, value));
     let mut rows = vec![
@@ -69,7 +68,15 @@ pub(crate) async fn held(bench: &Bench) -> Result<Vec<Row>, Failure> {
         row("requests/s while renewed", requests as f64 / lease.as_secs_f64()),
         row("release with all others held, µs", each),
     ];
-    rows.extend(server.map(|used| goal("server CPU while renewed, % of a core", used, CPU_PERCENT)));
+    let what = "server CPU while renewed, % of a core";
+    match &bench.sql {
+        // It writes them to disk.
+        Some(sql) => {
+            rows.extend(server.map(|used| row(what, used)));
+            rows.extend(sql::renew_all(&sql.server, locks).await?);
+        }
+        None => rows.extend(server.map(|used| goal(what, used, CPU_PERCENT))),
+    }
     Ok(rows)
 }
 

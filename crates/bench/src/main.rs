@@ -6,12 +6,14 @@
 
 mod bench;
 mod child;
+mod console;
 mod drain;
 mod files;
 mod given_up;
 mod held;
 mod judge;
 mod measure;
+mod metered;
 mod peer;
 mod peers;
 mod processes;
@@ -19,6 +21,7 @@ mod rates;
 mod redis;
 mod rounds;
 mod serve;
+mod sql;
 mod table;
 mod tokens;
 mod waiting;
@@ -38,19 +41,23 @@ use workload::{Pace, Workload};
 type Failure = Box<dyn Error + Send + Sync>;
 
 const USAGE: &str =
-    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 w4p held given_up ...] [--quick | --rounds N --seconds S]
-  STORE_URL  the store to measure (default memory:); redis: and zookeeper: start a server, and peers
+    "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 w4p held given_up ...] [--quick | --rounds N --waits N
+  --seconds S]
+  STORE_URL  the store to measure (default memory:); redis:, zookeeper:, postgres: and mysql: start a
+             server, and peers
   w1         one task, one name
   w2         64 tasks, 64 names
   w3         16 tasks, one name
   w3p        16 processes, one name (stores between processes)
   w4         64 tasks wait for a held name, then drain
   w4p        64 processes wait for a held name, then drain (stores between processes)
-  held       100,000 locks held: memory and the watchdog's CPU
+  held       100,000 locks held (10,000 on a database): memory and the watchdog's CPU
   given_up   10,000 tasks wait for a held name and time out within a second: CPU beyond their timers
   serve      lockkeeper serve on redis: against bare handlers, and 1,000 requests that wait; only if it is asked for, and
-             with the command beside this program: cargo build --release -p lockkeeper-cli --features full
+             with the server beside this program: cargo build --release -p lockkeeper-bench --features serve
+  console    lockkeeper serve on redis: what pages cost that look at 10,000 locks; as serve, and with chromium
   --quick    only see that everything runs: a few seconds, nothing is judged
+  --waits    rounds of w4 and w4p (default 2)
   --rounds   rounds per peer (default 15); fewer are measured but not judged
   --seconds  length of a round (default 2); shorter ones are measured but not judged";
 
@@ -78,6 +85,10 @@ impl Options {
                     let rounds = number().filter(|n| n.fract() == 0.0);
                     options.pace.rounds = rounds.ok_or("--rounds needs a whole number above zero")? as usize;
                 }
+                "--waits" => {
+                    let waits = number().filter(|n| n.fract() == 0.0);
+                    options.pace.waits = waits.ok_or("--waits needs a whole number above zero")? as usize;
+                }
                 "--seconds" => {
                     let seconds = number().and_then(|n| Duration::try_from_secs_f64(n).ok());
                     options.pace.length = seconds.ok_or("--seconds needs a number above zero")?;
@@ -94,7 +105,8 @@ impl Options {
         if options.workloads.is_empty() {
             options.workloads = Workload::ALL.to_vec();
         }
-        if options.workloads == [Workload::Serve] && options.url == "memory:" {
+        let served = |workload| Workload::ON_DEMAND.contains(workload);
+        if options.workloads.iter().all(served) && options.url == "memory:" {
             options.url = "redis:".into();
         }
         Ok(options)
@@ -211,7 +223,7 @@ mod tests {
     #[test]
     fn a_server_has_a_core_of_its_own() {
         let workers = |line, cores| parse(line).expect("a good line").workers(cores);
-        assert_eq!(["", "redis:", "zookeeper:"].map(|line| workers(line, 2)), [2, 1, 1]);
+        assert_eq!(["", "redis:", "zookeeper:", "postgres:"].map(|line| workers(line, 2)), [2, 1, 1, 1]);
         assert_eq!(["sqlite:x", "redis:"].map(|line| (workers(line, 1), workers(line, 8))), [(2, 2), (1, 2)]);
     }
 

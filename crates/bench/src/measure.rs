@@ -15,8 +15,13 @@ pub(crate) fn cpu() -> Duration {
 
 /// Resident memory of this process in bytes.
 pub(crate) fn resident() -> io::Result<u64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    resident_in(&status).ok_or_else(|| io::Error::other("/proc/self/status has no VmRSS"))
+    resident_of("self")
+}
+
+/// Resident memory in bytes of the process with this id.
+pub(crate) fn resident_of(process: &str) -> io::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    resident_in(&status).ok_or_else(|| io::Error::other("a process without VmRSS"))
 }
 
 fn resident_in(status: &str) -> Option<u64> {

@@ -26,6 +26,8 @@ pub(crate) struct ProcessRound {
     pub(crate) shares: Vec<u64>,
     /// From the call to release to the next process's acquisition, in nanoseconds.
     pub(crate) hand_offs: Histogram<u64>,
+    /// When a process acquired it after another one, in nanoseconds after the first acquisition.
+    passed: Vec<u64>,
 }
 
 impl ProcessRound {
@@ -39,16 +41,24 @@ impl ProcessRound {
             .collect();
         all.sort_unstable();
         let mut hand_offs = Histogram::new_with_max(60_000_000_000, 3)?;
+        let (mut passed, start) = (Vec::new(), all.first().map_or(0, |first| first.0));
         for pair in all.windows(2) {
             if pair[1].0 < pair[0].1 {
                 return Err("two processes held the lock at the same time".into());
             }
             if pair[0].2 != pair[1].2 {
                 hand_offs.saturating_record(pair[1].0 - pair[0].1);
+                passed.push(pair[1].0 - start);
             }
         }
         let shares = times.iter().map(|times| times.len() as u64).collect();
-        Ok(Self { rate: all.len() as f64 / length.as_secs_f64(), shares, hand_offs })
+        Ok(Self { rate: all.len() as f64 / length.as_secs_f64(), shares, hand_offs, passed })
+    }
+
+    /// How often it was passed on between these times after the first acquisition.
+    pub(crate) fn within(&self, from: Duration, to: Duration) -> usize {
+        let during = from.as_nanos()..to.as_nanos();
+        self.passed.iter().filter(|at| during.contains(&u128::from(**at))).count()
     }
 }
 
@@ -136,7 +146,7 @@ impl Dialogue {
 }
 
 /// CPU time of a process so far, to a hundredth of a second.
-fn cpu_of(process: u32) -> Result<Duration, Failure> {
+pub(crate) fn cpu_of(process: u32) -> Result<Duration, Failure> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
     // After the name, which may have blanks in it: user time and system time are the 12th and 13th.
     let (_, fields) = stat.rsplit_once(')').ok_or("a process without a name")?;

@@ -55,8 +55,8 @@ impl Load {
 /// What a server did in a round, by its own account.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Served {
-    /// Commands that came to it.
-    pub(crate) commands: u64,
+    /// Commands that came to it, if it counts them.
+    pub(crate) commands: Option<u64>,
     /// How long it worked on them.
     pub(crate) busy: Duration,
 }
@@ -64,7 +64,8 @@ pub(crate) struct Served {
 impl Served {
     /// What came after `before`.
     pub(crate) fn since(self, before: Self) -> Self {
-        Self { commands: self.commands - before.commands, busy: self.busy - before.busy }
+        let commands = self.commands.zip(before.commands).map(|(after, before)| after - before);
+        Self { commands, busy: self.busy.saturating_sub(before.busy) }
     }
 }
 
@@ -108,7 +109,7 @@ impl Round {
 
     /// Commands to the server per acquisition and release.
     pub(crate) fn commands_each(&self) -> Option<f64> {
-        self.served.map(|served| served.commands as f64 / self.acquired())
+        self.served?.commands.map(|commands| commands as f64 / self.acquired())
     }
 
     /// The server's work per acquisition and release, in microseconds.

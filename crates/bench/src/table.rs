@@ -49,6 +49,10 @@ impl Row {
         }
     }
 
+    pub(crate) fn value(&self) -> f64 {
+        self.value
+    }
+
     pub(crate) fn verdict(&self) -> Option<Verdict> {
         self.goal.map(|(_, verdict)| verdict)
     }

@@ -8,11 +8,15 @@ use crate::{
     judge::{Limit, Median},
     redis,
     rounds::Contestant,
+    sql,
     table::Row,
     workload::Workload,
 };
 
 const WAITERS: usize = 64;
+
+/// What the table calls the requests of waiters.
+const REQUESTS: &str = "requests/s while 64 wait";
 
 /// What waiting and draining may cost between the processes of a host.
 const SQLITE_GOALS: [(&str, Limit); 2] = [
@@ -21,8 +25,12 @@ const SQLITE_GOALS: [(&str, Limit); 2] = [
 ];
 
 pub(crate) async fn w4(bench: &Bench) -> Result<Vec<Row>, Failure> {
+    let usual = match &bench.sql {
+        Some(sql) => &sql.relayed,
+        None => bench.usual(),
+    };
     let contestants: Vec<&dyn Contestant> =
-        [bench.usual(), bench.fifo()].into_iter().chain(bench.peers(Workload::W4)).collect();
+        [usual, bench.fifo()].into_iter().chain(bench.peers(Workload::W4)).collect();
     let mut results = vec![Vec::new(); contestants.len()];
     for _ in 0..bench.pace.waits {
         for (contestant, results) in contestants.iter().zip(&mut results) {
@@ -30,7 +38,7 @@ pub(crate) async fn w4(bench: &Bench) -> Result<Vec<Row>, Failure> {
         }
     }
     let mut rows = Vec::new();
-    for (contestant, drains) in contestants.iter().zip(&results) {
+    for (index, (contestant, drains)) in contestants.iter().zip(&results).enumerate() {
         let mut row = |what, figure: fn(&Drain) -> Option<f64>| {
             let figures: Option<Vec<f64>> = drains.iter().map(figure).collect();
             rows.extend(
@@ -39,13 +47,19 @@ pub(crate) async fn w4(bench: &Bench) -> Result<Vec<Row>, Failure> {
             );
         };
         row("client CPU while 64 wait, % of a core", |drain| Some(drain.cpu_percent));
-        row("requests/s while 64 wait", |drain| drain.requests);
+        let at_the_server = index == 0 && bench.sql.is_some();
+        row(if at_the_server { sql::WAITING } else { REQUESTS }, |drain| drain.requests);
         row("drain of 64 waiters, ms", |drain| Some(drain.drained.as_secs_f64() * 1e3));
         row("client CPU of the drain, ms", |drain| Some(drain.cpu.as_secs_f64() * 1e3));
     }
-    let goals: &[_] = match bench.keeper.capability().store {
-        "sqlite" => &SQLITE_GOALS,
-        "redis" => &redis::WAITING_GOALS,
+    if let Some(sql) = &bench.sql {
+        rows.extend(sql::drain_of_another(bench, &sql.server).await?);
+    }
+    let sql_goals = bench.sql.as_ref().map(|sql| sql.server.waiting_goals());
+    let goals: &[_] = match (bench.keeper.capability().store, &sql_goals) {
+        (_, Some(goals)) => goals,
+        ("sqlite", _) => &SQLITE_GOALS,
+        ("redis", _) => &redis::WAITING_GOALS,
         _ => &[],
     };
     rows = rows.into_iter().map(|row| row.held_to("lockkeeper", goals)).collect();

@@ -14,14 +14,15 @@ pub(crate) enum Workload {
     Held,
     GivenUp,
     Serve,
+    Console,
 }
 
 impl Workload {
     pub(crate) const ALL: [Self; 8] =
         [Self::W1, Self::W2, Self::W3, Self::W3p, Self::W4, Self::W4p, Self::Held, Self::GivenUp];
 
-    /// Needs the command beside this program, so it is measured only if it is asked for.
-    pub(crate) const ON_DEMAND: [Self; 1] = [Self::Serve];
+    /// Need the server beside this program, so they are measured only if they are asked for.
+    pub(crate) const ON_DEMAND: [Self; 2] = [Self::Serve, Self::Console];
 
     /// What it is called, in the table and on the command line.
     pub(crate) fn word(self) -> &'static str {
@@ -35,6 +36,7 @@ impl Workload {
             Self::Held => "held",
             Self::GivenUp => "given_up",
             Self::Serve => "serve",
+            Self::Console => "console",
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Which function measures which workload.
 
 use crate::{
-    Failure, bench::Bench, given_up, held, judge::Verdict, rates, redis, serve, table::Row, tokens, waiting,
-    waiting_processes, workload::Workload,
+    Failure, bench::Bench, console, given_up, held, judge::Verdict, rates, redis, serve, sql, table::Row,
+    tokens, waiting, waiting_processes, workload::Workload,
 };
 
 /// How often a workload is repeated until its rates are conclusive.
@@ -30,16 +30,21 @@ async fn measure(bench: &Bench, workload: Workload) -> Result<Vec<Row>, Failure>
         Workload::W1 => rates::w1(bench).await,
         Workload::W2 => rates::w2(bench).await,
         Workload::W3 => rates::w3(bench).await,
-        Workload::W3p => match &bench.redis {
-            Some(server) => redis::w3p(server, &bench.pace).await,
-            None => tokens::w3p(bench).await,
+        Workload::W3p => match (&bench.redis, &bench.sql) {
+            (Some(server), _) => redis::w3p(server, &bench.pace).await,
+            (None, Some(sql)) => sql::w3p(&sql.server, &bench.pace).await,
+            (None, None) => tokens::w3p(bench).await,
         },
         Workload::W4 => waiting::w4(bench).await,
         Workload::W4p => waiting_processes::w4p(bench).await,
         Workload::Held => held::held(bench).await,
         Workload::GivenUp => given_up::given_up(bench).await,
         Workload::Serve => serve::serve(bench).await,
+        Workload::Console => console::console(bench).await,
     }?;
+    if let (Workload::W1, Some(sql)) = (workload, &bench.sql) {
+        rows.extend(sql.relayed.w1().await?);
+    }
     if let Some(zookeeper) = &bench.zookeeper {
         rows.extend(match workload {
             Workload::W1 => zookeeper.requests(bench).await?,
@@ -50,7 +55,8 @@ async fn measure(bench: &Bench, workload: Workload) -> Result<Vec<Row>, Failure>
             | Workload::W4p
             | Workload::Held
             | Workload::GivenUp
-            | Workload::Serve => Vec::new(),
+            | Workload::Serve
+            | Workload::Console => Vec::new(),
         });
     }
     Ok(rows)

@@ -47,6 +47,20 @@ fn requests_are_those_that_the_design_promises() {
     assert!(each("w3", "lockkeeper") < each("w3", "lockkeeper fifo"), "{table}");
 }
 
+/// A lock of a name that was used before is a transaction of two flights, and so is its release.
+#[test]
+fn databases_are_asked_as_often_as_the_design_promises() {
+    for store in ["postgres:", "mysql:"] {
+        let output = bench(&[store, "w1", "--quick"]);
+        let table = String::from_utf8(output.stdout).expect("text");
+        assert!(output.status.success(), "{table}{}", String::from_utf8_lossy(&output.stderr));
+        let each = |what| figure(&table, "w1", "lockkeeper", what);
+        assert_eq!(each("transactions at the server each"), 2.0, "{store}");
+        assert_eq!(each("flights to the server each"), 4.0, "{store}");
+        assert!(figure(&table, "w1", "lock table", "lock+release/s") > 0.0);
+    }
+}
+
 #[test]
 fn too_little_to_judge_is_no_success() {
     let output = bench(&["w3", "--rounds", "1", "--seconds", "0.05"]);

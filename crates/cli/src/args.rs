@@ -63,6 +63,8 @@ pub(crate) enum Action {
     Evict(EvictArgs),
     /// Check whether the store is fit for locks, and say what to do if not
     Doctor(DoctorArgs),
+    /// Print the SQL that makes the store's tables and gives its user the rights, for users who may not make tables
+    Schema,
     /// Serve locks over HTTP, for programs in every language
     #[cfg(feature = "serve")]
     Serve(ServeArgs),

@@ -2,7 +2,11 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use lockkeeper::{Keeper, doctor::Finding, support::duration};
+use lockkeeper::{
+    Keeper,
+    doctor::{Finding, ServerState},
+    support::duration,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -24,6 +28,7 @@ struct Report {
     acquire: Duration,
     release: Duration,
     clock: Option<Clock>,
+    servers: Vec<ServerState>,
     findings: Vec<Finding>,
 }
 
@@ -75,7 +80,8 @@ async fn of_store(keeper: &Keeper, url: &str, connect: Duration) -> Result<Repor
     let started = Instant::now();
     guard.release().await?;
     let release = started.elapsed();
-    let mut findings = lockkeeper::doctor::check(url).await?;
+    let lockkeeper::doctor::Examination { servers, mut findings, .. } =
+        lockkeeper::doctor::examine(url).await?;
     let told = |findings: &[Finding]| findings.iter().any(|finding| finding.risk == "Clock");
     let off = clock.as_ref().filter(|clock| clock.offset > CLOCK_TOLERANCE + clock.unsure);
     if let (Some(clock), false) = (off, told(&findings)) {
@@ -85,7 +91,7 @@ async fn of_store(keeper: &Keeper, url: &str, connect: Duration) -> Result<Repor
         findings.push(Finding::of_store("Clock", &message));
     }
     let (store, kind) = (keeper.url().to_owned(), keeper.capability().store);
-    Ok(Report { store, kind, connect, acquire, release, clock, findings })
+    Ok(Report { store, kind, connect, acquire, release, clock, servers, findings })
 }
 
 /// The grant was made between the two moments.
@@ -121,6 +127,10 @@ impl Report {
                 format!("{offset} {side} that of this machine, or {unsure} less or more"),
             ]);
         }
+        for server in &self.servers {
+            let told = format!("{}: {}", server.server, server.words());
+            rows.push(vec!["server".to_owned(), text::plain(&told)]);
+        }
         for finding in &self.findings {
             rows.push(vec!["warning".to_owned(), text::plain(&finding.to_string())]);
         }
@@ -132,6 +142,7 @@ impl Report {
 
     fn json(&self) -> Value {
         let finding = |finding: &Finding| json!({ "server": finding.server, "risk": finding.risk, "message": finding.message });
+        let server = |it: &ServerState| json!({ "server": it.server, "answers": it.answers, "role": it.role, "version": it.version });
         let offset = |clock: &Clock| {
             let sign = if clock.ahead { 1.0 } else { -1.0 };
             (clock.offset.as_secs_f64() * 1_000_000.0).round() / 1000.0 * sign
@@ -144,6 +155,7 @@ impl Report {
             "acquire_ms": milliseconds(self.acquire),
             "release_ms": milliseconds(self.release),
             "clock_offset_ms": self.clock.as_ref().map(offset),
+            "servers": self.servers.iter().map(server).collect::<Vec<_>>(),
             "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
         })
     }

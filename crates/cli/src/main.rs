@@ -92,6 +92,7 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
             return text::print(&String::from_utf8_lossy(&script)).map(|()| 0);
         }
         Action::Man => return manual().map(|()| 0),
+        Action::Schema => return schema(&cli.store).map(|()| 0),
         #[cfg(feature = "serve")]
         Action::Serve(args) => return serve::serve(&cli.store, args),
         _ => {}
@@ -128,13 +129,18 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
             Action::Show(args) => view::show(keeper, args).await,
             Action::Watch(args) => watch::watch(keeper, args).await,
             Action::Evict(args) => evict::evict(keeper, args).await,
-            Action::Completions { .. } | Action::Doctor(_) | Action::Man => Ok(0),
+            Action::Completions { .. } | Action::Doctor(_) | Action::Man | Action::Schema => Ok(0),
             #[cfg(feature = "serve")]
             Action::Serve(_) => Ok(0),
         };
         store::close(keeper).await;
         result
     })
+}
+
+/// The SQL for whoever makes the tables. It asks no server.
+fn schema(store: &args::StoreArgs) -> Result<(), Failure> {
+    text::print(&lockkeeper::schema::sql(&store::url(store)?)?)
 }
 
 /// The page of the program, followed by those of its subcommands.

@@ -43,6 +43,12 @@ async fn ended(signals: &mut Signals) {
 }
 
 fn settings(store: &StoreArgs, args: &ServeArgs) -> Result<Settings, Failure> {
+    if args.demo && (store.store.is_some() || store.store_file.is_some()) {
+        return Err(Failure::usage(
+            "--demo shows locks of its own in memory and uses no store; leave out --demo to see your store, or the store to \
+             see the demo",
+        ));
+    }
     let mut settings = Settings::new(if args.demo { String::new() } else { store::url(store)? });
     settings.alarms.clone_from(&args.alarms);
     settings.demo = args.demo;

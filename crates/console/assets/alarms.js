@@ -29,7 +29,7 @@ export function alarmsPage(query, tools) {
     calm.hidden = page.active.length > 0;
     list(active, page.active, (alarm) => alarm.id, ({ saw, ...rest }) => rest, (alarm) => line(alarm, tools));
     more.hidden = page.left_off === 0;
-    say(more, `${many(page.left_off, "more alarm")} not shown.`);
+    say(more, `${many(page.left_off, "more alarm")} not told: at most 1,000 of a kind are.`);
     pastTitle.hidden = page.ended.length === 0;
     list(past, page.ended, (alarm) => alarm.id, (alarm) => alarm, (alarm) => line(alarm, tools));
     list(limits, page.limits.map((row, place) => ({ ...row, place })), (row) => row.place, (row) => row, (row) => h("tr", {},
@@ -41,6 +41,7 @@ export function alarmsPage(query, tools) {
     wrong.hidden = !page.file_error;
     say(wrong, `The file cannot be used, so what held before holds on: ${plain(page.file_error ?? "")}`);
     const { webhook } = page;
+    hook.hidden = page.restricted;
     say(hook, webhook
       ? `Alarms go to ${plain(webhook.receiver)}: ${count(webhook.sent)} sent, ${count(webhook.waiting)} waiting, ${count(webhook.dropped)} given up.${webhook.last_error ? ` The last try failed: ${plain(webhook.last_error)}.` : ""}`
       : "No webhook is set. Alarms are shown here, logged and counted in the metrics.");
@@ -48,7 +49,7 @@ export function alarmsPage(query, tools) {
   }
 
   function tick() {
-    const at = now + tools.now();
+    const at = now + tools.passed();
     for (const item of active.children) item.tick?.(at);
   }
 

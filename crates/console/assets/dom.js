@@ -42,6 +42,7 @@ export function unseen(text) {
  */
 export function list(parent, items, key, looks, make) {
   const before = new Map([...parent.children].map((child) => [child.lkKey, child]));
+  const kept = new Set();
   let place = parent.firstElementChild;
   for (const item of items) {
     const id = key(item);
@@ -56,15 +57,21 @@ export function list(parent, items, key, looks, make) {
         const focused = focusedIn(child);
         if (place === child) place = fresh;
         child.replaceWith(fresh);
-        if (focused) fresh.querySelector(focused)?.focus();
+        if (focused) (fresh.querySelector(focused) ?? document.getElementById("main")).focus({ preventScroll: true });
       }
       child = fresh;
     }
+    kept.add(child);
     child.update?.(item);
     if (child === place) place = place.nextElementSibling;
     else parent.insertBefore(child, place);
   }
-  for (const child of before.values()) child.remove();
+  for (const child of [...parent.children]) {
+    if (kept.has(child)) continue;
+    // Whoever was there goes on from the page, not from its beginning.
+    if (child.contains(document.activeElement)) document.getElementById("main").focus({ preventScroll: true });
+    child.remove();
+  }
 }
 
 /** What finds the focused element again in a child that is made anew. */

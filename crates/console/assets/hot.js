@@ -34,7 +34,12 @@ export function hotPage(query, tools) {
   const root = h("section", { class: "page" },
     h("div", { class: "with-choice" }, h("h1", {}, "Hot locks"), choices),
     locks, nothing, kept);
-  return { root, show };
+  /** Another address of this page: the buttons show what it says. */
+  function open(fresh) {
+    const [wanted, ranked] = [Number(fresh.minutes ?? 5), fresh.by ?? "waiting"];
+    if (wanted !== minutes || ranked !== by) { [minutes, by] = [wanted, ranked]; draw(); }
+  }
+  return { root, show, open };
 }
 
 function card(lock, tools) {

@@ -35,7 +35,8 @@ export function lockPage(query, tools) {
   function show(page) {
     const { lock } = page;
     say(title, plain(page.name));
-    say(facts, lock ? summary(lock) : "Free: nobody holds it or waits for it.");
+    const also = page.latch ? ` There is also a latch of this name: ${count(page.latch.remaining)} of ${count(page.latch.initial)} left to count.` : "";
+    say(facts, (lock ? summary(lock) : "Free: nobody holds it or waits for it.") + also);
     list(alarms, page.alarms, (alarm) => alarm.id, (alarm) => alarm.kind, (alarm) => {
       const text = h("span", {});
       const item = h("li", {}, h("span", { class: "mark", "aria-hidden": "true" }, "!"), unseen("Alarm: "), text);
@@ -45,7 +46,7 @@ export function lockPage(query, tools) {
     const held = lock?.holders ?? [];
     nobody.hidden = held.length > 0;
     say(nobody, lock?.kind === "latch" ? "A latch is held by nobody." : "Nobody holds it.");
-    list(holders, held, (holder) => holder.token, ({ held_ms, left_ms, ...rest }) => rest, (holder) => holderCard(holder, page, tools));
+    list(holders, held, (holder) => holder.token, ({ held_ms, left_ms, late, ...rest }) => rest, (holder) => holderCard(holder, page, tools));
     const election = lock?.kind === "election";
     queue.classList.toggle("candidates", election);
     say(heldTitle, election ? "Led by" : "Held by");
@@ -71,7 +72,11 @@ export function lockPage(query, tools) {
       h("section", {}, queueTitle, queueEmpty, queue)),
     h("section", {}, h("div", { class: "with-choice" }, h("h2", {}, "What was seen"), ranges), lanes.root, kept),
     h("section", {}, h("h2", {}, "What it means for its users"), meaning));
-  return { root, show, tick };
+  function open(fresh) {
+    const chosen = Number(fresh.minutes ?? 60);
+    if (chosen !== minutes) { minutes = chosen; range(); }
+  }
+  return { root, show, tick, open };
 }
 
 function summary(lock) {
@@ -102,7 +107,7 @@ function holderCard(holder, page, tools) {
       h("div", {}, h("dt", {}, "Token"), h("dd", {}, h("code", {}, holder.token))),
       holder.value && h("div", {}, h("dt", {}, "Publishes"), h("dd", {}, h("code", {}, plain(holder.value))))),
     tools.me.role === "administer" && !holder.evicted &&
-      h("button", { type: "button", class: "evict", "data-focus": `evict ${holder.token}`, on: { click: () => evictDialog(page.name, holder) } }, "Evict …"));
+      h("button", { type: "button", class: "evict", "data-focus": `evict ${holder.token}`, on: { click: () => evictDialog(page.name, now) } }, "Evict …"));
   let now = holder;
   card.update = (fresh) => { now = fresh; card.tick(0); };
   card.tick = (more) => { say(held, ticking(now.held_ms + more)); left.set(now, more); };

@@ -20,7 +20,7 @@ export function locksPage(query, tools) {
   const filter = h("input", {
     id: "filter", type: "search", placeholder: "Names that start with …", "data-filter": true, spellcheck: "false",
     autocomplete: "off", value: query.prefix ?? "", "aria-keyshortcuts": "/",
-    on: { input: () => { clearTimeout(typed); typed = setTimeout(() => tools.go({ prefix: filter.value, page: 0 }), 200); } },
+    on: { input: () => { clearTimeout(typed); typed = setTimeout(() => { typed = null; tools.go({ prefix: filter.value, page: 0 }); }, 200); } },
   });
   const stats = h("dl", { class: "stats" });
   const heads = new Map();
@@ -37,8 +37,11 @@ export function locksPage(query, tools) {
   const nothing = h("p", { class: "nothing", hidden: true });
   const back = h("button", { type: "button", on: { click: () => turn(-1) } }, "Previous");
   const on = h("button", { type: "button", on: { click: () => turn(1) } }, "Next");
-  const where = h("span", { role: "status" });
-  const pager = h("nav", { class: "pager", "aria-label": "Parts of the list" }, where, h("span", { class: "buttons" }, back, on));
+  const where = h("span", {});
+  // Told after a step only: on a busy store the numbers change all the time.
+  const turned = h("span", { class: "unseen", role: "status" });
+  let turning = false;
+  const pager = h("nav", { class: "pager", "aria-label": "Parts of the list" }, where, turned, h("span", { class: "buttons" }, back, on));
 
   const current = () => ({ sort: "waiters", order: "usual", ...Object.fromEntries(new URLSearchParams(location.hash.split("?")[1] ?? "")) });
   function sortBy(sort) {
@@ -47,6 +50,7 @@ export function locksPage(query, tools) {
     tools.go({ sort, order, page: 0 });
   }
   function turn(by) {
+    turning = true;
     tools.go({ page: shown.page + by });
     document.querySelector("table.locks").scrollIntoView({ block: "start" });
   }
@@ -68,13 +72,17 @@ export function locksPage(query, tools) {
       if (name === sort) cell.setAttribute("aria-sort", up ? "ascending" : "descending");
       else cell.removeAttribute("aria-sort");
     }
-    list(body, view.rows, (row) => row.name, looks, (row, old) => makeRow(row, old, tools, first));
+    list(body, view.rows, (row) => `${row.kind === "latch"} ${row.name}`, looks, (row, old) => makeRow(row, old, tools, first));
     first = false;
     nothing.hidden = view.rows.length > 0;
     table.hidden = view.rows.length === 0;
-    say(nothing, filter.value ? `No lock has a name that starts with “${filter.value}”.` : "Nothing is locked. Locks appear here by themselves.");
+    say(nothing, filter.value ? `No lock has a name that starts with “${plain(filter.value)}”.` : "Nothing is locked. Locks appear here by themselves.");
     const from = view.page * view.page_size;
     say(where, view.matches ? `${count(from + 1)}–${count(from + view.rows.length)} of ${count(view.matches)}` : "");
+    if (turning) {
+      turning = false;
+      say(turned, where.textContent);
+    }
     back.disabled = view.page === 0;
     on.disabled = from + view.page_size >= view.matches;
     pager.hidden = view.matches <= view.page_size;
@@ -90,12 +98,16 @@ export function locksPage(query, tools) {
     stats,
     h("div", { class: "bar" }, h("label", { for: "filter", class: "unseen" }, "Filter by prefix"), filter, h("kbd", { title: "Press / to filter" }, "/")),
     table, nothing, pager);
-  return { root, show, tick };
+  /** Another address of this page: the filter shows what it says, unless somebody types. */
+  function open(fresh) {
+    if (typed === null && filter.value !== (fresh.prefix ?? "")) filter.value = fresh.prefix ?? "";
+  }
+  return { root, show, tick, open, close: () => clearTimeout(typed) };
 }
 
 /** A row without what changes all the time. */
 function looks(row) {
-  const holders = row.holders.map(({ held_ms, left_ms, ...rest }) => rest);
+  const holders = row.holders.map(({ held_ms, left_ms, late, ...rest }) => rest);
   return { ...row, holders, longest_wait_ms: null };
 }
 
@@ -161,10 +173,12 @@ export function leaseBar() {
       fill.style.width = "0";
       return;
     }
-    const left = Math.max(0, holder.left_ms - more);
+    // Between two samples, a holder that renews is believed to do so.
+    const passed = holder.renewed && !holder.late && !holder.evicted ? Math.min(more, holder.lease_ms / 3) : more;
+    const left = Math.max(0, holder.left_ms - passed);
     const share = holder.lease_ms ? Math.min(1, left / holder.lease_ms) : 0;
     fill.style.width = `${(share * 100).toFixed(0)}%`;
-    root.classList.toggle("short", share < 1 / 3 && holder.held_ms > 4000);
+    root.classList.toggle("short", holder.late);
     say(text, ticking(left));
   }
   return { root, set };

@@ -2,7 +2,7 @@
 
 import { h, say, unseen } from "./dom.js";
 import { follow, get, Refusal, setToken, takeToken } from "./stream.js";
-import { count, length, plain } from "./text.js";
+import { count, plain, ticking } from "./text.js";
 import { alarmsPage } from "./alarms.js";
 import { hotPage } from "./hot.js";
 import { lockPage } from "./lock.js";
@@ -61,14 +61,18 @@ function open() {
   }
   const main = part("main");
   if (page?.name !== name || (name === "lock" && page.query.name !== query.name)) {
-    const tools = { me, link, go: (change) => replace(name, { ...page.query, ...change }), now: sinceSample };
-    page = { name, query, ...known.make(query, tools) };
+    page?.close?.();
+    const mine = {};
+    // What was asked for by a page that is no longer there is dropped.
+    const go = (change) => { if (page === mine) replace(name, { ...page.query, ...change }); };
+    page = Object.assign(mine, { name, query, ...known.make(query, { me, link, go, now: sinceSample, passed: sinceArrival }) });
     main.replaceChildren(page.root);
     window.scrollTo(0, 0);
     // Readers begin with the new page; the first one needs no jump.
     if (head) main.focus({ preventScroll: true });
   }
   page.query = query;
+  page.open?.(query);
   document.title = `${name === "lock" ? plain(query.name ?? "") : known.title} · Lockkeeper`;
   stop = follow({ ...query, view: name }, show, lost);
 }
@@ -94,6 +98,11 @@ function sinceSample() {
   return head.sample.age_ms + performance.now() - arrived;
 }
 
+/** How long ago the last view arrived. */
+function sinceArrival() {
+  return broken ? 0 : performance.now() - arrived;
+}
+
 function frame() {
   say(part("store"), plain(head?.store ?? ""));
   const alarms = head?.alarms ?? 0;
@@ -114,12 +123,16 @@ function frame() {
 /** What goes on between two views: ages, and lengths that grow. */
 function tick() {
   const age = part("age");
-  if (!head?.sample) say(age, head ? "waiting for the first sample" : "");
-  else {
+  if (!head?.sample) {
+    say(age, head ? "waiting for the first sample" : "");
+    say(part("told"), age.textContent);
+  } else {
     const old = head.sample.age_ms + performance.now() - arrived;
     const late = old > Math.max(5000, head.sample.every_ms * 3);
     age.classList.toggle("late", late);
-    say(age, old < 2000 ? "live" : `seen ${length(old)} ago`);
+    say(age, old < 2000 ? "live" : `seen ${ticking(old)} ago`);
+    // Readers are told of changes, not of each second.
+    say(part("told"), late ? "What you see is old" : "What you see is up to date");
   }
   page?.tick?.();
 }

@@ -53,10 +53,13 @@ export function kind(word) {
   return KINDS[word] ?? word;
 }
 
-/** Marks that change direction or cannot be seen would let one name pass for another, so they are shown by their numbers. */
+const number = (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`;
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]|(?! )\p{Zs}/gu;
+
+/**
+ * Marks that change direction or cannot be seen would let one name pass for another, so they are shown by their numbers. So
+ * are blanks at the ends and all but the first of several.
+ */
 export function plain(text) {
-  return String(text).replace(
-    /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu,
-    (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`,
-  );
+  return String(text).replace(HIDDEN, number).replace(/^ | $|(?<= ) /g, number);
 }

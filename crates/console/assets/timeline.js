@@ -1,6 +1,6 @@
 // A lock's last hour as a picture: one lane per process, holds solid, waits hatched, losses and evictions marked.
 
-import { h, s, say } from "./dom.js";
+import { h, list, s, say } from "./dom.js";
 import { clock, count, length, many, plain, who } from "./text.js";
 
 const LANE = 30;
@@ -46,7 +46,7 @@ export function timeline() {
       axis(data, x, lanes.length * LANE),
       lanes.map((lane, place) => s("g", { transform: `translate(0 ${place * LANE})` }, lane.waits.map((wait) => waitShape(wait, x)), lane.holds.map((hold) => holdShape(hold, x))))));
     say(words, summary);
-    if (table.open) body.replaceChildren(...rows(data));
+    if (table.open) list(body, rows(data), (row) => row.key, (row) => row, rowElement);
   }
 
   function show(fresh) {
@@ -118,7 +118,16 @@ function rows(data) {
     ...lane.waits.map((wait) => ({ ...wait, lane, what: "waited", how: wait.end === "granted" ? "got it" : wait.end ? "left the queue" : "still waits" })),
   ]);
   all.sort((one, other) => other.from_ms - one.from_ms);
-  return all.slice(0, 300).map((item) => h("tr", {},
-    h("td", {}, plain(who(item.lane))), h("td", {}, item.count > 1 ? `${item.what} ${count(item.count)} times` : item.what),
-    h("td", {}, clock(item.from_ms)), h("td", {}, item.end ? clock(item.to_ms) : ""), h("td", {}, item.how)));
+  return all.slice(0, 300).map((item, place) => ({
+    key: `${who(item.lane)} ${item.what} ${item.from_ms} ${item.token ?? place}`,
+    who: plain(who(item.lane)),
+    what: item.count > 1 ? `${item.what} ${count(item.count)} times` : item.what,
+    from: clock(item.from_ms),
+    to: item.end ? clock(item.to_ms) : "",
+    how: item.how,
+  }));
+}
+
+function rowElement(row) {
+  return h("tr", {}, [row.who, row.what, row.from, row.to, row.how].map((text) => h("td", {}, text)));
 }

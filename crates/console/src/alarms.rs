@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    hash::{BuildHasher, Hasher},
     sync::Arc,
 };
 
@@ -16,14 +17,14 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::{
-    clock::Millis,
+    clock::{Millis, millis},
     console::Finding,
-    history::{History, Record, Who},
+    history::{History, KnownLimits, Record, Who},
     rules::{Limits, Rules},
 };
 
-/// The most alarms at a time.
-const MOST: usize = 1_000;
+/// The most alarms of one kind about locks at a time. Those about the store are few and always told.
+pub(crate) const MOST: usize = 1_000;
 /// The most alarms that are over and still shown.
 const MOST_ENDED: usize = 200;
 
@@ -88,12 +89,30 @@ impl AlarmKind {
             Self::Doctor => 0,
         }
     }
+
+    fn is_about_locks(self) -> bool {
+        !matches!(self, Self::StoreOutOfReach | Self::Doctor)
+    }
+
+    /// Whether the same condition is likely to come back: the next one in a queue has waited for nearly as long as the first,
+    /// and the next of several holders has held for nearly as long.
+    fn lingers(self, record: Option<&Record>) -> bool {
+        record.is_some_and(|record| match self {
+            Self::WaitedTooLong => !record.waits().is_empty(),
+            Self::HeldTooLong => record.holds().len() > 1,
+            Self::LeaseNotRenewed => !record.holds().is_empty(),
+            Self::StoreOutOfReach | Self::TooManyWaiters | Self::Doctor => false,
+        })
+    }
 }
+
+/// The longest time that a condition which may come back is gone before the alarm ends.
+const LONGEST_QUIET: Millis = 900_000;
 
 /// What is wrong, or was.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
 pub struct Alarm {
-    /// Its number. Others never have the same one, as long as this process runs.
+    /// Its number. No other alarm has the same one, also not of another server or after a restart.
     pub id: u64,
     /// What it is about.
     pub kind: AlarmKind,
@@ -119,31 +138,65 @@ struct Condition {
     subject: Subject,
     name: Option<Name>,
     saw: String,
+    /// Since when it is so, if that is known better than by when it was first seen.
+    since: Option<Millis>,
+    /// After what time the same condition may come back.
+    recurs: Millis,
 }
 
 #[derive(Debug)]
 struct State {
     alarm: Alarm,
+    name: Option<Name>,
     raised: bool,
     last_true: Millis,
+    recurs: Millis,
+    /// How long the condition has been gone, as far as it was seen.
+    quiet: Millis,
+    /// How long it has been gone with no reason to come back.
+    idle: Millis,
+}
+
+impl State {
+    fn is_over(&self) -> bool {
+        let least = self.alarm.kind.ends_after();
+        self.idle >= least || self.quiet >= self.recurs.clamp(least, LONGEST_QUIET)
+    }
 }
 
 /// All alarms.
 #[derive(Debug, Default)]
 pub(crate) struct Alarms {
     rules: Rules,
+    /// Which rules they are, so that limits are looked up once for each lock.
+    rules_version: u64,
     states: BTreeMap<Subject, State>,
     ended: VecDeque<Alarm>,
+    /// The first number of this run; others begin elsewhere.
+    instance: Option<u64>,
     last_id: u64,
-    /// How many more there would be in the last sample.
-    left_off: usize,
+    /// When it looked last, and when it last looked at the locks or could not.
+    looked: Millis,
+    looked_at_locks: Millis,
+    /// What would also be an alarm in the last sample: at most four times as many as there are locks.
+    left_off: Vec<(AlarmKind, Name)>,
+}
+
+/// What is known of the locks.
+#[derive(Clone, Copy)]
+pub(crate) enum LocksSeen<'a> {
+    /// There is a new sample.
+    Now(&'a History),
+    /// The store could not be asked: nobody knows how they are.
+    Unknown,
+    /// They were not looked at.
+    Before,
 }
 
 /// What the alarms look at.
 pub(crate) struct Look<'a> {
     pub(crate) now: Millis,
-    /// What is known of the locks; `None` if the store could not be asked this time.
-    pub(crate) history: Option<&'a History>,
+    pub(crate) locks: LocksSeen<'a>,
     /// Why the store could not be asked, and since when.
     pub(crate) failing: Option<(&'a str, Millis)>,
     pub(crate) findings: &'a [Finding],
@@ -152,6 +205,7 @@ pub(crate) struct Look<'a> {
 impl Alarms {
     pub(crate) fn set_rules(&mut self, rules: Rules) {
         self.rules = rules;
+        self.rules_version += 1;
     }
 
     pub(crate) fn rules(&self) -> &Rules {
@@ -167,59 +221,96 @@ impl Alarms {
         self.ended.iter().rev()
     }
 
-    pub(crate) fn left_off(&self) -> usize {
-        self.left_off
+    /// What would also be an alarm, but there are too many of its kind.
+    pub(crate) fn left_off(&self) -> impl Iterator<Item = (AlarmKind, &Name)> {
+        self.left_off.iter().map(|(kind, name)| (*kind, name))
+    }
+
+    /// Tells this run from others: the numbers of its alarms begin here.
+    pub(crate) fn instance(&self) -> u64 {
+        self.instance.unwrap_or(0)
     }
 
     /// Looks at what is there now. Returns the alarms that were raised or ended by it.
     pub(crate) fn look(&mut self, look: &Look<'_>) -> Vec<Alarm> {
         let mut events = Vec::new();
-        let conditions = self.conditions(look);
-        self.left_off = 0;
-        for condition in conditions {
-            self.hold_true(look.now, condition, &mut events);
+        let now = look.now.max(self.looked);
+        if self.instance.is_none() {
+            self.last_id = first_id(now);
+            self.instance = Some(self.last_id);
         }
-        self.end(look, &mut events);
+        let conditions = self.conditions(now, look);
+        if matches!(look.locks, LocksSeen::Now(_)) {
+            self.left_off.clear();
+        }
+        let mut counts = BTreeMap::new();
+        for subject in self.states.keys() {
+            *counts.entry(subject.kind).or_insert(0) += 1;
+        }
+        for condition in conditions {
+            let count = counts.entry(condition.subject.kind).or_insert(0);
+            self.hold_true(now, condition, count, &mut events);
+        }
+        self.end(now, look.locks, &mut events);
+        self.looked = now;
+        if !matches!(look.locks, LocksSeen::Before) {
+            self.looked_at_locks = now;
+        }
         events
     }
 
-    fn hold_true(&mut self, now: Millis, condition: Condition, events: &mut Vec<Alarm>) {
-        let Condition { subject, name, saw } = condition;
-        if !self.states.contains_key(&subject) && self.states.len() >= MOST {
-            self.left_off += 1;
+    /// Takes note of a condition. `count` is how many of its kind there are.
+    fn hold_true(&mut self, now: Millis, condition: Condition, count: &mut usize, events: &mut Vec<Alarm>) {
+        let Condition { subject, name, saw, since, recurs } = condition;
+        let kind = subject.kind;
+        let known = self.states.contains_key(&subject);
+        if let Some(name) = name.as_ref().filter(|_| !known && *count >= MOST) {
+            self.left_off.push((kind, name.clone()));
             return;
         }
-        let kind = subject.kind;
         let state = self.states.entry(subject).or_insert_with(|| {
             self.last_id += 1;
-            let name = name.map(|name| name.as_str().to_owned());
-            let alarm =
-                Alarm { id: self.last_id, kind, name, saw: String::new(), since_ms: now, ended_ms: None };
-            State { alarm, raised: false, last_true: now }
+            *count += 1;
+            let alarm = Alarm {
+                id: self.last_id,
+                kind,
+                name: name.as_ref().map(|name| name.as_str().to_owned()),
+                saw: String::new(),
+                since_ms: since.unwrap_or(now).min(now),
+                ended_ms: None,
+            };
+            State { alarm, name, raised: false, last_true: now, recurs, quiet: 0, idle: 0 }
         });
         state.alarm.saw = saw;
-        state.last_true = now;
+        (state.last_true, state.recurs, state.quiet, state.idle) = (now, recurs, 0, 0);
         if !state.raised && now - state.alarm.since_ms >= kind.raised_after() {
             state.raised = true;
             events.push(state.alarm.clone());
         }
     }
 
-    fn end(&mut self, look: &Look<'_>, events: &mut Vec<Alarm>) {
-        let ended = &mut self.ended;
+    fn end(&mut self, now: Millis, locks: LocksSeen<'_>, events: &mut Vec<Alarm>) {
+        let Self { ended, looked, looked_at_locks, .. } = self;
         self.states.retain(|subject, state| {
-            // Nobody knows how the locks are while the store cannot be asked.
-            let about_locks = !matches!(subject.kind, AlarmKind::StoreOutOfReach | AlarmKind::Doctor);
-            if about_locks && look.history.is_none() {
-                state.last_true = look.now;
+            let (passed, record) = match locks {
+                _ if !subject.kind.is_about_locks() => (now - *looked, None),
+                LocksSeen::Now(history) => {
+                    let record = state.name.as_ref().and_then(|name| history.record(name));
+                    (now - *looked_at_locks, record)
+                }
+                LocksSeen::Unknown | LocksSeen::Before => return true,
+            };
+            // It is true now.
+            if state.last_true == now {
                 return true;
             }
-            let quiet = look.now - state.last_true;
-            let over = look.now > state.last_true && quiet >= subject.kind.ends_after();
             // A condition that was never an alarm must begin anew.
             if !state.raised {
-                return quiet == 0;
+                return false;
             }
+            state.quiet += passed;
+            state.idle = if subject.kind.lingers(record) { 0 } else { state.idle + passed };
+            let over = state.is_over();
             if over {
                 state.alarm.ended_ms = Some(state.last_true);
                 events.push(state.alarm.clone());
@@ -232,52 +323,79 @@ impl Alarms {
         }
     }
 
-    fn conditions(&self, look: &Look<'_>) -> Vec<Condition> {
+    fn conditions(&self, now: Millis, look: &Look<'_>) -> Vec<Condition> {
         let mut found = Vec::new();
         if let Some((why, since)) = look.failing {
-            let lasted = show(look.now - since);
+            let lasted = show(now.saturating_sub(since));
             let subject = Subject { kind: AlarmKind::StoreOutOfReach, what: "store".into() };
             let saw = format!("the store has not answered for {lasted}: {why}");
-            found.push(Condition { subject, name: None, saw });
+            found.push(Condition { subject, name: None, saw, since: Some(since), recurs: 0 });
         }
+        // What was measured is part of the message and changes all the time, so it is not part of the subject.
+        let mut same: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for finding in look.findings {
-            let what = format!("{} {}", finding.server.as_deref().unwrap_or_default(), finding.message);
+            let server = finding.server.as_deref().unwrap_or_default();
+            let number = same.entry((server, &finding.risk)).or_default();
+            *number += 1;
+            let subject = Subject {
+                kind: AlarmKind::Doctor,
+                what: format!("{server} {} {number}", finding.risk).into(),
+            };
             let saw = match &finding.server {
                 Some(server) => format!("{server}: {}", finding.message),
                 None => finding.message.clone(),
             };
-            let subject = Subject { kind: AlarmKind::Doctor, what: what.into() };
-            found.push(Condition { subject, name: None, saw });
+            found.push(Condition { subject, name: None, saw, since: None, recurs: 0 });
         }
-        for (name, record) in look.history.iter().flat_map(|history| history.records()) {
-            if record.is_live() {
-                let limits = self.rules.limits(name.as_str(), record.kind);
-                judge(look.now, name, record, &limits, &mut found);
+        if let LocksSeen::Now(history) = look.locks {
+            for (name, record) in history.live() {
+                judge(now, name, record, &self.limits(name, record), &mut found);
             }
         }
         found
     }
+
+    /// The limits of a lock. Its name is matched against the rules once.
+    fn limits(&self, name: &Name, record: &Record) -> Limits {
+        let (version, kind) = (self.rules_version, record.kind);
+        if let Some(known) =
+            record.limits.get().filter(|known| (known.version, known.kind) == (version, kind))
+        {
+            return known.limits;
+        }
+        let limits = self.rules.limits(name.as_str(), kind);
+        record.limits.set(Some(KnownLimits { version, kind, limits }));
+        limits
+    }
+}
+
+/// The number before the first one of a run: another one for each run and each server, and exact in JSON.
+fn first_id(now: Millis) -> u64 {
+    let random = std::hash::RandomState::new().build_hasher().finish() % 1_000;
+    now.saturating_mul(1_000) + random
 }
 
 /// What is wrong with one lock.
 fn judge(now: Millis, name: &Name, record: &Record, limits: &Limits, found: &mut Vec<Condition>) {
-    let mut add = |kind, saw| {
+    let mut add = |kind, saw, recurs| {
         let subject = Subject { kind, what: name.as_str().into() };
-        found.push(Condition { subject, name: Some(name.clone()), saw });
+        found.push(Condition { subject, name: Some(name.clone()), saw, since: None, recurs });
     };
     let longest = record.holds().iter().min_by_key(|hold| hold.from);
     if let (Some(limit), Some(hold)) = (limits.held.at(), longest)
-        && u128::from(now - hold.from) > limit.as_millis()
+        && now.saturating_sub(hold.from) > millis(limit)
     {
-        let (who, held, limit) = (described(&hold.who), show(now - hold.from), duration::show(limit));
-        add(AlarmKind::HeldTooLong, format!("held for {held} by {who}; the limit is {limit}"));
+        let (who, held, shown) = (described(&hold.who), show(now - hold.from), duration::show(limit));
+        let saw = format!("held for {held} by {who}; the limit is {shown}");
+        add(AlarmKind::HeldTooLong, saw, millis(limit));
     }
     let first = record.waits().iter().min_by_key(|wait| wait.from);
     if let (Some(limit), Some(wait)) = (limits.waited.at(), first)
-        && u128::from(now - wait.from) > limit.as_millis()
+        && now.saturating_sub(wait.from) > millis(limit)
     {
-        let (who, waited, limit) = (described(&wait.who), show(now - wait.from), duration::show(limit));
-        add(AlarmKind::WaitedTooLong, format!("{who} has waited for {waited}; the limit is {limit}"));
+        let (who, waited, shown) = (described(&wait.who), show(now - wait.from), duration::show(limit));
+        let saw = format!("{who} has waited for {waited}; the limit is {shown}");
+        add(AlarmKind::WaitedTooLong, saw, millis(limit));
     }
     let waiters = record.waits().len();
     if let Some(limit) = limits.waiters.at()
@@ -288,17 +406,15 @@ fn judge(now: Millis, name: &Name, record: &Record, limits: &Limits, found: &mut
             [hold] => format!("{} holds it", described(&hold.who)),
             holds => format!("{} hold it", holds.len()),
         };
-        add(AlarmKind::TooManyWaiters, format!("{waiters} wait; the limit is {limit}; {holder}"));
+        add(AlarmKind::TooManyWaiters, format!("{waiters} wait; the limit is {limit}; {holder}"), 0);
     }
     let late =
         record.holds().iter().filter_map(|hold| Some((hold.late()?, hold))).min_by_key(|(left, _)| *left);
     if let Some((left, hold)) = late.filter(|_| limits.renewal) {
         let (who, left) = (described(&hold.who), duration::show(left));
         let what = if record.kind == Kind::Election { "its leadership" } else { "the lock" };
-        add(
-            AlarmKind::LeaseNotRenewed,
-            format!("{who} has not renewed its lease, of which {left} is left; then it loses {what}"),
-        );
+        let saw = format!("{who} has not renewed its lease, of which {left} is left; then it loses {what}");
+        add(AlarmKind::LeaseNotRenewed, saw, hold.lease());
     }
 }
 

@@ -55,6 +55,11 @@ impl Curve {
         self.forget(at);
     }
 
+    /// Gives back room that it does not need.
+    pub(crate) fn shrink(&mut self) {
+        self.used.shrink_to_fit();
+    }
+
     /// Drops what is too old. True if nothing is left.
     pub(crate) fn forget(&mut self, now: Millis) -> bool {
         let first = (now / self.width + 1).saturating_sub(self.steps + 1);

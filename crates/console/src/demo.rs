@@ -127,7 +127,7 @@ impl Demo {
             self.step(PAST_STEP).await?;
             let page = self.store.list(&everything()).await?;
             let latches = self.store.latches(&everything()).await?;
-            console.observe(Sample {
+            console.observe_past(Sample {
                 at: steady.now(),
                 took: 1,
                 every: 2_000,
@@ -221,7 +221,7 @@ mod tests {
     async fn the_past_hour_has_everything_that_pages_show() {
         let store = StoreFacts { url: URL.into(), capability: lockkeeper::memory::CAPABILITY.clone() };
         let console = Console::new(store, Webhook::start());
-        console.set_rules(Rules::parse(RULES).expect("good rules"), None);
+        console.set_rules(Rules::parse(RULES).expect("good rules"), None).expect("no webhook");
         let mut demo = Demo::new().await.expect("a store");
         demo.play_past(&console).await.expect("a store");
         let now = SteadyClock::new(demo.clock()).now();

@@ -8,13 +8,15 @@ mod who;
 
 use std::{
     collections::{HashMap, VecDeque},
+    ops::Range,
     sync::Arc,
 };
 
 use lockkeeper::{Token, store::Name};
 
+use self::record::Dropped;
 pub(crate) use self::{
-    record::{Hold, HoldEnd, Past, Record, Wait, WaitEnd},
+    record::{Hold, HoldEnd, KnownLimits, Past, Record, Wait, WaitEnd},
     who::{Who, Whos},
 };
 use crate::{clock::Millis, sample::Sample};
@@ -29,6 +31,13 @@ pub(crate) const MOST_OF_ONE: usize = 4_000;
 const MOST_GAPS: usize = 100;
 /// Nothing was seen for at least this long: the store was out of reach, or this process stood still.
 const GAP: Millis = 10_000;
+/// The most locks of which something is known, unless more are in use now. The one that has been free for the longest goes
+/// first.
+pub(crate) const MOST_RECORDS: usize = 50_000;
+/// How many entries that point to nothing are left alone.
+const ROOM: usize = 1_000;
+/// How exact moments are at least.
+const SLACK: Millis = 500;
 
 /// What an operator did to a holder through this server.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,8 +71,14 @@ pub(crate) struct Step<'a> {
     pub(crate) before: Option<Millis>,
     /// What was not in the sample before began no earlier than this.
     pub(crate) earliest: Option<Millis>,
+    /// The longest that somebody can have been seen to wait since the sample before.
+    pub(crate) longest: Millis,
+    /// How exact the moments are at which the store was asked.
+    pub(crate) slack: Millis,
     pub(crate) sample: u64,
     pub(crate) next: &'a mut u64,
+    /// How many holds and waits that are over there are.
+    pub(crate) kept: &'a mut usize,
     pub(crate) whos: &'a mut Whos,
 }
 
@@ -78,16 +93,40 @@ impl Step<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct History {
     records: HashMap<Name, Record>,
-    /// What is over, oldest first: its number, when it ended, and whose it is.
-    over: VecDeque<(u64, Millis, Name)>,
+    /// The names of the last sample.
+    live: Vec<Name>,
+    /// What is over, oldest first. Entries of it may be gone already.
+    over: VecDeque<Over>,
+    /// How many of them are still there.
+    kept: usize,
+    /// Locks that became free, the one that has been free for the longest first. Some may be in use again.
+    free: VecDeque<Free>,
     next: u64,
     whos: Whos,
     samples: u64,
     first: Option<Millis>,
     last: Option<Seen>,
     gaps: VecDeque<Gap>,
-    /// The end of the newest entry that was dropped for want of room.
+    /// The end of the newest entry that was dropped because all locks together had too many.
     dropped_until: Option<Millis>,
+    /// When the newest lock was last seen that was forgotten because there were too many.
+    forgotten_until: Option<Millis>,
+}
+
+/// A hold or a wait that is over: its number, when it ended, and whose it is.
+#[derive(Clone, Debug)]
+struct Over {
+    number: u64,
+    ended: Millis,
+    name: Name,
+}
+
+/// A lock that became free after a sample, which was at `at`.
+#[derive(Clone, Debug)]
+struct Free {
+    sample: u64,
+    at: Millis,
+    name: Name,
 }
 
 impl History {
@@ -96,22 +135,27 @@ impl History {
         let now = self.last.map_or(sample.at, |last| sample.at.max(last.at));
         self.samples += 1;
         self.first.get_or_insert(now);
+        let longest = GAP.max(sample.every.saturating_mul(3));
         if let Some(last) = self.last
-            && now - last.at >= GAP.max(sample.every.saturating_mul(3))
+            && now - last.at >= longest
         {
             self.gaps.push_back(Gap { from: last.at, to: now });
         }
-        let Self { records, over, next, whos, samples, last, .. } = self;
+        let whole_since = self.forgotten_since(now);
+        let Self { records, live, over, kept, free, next, whos, samples, last, .. } = self;
         let mut step = Step {
             now,
             before: last.map(|last| last.at),
             earliest: last.map(|last| last.at.saturating_sub(last.took)),
+            longest,
+            slack: SLACK + sample.took + last.map_or(0, |last| last.took),
             sample: *samples,
             next,
+            kept,
             whos,
         };
-        let mut ended = |name: &Name, numbers: std::ops::Range<u64>| {
-            over.extend(numbers.map(|number| (number, now, name.clone())));
+        let mut ended = |name: &Name, numbers: Range<u64>| {
+            over.extend(numbers.map(|number| Over { number, ended: now, name: name.clone() }));
         };
         for view in &sample.locks {
             let first = *step.next;
@@ -119,17 +163,21 @@ impl History {
             if let Some(record) = records.get_mut(&view.name) {
                 record.observe(&mut step, view);
             } else {
-                let mut record = Record::new(view);
+                let mut record = Record::new(view, whole_since);
                 record.observe(&mut step, view);
                 records.insert(view.name.clone(), record);
             }
             ended(&view.name, first..*step.next);
         }
-        for (name, record) in records.iter_mut() {
-            if record.is_live() && record.sample() != step.sample {
+        let before = std::mem::replace(live, sample.locks.iter().map(|view| view.name.clone()).collect());
+        for name in before {
+            if let Some(record) = records.get_mut(&name)
+                && record.sample() != step.sample
+            {
                 let first = *step.next;
                 record.free(&mut step);
-                ended(name, first..*step.next);
+                ended(&name, first..*step.next);
+                free.push_back(Free { sample: record.sample(), at: now, name });
             }
         }
         self.last = Some(Seen { at: now, took: sample.took });
@@ -144,18 +192,9 @@ impl History {
     }
 
     fn forget(&mut self, now: Millis) {
+        self.forget_records();
+        self.forget_past(now);
         let oldest = now.saturating_sub(KEPT);
-        while let Some((_, ended, _)) = self.over.front()
-            && (*ended < oldest || self.over.len() > MOST)
-        {
-            let Some((number, ended, name)) = self.over.pop_front() else { break };
-            if let Some(record) = self.records.get_mut(&name)
-                && record.drop_past(number)
-                && ended >= oldest
-            {
-                self.dropped_until = Some(ended);
-            }
-        }
         while self.gaps.front().is_some_and(|gap| gap.to < oldest) || self.gaps.len() > MOST_GAPS {
             self.gaps.pop_front();
         }
@@ -166,9 +205,64 @@ impl History {
         }
     }
 
+    /// Drops holds and waits that are too old or too many.
+    fn forget_past(&mut self, now: Millis) {
+        let oldest = now.saturating_sub(KEPT);
+        while let Some(first) = self.over.front()
+            && (first.ended < oldest || self.kept > MOST)
+        {
+            let Some(Over { number, ended, name }) = self.over.pop_front() else { break };
+            let why = if ended < oldest { Dropped::TooOld } else { Dropped::TooMany };
+            let before = self.kept;
+            if let Some(record) = self.records.get_mut(&name) {
+                record.drop_past(number, &mut self.kept, why);
+            }
+            if why == Dropped::TooMany && self.kept < before {
+                self.dropped_until = Some(ended);
+            }
+        }
+        // A busy lock drops its own oldest; what points to them goes in one pass, long before it costs much.
+        if self.over.len() > 2 * self.kept + ROOM {
+            let records = &self.records;
+            self.over
+                .retain(|over| records.get(&over.name).is_some_and(|record| record.has_past(over.number)));
+        }
+    }
+
+    /// Forgets locks that nobody uses any more if there are too many.
+    fn forget_records(&mut self) {
+        let Self { records, free, .. } = self;
+        let is_free = |records: &HashMap<Name, Record>, free: &Free| {
+            records.get(&free.name).is_some_and(|record| record.sample() == free.sample && !record.is_live())
+        };
+        while records.len() > MOST_RECORDS
+            && let Some(oldest) = free.pop_front()
+        {
+            if is_free(records, &oldest)
+                && let Some(record) = records.remove(&oldest.name)
+            {
+                self.kept -= record.past_len();
+                self.forgotten_until = Some(oldest.at);
+            }
+        }
+        if free.len() > 2 * records.len() + ROOM {
+            free.retain(|free| is_free(records, free));
+        }
+    }
+
+    /// From when on it is known of all locks whether they were used, if some had to be forgotten.
+    fn forgotten_since(&self, now: Millis) -> Option<Millis> {
+        self.forgotten_until.filter(|until| *until >= now.saturating_sub(KEPT))
+    }
+
     /// The locks that are held or waited for, or were in the last hour.
     pub(crate) fn records(&self) -> impl Iterator<Item = (&Name, &Record)> {
         self.records.iter()
+    }
+
+    /// The locks of the last sample.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (&Name, &Record)> {
+        self.live.iter().filter_map(|name| Some((name, self.records.get(name)?)))
     }
 
     pub(crate) fn record(&self, name: &Name) -> Option<&Record> {
@@ -179,11 +273,6 @@ impl History {
         self.gaps.iter().copied()
     }
 
-    /// When the first sample was taken.
-    pub(crate) fn first(&self) -> Option<Millis> {
-        self.first
-    }
-
     /// When the last sample was taken.
     pub(crate) fn last(&self) -> Option<Millis> {
         self.last.map(|last| last.at)
@@ -191,12 +280,23 @@ impl History {
 
     /// How many holds and waits that are over it has.
     pub(crate) fn kept(&self) -> usize {
-        self.over.len()
+        self.kept
     }
 
-    /// From when on everything that was seen is still there, if room was short.
+    /// From when on everything that was seen is still there, if room was short in the last hour. Locks that have so many
+    /// holds and waits that they drop their own do not count: see [`seen_since`](Self::seen_since).
     pub(crate) fn whole_since(&self) -> Option<Millis> {
-        self.dropped_until
+        let oldest = self.last?.at.saturating_sub(KEPT);
+        self.dropped_until.max(self.forgotten_until).filter(|until| *until >= oldest)
+    }
+
+    /// From when on everything that was seen of a lock is still there.
+    pub(crate) fn seen_since(&self, record: Option<&Record>) -> Option<Millis> {
+        let dropped = match record {
+            Some(record) => record.whole_since(),
+            None => self.forgotten_until,
+        };
+        self.first.max(dropped)
     }
 }
 

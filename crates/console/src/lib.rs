@@ -26,7 +26,7 @@ mod webhook;
 pub use alarms::{Alarm, AlarmKind};
 pub use assets::{Asset, CONTENT_SECURITY_POLICY, asset};
 pub use clock::{Millis, SteadyClock};
-pub use console::{Console, Finding, Scope, StoreFacts};
+pub use console::{Console, Diagnosis, Finding, Scope, StoreFacts};
 pub use history::Eviction;
 pub use post::{Http, Post, PostError};
 pub use rules::{Rules, RulesError};

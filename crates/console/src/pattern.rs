@@ -13,6 +13,41 @@ impl Pattern {
         &self.0
     }
 
+    /// Whether every name matches.
+    pub(crate) fn is_everything(&self) -> bool {
+        !self.0.is_empty() && self.0.chars().all(|letter| letter == '*')
+    }
+
+    /// Whether some name that begins with `prefix` matches.
+    pub(crate) fn may_begin_with(&self, prefix: &str) -> bool {
+        let pattern: Vec<char> = self.0.chars().collect();
+        // All places in the pattern that the letters so far may have led to. A place can always be gone on from.
+        let mut places = vec![false; pattern.len() + 1];
+        places[0] = true;
+        let through_stars = |places: &mut Vec<bool>| {
+            for (place, letter) in pattern.iter().enumerate() {
+                if places[place] && *letter == '*' {
+                    places[place + 1] = true;
+                }
+            }
+        };
+        through_stars(&mut places);
+        for found in prefix.chars() {
+            let mut next = vec![false; pattern.len() + 1];
+            for (place, letter) in pattern.iter().enumerate().filter(|(place, _)| places[*place]) {
+                match letter {
+                    '*' => next[place] = true,
+                    '?' => next[place + 1] = true,
+                    letter if *letter == found => next[place + 1] = true,
+                    _ => {}
+                }
+            }
+            through_stars(&mut next);
+            places = next;
+        }
+        places.contains(&true)
+    }
+
     /// Whether `name` matches. Takes at most as many steps as both lengths multiplied.
     pub(crate) fn matches(&self, name: &str) -> bool {
         if self.0 == "*" {
@@ -75,6 +110,26 @@ mod tests {
         ] {
             assert_eq!(Pattern::new(pattern).matches(name), matches, "{pattern:?} {name:?}");
         }
+    }
+
+    #[test]
+    fn patterns_that_may_be_of_a_prefix() {
+        for (pattern, prefix, may) in [
+            ("*", "mine/", true),
+            ("theirs/*", "mine/", false),
+            ("mine/*", "mine/", true),
+            ("m*", "mine/", true),
+            ("mine/a", "mine/", true),
+            ("mine", "mine/", false),
+            ("min?/a*", "mine/", true),
+            ("*/deploy", "mine/", true),
+            ("*x", "mine/", true),
+            ("theirs", "", true),
+            ("", "mine/", false),
+        ] {
+            assert_eq!(Pattern::new(pattern).may_begin_with(prefix), may, "{pattern:?} {prefix:?}");
+        }
+        assert!(Pattern::new("**").is_everything() && !Pattern::new("*a").is_everything());
     }
 
     #[test]

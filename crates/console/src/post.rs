@@ -1,6 +1,6 @@
 //! Posts JSON to a URL, over TLS if it says so. One request at a time, and a connection for each.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
@@ -21,6 +21,8 @@ use tokio_rustls::TlsConnector;
 
 /// How long one request may take.
 const LIMIT: Duration = Duration::from_secs(10);
+/// How long connecting to one of its addresses may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 /// How much of an answer is read, so that the receiver sees its end.
 const MOST_READ: usize = 64 * 1024;
 
@@ -29,6 +31,8 @@ const MOST_READ: usize = 64 * 1024;
 pub enum PostError {
     /// It may work later.
     Passing(String),
+    /// The receiver failed, perhaps at this message. It may work later.
+    Failed(String),
     /// It will never work.
     Refused(String),
 }
@@ -36,7 +40,7 @@ pub enum PostError {
 impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Passing(why) | Self::Refused(why) => f.write_str(why),
+            Self::Passing(why) | Self::Failed(why) | Self::Refused(why) => f.write_str(why),
         }
     }
 }
@@ -117,7 +121,8 @@ impl Http {
     async fn deliver(&self, body: Bytes) -> Result<(), PostError> {
         let passing = |error: &dyn std::error::Error| PostError::Passing(sentence::of(error));
         let address = (self.target.host.as_str(), self.target.port);
-        let bytes = TcpStream::connect(address).await.map_err(|error| passing(&error))?;
+        let addresses = tokio::net::lookup_host(address).await.map_err(|error| passing(&error))?;
+        let bytes = connect(addresses).await.map_err(|error| passing(&error))?;
         let Some(tls) = &self.tls else { return self.exchange(bytes, body).await };
         let name = ServerName::try_from(self.target.host.clone())
             .map_err(|_| PostError::Refused("the host's name cannot have a certificate".into()))?;
@@ -162,12 +167,26 @@ impl Http {
     }
 }
 
+/// Connects to the first address that answers. Each has its time, so one that is dead does not take that of the others.
+async fn connect(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for address in addresses {
+        match tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address)).await {
+            Ok(Ok(bytes)) => return Ok(bytes),
+            Ok(Err(error)) => failed = error,
+            Err(_) => failed = io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(failed)
+}
+
 fn judge(status: StatusCode) -> Result<(), PostError> {
     let says = || format!("the receiver answered {status}");
     match status.as_u16() {
         200..300 => Ok(()),
         // It asks for another time.
-        408 | 425 | 429 | 500.. => Err(PostError::Passing(says())),
+        408 | 425 | 429 | 502..=504 => Err(PostError::Passing(says())),
+        500.. => Err(PostError::Failed(says())),
         _ => Err(PostError::Refused(says())),
     }
 }
@@ -260,6 +279,31 @@ mod tests {
             assert_eq!(matches!(outcome, Err(PostError::Passing(_))), passing, "{answer:?}: {outcome:?}");
             assert!(outcome.is_err(), "{answer:?}");
         }
+    }
+
+    /// An address that lets connections wait for ever: its queue of connections is full and nobody takes them.
+    async fn dead() -> (SocketAddr, Vec<TcpStream>, TcpListener) {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+        let address = socket.local_addr().expect("an address");
+        let listener = socket.listen(1).expect("it listens");
+        let mut waiting = Vec::new();
+        while let Ok(Ok(one)) =
+            tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(address)).await
+        {
+            waiting.push(one);
+        }
+        (address, waiting, listener)
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_dead_does_not_take_the_time_of_the_others() {
+        let (dead, _waiting, _listener) = dead().await;
+        let alive = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let good = alive.local_addr().expect("an address");
+        let connected = tokio::time::timeout(LIMIT / 2, connect([dead, good].into_iter())).await;
+        let connected = connected.expect("in time").expect("it is there");
+        assert_eq!(connected.peer_addr().expect("connected"), good);
     }
 
     #[tokio::test]

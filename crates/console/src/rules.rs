@@ -39,6 +39,12 @@ impl fmt::Debug for WebhookRule {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RulesError(String);
 
+impl RulesError {
+    pub(crate) fn new(why: impl Into<String>) -> Self {
+        Self(why.into())
+    }
+}
+
 impl fmt::Display for RulesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -145,15 +151,27 @@ impl Rules {
         &self.rules
     }
 
-    /// The limits of a lock. For each of them, the first rule that matches and says something decides.
+    /// The same limits, with alarms sent to nobody.
+    #[must_use]
+    pub fn without_webhook(self) -> Self {
+        Self { webhook: None, ..self }
+    }
+
+    /// The limits of a lock. For each of them, the first rule that matches and says something decides. Limits for all names
+    /// are not for elections: leaders lead and candidates wait for as long as they like.
     pub(crate) fn limits(&self, name: &str, kind: Kind) -> Limits {
         let mut limits = Limits::of(kind);
-        for rule in self.rules.iter().rev().filter(|rule| rule.names.iter().any(|names| names.matches(name)))
-        {
-            limits.held = rule.held.unwrap_or(limits.held);
-            limits.waited = rule.waited.unwrap_or(limits.waited);
-            limits.waiters = rule.waiters.unwrap_or(limits.waiters);
+        for rule in self.rules.iter().rev() {
+            let mut matching = rule.names.iter().filter(|names| names.matches(name)).peekable();
+            if matching.peek().is_none() {
+                continue;
+            }
             limits.renewal = rule.renewal.unwrap_or(limits.renewal);
+            if kind != Kind::Election || matching.any(|names| !names.is_everything()) {
+                limits.held = rule.held.unwrap_or(limits.held);
+                limits.waited = rule.waited.unwrap_or(limits.waited);
+                limits.waiters = rule.waiters.unwrap_or(limits.waiters);
+            }
         }
         limits
     }
@@ -281,8 +299,9 @@ mod tests {
         assert!(!limits.renewal);
         assert_eq!(rules.limits("x", Kind::Mutex).held, Limit::Off);
         assert_eq!(rules.limits("y", Kind::Mutex).held, Limit::At(HELD));
-        // A rule that names an election speaks of it, too.
-        assert_eq!(rules.limits("y", Kind::Election).waited, Limit::At(Duration::from_secs(30)));
+        // A rule that names an election speaks of it, too; one for all names does not.
+        assert_eq!(rules.limits("x", Kind::Election).waiters, Limit::At(3));
+        assert_eq!(rules.limits("y", Kind::Election).waited, Limit::Off);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct Timeline {
     pub from_ms: u64,
     /// The last moment.
     pub to_ms: u64,
-    /// The first moment that this server saw; what was before is not known.
+    /// The first moment that this server saw and remembers of it; what was before is not known.
     pub seen_since_ms: u64,
     /// One for each process, the one that held it last first.
     pub lanes: Vec<Lane>,
@@ -124,7 +124,7 @@ struct Drawn<'a> {
 impl Timeline {
     pub(crate) fn new(history: &History, record: Option<&Record>, now: Millis, length: Millis) -> Self {
         let from = now.saturating_sub(length);
-        let seen_since = history.first().unwrap_or(now);
+        let seen_since = history.seen_since(record).unwrap_or(now);
         let mut drawn = record.map(|record| lanes(record, from)).unwrap_or_default();
         // Holders first, the last one of them at the top.
         drawn.sort_by_key(|lane| std::cmp::Reverse((!lane.holds.is_empty(), lane.last)));

@@ -193,6 +193,8 @@ pub struct Holder {
     pub units: String,
     /// Whether its process renews the lease.
     pub renewed: bool,
+    /// Whether its process should have renewed the lease before.
+    pub late: bool,
     /// Whether an operator wants the lock back.
     pub evicted: bool,
     /// Whether only its lease ends it.
@@ -219,8 +221,10 @@ pub struct Waiter {
 /// One lock.
 #[derive(Clone, Debug, Serialize)]
 pub struct LockPage {
-    /// The lock; null if it is free.
+    /// The lock; null if it is free. A latch, if there is only that.
     pub lock: Option<Row>,
+    /// The latch, if there is one beside a lock of the same name.
+    pub latch: Option<LatchCount>,
     /// Its name.
     pub name: String,
     /// Those of its waiters that are first in the queue.
@@ -233,6 +237,15 @@ pub struct LockPage {
     pub alarms: Vec<Alarm>,
     /// How much history is kept, as sentences.
     pub kept: String,
+}
+
+/// How far a latch has been counted down.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct LatchCount {
+    /// What is left to count.
+    pub remaining: u64,
+    /// What it was created with.
+    pub initial: u64,
 }
 
 /// Hot locks.
@@ -287,12 +300,14 @@ pub struct Point {
 pub struct AlarmPage {
     /// Those that last, the oldest first.
     pub active: Vec<Alarm>,
-    /// How many more there are.
+    /// How many more there are: at most 1,000 of a kind are told.
     pub left_off: usize,
     /// Those that are over, the last one first.
     pub ended: Vec<Alarm>,
     /// The limits, in the order in which they are tried.
     pub limits: Vec<LimitRow>,
+    /// Whether the token is for some names only: then it sees the limits of these, and nothing of the file and the webhook.
+    pub restricted: bool,
     /// The file that they come from; null without one.
     pub file: Option<String>,
     /// Why the file cannot be used; null if it can.
@@ -325,12 +340,31 @@ pub struct StorePage {
     pub kind: &'static str,
     /// What it can do and survive, in words.
     pub words: Vec<StoreWord>,
+    /// Its servers, if it has any.
+    pub servers: Vec<ServerRow>,
     /// What the doctor found.
     pub findings: Vec<FindingRow>,
     /// When the doctor looked last; null if it has not looked yet.
     pub checked_ms: Option<u64>,
+    /// Whether the doctor has checks for such a store.
+    pub is_checked: bool,
+    /// Why the doctor could not look the last time; null if it could.
+    pub check_error: Option<String>,
     /// How much history is kept, as sentences.
     pub kept: String,
+}
+
+/// A server of the store.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ServerRow {
+    /// Its address.
+    pub server: String,
+    /// Whether it answers.
+    pub answers: bool,
+    /// What it is, in a few words.
+    pub words: String,
+    /// How much the doctor found there.
+    pub warnings: usize,
 }
 
 /// One thing about a store.

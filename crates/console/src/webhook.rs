@@ -1,7 +1,8 @@
 //! The webhook: alarms on their way to a receiver that may be slow, down or back.
 //!
 //! Messages wait in a bounded queue and are sent one by one, in order, by a task of their own. Nobody waits for it. What
-//! cannot be delivered is tried again with growing pauses until it is too old.
+//! cannot be delivered is tried again with growing pauses until it is too old. A message at which the receiver itself fails
+//! again and again lets the others pass, but those about the same thing stay in order.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +13,10 @@ use std::{
 use bytes::Bytes;
 use lockkeeper::support::{self, backoff::Backoff};
 use serde::Serialize;
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 use utoipa::ToSchema;
 
 use crate::post::{Post, PostError};
@@ -21,6 +25,8 @@ use crate::post::{Post, PostError};
 const MOST: usize = 1_000;
 /// A message that is older is dropped.
 const OLDEST: Duration = Duration::from_secs(3600);
+/// A message at which the receiver fails so often is put behind the others.
+const FAILURES: u32 = 5;
 /// The pauses between tries.
 const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
@@ -35,6 +41,8 @@ pub struct Webhook(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     news: Arc<Notify>,
+    /// Tells of another target.
+    targets: watch::Sender<()>,
 }
 
 impl Drop for Shared {
@@ -63,8 +71,12 @@ struct Counts {
 #[derive(Clone)]
 struct Message {
     id: u64,
+    /// What it is about. Messages about the same thing are delivered in order.
+    about: u64,
     body: Bytes,
     since: Instant,
+    /// How often the receiver failed at it.
+    failures: u32,
 }
 
 /// How the webhook is.
@@ -91,8 +103,9 @@ impl Webhook {
             metrics::counter!(name).absolute(0);
         }
         let news = Arc::new(Notify::new());
-        let shared = Arc::new(Shared { state: Mutex::default(), news: news.clone() });
-        tokio::spawn(run(Arc::downgrade(&shared), news));
+        let (targets, changed) = watch::channel(());
+        let shared = Arc::new(Shared { state: Mutex::default(), news: news.clone(), targets });
+        tokio::spawn(run(Arc::downgrade(&shared), news, changed));
         Self(shared)
     }
 
@@ -106,10 +119,11 @@ impl Webhook {
         state.last_error = None;
         drop(state);
         self.0.news.notify_one();
+        self.0.targets.send_replace(());
     }
 
-    /// Hands a message over, without waiting.
-    pub fn send(&self, body: Bytes) {
+    /// Hands a message over, without waiting. Those with the same `about` are delivered in order.
+    pub fn send(&self, about: u64, body: Bytes) {
         let mut state = support::lock(&self.0.state);
         if state.target.is_none() {
             return;
@@ -120,7 +134,7 @@ impl Webhook {
         }
         state.last_id += 1;
         let id = state.last_id;
-        state.queue.push_back(Message { id, body, since: Instant::now() });
+        state.queue.push_back(Message { id, about, body, since: Instant::now(), failures: 0 });
         drop(state);
         self.0.news.notify_one();
     }
@@ -155,12 +169,29 @@ impl State {
         Some((self.queue.front()?.clone(), self.target.clone()?))
     }
 
+    /// Takes note that the receiver failed at the first message. If it does so again and again, the others go first.
+    fn put_back(&mut self, about: u64) {
+        let Some(first) = self.queue.front_mut() else { return };
+        first.failures += 1;
+        if first.failures < FAILURES {
+            return;
+        }
+        first.failures = 0;
+        // Later ones about the same thing must not overtake it.
+        let (behind, others) = self.queue.drain(..).partition(|message| message.about == about);
+        self.queue = others;
+        self.queue.extend::<VecDeque<Message>>(behind);
+    }
+
     /// Takes note of the outcome of a try. Returns whether to pause.
     fn done(&mut self, message: &Message, outcome: Result<(), PostError>) -> bool {
         let front = self.queue.front().is_some_and(|front| front.id == message.id);
-        let passing = matches!(outcome, Err(PostError::Passing(_)));
+        let passing = matches!(outcome, Err(PostError::Passing(_) | PostError::Failed(_)));
         if front && !passing {
             self.queue.pop_front();
+        }
+        if front && matches!(outcome, Err(PostError::Failed(_))) {
+            self.put_back(message.about);
         }
         match outcome {
             Ok(()) => {
@@ -184,9 +215,10 @@ impl State {
     }
 }
 
-async fn run(shared: Weak<Shared>, news: Arc<Notify>) {
+async fn run(shared: Weak<Shared>, news: Arc<Notify>, mut targets: watch::Receiver<()>) {
     let mut pauses = PAUSES;
     loop {
+        targets.mark_unchanged();
         let Some(next) = shared.upgrade().map(|shared| support::lock(&shared.state).next()) else { return };
         let Some((message, target)) = next else {
             news.notified().await;
@@ -197,7 +229,12 @@ async fn run(shared: Weak<Shared>, news: Arc<Notify>) {
         let pause = support::lock(&shared.state).done(&message, outcome);
         drop(shared);
         if pause {
-            tokio::time::sleep(pauses.jittered()).await;
+            let pause = tokio::time::sleep(pauses.jittered());
+            tokio::select! {
+                () = pause => {}
+                // A new target is tried at once. This also ends when nobody is left.
+                _ = targets.changed() => pauses.reset(),
+            }
         } else {
             pauses.reset();
         }
@@ -247,7 +284,7 @@ mod tests {
         }
 
         fn send(&self, number: usize) {
-            self.webhook.send(number.to_string().into());
+            self.webhook.send(number as u64, number.to_string().into());
         }
 
         async fn next(&mut self) -> (String, Instant) {
@@ -326,9 +363,46 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_message_at_which_the_receiver_fails_lets_others_pass_but_not_those_about_the_same() {
+        let mut test = Test::new();
+        test.webhook.send(7, "raised 7".into());
+        test.webhook.send(7, "ended 7".into());
+        test.webhook.send(8, "raised 8".into());
+        for _ in 0..FAILURES {
+            assert_eq!(test.next().await.0, "raised 7");
+            test.answer(Err(PostError::Failed("the receiver answered 500".into())));
+        }
+        for expected in ["raised 8", "raised 7", "ended 7"] {
+            assert_eq!(test.next().await.0, expected);
+            test.answer(Ok(()));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_target_is_tried_at_once() {
+        let mut test = Test::new();
+        test.send(1);
+        for _ in 0..8 {
+            test.next().await;
+            test.fail();
+        }
+        // Until it has taken note of the failure and pauses.
+        while test.status().failed < 8 {
+            tokio::task::yield_now().await;
+        }
+        let (send_got, mut got) = mpsc::unbounded_channel();
+        let (_answers, receive) = mpsc::unbounded_channel();
+        let started = Instant::now();
+        let other = Receiver { got: send_got, answers: tokio::sync::Mutex::new(receive) };
+        test.webhook.set_target(Some(Arc::new(other)));
+        let (_, at) = got.recv().await.expect("a message");
+        assert!(at - started < Duration::from_secs(1), "{:?}", at - started);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn without_a_target_nothing_is_kept() {
         let webhook = Webhook::start();
-        webhook.send(Bytes::from_static(b"1"));
+        webhook.send(1, Bytes::from_static(b"1"));
         assert_eq!(webhook.status(), None);
         let test = Test::new();
         test.send(1);

@@ -76,6 +76,8 @@ pub struct Capability {
     pub detachable: bool,
     /// Whether it has semaphores and latches.
     pub counts_permits: bool,
+    /// Whether it keeps fences.
+    pub fences: bool,
     /// Whether it may be a member of a quorum: one server, which grants numbers as high as it is asked to
     /// ([`Claim::at_least`](crate::store::Claim::at_least), [`Renew::at_least`](crate::store::Renew::at_least)).
     pub may_be_member: bool,
@@ -114,6 +116,7 @@ impl Capability {
             lease_per_claim: true,
             detachable: false,
             counts_permits: false,
+            fences: true,
             may_be_member: false,
             frees_crashed_at_once: false,
             group_limit: 1,

@@ -32,7 +32,8 @@ impl fmt::Display for At {
             // Debug quotes and escapes: a name from outside never reaches a terminal raw.
             write!(f, " of {resource:?}")?;
         }
-        write!(f, " on {}", self.store)
+        // A colon follows, and some URLs end with one.
+        write!(f, " on {}", self.store.trim_end_matches(':'))
     }
 }
 
@@ -500,7 +501,7 @@ mod tests {
         let error = AcquireError::TimedOut { at, waited, ahead: Some(3), maybe_applied: true };
         assert_eq!(
             error.to_string(),
-            "lock of \"a\\u{1b}b\" on memory:: not acquired within 5s, 3 ahead in the queue; wait longer, or see who holds it"
+            "lock of \"a\\u{1b}b\" on memory: not acquired within 5s, 3 ahead in the queue; wait longer, or see who holds it"
         );
     }
 
@@ -508,7 +509,7 @@ mod tests {
     fn the_deepest_place_wins_and_outcomes_are_kept() {
         let at = |operation| At { store: "x:".into(), resource: None, operation };
         let error = StoreError::new(StoreErrorKind::Unreachable, "no answer").at(at("renew")).at(at("lock"));
-        assert_eq!(error.to_string(), "renew on x:: no answer");
+        assert_eq!(error.to_string(), "renew on x: no answer");
         assert!(error.maybe_applied() && error.is_passing());
         assert!(!error.not_applied().maybe_applied());
     }

@@ -17,9 +17,9 @@ use crate::{
     model::{Effects, Model, Now},
     name::Name,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted, Evict,
-        Evicted, LatchPage, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic,
-        Wake, WakeSink, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, CountAction, Counted,
+        Enrolment, Evict, Evicted, LatchPage, ListQuery, Member, MemberAnswers, MemberState, Membership,
+        Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake, WakeSink, Watch,
     },
 };
 
@@ -55,6 +55,10 @@ struct Server {
 #[derive(Debug, Default)]
 struct State {
     model: Model,
+    /// What it keeps for the quorum that it is a member of.
+    record: Option<Arc<str>>,
+    /// How often it lost its data.
+    losses: u64,
     /// In order, so that a simulated run repeats exactly.
     keepers: BTreeMap<KeeperId, WakeSink>,
     watches: HashMap<Topic, BTreeSet<KeeperId>>,
@@ -100,6 +104,8 @@ impl MemoryServer {
     pub fn lose_data(&self) {
         let mut state = self.0.lock();
         state.model = Model::default();
+        state.record = None;
+        state.losses += 1;
         state.wake_all(&Wake::Resync);
     }
 }
@@ -125,6 +131,27 @@ impl Server {
 }
 
 impl State {
+    fn membership(&self) -> Membership {
+        Membership { record: self.record.clone(), incarnation: self.losses.to_string().into() }
+    }
+
+    /// Runs the model's step for each request, telling the effects as they come.
+    fn each<R, T>(
+        &mut self,
+        now: Now,
+        requests: &[R],
+        name: impl Fn(&R) -> &Name,
+        step: impl Fn(&mut Model, Now, &R, &mut Effects) -> T,
+    ) -> Answers<T> {
+        let each = requests.iter().map(|request| {
+            let mut effects = Effects::default();
+            let answer = step(&mut self.model, now, request, &mut effects);
+            self.tell(name(request), effects);
+            answer
+        });
+        Answers { now: now.lease, each: each.collect() }
+    }
+
     /// Pushes what a transition of `name` brought about.
     fn tell(&self, name: &Name, effects: Effects) {
         for grant in effects.grants {
@@ -167,24 +194,6 @@ impl MemoryStore {
         let now = server.now();
         act(&mut state, now)
     }
-
-    /// Runs the model's step for each request, telling the effects as they come.
-    fn each<R, T>(
-        &self,
-        requests: &[R],
-        name: impl Fn(&R) -> &Name,
-        step: impl Fn(&mut Model, Now, &R, &mut Effects) -> T,
-    ) -> Answers<T> {
-        self.run(|state, now| {
-            let each = requests.iter().map(|request| {
-                let mut effects = Effects::default();
-                let answer = step(&mut state.model, now, request, &mut effects);
-                state.tell(name(request), effects);
-                answer
-            });
-            Answers { now: now.lease, each: each.collect() }
-        })
-    }
 }
 
 impl Drop for MemoryStore {
@@ -212,11 +221,11 @@ impl Store for MemoryStore {
     }
 
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
-        ready(self.each(group, Request::name, Model::apply))
+        ready(self.run(|state, now| state.each(now, group, Request::name, Model::apply)))
     }
 
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
-        ready(self.each(leases, |renew| &renew.name, Model::renew))
+        ready(self.run(|state, now| state.each(now, leases, |renew| &renew.name, Model::renew)))
     }
 
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
@@ -264,9 +273,49 @@ impl Store for MemoryStore {
         ready(self.run(|state, _| state.model.fence(admit)))
     }
 
+    fn member(&self) -> Option<&dyn Member> {
+        Some(self)
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.run(|state, _| state.keepers.remove(&self.keeper));
         Box::pin(std::future::ready(()))
+    }
+}
+
+impl Member for MemoryStore {
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, MemberAnswers<Answer>> {
+        ready(self.run(|state, now| MemberAnswers {
+            membership: state.membership(),
+            answers: state.each(now, group, Request::name, Model::apply),
+        }))
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, MemberAnswers<Renewed>> {
+        ready(self.run(|state, now| MemberAnswers {
+            membership: state.membership(),
+            answers: state.each(now, leases, |renew| &renew.name, Model::renew),
+        }))
+    }
+
+    fn state(&self) -> Reply<'_, MemberState> {
+        ready(self.run(|state, now| MemberState {
+            membership: state.membership(),
+            wall: now.wall,
+            high_water: state.model.high_water.0,
+        }))
+    }
+
+    fn enrol<'a>(&'a self, enrolment: &'a Enrolment) -> Reply<'a, bool> {
+        ready(self.run(|state, _| {
+            let is_expected =
+                state.membership() == enrolment.expected && state.model.high_water.0 <= enrolment.high_water;
+            if is_expected {
+                state.record = Some(enrolment.record.clone());
+                state.model.high_water.raise(enrolment.high_water);
+            }
+            is_expected
+        }))
     }
 }
 

@@ -34,10 +34,12 @@
 //! [`model`](crate::model) is this contract as code; the refinement and behaviour suites
 //! of `lockkeeper-store-tests` hold a store to it.
 
+mod member;
 mod messages;
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
+pub use member::{Enrolment, Member, MemberAnswers, MemberState, Membership};
 pub use messages::{
     Admit, Admitted, Answer, Answers, Attachment, Claim, Count, CountAction, CountState, Counted, Details,
     Evict, Evicted, Eviction, Grant, GrantNotice, HolderView, Kind, LatchPage, Leave, Left, ListQuery, Page,
@@ -203,6 +205,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// gone. Requests from now on must not need that runtime. A request in flight that does fails at once, and the engine
     /// sends it again. Must not block.
     fn leave_caller(&self) {}
+
+    /// What it offers as a member of a quorum. `None`: it cannot be one.
+    fn member(&self) -> Option<&dyn Member> {
+        None
+    }
 
     /// Ends the connection. Called once, after everything was left.
     fn close(&self) -> BoxFuture<'_, ()>;

@@ -2,6 +2,8 @@
 
 use lockkeeper_core::{StoreError, support::lease_option};
 
+pub use lockkeeper_core::support::server_state::ServerState;
+
 /// Something that puts locks at risk, and what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -20,7 +22,13 @@ impl Finding {
         Self { server: None, risk: risk.to_owned(), message: message.to_owned() }
     }
 
-    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+    #[cfg(any(
+        feature = "sqlite",
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis",
+        feature = "zookeeper"
+    ))]
     fn new(server: Option<String>, risk: impl std::fmt::Debug, message: String) -> Self {
         Self { server, risk: format!("{risk:?}"), message }
     }
@@ -35,8 +43,45 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// Looks for what puts the locks of the store at `url` at risk. It changes nothing, but a store on PostgreSQL makes its
-/// tables if they are not there.
+/// A store as the doctor sees it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Examination {
+    /// Its servers, where the store has several or may have: Redis and ZooKeeper.
+    pub servers: Vec<ServerState>,
+    /// What puts locks at risk.
+    pub findings: Vec<Finding>,
+}
+
+impl Examination {
+    #[cfg(any(
+        feature = "sqlite",
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis",
+        feature = "zookeeper"
+    ))]
+    fn new(servers: Vec<ServerState>, findings: impl IntoIterator<Item = Finding>) -> Self {
+        Self { servers, findings: findings.into_iter().collect() }
+    }
+}
+
+/// Whether there are checks for such a store. Without them, [`check`] finds nothing.
+///
+/// ```
+/// assert!(!lockkeeper::doctor::has_checks("memory:"));
+/// ```
+#[must_use]
+pub fn has_checks(url: &str) -> bool {
+    match url.split(':').next().unwrap_or_default() {
+        "memory" => false,
+        "sqlite" => cfg!(target_os = "linux"),
+        _ => true,
+    }
+}
+
+/// Looks for what puts the locks of the store at `url` at risk: the findings of [`examine`]. It changes nothing, but a store
+/// on PostgreSQL or MariaDB makes its tables if they are not there.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
@@ -50,31 +95,121 @@ impl std::fmt::Display for Finding {
 /// # Errors
 /// [`StoreError`] if the URL is wrong or the store cannot be asked.
 pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
+    examine(url).await.map(|found| found.findings)
+}
+
+/// Looks at the servers of the store at `url`, and for what puts locks at risk there. It changes nothing, but a store on
+/// MariaDB or PostgreSQL makes its tables if they are not there.
+///
+/// # When the store is unreachable
+/// Fails after a few seconds.
+///
+/// # Errors
+/// [`StoreError`] if the URL is wrong or the store cannot be asked.
+pub async fn examine(url: &str) -> Result<Examination, StoreError> {
     // Wrong URLs and stores that were left out are told as by connect.
     crate::url::connector(url)?;
     let (url, _) = lease_option::take(url)?;
     Ok(match url.split(':').next().unwrap_or_default() {
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => {
+            let found = lockkeeper_mysql::check(&url).await?;
+            let found = found.into_iter().map(|it| Finding::new(None, it.risk, it.message));
+            Examination::new(Vec::new(), found)
+        }
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => {
             let found = lockkeeper_postgres::check(&url).await?;
-            found.into_iter().map(|it| Finding::new(None, it.risk, it.message)).collect()
+            let found = found.into_iter().map(|it| Finding::new(None, it.risk, it.message));
+            Examination::new(Vec::new(), found)
         }
+        #[cfg(feature = "quorum")]
+        "quorum" => Box::pin(examine_members(&lockkeeper_quorum::members(&url)?)).await?,
         #[cfg(feature = "redis")]
         scheme if scheme.starts_with("redis") => {
-            let found = lockkeeper_redis::check(&url).await?;
-            found.into_iter().map(|it| Finding::new(Some(it.server), it.risk, it.message)).collect()
+            let lockkeeper_redis::Examination { servers, findings, .. } =
+                lockkeeper_redis::examine(&url).await?;
+            let found = findings.into_iter().map(|it| Finding::new(Some(it.server), it.risk, it.message));
+            Examination::new(servers, found)
         }
         #[cfg(all(feature = "sqlite", target_os = "linux"))]
         "sqlite" => {
             let found = lockkeeper_sqlite::check(&url)?;
             let path = |path: std::path::PathBuf| Some(path.display().to_string());
-            found.into_iter().map(|it| Finding::new(path(it.path), it.risk, it.message)).collect()
+            let found = found.into_iter().map(|it| Finding::new(path(it.path), it.risk, it.message));
+            Examination::new(Vec::new(), found)
         }
         #[cfg(feature = "zookeeper")]
         "zookeeper" => {
-            let found = lockkeeper_zookeeper::check(&url).await?;
-            found.into_iter().map(|it| Finding::new(Some(it.server), it.risk, it.message)).collect()
+            let lockkeeper_zookeeper::Examination { servers, findings, .. } =
+                lockkeeper_zookeeper::examine(&url).await?;
+            let found = findings.into_iter().map(|it| Finding::new(Some(it.server), it.risk, it.message));
+            Examination::new(servers, found)
         }
-        _ => Vec::new(),
+        _ => Examination::default(),
     })
+}
+
+/// What puts the members of a quorum at risk, and members that one failure takes together.
+#[cfg(feature = "quorum")]
+async fn examine_members(members: &[String]) -> Result<Examination, StoreError> {
+    let mut all = Examination::default();
+    for (nth, member) in members.iter().enumerate() {
+        let of_member = examine(member).await?;
+        let numbered = |server: Option<String>| {
+            let number = format!("member {}", nth + 1);
+            Some(server.map_or_else(|| number.clone(), |server| format!("{number}, {server}")))
+        };
+        all.servers.extend(of_member.servers);
+        let found = of_member.findings.into_iter();
+        all.findings.extend(found.map(|it| Finding { server: numbered(it.server), ..it }));
+        if let Some(other) = members[..nth].iter().position(|other| host(other) == host(member)) {
+            let message = format!(
+                "members {} and {} are on one host, whose failure takes both; a quorum needs servers that fail independently",
+                other + 1,
+                nth + 1
+            );
+            all.findings.push(Finding::of_store("SharedHost", &message));
+        }
+    }
+    Ok(all)
+}
+
+/// The host that a URL names. What is on this host has none.
+#[cfg(feature = "quorum")]
+fn host(url: &str) -> Option<&str> {
+    let (scheme, rest) = url.split_once("://")?;
+    let authority = rest.split(['/', '?']).next().filter(|_| !scheme.ends_with("+unix"))?;
+    let address = authority.rsplit_once('@').map_or(authority, |(_, address)| address);
+    // The brackets of IPv6 have colons in them.
+    let host = match address.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => address,
+    };
+    Some(host).filter(|host| !host.is_empty())
+}
+
+#[cfg(all(test, feature = "quorum"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_found_in_urls() {
+        for (url, expected) in [
+            ("redis://ada:c%40t@a.example:6380/2?namespace=x", Some("a.example")),
+            ("redis://[::1]:6379", Some("[::1]")),
+            ("postgres://b.example/shop", Some("b.example")),
+            ("redis+unix:///run/redis.sock", None),
+            ("sqlite:/var/locks.db", None),
+        ] {
+            assert_eq!(host(url), expected, "{url}");
+        }
+    }
+
+    #[tokio::test]
+    async fn members_that_share_a_host_are_found() {
+        let found = check("quorum:memory:one,memory:two,memory:three").await.expect("checked");
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found.iter().all(|finding| finding.risk == "SharedHost"), "{found:?}");
+    }
 }

@@ -24,6 +24,7 @@
 //! | `sqlite:PATH` | in a file, shared by the processes of this host | `sqlite` |
 //! | `postgres://HOST:PORT/DATABASE` | on PostgreSQL | `postgres`, and `postgres-tls` over TLS |
 //! | `mysql://HOST:PORT/DATABASE`, `mariadb://…` | on MariaDB or MySQL | `mysql`, and `mysql-tls` over TLS |
+//! | `quorum:URL,URL,URL` | on three, five or seven of the others, of which a majority decides | `quorum` |
 //! | `redis://HOST:PORT/DB`, `redis+unix:///PATH` | on one Redis server | `redis` |
 //! | `redis+sentinel://HOST,HOST/MASTER`, `redis+cluster://HOST,HOST` | on Redis behind sentinels, or a cluster | `redis` |
 //! | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | the same over TLS | `redis-tls` |
@@ -46,6 +47,7 @@ pub use lockkeeper_core::{
 };
 
 pub mod doctor;
+pub mod schema;
 pub mod url;
 
 /// Every error, with what it says about where and why.
@@ -73,6 +75,22 @@ pub mod store {
 /// What Lockkeeper tells about itself: metrics, events, and the numbers of a keeper.
 pub mod telemetry {
     pub use lockkeeper_core::{Stats, telemetry::*};
+}
+
+/// Founding a quorum.
+#[cfg(feature = "quorum")]
+pub mod quorum {
+    use crate::{StoreError, url};
+
+    /// Founds the quorum that `url` names, so that its members vote at once. The caller vouches that no client has used
+    /// them as members of a quorum for at least the longest lease. Without this, the members of a new quorum begin to vote
+    /// when a client has watched all of them for that long.
+    ///
+    /// # Errors
+    /// [`StoreError`] if a member cannot be reached, or is a member of a quorum already.
+    pub async fn found_fresh(url: &str) -> Result<(), StoreError> {
+        lockkeeper_quorum::found_fresh(url, url::connector).await
+    }
 }
 
 /// The same primitives for threads, with [`connect`](blocking::connect) by URL.

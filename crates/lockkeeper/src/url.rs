@@ -10,12 +10,13 @@ use std::{
 use lockkeeper_core::{StoreError, StoreErrorKind, memory, store::Connector, support::lease_option};
 
 /// The schemes of URLs, the feature that each needs, and whether this build has it.
-const SCHEMES: [(&str, Option<&str>, bool); 14] = [
+const SCHEMES: [(&str, Option<&str>, bool); 15] = [
     ("memory", None, true),
     ("mysql", Some("mysql"), cfg!(feature = "mysql")),
     ("mariadb", Some("mysql"), cfg!(feature = "mysql")),
     ("postgres", Some("postgres"), cfg!(feature = "postgres")),
     ("postgresql", Some("postgres"), cfg!(feature = "postgres")),
+    ("quorum", Some("quorum"), cfg!(feature = "quorum")),
     ("redis", Some("redis"), cfg!(feature = "redis")),
     ("rediss", Some("redis-tls"), cfg!(feature = "redis-tls")),
     ("redis+unix", Some("redis"), cfg!(feature = "redis")),
@@ -122,6 +123,8 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
         "mysql" | "mariadb" => lockkeeper_mysql::connector(url),
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => lockkeeper_postgres::connector(url),
+        #[cfg(feature = "quorum")]
+        "quorum" => lockkeeper_quorum::connector(url, connector),
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
         | "rediss+cluster" => lockkeeper_redis::connector(url),

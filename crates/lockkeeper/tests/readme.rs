@@ -14,6 +14,7 @@ fn the_guarantee_table_is_that_of_the_stores() {
         &lockkeeper_mysql::CAPABILITY,
         &lockkeeper_redis::CAPABILITY,
         &lockkeeper_zookeeper::CAPABILITY,
+        &lockkeeper_quorum::CAPABILITY,
     ];
     let (_, after) = README.split_once("\n|---|---|---|---|---|---|---|\n").expect("the table's head");
     let (table, _) = after.split_once("\n\n").expect("the table's end");

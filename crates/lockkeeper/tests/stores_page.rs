@@ -34,7 +34,19 @@ struct Store {
     with_tls: &'static str,
 }
 
-const STORES: [Store; 6] = [
+/// Settings alone get members.
+fn quorum(url: &str) -> Result<Connector, StoreError> {
+    let members = if url.split(',').count() < 3 { ",memory:a,memory:b,memory:c" } else { "" };
+    lockkeeper_quorum::connector(&format!("{url}{members}"), |member| match member.split(':').next() {
+        Some("redis") => lockkeeper_redis::connector(member),
+        Some("postgres") => lockkeeper_postgres::connector(member),
+        Some("mariadb") => lockkeeper_mysql::connector(member),
+        Some("sqlite") => lockkeeper_sqlite::connector(member),
+        _ => Ok(memory::connector(member)),
+    })
+}
+
+const STORES: [Store; 7] = [
     Store {
         heading: "Memory",
         options: &[],
@@ -76,6 +88,13 @@ const STORES: [Store; 6] = [
         connector: lockkeeper_zookeeper::connector,
         plain: "zookeeper://a?",
         with_tls: "zookeeper://a?tls=true&ca=/ca.pem&cert=/c.pem&key=/k.pem&",
+    },
+    Store {
+        heading: "Quorum",
+        options: lockkeeper_quorum::OPTIONS,
+        connector: quorum,
+        plain: "quorum:",
+        with_tls: "",
     },
 ];
 

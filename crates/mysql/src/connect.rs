@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use lockkeeper_core::{
     StoreError,
     store::{Connector, Context, Store},
-    support::background::Background,
+    support::{background::Background, risks},
 };
 
 use crate::{
@@ -36,7 +36,7 @@ async fn open(settings: Settings, context: Context) -> Result<MySqlStore, StoreE
     let own = Own { keeper: context.keeper, id, prefix, wakes: context.wakes, waits: Arc::default() };
     let requests = Arc::new(Connection::new(opener.clone(), limit, Some(first)));
     if strict {
-        check::refuse(&check::look(&requests).await?)?;
+        risks::refuse(&check::look(&requests).await?)?;
     } else {
         let requests = requests.clone();
         background.spawn(async move { check::warn(check::look(&requests).await) });

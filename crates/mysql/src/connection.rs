@@ -8,7 +8,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -157,25 +157,39 @@ impl Failure {
     }
 }
 
-/// Whether a commit was sent whose answer is not known yet.
+/// Of how many commits of a piece of work it is not known that they did nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Progress(AtomicBool);
+pub(crate) struct Progress(AtomicUsize);
 
 impl Progress {
     /// A packet that commits something goes out now.
     pub(crate) fn commits(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// It is known that nothing was committed.
+    /// It is known that the last one committed nothing. Others of the same work may have.
     pub(crate) fn nothing_done(&self) {
-        self.0.store(false, Ordering::Release);
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 
     fn may_have_committed(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.load(Ordering::Acquire) > 0
     }
 }
+
+/// Which of two queues work stands in. They are served in turn, so that neither holds the other up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lane {
+    /// Whatever belongs to the requests of an engine, of which there may be many.
+    Requests,
+    /// What a user's call waits for by itself.
+    Calls,
+}
+
+/// A connection that was idle for so long is tried before it is used: the server may have ended it.
+const IDLE: Duration = Duration::from_secs(1);
+/// How long the server may take for that.
+const ALIVE_WITHIN: Duration = Duration::from_millis(500);
 
 /// How long closing may take.
 const GOODBYE: Duration = Duration::from_millis(300);
@@ -192,10 +206,55 @@ struct Queued {
     job: Job,
 }
 
+/// The two queues.
+struct Senders {
+    requests: mpsc::UnboundedSender<Queued>,
+    calls: mpsc::UnboundedSender<Queued>,
+}
+
+struct Queues {
+    requests: mpsc::UnboundedReceiver<Queued>,
+    calls: mpsc::UnboundedReceiver<Queued>,
+    /// Which one is served first now.
+    next: Lane,
+}
+
+impl Queues {
+    fn new() -> (Senders, Self) {
+        let (requests, more_requests) = mpsc::unbounded_channel();
+        let (calls, more_calls) = mpsc::unbounded_channel();
+        let queues = Self { requests: more_requests, calls: more_calls, next: Lane::Requests };
+        (Senders { requests, calls }, queues)
+    }
+
+    /// The next piece of work; `None` once the connection is closed.
+    async fn next(&mut self) -> Option<Queued> {
+        let (lane, queued) = match self.next {
+            Lane::Requests => tokio::select! {
+                biased;
+                Some(queued) = self.requests.recv() => (Lane::Requests, Some(queued)),
+                Some(queued) = self.calls.recv() => (Lane::Calls, Some(queued)),
+                else => (Lane::Requests, None),
+            },
+            Lane::Calls => tokio::select! {
+                biased;
+                Some(queued) = self.calls.recv() => (Lane::Calls, Some(queued)),
+                Some(queued) = self.requests.recv() => (Lane::Requests, Some(queued)),
+                else => (Lane::Calls, None),
+            },
+        };
+        self.next = match lane {
+            Lane::Requests => Lane::Calls,
+            Lane::Calls => Lane::Requests,
+        };
+        queued
+    }
+}
+
 /// A connection that lasts.
 pub(crate) struct Connection {
     /// `None` once it is closed.
-    jobs: Mutex<Option<mpsc::UnboundedSender<Queued>>>,
+    jobs: Mutex<Option<Senders>>,
     limit: Duration,
     task: Mutex<Option<(Background, oneshot::Receiver<()>)>>,
 }
@@ -203,15 +262,20 @@ pub(crate) struct Connection {
 impl Connection {
     /// A connection whose work takes `limit` at most, the time in its queue included.
     pub(crate) fn new(opener: Arc<Opener>, limit: Duration, first: Option<Opened>) -> Self {
-        let (jobs, queue) = mpsc::unbounded_channel();
+        let (jobs, queues) = Queues::new();
         let background = opener.background.clone();
         let (end, ended) = oneshot::channel();
         let task = Background::spawn(&background, async move {
-            serve(opener, queue, first).await;
+            serve(opener, queues, first).await;
             // The store may have been dropped.
             end.send(()).ok();
         });
         Self { jobs: Mutex::new(Some(jobs)), limit, task: Mutex::new(Some((task, ended))) }
+    }
+
+    /// How long work may take.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// Does `work` on the keeper's thread. It runs to its end even if the caller goes away meanwhile.
@@ -222,8 +286,17 @@ impl Connection {
         &self,
         work: impl FnOnce(Arc<Session>, Arc<Progress>) -> Working<T> + Send + 'static,
     ) -> Result<T, StoreError> {
+        self.run_in(Lane::Requests, work).await
+    }
+
+    /// The same in one of the two queues.
+    pub(crate) async fn run_in<T: Send + 'static>(
+        &self,
+        lane: Lane,
+        work: impl FnOnce(Arc<Session>, Arc<Progress>) -> Working<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.send(Instant::now() + self.limit, reply, work)?;
+        self.send(lane, Instant::now() + self.limit, reply, work)?;
         answer.await.map_err(|_| trouble::closed().perhaps_applied())?
     }
 
@@ -237,6 +310,7 @@ impl Connection {
 
     fn send<T: Send + 'static>(
         &self,
+        lane: Lane,
         until: Instant,
         reply: oneshot::Sender<Result<T, StoreError>>,
         work: impl FnOnce(Arc<Session>, Arc<Progress>) -> Working<T> + Send + 'static,
@@ -273,18 +347,29 @@ impl Connection {
         });
         let jobs = support::lock(&self.jobs);
         let jobs = jobs.as_ref().ok_or_else(trouble::closed)?;
+        let jobs = match lane {
+            Lane::Requests => &jobs.requests,
+            Lane::Calls => &jobs.calls,
+        };
         jobs.send(Queued { until, is_abandoned, job }).map_err(|_| trouble::closed())
     }
 }
 
 /// Does one piece of work after the other.
-async fn serve(opener: Arc<Opener>, mut queue: mpsc::UnboundedReceiver<Queued>, first: Option<Opened>) {
-    let mut opened = first;
-    while let Some(Queued { until, is_abandoned, job }) = queue.recv().await {
+async fn serve(opener: Arc<Opener>, mut queues: Queues, first: Option<Opened>) {
+    let (mut opened, mut used) = (first, Instant::now());
+    while let Some(Queued { until, is_abandoned, job }) = queues.next().await {
         if is_abandoned() {
             continue;
         }
         opened = opened.filter(|opened| opener.is_current(opened));
+        if let Some(idle) = opened.take_if(|_| used.elapsed() > IDLE) {
+            // A request would fail that nobody repeats, although nothing is wrong but this connection.
+            match timeout(ALIVE_WITHIN, idle.session.run("DO 0")).await {
+                Ok(Ok(_)) => opened = Some(idle),
+                _ => idle.session.cut(),
+            }
+        }
         let session = match &opened {
             Some(opened) => Ok(opened.session.clone()),
             None => opener.open().await.map(|new| opened.insert(new).session.clone()),
@@ -298,8 +383,50 @@ async fn serve(opener: Arc<Opener>, mut queue: mpsc::UnboundedReceiver<Queued>, 
         {
             opened.session.cut();
         }
+        used = Instant::now();
     }
     if let Some(opened) = opened {
         opened.session.quit().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_that_did_nothing_does_not_undo_one_before_it() {
+        let progress = Progress::default();
+        assert!(!progress.may_have_committed());
+        progress.commits();
+        progress.nothing_done();
+        assert!(!progress.may_have_committed());
+        progress.commits();
+        progress.commits();
+        progress.nothing_done();
+        assert!(progress.may_have_committed());
+    }
+
+    #[tokio::test]
+    async fn neither_queue_holds_the_other_up() {
+        let (senders, mut queues) = Queues::new();
+        let queued = |lane| {
+            let until = Instant::now();
+            let job: Job = Box::new(|_| Box::pin(std::future::ready(After::Kept)));
+            let jobs = if lane == Lane::Calls { &senders.calls } else { &senders.requests };
+            assert!(
+                jobs.send(Queued { until, is_abandoned: Box::new(move || lane == Lane::Calls), job }).is_ok()
+            );
+        };
+        (0..9).for_each(|_| queued(Lane::Requests));
+        queued(Lane::Calls);
+        let mut is_call = async || queues.next().await.is_some_and(|queued| (queued.is_abandoned)());
+        assert_eq!([is_call().await, is_call().await, is_call().await], [false, true, false]);
+        drop(senders);
+        let mut rest = 0;
+        while queues.next().await.is_some() {
+            rest += 1;
+        }
+        assert_eq!(rest, 7, "what is queued is done before the end");
     }
 }

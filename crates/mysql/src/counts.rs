@@ -5,7 +5,7 @@ use lockkeeper_core::{
     model::{HighWater, Now},
     store::{Admit, Admitted, Answers, Count, CountAction, Counted, LatchPage, ListQuery, StoreTime, Topic},
 };
-use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Remembered, admit};
+use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Remembered, admit, high_water_from};
 use mysql_async::Row;
 
 use crate::{
@@ -32,13 +32,13 @@ struct ReadLatch {
 
 impl ReadLatch {
     /// Takes the rows of [`read_latch`](crate::statements::Statements::read_latch).
-    fn new(rows: &[Row]) -> Result<Self, StoreError> {
+    fn new(rows: &[Row], id: &str) -> Result<Self, StoreError> {
         let start = Now { lease: StoreTime(0), wall: 0 };
         let latch = LatchRow::default();
         let snapshot = CountSnapshot { now: start, floor: HighWater(0), latch, remembered: None };
         let mut read = Self { snapshot, has_row: false };
         for row in rows {
-            read.take(row)?;
+            read.take(row, id)?;
         }
         if read.snapshot.now == start {
             return Err(corrupt("the table store has no row; drop the tables, or restore them"));
@@ -46,23 +46,23 @@ impl ReadLatch {
         Ok(read)
     }
 
-    fn take(&mut self, row: &Row) -> Result<(), StoreError> {
+    fn take(&mut self, row: &Row, id: &str) -> Result<(), StoreError> {
         let (first, second) = (number(row, 1)?, number(row, 2)?);
-        let columns = [3, 4, 5, 6].map(|column| maybe_number(row, column));
-        let columns = columns.into_iter().collect::<Result<Option<Vec<i64>>, _>>()?;
-        let columns = columns.and_then(|columns| <[i64; 4]>::try_from(columns).ok());
+        let column = |column| maybe_number(row, column);
+        let columns = [column(3)?, column(4)?, column(5)?, column(6)?];
         match number(row, 0)? {
             0 => {
-                check_state(text(row, 7)?)?;
+                check_state(text(row, 7)?, id)?;
                 self.snapshot.now = at(second);
-                self.snapshot.floor = HighWater(first.cast_unsigned());
+                self.snapshot.floor = high_water_from(first)?;
             }
             1 => {
                 self.has_row = true;
-                self.snapshot.latch = LatchRow { high_water: first, state: columns.map(LatchRow::state_of) };
+                high_water_from(first)?;
+                self.snapshot.latch = LatchRow { high_water: first, state: LatchRow::state_in(columns)? };
             }
             _ => {
-                let answer = Remembered::answer_of(first, columns.unwrap_or_default());
+                let answer = Remembered::answer_of(first, columns.map(Option::unwrap_or_default))?;
                 self.snapshot.remembered =
                     Some(Remembered { until: StoreTime(second.cast_unsigned()), answer });
             }
@@ -81,8 +81,8 @@ struct ReadFence {
 
 impl ReadFence {
     /// Takes the row of [`read_fence`](crate::statements::Statements::read_fence).
-    fn new(row: &Row) -> Result<Self, StoreError> {
-        check_state(text(row, 3)?)?;
+    fn new(row: &Row, id: &str) -> Result<Self, StoreError> {
+        check_state(text(row, 3)?, id)?;
         Ok(Self { highest: number(row, 0)?, unwritten_for: number(row, 1)?, now: number(row, 2)? })
     }
 }
@@ -94,14 +94,14 @@ impl Group {
         let read = statements.read_latch(&count.name, count.op);
         if count.action == CountAction::Read {
             let rows = flights::rows(&self.session, &read).await?;
-            let read = ReadLatch::new(&rows).map_err(Failure::closes)?;
+            let read = ReadLatch::new(&rows, &self.own.id).map_err(Failure::closes)?;
             return Ok(answers(&read, &read.snapshot.count(&count)));
         }
         let name = std::slice::from_ref(&count.name);
         let lock = statements.lock(Table::Latch, name, Busy::Awaited(self.wait));
         for _ in 0..TRIES {
             let flight = flights::first(&self.session, &lock, &read).await?;
-            let latch = ReadLatch::new(&flight.read).map_err(Failure::closes)?;
+            let latch = ReadLatch::new(&flight.read, &self.own.id).map_err(Failure::closes)?;
             if !flight.locked.is_empty() {
                 return self.count_locked(&count, latch).await;
             }
@@ -159,7 +159,7 @@ impl Group {
                 flights::lone(&self.session, &make).await?;
                 continue;
             };
-            let fence = match ReadFence::new(row) {
+            let fence = match ReadFence::new(row, &self.own.id) {
                 Ok(fence) => fence,
                 Err(error) => return Err(Failure::closes(error)),
             };
@@ -196,7 +196,13 @@ impl Group {
             let numbers = [number(row, 1)?, number(row, 2)?, number(row, 3)?, number(row, 4)?];
             Ok((name_of(row, 0)?, LatchRow::state_of(numbers)))
         };
-        let latches = rows.iter().map(latch).collect::<Result<Vec<_>, _>>().map_err(Failure::keeps)?;
+        let mut latches = Vec::with_capacity(rows.len());
+        for row in &rows {
+            match latch(row) {
+                Ok(latch) => latches.push(latch),
+                Err(error) => tracing::warn!(%error, "a latch has a row that cannot be used"),
+            }
+        }
         let latches = latches.into_iter().filter(|(name, _)| query.asks_for(name)).collect();
         Ok(LatchPage::cut(latches, &query))
     }

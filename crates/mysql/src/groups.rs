@@ -7,6 +7,7 @@ use lockkeeper_core::{
     store::{Answer, Answers, Evict, Evicted, Left, Renew, Renewed, Request, StoreTime, Verdict, WakeSink},
 };
 use lockkeeper_rows::{BadRow, NeededName, Needs, Outcome, Snapshot};
+use mysql_async::Row;
 use tokio::time::Instant;
 
 use crate::{
@@ -37,6 +38,7 @@ pub(crate) struct Own {
 }
 
 /// One group on its way.
+#[derive(Clone)]
 pub(crate) struct Group {
     pub(crate) session: Arc<Session>,
     pub(crate) progress: Arc<Progress>,
@@ -46,6 +48,7 @@ pub(crate) struct Group {
 
 /// What a group has locked and read. The transaction is open.
 struct Locked {
+    rows: Vec<Row>,
     read: ReadRows,
     /// The names that may be stepped.
     names: Vec<Name>,
@@ -83,6 +86,13 @@ impl Group {
     async fn apply_free(&self, needs: &Needs, group: &[Request]) -> Worked<Answers<Answer>> {
         match self.step(needs, |snapshot| snapshot.apply(group), grants).await {
             Ok(Stepped { outcome, read }) => {
+                // A leave was asked again alone, and is told the reason.
+                if let [needed] = &needs.names[..]
+                    && let Some(bad) = read.bad(&needed.name)
+                    && group.iter().any(|request| matches!(request, Request::Leave(_)))
+                {
+                    return Err(Failure::keeps(bad_rows(bad, &needed.name)));
+                }
                 let mut each = outcome.answers;
                 for (answer, request) in each.iter_mut().zip(group) {
                     if let (Some(bad), Answer::Claim(verdict)) = (read.bad(request.name()), &mut *answer) {
@@ -173,7 +183,7 @@ impl Group {
     async fn answer_polls(&self, needs: &Needs, group: &[Request]) -> Worked<Option<Answers<Answer>>> {
         let names = names_of(needs);
         let mut read = self.read_only(&names, needs).await?;
-        let outcome = read.snapshot(names).apply(group).map_err(|bad| Failure::keeps(bad.into()))?;
+        let Ok(outcome) = read.snapshot(names).apply(group) else { return Ok(None) };
         let kept = |answer: &Answer| matches!(answer, Answer::Claim(Verdict::Busy { .. }));
         let is_good = outcome.writes.is_empty() && outcome.answers.iter().all(kept);
         Ok(is_good.then(|| Answers { now: outcome.now, each: outcome.answers }))
@@ -194,11 +204,24 @@ impl Group {
     async fn step<A>(
         &self,
         needs: &Needs,
-        act: impl FnOnce(Snapshot) -> Result<Outcome<A>, BadRow>,
+        act: impl Fn(Snapshot) -> Result<Outcome<A>, BadRow>,
         gives: impl Fn(&A) -> bool,
     ) -> Worked<Stepped<A>> {
-        let Locked { mut read, names } = self.lock(needs).await?;
-        let outcome = match act(read.snapshot(names.iter().cloned())) {
+        let Locked { rows, mut read, names } = self.lock(needs).await?;
+        let mut acted = act(read.snapshot(names.iter().cloned()));
+        if acted.is_err() {
+            // Some rows can be read, but make no sense. The others are served.
+            let again = || ReadRows::new(&rows, &self.own.id);
+            match again().and_then(|closer| Ok((closer.look_closer(&names), again()?))) {
+                Ok((found, anew)) => read = anew.without(found),
+                Err(error) => return Err(flights::give_up(&self.session, error).await),
+            }
+            for absent in needs.names.iter().filter(|needed| !read.has(&needed.name)).collect::<Vec<_>>() {
+                drop(read.stored(&absent.name));
+            }
+            acted = act(read.snapshot(names.iter().cloned()));
+        }
+        let outcome = match acted {
             Ok(outcome) => outcome,
             Err(bad) => return Err(flights::give_up(&self.session, bad.into()).await),
         };
@@ -225,6 +248,8 @@ impl Group {
         let busy = if names.len() == 1 { Busy::Awaited(self.wait) } else { Busy::Skipped };
         let lock = self.session.statements.lock(Table::Resource, &names, busy);
         let rows = self.session.statements.read(&names, &needs.contenders);
+        // Names that somebody else is making or removing just now.
+        let mut unmade = BTreeSet::new();
         for _ in 0..TRIES {
             let flight = flights::first(&self.session, &lock, &rows).await?;
             let mut read = match ReadRows::new(&flight.read, &self.own.id) {
@@ -232,6 +257,7 @@ impl Group {
                 Err(error) => return Err(Failure::closes(error)),
             };
             let missing = needs.names.iter().filter(|needed| !read.has(&needed.name));
+            let missing = missing.filter(|needed| !unmade.contains(&needed.name));
             let (to_make, absent): (Vec<_>, Vec<_>) = missing.partition(|needed| needed.must_exist);
             if to_make.is_empty() {
                 for needed in &absent {
@@ -241,12 +267,16 @@ impl Group {
                 let locked: BTreeSet<Name> = flight.locked.into_iter().collect();
                 let steps = |needed: &&NeededName| locked.contains(&needed.name) || absent.contains(needed);
                 let names = needs.names.iter().filter(steps).map(|needed| needed.name.clone()).collect();
-                return Ok(Locked { read, names });
+                return Ok(Locked { rows: flight.read, read, names });
             }
             // A row that was made is no trouble if nothing follows.
-            let to_make = to_make.into_iter().map(|needed| &needed.name);
-            let make = self.session.statements.make(Table::Resource, to_make);
-            flights::lone(&self.session, &make).await?;
+            let to_make: Vec<Name> = to_make.into_iter().map(|needed| needed.name.clone()).collect();
+            let make = self.session.statements.make(Table::Resource, &to_make);
+            match flights::lone(&self.session, &make).await {
+                // The others do not wait for them.
+                Err(failure) if lost_race(&failure) && to_make.len() < names.len() => unmade.extend(to_make),
+                made => drop(made?),
+            }
         }
         Err(Failure::keeps(trouble::busy()))
     }
@@ -272,6 +302,6 @@ fn not_now(request: &Request, error: &StoreError) -> Answer {
     }
 }
 
-fn bad_rows(bad: BadRow, name: &Name) -> StoreError {
+pub(crate) fn bad_rows(bad: BadRow, name: &Name) -> StoreError {
     trouble::corrupt(format!("{bad}; remove the rows of {:?} from the tables of the store", name.as_str()))
 }

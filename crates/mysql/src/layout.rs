@@ -86,8 +86,15 @@ const TABLES: &[&str] = &[
 /// The names of the tables, without their prefix.
 const NAMES: [&str; 7] = ["store", "resource", "entry", "tombstone", "latch", "counted", "fence"];
 
-/// The SQL that makes the store in a database and lets a user use it, for somebody who has the right to.
-pub(crate) fn sql(settings: &Settings) -> String {
+/// Whom rights are given to: a user, and from where it connects.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Account {
+    pub(crate) user: String,
+    pub(crate) host: String,
+}
+
+/// The SQL that makes the store in a database, if it is not there, and lets a user use it: for somebody who has the right to.
+pub(crate) fn sql(settings: &Settings, account: &Account) -> String {
     let quoted = |name: &str| format!("`{}`", name.replace('`', "``"));
     let database = quoted(&settings.database);
     let mut text = format!("CREATE DATABASE IF NOT EXISTS {database};\nUSE {database};\n");
@@ -95,10 +102,9 @@ pub(crate) fn sql(settings: &Settings) -> String {
         text += &format!("{table};\n");
     }
     text += &format!("{};\n", insert(&KeeperId::random().to_string()));
-    // Anybody of that name, from anywhere, unless the server knows better.
-    let user = quoted(settings.user.as_deref().unwrap_or_default());
+    let account = format!("{}@{}", quoted(&account.user), quoted(&account.host));
     for name in NAMES {
-        text += &format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.{{p}}{name} TO {user}@'%';\n");
+        text += &format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.{{p}}{name} TO {account};\n");
     }
     text.replace("{p}", &settings.prefix)
 }
@@ -119,22 +125,40 @@ pub(crate) async fn settle(session: &Session, settings: &Settings) -> Result<Str
     }
     packet += &format!("; {}; SET lock_wait_timeout = 2", insert(&KeeperId::random().to_string()));
     if let Err(failed) = session.run(&session.statements.in_tables(&packet)).await {
-        return Err(denied(failed.error, settings));
+        return Err(denied(failed.error, session, settings).await);
     }
     found(session, settings).await?.ok_or_else(|| corrupt(no_row(settings)))
 }
 
 /// A user without the right to make the tables, or to use them, is told which SQL to run.
-fn denied(error: mysql_async::Error, settings: &Settings) -> StoreError {
+async fn denied(error: mysql_async::Error, session: &Session, settings: &Settings) -> StoreError {
     if !matches!(trouble::code(&error), Some(1044 | 1142 | 1143 | 1227)) {
         return explain(error).not_applied();
     }
     let message = format!(
-        "this user may not make or use the tables of the store; run this SQL as somebody who may, or name another user or \
-         prefix= in the URL:\n{}",
-        sql(settings)
+        "this user may not make or use the tables of the store; run this SQL, which `lockkeeper schema --store URL` \
+         prints, as somebody who may, or name another user or prefix= in the URL:\n{}",
+        sql(settings, &account(session, settings).await)
     );
     StoreError::new(StoreErrorKind::Denied, message).not_applied().with_source(error)
+}
+
+/// Who this session is to the server, which knows it by the name and the host of its account.
+async fn account(session: &Session, settings: &Settings) -> Account {
+    let sets = session.run("SELECT CURRENT_USER()").await.unwrap_or_default();
+    let said = sets.first().and_then(|rows| rows.first()).and_then(|row| text(row, 0).ok().flatten());
+    let (user, host) = said.and_then(|said| said.rsplit_once('@')).unwrap_or_default();
+    if user.is_empty() {
+        return Account::from_anywhere(settings.user.as_deref().unwrap_or_default());
+    }
+    Account { user: user.to_owned(), host: host.to_owned() }
+}
+
+impl Account {
+    /// The account of a user that may connect from everywhere.
+    pub(crate) fn from_anywhere(user: &str) -> Self {
+        Self { user: user.to_owned(), host: "%".to_owned() }
+    }
 }
 
 fn no_row(settings: &Settings) -> String {
@@ -148,7 +172,7 @@ async fn found(session: &Session, settings: &Settings) -> Result<Option<String>,
         Ok(sets) => sets,
         // There is no such table.
         Err(failed) if trouble::code(&failed.error) == Some(1146) => return Ok(None),
-        Err(failed) => return Err(denied(failed.error, settings)),
+        Err(failed) => return Err(denied(failed.error, session, settings).await),
     };
     let Some(row) = sets.first().and_then(|rows| rows.first()) else { return Ok(None) };
     let (id, layout) = (text(row, 0)?.unwrap_or_default(), number(row, 1)?);
@@ -189,10 +213,10 @@ mod tests {
     #[test]
     fn the_sql_for_somebody_else_names_everything_as_it_is() {
         let settings = Settings::parse("mysql://a%60b@host/my%20shop?prefix=app_").expect("a good URL");
-        let sql = sql(&settings);
+        let sql = sql(&settings, &Account::from_anywhere("a`b"));
         assert!(sql.starts_with("CREATE DATABASE IF NOT EXISTS `my shop`;\nUSE `my shop`;\n"), "{sql}");
         assert!(
-            sql.contains("GRANT SELECT, INSERT, UPDATE, DELETE ON `my shop`.app_fence TO `a``b`@'%';"),
+            sql.contains("GRANT SELECT, INSERT, UPDATE, DELETE ON `my shop`.app_fence TO `a``b`@`%`;"),
             "{sql}"
         );
         assert_eq!((TABLES.len(), sql.contains('{')), (NAMES.len(), false));

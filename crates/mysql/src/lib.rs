@@ -40,6 +40,7 @@ mod flights;
 mod groups;
 mod layout;
 mod listing;
+mod member;
 mod rows;
 mod server;
 mod session;
@@ -53,6 +54,8 @@ mod trouble;
 mod wakes;
 
 use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
+
+use settings::Settings;
 
 pub use check::{Finding, Risk, check};
 pub use store::CAPABILITY;
@@ -76,5 +79,20 @@ pub const OPTIONS: &[&str] = settings::OPTIONS;
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong; the message never repeats it.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
     let (url, lease) = lease_option::take(url)?;
-    Ok(connect::connector(settings::Settings::parse(&url)?).with_lease(lease))
+    Ok(connect::connector(Settings::parse(&url)?).with_lease(lease))
+}
+
+/// The SQL that makes the tables of the store at `url`, unless they are there, and gives its user the rights to use them. An
+/// administrator runs it. It asks no server, and may be run again. The rights are for the account `user@'%'`: another host
+/// has to be written there by hand.
+///
+/// # Errors
+/// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong or names no user.
+pub fn schema(url: &str) -> Result<String, StoreError> {
+    let (url, _) = lease_option::take(url)?;
+    let settings = Settings::parse(&url)?;
+    let user = settings.user.as_deref().ok_or_else(|| {
+        trouble::config("the URL names no user, and the rights are for one; write mysql://USER@HOST/DATABASE")
+    })?;
+    Ok(layout::sql(&settings, &layout::Account::from_anywhere(user)))
 }

@@ -9,8 +9,8 @@ use lockkeeper_rows::{Needs, page, view};
 use crate::{
     connection::{Failure, Worked},
     flights,
-    groups::Group,
-    rows::name_of,
+    groups::{Group, bad_rows},
+    rows::{bytes, name_of},
 };
 
 /// How many names are looked at in one read.
@@ -19,24 +19,30 @@ const AT_ONCE: usize = 200;
 impl Group {
     /// The holders and waiters of a resource.
     pub(crate) async fn inspect(self, name: Name) -> Worked<Option<ResourceView>> {
-        Ok(self.views(std::slice::from_ref(&name)).await?.pop())
+        let mut read = self.read_only(std::slice::from_ref(&name), &Needs::default()).await?;
+        let seen = match read.bad(&name) {
+            Some(bad) => Err(bad),
+            None => view(&name, read.stored(&name), read.now),
+        };
+        seen.map_err(|bad| Failure::keeps(bad_rows(bad, &name)))
     }
 
     /// A part of all resources that are held or waited for.
     pub(crate) async fn list(self, query: ListQuery) -> Worked<Page> {
         let limit = query.limit.max(1);
         let mut views = Vec::new();
-        let mut after = query.after.as_ref().map(|name| name.as_str().to_owned()).unwrap_or_default();
+        let mut after =
+            query.after.as_ref().map(|name| name.as_str().as_bytes().to_vec()).unwrap_or_default();
         // One more than the page has shows that there are more. Names in which everything has ended are not shown.
         while views.len() <= limit {
             let read = self.session.statements.names(&query.prefix, &after, AT_ONCE.min(limit + 1));
             let rows = flights::rows(&self.session, &read).await?;
-            let names = rows.iter().map(|row| name_of(row, 0));
-            let names = names.collect::<Result<Vec<Name>, StoreError>>().map_err(Failure::keeps)?;
-            let Some(last) = names.last() else { break };
-            last.as_str().clone_into(&mut after);
-            let asked: Vec<Name> = names.iter().filter(|name| query.asks_for(name)).cloned().collect();
-            let is_over = asked.len() < names.len();
+            let Some(last) = rows.last() else { break };
+            after = bytes(last, 0).map_err(Failure::keeps)?.unwrap_or_default().to_vec();
+            // A name that is no text belongs to nobody.
+            let names = rows.iter().filter_map(|row| name_of(row, 0).ok());
+            let asked: Vec<Name> = names.filter(|name| query.asks_for(name)).collect();
+            let is_over = !after.starts_with(query.prefix.as_bytes());
             views.append(&mut self.views(&asked).await?);
             if is_over {
                 break;
@@ -46,14 +52,22 @@ impl Group {
         page(views, limit).map_err(Failure::keeps)
     }
 
+    /// Names with rows that cannot be used are left out, and the log says so: the others are to be seen.
     async fn views(&self, names: &[Name]) -> Worked<Vec<ResourceView>> {
         let mut read = self.read_only(names, &Needs::default()).await?;
-        let now = read.now;
-        let views = names.iter().map(|name| match read.bad(name) {
-            Some(bad) => Err(bad),
-            None => view(name, read.stored(name), now),
-        });
-        let views = views.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>();
-        views.map_err(|bad| Failure::keeps(bad.into()))
+        let mut views = Vec::with_capacity(names.len());
+        for name in names {
+            let seen = match read.bad(name) {
+                Some(bad) => Err(bad),
+                None => view(name, read.stored(name), read.now),
+            };
+            match seen {
+                Ok(seen) => views.extend(seen),
+                Err(bad) => {
+                    tracing::warn!(name = name.as_str(), error = %bad, "a row of this name cannot be used");
+                }
+            }
+        }
+        Ok(views)
     }
 }

@@ -11,8 +11,8 @@ use lockkeeper_core::{
     store::StoreTime,
 };
 use lockkeeper_rows::{
-    BadRow, EntryRow, ResourceRow, RowHolder, Slots, Snapshot, Stored, Tombstone, Wakes, Writes, entry_text,
-    name_from, view,
+    BadRow, EntryRow, ResourceRow, RowHolder, Slots, Snapshot, Stored, Tombstone, Transition, Wakes, Writes,
+    entry_text, high_water_from, name_from,
 };
 use mysql_async::{Row, Value};
 
@@ -68,12 +68,9 @@ impl ReadRows {
         let entry = bytes(row, 6)?;
         match self::number(row, 0)? {
             0 => {
-                check_state(text(row, 6)?)?;
-                if text(row, 1)? != Some(id) {
-                    return Err(other_store());
-                }
+                check_state(text(row, 6)?, id)?;
                 self.now = at(number);
-                self.floor = HighWater(high_water.cast_unsigned());
+                self.floor = high_water_from(high_water)?;
             }
             1 => {
                 let (name, moved) = (name_of(row, 1)?, self::number(row, 5)?);
@@ -125,6 +122,24 @@ impl ReadRows {
         self.resources.remove(name).unwrap_or_default()
     }
 
+    /// Looks for rows of these names that can be read, but have values that make no sense. Only for reads that no step
+    /// could be done on: it uses them up.
+    pub(crate) fn look_closer(mut self, names: &[Name]) -> BTreeMap<Name, BadRow> {
+        for name in names {
+            let stored = self.stored(name);
+            if let Err(bad) = Transition::new(self.now, self.floor).add(name, stored) {
+                self.bad.insert(name.clone(), bad);
+            }
+        }
+        self.bad
+    }
+
+    /// The same without names that are known to be bad.
+    pub(crate) fn without(mut self, bad: BTreeMap<Name, BadRow>) -> Self {
+        self.bad = bad;
+        self
+    }
+
     /// What a step on these names works on, without those whose rows cannot be used. The others are not touched.
     pub(crate) fn snapshot(&mut self, names: impl IntoIterator<Item = Name>) -> Snapshot {
         let mut resources = Vec::new();
@@ -133,10 +148,7 @@ impl ReadRows {
                 continue;
             }
             let stored = self.stored(&name);
-            match is_readable(&name, &stored, self.now) {
-                Ok(()) => resources.push((name, stored)),
-                Err(bad) => drop(self.bad.insert(name, bad)),
-            }
+            resources.push((name, stored));
         }
         let tombstones = std::mem::take(&mut self.tombstones);
         Snapshot { now: self.now, floor: self.floor, resources, tombstones }
@@ -226,18 +238,10 @@ pub(crate) fn decode(entry: &[u8]) -> Result<EntryRow, BadRow> {
     entry_text::decode(text)
 }
 
-/// Whether the model can take these rows in.
-fn is_readable(name: &Name, stored: &Stored, now: Now) -> Result<(), BadRow> {
-    if stored.row.holder.row().is_none() && stored.entries.is_empty() {
-        return u64::try_from(stored.row.high_water).map(drop).map_err(|_| BadRow { column: "high_water" });
-    }
-    view(name, stored.clone(), now).map(drop)
-}
-
-/// What the server says of itself with every read.
-pub(crate) fn check_state(words: Option<&str>) -> Result<(), StoreError> {
+/// What the server says of itself with every read, and of which store it is.
+pub(crate) fn check_state(words: Option<&str>, id: &str) -> Result<(), StoreError> {
     let words: Vec<&str> = words.unwrap_or_default().split(' ').collect();
-    let [read_only, autocommit, isolation] = words[..] else { return Err(changed_table()) };
+    let [read_only, autocommit, isolation, store] = words[..] else { return Err(changed_table()) };
     if is_on(read_only) {
         return Err(replica());
     }
@@ -246,6 +250,9 @@ pub(crate) fn check_state(words: Option<&str>) -> Result<(), StoreError> {
             "something between this program and the server changed autocommit ({autocommit}) or the isolation level \
              ({isolation}) of the connection; connect to the server itself"
         )));
+    }
+    if store != id {
+        return Err(other_store());
     }
     Ok(())
 }
@@ -296,17 +303,19 @@ mod tests {
 
     #[test]
     fn a_connection_that_was_changed_is_refused() {
-        for good in ["OFF ON READ-COMMITTED", "0 1 READ-COMMITTED"] {
-            assert!(check_state(Some(good)).is_ok(), "{good}");
+        for good in ["OFF ON READ-COMMITTED id", "0 1 READ-COMMITTED id"] {
+            assert!(check_state(Some(good), "id").is_ok(), "{good}");
         }
         for (bad, word) in [
-            ("ON ON READ-COMMITTED", "replica"),
-            ("1 1 READ-COMMITTED", "replica"),
-            ("OFF OFF READ-COMMITTED", "autocommit"),
-            ("OFF ON REPEATABLE-READ", "isolation"),
+            ("ON ON READ-COMMITTED id", "replica"),
+            ("1 1 READ-COMMITTED id", "replica"),
+            ("OFF OFF READ-COMMITTED id", "autocommit"),
+            ("OFF ON REPEATABLE-READ id", "isolation"),
+            ("OFF ON READ-COMMITTED other", "another store"),
+            ("OFF ON READ-COMMITTED", "restore"),
             ("", "restore"),
         ] {
-            let error = check_state(Some(bad)).expect_err(bad).to_string();
+            let error = check_state(Some(bad), "id").expect_err(bad).to_string();
             assert!(error.contains(word), "{bad}: {error}");
         }
     }

@@ -21,7 +21,7 @@ pub(crate) struct ServerFacts {
     pub(crate) which: String,
     /// When it started, in seconds since 1970, give or take one.
     pub(crate) started: u64,
-    /// How long the server lets a connection idle.
+    /// How long the server is to let a connection idle.
     pub(crate) wait_timeout: u64,
 }
 
@@ -46,6 +46,9 @@ pub(crate) const VARIABLES: &[&str] = &[
 const OLDEST_MARIADB: (u32, u32) = (10, 6);
 const OLDEST_MYSQL: (u32, u32) = (8, 0);
 
+/// A server may end the connections of others sooner, but a keeper's stay for as long as they do by default, in seconds.
+const LEAST_IDLE: u64 = 28_800;
+
 impl ServerFacts {
     /// What these variables say; `started` comes from the server's clock and its uptime.
     pub(crate) fn new(variables: &HashMap<String, String>, started: u64) -> Result<Self, StoreError> {
@@ -68,7 +71,7 @@ impl ServerFacts {
             return Err(replica());
         }
         let which = ["hostname", "port", "server_id", "server_uuid"].map(&variable).join(" ");
-        let wait_timeout = variable("wait_timeout").parse().unwrap_or(28_800);
+        let wait_timeout = variable("wait_timeout").parse().unwrap_or(0).max(LEAST_IDLE);
         Ok(Self { dialect, which, started, wait_timeout })
     }
 
@@ -152,7 +155,7 @@ mod tests {
             ("wait_timeout", "600"),
         ]);
         let good = good.expect("a good server");
-        assert_eq!((good.dialect, good.wait_timeout), (Dialect::MariaDb, 600));
+        assert_eq!((good.dialect, good.wait_timeout), (Dialect::MariaDb, 28_800));
         assert_eq!(facts(&[("version", "8.0.36")]).expect("a good server").dialect, Dialect::MySql);
         let one_primary = [
             ("version", "8.4.0"),

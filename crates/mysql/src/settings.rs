@@ -1,20 +1,16 @@
 //! What a URL says: server, login, database, prefix of the tables and options. Its `Debug` shows no secret.
 
-use std::{fmt, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     StoreError,
-    support::{duration, percent},
+    support::url_parts::{decode, flag, host_and_port, time},
 };
 use mysql_async::OptsBuilder;
 
 use crate::trouble::config;
 
 const FORM: &str = "mysql://USER:PASSWORD@HOST:PORT/DATABASE?prefix=lockkeeper_";
-
-/// Times in a URL lie between these.
-const SHORTEST: Duration = Duration::from_millis(1);
-const LONGEST: Duration = Duration::from_secs(1000 * 3600);
 
 /// The driver refuses to send more than this. It asks the server otherwise, which takes a round trip.
 const LARGEST_PACKET: usize = 64 << 20;
@@ -177,7 +173,12 @@ impl Options {
             driver = driver.socket(Some(socket));
         } else {
             let (host, port) = host_and_port(host)?;
-            driver = driver.ip_or_hostname(host).tcp_port(port);
+            if host.is_empty() || host.contains([',', '/']) {
+                let message =
+                    format!("the URL names no server, or several; write {FORM}, or add socket=PATH");
+                return Err(config(message));
+            }
+            driver = driver.ip_or_hostname(host).tcp_port(port.unwrap_or(3306));
         }
         let driver = driver
             .user(login.user.clone())
@@ -205,28 +206,6 @@ impl Options {
     }
 }
 
-/// A host as it is written: a name or an address.
-fn host_and_port(text: &str) -> Result<(String, u16), StoreError> {
-    let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
-    let bad = || config("the port in the URL is not a number from 1 to 65535");
-    let (host, port) = match text.strip_prefix('[') {
-        Some(rest) => {
-            let (address, port) = rest.split_once(']').ok_or_else(not_a_url)?;
-            address.parse::<IpAddr>().map_err(|_| not_a_url())?;
-            let port = port.strip_prefix(':').map(|port| number(port).ok_or_else(bad)).transpose()?;
-            (address.to_owned(), port)
-        }
-        None => match text.rsplit_once(':') {
-            Some((host, port)) => (decode(host)?, Some(number(port).ok_or_else(bad)?)),
-            None => (decode(text)?, None),
-        },
-    };
-    if host.is_empty() || host.contains([',', '/']) {
-        return Err(config(format!("the URL names no server, or several; write {FORM}, or add socket=PATH")));
-    }
-    Ok((host, port.unwrap_or(3306)))
-}
-
 fn encryption(mode: Option<&str>, files: TlsFiles) -> Result<Encryption, StoreError> {
     let no_files = files == TlsFiles::default();
     match mode {
@@ -252,25 +231,6 @@ fn prefix(value: &str) -> Result<String, StoreError> {
         return Ok(value.to_owned());
     }
     Err(config("the option prefix needs up to 48 lower-case letters, digits and underscores, a letter first"))
-}
-
-fn flag(key: &str, value: &str) -> Result<bool, StoreError> {
-    match value {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err(config(format!("the option {key} needs true or false"))),
-    }
-}
-
-fn time(key: &str, value: &str) -> Result<Duration, StoreError> {
-    let time = duration::parse(value).ok().filter(|time| (SHORTEST..=LONGEST).contains(time));
-    time.ok_or_else(|| config(format!("the option {key} needs a time such as 500ms or 2s")))
-}
-
-fn decode(text: &str) -> Result<String, StoreError> {
-    percent::decode(text).ok_or_else(|| {
-        config("the URL has a % that two hexadecimal digits do not follow; write %25 for a % sign")
-    })
 }
 
 fn not_a_url() -> StoreError {

@@ -7,16 +7,18 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Capability, Name, StoreError, Survives,
+    Capability, Name, StoreError, StoreErrorKind, Survives,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Count, CountAction, Counted, Evict, Evicted, LatchPage,
-        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        ListQuery, Member, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
     support::{self, background::Background},
 };
 
+use tokio::time::Instant;
+
 use crate::{
-    connection::{Connection, Worked, Working},
+    connection::{Connection, Lane, Worked, Working},
     groups::{Group, Own},
     statements::LockWait,
 };
@@ -60,7 +62,7 @@ impl fmt::Debug for MySqlStore {
 
 impl MySqlStore {
     /// Does work on a connection.
-    async fn work<T, F>(
+    pub(crate) async fn work<T, F>(
         &self,
         connection: &Connection,
         wait: LockWait,
@@ -77,7 +79,10 @@ impl MySqlStore {
     }
 
     /// Does work that waits for nobody, or briefly.
-    async fn request<T, F>(&self, work: impl FnOnce(Group) -> F + Send + 'static) -> Result<T, StoreError>
+    pub(crate) async fn request<T, F>(
+        &self,
+        work: impl FnOnce(Group) -> F + Send + 'static,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Worked<T>> + Send + 'static,
@@ -85,13 +90,27 @@ impl MySqlStore {
         self.work(&self.requests, LockWait::Brief, work).await
     }
 
-    /// Does work that may have to wait for a row.
-    async fn wait<T, F>(&self, work: impl FnOnce(Group) -> F + Send + 'static) -> Result<T, StoreError>
+    /// Does what a user's call waits for by itself, and which may have to wait for a row. Whoever loses against others stands
+    /// in the queue again for most of the time of a request: nobody else repeats it, and nothing was done.
+    async fn call<T, F>(&self, work: impl Fn(Group) -> F + Clone + Send + 'static) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Worked<T>> + Send + 'static,
     {
-        self.work(&self.waits, LockWait::Whole, work).await
+        let until = Instant::now() + self.waits.limit().mul_f32(0.8);
+        loop {
+            let (own, work) = (self.own.clone(), work.clone());
+            let work = move |session, progress| -> Working<T> {
+                Box::pin(work(Group { session, progress, own, wait: LockWait::Whole }))
+            };
+            match self.waits.run_in(Lane::Calls, work).await {
+                Err(error)
+                    if error.kind() == StoreErrorKind::Conflict
+                        && !error.maybe_applied()
+                        && Instant::now() < until => {}
+                done => return done,
+            }
+        }
     }
 }
 
@@ -115,7 +134,7 @@ impl Store for MySqlStore {
 
     fn apply_alone<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
         let requests: Arc<[Request]> = group.into();
-        Box::pin(self.wait(move |group| group.apply(requests)))
+        Box::pin(self.work(&self.waits, LockWait::Whole, move |group| group.apply(requests)))
     }
 
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
@@ -147,7 +166,7 @@ impl Store for MySqlStore {
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
         let order = order.clone();
-        Box::pin(self.wait(move |group| group.evict(order)))
+        Box::pin(self.call(move |group| group.evict(order.clone())))
     }
 
     fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
@@ -155,14 +174,18 @@ impl Store for MySqlStore {
         Box::pin(async move {
             match count.action {
                 CountAction::Read => self.request(move |group| group.count(count)).await,
-                _ => self.wait(move |group| group.count(count)).await,
+                _ => self.call(move |group| group.count(count.clone())).await,
             }
         })
     }
 
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
         let admit = admit.clone();
-        Box::pin(self.wait(move |group| group.fence(admit)))
+        Box::pin(self.call(move |group| group.fence(admit.clone())))
+    }
+
+    fn member(&self) -> Option<&dyn Member> {
+        Some(self)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

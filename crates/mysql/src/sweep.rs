@@ -13,13 +13,14 @@ use lockkeeper_core::{
     store::{Leave, Request},
     support::backoff::Backoff,
 };
+use lockkeeper_rows::high_water_from;
 use mysql_async::Row;
 
 use crate::{
-    connection::{Connection, Failure, Progress, Worked},
+    connection::{Connection, Progress, Worked},
     flights,
     groups::{Group, Own},
-    rows::{maybe_number, name_of, number},
+    rows::{bytes, maybe_number, name_of, number},
     session::Session,
     statements::{Busy, CLOCK, Hex, LockWait, Table, literals},
 };
@@ -80,10 +81,16 @@ impl Sweep {
             return Ok(());
         };
         self.now = number(row, 1)?;
-        self.resources().await?;
-        self.latches().await?;
-        self.old("tombstone").await?;
-        self.old("counted").await
+        // One that fails stops none of the others.
+        for done in [
+            self.resources().await,
+            self.latches().await,
+            self.old("tombstone").await,
+            self.old("counted").await,
+        ] {
+            skip(done);
+        }
+        Ok(())
     }
 
     /// Runs a lone packet, and gives the rows of its last statement that has rows.
@@ -95,23 +102,23 @@ impl Sweep {
     }
 
     async fn resources(&self) -> Result<(), StoreError> {
-        let mut after = String::new();
+        let mut after = Vec::new();
         loop {
-            let rows = self.rows(part(&format!("name > {}", Hex(after.as_bytes())))).await?;
+            let rows = self.rows(part(&format!("name > {}", Hex(&after)))).await?;
             let is_last = rows.len() < AT_ONCE;
             // A row that cannot be read stops nothing but itself.
             let seen: Vec<Seen> = rows.iter().filter_map(|row| self.seen(row).ok()).collect();
             let Some(last) = rows.last() else { return Ok(()) };
-            name_of(last, 0)?.as_str().clone_into(&mut after);
+            after = bytes(last, 0)?.unwrap_or_default().to_vec();
             let ended = seen.iter().filter(|seen| seen.entries > 0 && seen.ended);
             let ended: Vec<Name> = ended.map(|seen| seen.name.clone()).collect();
             for names in ended.chunks(SETTLED_AT_ONCE) {
-                self.settle(names).await?;
+                skip(self.settle(names).await);
             }
             let free: Vec<Name> =
                 seen.iter().filter(|seen| self.is_free(seen)).map(|seen| seen.name.clone()).collect();
             if !free.is_empty() {
-                self.remove(free).await?;
+                skip(self.remove(free).await);
             }
             if is_last {
                 return Ok(());
@@ -127,7 +134,7 @@ impl Sweep {
         Ok(Seen {
             name: name_of(row, 0)?,
             used: number(row, 1)?,
-            high_water: number(row, 2)?,
+            high_water: granted(number(row, 2)?)?,
             entries: holder + in_slots,
             ended: ends < self.now,
             empty_slots: number(row, 5)? > in_slots,
@@ -179,12 +186,16 @@ impl Sweep {
             return flights::roll_back(session).await;
         }
         let slots = literals(free.iter().map(|seen| &seen.name));
-        let mut writes = vec![format!("DELETE FROM {{p}}entry WHERE name IN ({slots})")];
+        // The primary key is forced: a scan would wait for the rows of others.
+        let delete = |table: &str, names: &str| {
+            format!("DELETE t FROM {{p}}{table} AS t FORCE INDEX (PRIMARY) WHERE t.name IN ({names})")
+        };
+        let mut writes = vec![delete("entry", &slots)];
         let old: Vec<&&Seen> = free.iter().filter(|seen| self.is_old(seen.used)).collect();
         if let Some(highest) = old.iter().map(|seen| seen.high_water).max() {
             let names = literals(old.iter().map(|seen| &seen.name));
             writes.push(raise(highest));
-            writes.push(format!("DELETE FROM {{p}}resource WHERE name IN ({names})"));
+            writes.push(delete("resource", &names));
         }
         let writes: Vec<String> = writes.iter().map(|text| statements.in_tables(text)).collect();
         flights::second(session, progress, &writes).await
@@ -192,21 +203,23 @@ impl Sweep {
 
     async fn latches(&self) -> Result<(), StoreError> {
         let old = self.now - micros(KEPT);
+        let mut after = Vec::new();
         loop {
             let rows = self
                 .rows(format!(
-                    "SELECT name FROM {{p}}latch WHERE remaining IS NULL AND used < {old} ORDER BY name LIMIT {AT_ONCE}"
+                    "SELECT name FROM {{p}}latch WHERE name > {} AND remaining IS NULL AND used < {old} \
+                     ORDER BY name LIMIT {AT_ONCE}",
+                    Hex(&after)
                 ))
                 .await?;
-            let names = rows.iter().map(|row| name_of(row, 0)).collect::<Result<Vec<Name>, _>>()?;
-            if names.is_empty() {
-                return Ok(());
-            }
-            let removed = self.requests.run(move |session, progress| {
-                Box::pin(async move { remove_latches(&session, &progress, &names, old).await })
-            });
-            if removed.await? == 0 {
-                return Ok(());
+            let Some(last) = rows.last() else { return Ok(()) };
+            after = bytes(last, 0)?.unwrap_or_default().to_vec();
+            let names: Vec<Name> = rows.iter().filter_map(|row| name_of(row, 0).ok()).collect();
+            if !names.is_empty() {
+                let removed = self.requests.run(move |session, progress| {
+                    Box::pin(async move { remove_latches(&session, &progress, &names, old).await })
+                });
+                skip(removed.await);
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -229,8 +242,21 @@ impl Sweep {
     }
 }
 
-/// Locks rows of latches, and removes those that are still deleted and were not used; returns how many there are.
-async fn remove_latches(session: &Session, progress: &Progress, names: &[Name], old: i64) -> Worked<usize> {
+/// What could not be done is done by the next sweep.
+fn skip(done: Result<(), StoreError>) {
+    if let Err(error) = done {
+        tracing::debug!(%error, "a part of the sweep failed; another one follows");
+    }
+}
+
+/// A number that was granted to somebody. Others must not raise the floor of all.
+fn granted(high_water: i64) -> Result<i64, StoreError> {
+    high_water_from(high_water)?;
+    Ok(high_water)
+}
+
+/// Locks rows of latches, and removes those that are still deleted and were not used.
+async fn remove_latches(session: &Session, progress: &Progress, names: &[Name], old: i64) -> Worked<()> {
     let statements = &session.statements;
     let lock = statements.lock(Table::Latch, names, Busy::Skipped);
     let look = format!(
@@ -238,19 +264,16 @@ async fn remove_latches(session: &Session, progress: &Progress, names: &[Name], 
         literals(names)
     );
     let flight = flights::first(session, &lock, &statements.in_tables(&look)).await?;
-    let read = |row: &Row| Ok((name_of(row, 0)?, number(row, 1)?));
-    let read =
-        flight.read.iter().map(read).collect::<Result<Vec<_>, StoreError>>().map_err(Failure::closes)?;
-    let free: Vec<_> = read.iter().filter(|(name, _)| flight.locked.contains(name)).collect();
+    let read = |row: &Row| Some((name_of(row, 0).ok()?, granted(number(row, 1).ok()?).ok()?));
+    let read = flight.read.iter().filter_map(read);
+    let free: Vec<_> = read.filter(|(name, _)| flight.locked.contains(name)).collect();
     let Some(highest) = free.iter().map(|(_, high_water)| *high_water).max() else {
-        flights::roll_back(session).await?;
-        return Ok(0);
+        return flights::roll_back(session).await;
     };
-    let delete =
-        format!("DELETE FROM {{p}}latch WHERE name IN ({})", literals(free.iter().map(|(name, _)| name)));
+    let names = literals(free.iter().map(|(name, _)| name));
+    let delete = format!("DELETE t FROM {{p}}latch AS t FORCE INDEX (PRIMARY) WHERE t.name IN ({names})");
     let writes = [raise(highest), delete].map(|text| statements.in_tables(&text));
-    flights::second(session, progress, &writes).await?;
-    Ok(free.len())
+    flights::second(session, progress, &writes).await
 }
 
 /// Numbers are given above the floor, so a name that comes back goes on above those that it had.

@@ -26,8 +26,7 @@ use crate::{
     connection::{Connection, Failure},
     flights,
     groups::Own,
-    rows::{bytes, decode, maybe_number, name_of, number, text},
-    server::is_on,
+    rows::{bytes, check_state, decode, maybe_number, name_of, number, text},
     trouble,
 };
 
@@ -60,14 +59,38 @@ struct State {
 struct Waiting {
     /// When each of them last asked.
     asked: HashMap<ContenderId, Instant>,
+    seen: Seen,
     beat: Beat,
 }
 
 /// A topic that somebody subscribed to.
 struct Watched {
-    /// When it last changed, by the server's clock, as far as is known.
-    seen: Option<i64>,
+    seen: Seen,
     beat: Beat,
+}
+
+/// When something last changed, by the server's clock, as far as is known, and when this keeper first saw that.
+#[derive(Clone, Copy, Default)]
+struct Seen(Option<(i64, Instant)>);
+
+impl Seen {
+    /// Takes in when it last changed; returns whether that is news.
+    fn take(&mut self, moved: i64, now: Instant) -> bool {
+        let is_news = self.0.is_none_or(|(seen, _)| seen != moved);
+        if is_news {
+            self.0 = Some((moved, now));
+        }
+        is_news
+    }
+
+    /// For how long it has rested. A clock that was set back does not know, but this keeper does.
+    fn rested(&self, clock: i64, now: Instant) -> Duration {
+        let Some((moved, first)) = self.0 else { return Duration::ZERO };
+        match u64::try_from(clock - moved) {
+            Ok(rested) => Duration::from_micros(rested),
+            Err(_) => now.duration_since(first),
+        }
+    }
 }
 
 impl Waits {
@@ -109,7 +132,7 @@ impl Waits {
 
     /// Watches a topic until the result is dropped.
     pub(crate) fn watch(self: &Arc<Self>, topic: Topic) -> Subscription {
-        let watched = Watched { seen: None, beat: Beat::after(Instant::now(), Duration::ZERO) };
+        let watched = Watched { seen: Seen::default(), beat: Beat::after(Instant::now(), Duration::ZERO) };
         self.lock().topics.insert(topic.clone(), watched);
         self.changed.notify_one();
         Subscription { waits: self.clone(), topic }
@@ -130,23 +153,17 @@ impl Waits {
             return Err(next);
         }
         // Those that are due soon go along, so that all of a keeper fall into step.
-        let mut due = Due::default();
-        let names = state.names.iter().filter(|(_, waiting)| waiting.beat.is_near(now));
-        due.names.extend(names.map(|(name, _)| name.clone()));
-        for (topic, _) in state.topics.iter().filter(|(_, watched)| watched.beat.is_near(now)) {
+        let near = state.names.iter().filter(|(_, waiting)| waiting.beat.is_near(now));
+        let mut names: Vec<_> = near.map(|(name, waiting)| (waiting.beat.due, name)).collect();
+        let mut latches = Vec::new();
+        for (topic, watched) in state.topics.iter().filter(|(_, watched)| watched.beat.is_near(now)) {
             match topic {
-                Topic::Latch(name) => due.latches.insert(name.clone()),
-                Topic::Changes(name) | Topic::Grants(name) => due.names.insert(name.clone()),
-                _ => false,
-            };
+                Topic::Latch(name) => latches.push((watched.beat.due, name)),
+                Topic::Changes(name) | Topic::Grants(name) => names.push((watched.beat.due, name)),
+                _ => {}
+            }
         }
-        while due.names.len() > AT_ONCE {
-            due.names.pop_last();
-        }
-        while due.latches.len() > AT_ONCE {
-            due.latches.pop_last();
-        }
-        Ok(due)
+        Ok(Due { names: earliest(names), latches: earliest(latches) })
     }
 
     /// Takes in what a poll has found, and returns what the engine is to be told.
@@ -154,17 +171,17 @@ impl Waits {
         let mut state = self.lock();
         let state = &mut *state;
         let (now, mut wakes) = (Instant::now(), Vec::new());
-        let since = |moved: i64| Duration::from_micros(u64::try_from(news.clock - moved).unwrap_or(0));
         for name in &due.names {
             let Moved { moved, ahead } = news.names.get(name).copied().unwrap_or_default();
             if let Some(waiting) = state.names.get_mut(name) {
-                waiting.beat = Beat::after(now, pause(since(moved), SOONEST, ahead));
+                waiting.seen.take(moved, now);
+                waiting.beat = Beat::after(now, pause(waiting.seen.rested(news.clock, now), SOONEST, ahead));
             }
-            wakes.extend(state.watched(Topic::Changes(name.clone()), moved, since(moved), now));
+            wakes.extend(state.watched(Topic::Changes(name.clone()), moved, news.clock, now));
         }
         for name in &due.latches {
             let used = news.latches.get(name).copied().unwrap_or_default();
-            wakes.extend(state.watched(Topic::Latch(name.clone()), used, since(used), now));
+            wakes.extend(state.watched(Topic::Latch(name.clone()), used, news.clock, now));
         }
         for (name, contender) in &news.granted {
             // It asks now. If it waits after all, it is polled for again.
@@ -183,7 +200,8 @@ impl State {
         let now = Instant::now();
         let soon = Beat::after(now, pause(Duration::ZERO, SOONEST, ahead));
         let waiting = self.names.entry(name.clone());
-        let waiting = waiting.or_insert_with(|| Waiting { asked: HashMap::new(), beat: soon });
+        let new = || Waiting { asked: HashMap::new(), seen: Seen::default(), beat: soon };
+        let waiting = waiting.or_insert_with(new);
         let is_new = waiting.asked.insert(contender, now).is_none();
         if is_new && soon.due < waiting.beat.due {
             waiting.beat = soon;
@@ -202,10 +220,10 @@ impl State {
     }
 
     /// The wake of a topic that has changed. The first poll does not know, because the subscription is older.
-    fn watched(&mut self, topic: Topic, moved: i64, since: Duration, now: Instant) -> Option<Wake> {
+    fn watched(&mut self, topic: Topic, moved: i64, clock: i64, now: Instant) -> Option<Wake> {
         let watched = self.topics.get_mut(&topic)?;
-        watched.beat = Beat::after(now, pause(since, SOONEST_WATCH, 0));
-        let has_changed = watched.seen.replace(moved) != Some(moved);
+        let has_changed = watched.seen.take(moved, now);
+        watched.beat = Beat::after(now, pause(watched.seen.rested(clock, now), SOONEST_WATCH, 0));
         has_changed.then_some(Wake::Changed(topic))
     }
 }
@@ -213,6 +231,12 @@ impl State {
 /// The pause until the next poll, of a queue that has moved `since` a while.
 fn pause(since: Duration, soonest: Duration, ahead: u32) -> Duration {
     ((since / 10).clamp(soonest, RAREST) * ahead.saturating_add(1)).min(LATEST)
+}
+
+/// As many as one poll takes, of those that are due first: so each has its turn, however many there are.
+fn earliest(mut due: Vec<(Instant, &Name)>) -> BTreeSet<Name> {
+    due.sort_unstable();
+    due.into_iter().take(AT_ONCE).map(|(_, name)| name.clone()).collect()
 }
 
 /// When the next poll is due.
@@ -271,14 +295,16 @@ struct Moved {
 
 impl News {
     /// Takes the rows of [`poll`](crate::statements::Statements::poll).
-    fn new(rows: &[Row]) -> Result<Self, StoreError> {
+    fn new(rows: &[Row], id: &str) -> Result<Self, StoreError> {
         let mut news = Self::default();
         for row in rows {
             let (part, moved) = (number(row, 0)?, number(row, 2)?);
             let ahead = maybe_number(row, 3)?.unwrap_or_default();
             match part {
-                0 if text(row, 4)?.is_none_or(is_on) => return Err(trouble::replica()),
-                0 => news.clock = moved,
+                0 => {
+                    check_state(text(row, 4)?, id)?;
+                    news.clock = moved;
+                }
                 1 => {
                     let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
                     news.names.insert(name_of(row, 1)?, Moved { moved, ahead });
@@ -291,6 +317,9 @@ impl News {
                 }
                 _ => drop(news.latches.insert(name_of(row, 1)?, moved)),
             }
+        }
+        if news.clock == 0 {
+            return Err(trouble::corrupt("the table store has no row; drop the tables, or restore them"));
         }
         Ok(news)
     }
@@ -332,14 +361,14 @@ pub(crate) async fn run(requests: Weak<Connection>, own: Own) {
 }
 
 async fn poll(requests: &Connection, own: &Own, due: &Due) -> Result<News, StoreError> {
-    let (keeper, due) = (own.keeper, due.clone());
+    let (keeper, id, due) = (own.keeper, own.id.clone(), due.clone());
     let polled = requests.run(move |session, _| {
         Box::pin(async move {
             let (names, latches): (Vec<_>, Vec<_>) =
                 (due.names.into_iter().collect(), due.latches.into_iter().collect());
             let poll = session.statements.poll(keeper, &names, &latches);
             let rows = flights::rows(&session, &poll).await?;
-            News::new(&rows).map_err(Failure::closes)
+            News::new(&rows, &id).map_err(Failure::closes)
         })
     });
     polled.await
@@ -389,6 +418,44 @@ mod tests {
         assert_eq!(next - Instant::now(), RAREST, "it has rested for a minute");
         waits.lock().over(&name("a"), contender(1));
         assert!(matches!(waits.due(), Err(None)));
+    }
+
+    /// More than three polls can take, all of which have moved just now.
+    #[tokio::test(start_paused = true)]
+    async fn however_many_wait_each_is_polled_in_its_turn() {
+        let waits = Waits::default();
+        let names: Vec<Name> = (0..700).map(|n| name(&format!("n{n:03}"))).collect();
+        for name in &names {
+            waits.lock().waits(name, contender(1), 0);
+        }
+        let mut polled = BTreeSet::new();
+        for _ in 0..10 {
+            time::advance(SOONEST / 4).await;
+            let Ok(due) = waits.due() else { continue };
+            let clock = 100_000_000;
+            let moved =
+                due.names.iter().map(|name| (name.clone(), Moved { moved: clock, ahead: 0 })).collect();
+            assert!(due.names.len() <= AT_ONCE);
+            polled.extend(due.names.iter().cloned());
+            waits.found(&due, &News { clock, names: moved, ..News::default() });
+        }
+        assert_eq!(polled.len(), names.len());
+    }
+
+    /// The clock was set back, so the last change lies in the future: polls become rare all the same.
+    #[tokio::test(start_paused = true)]
+    async fn a_queue_that_moved_in_the_future_rests_too() {
+        let waits = Waits::default();
+        waits.lock().waits(&name("a"), contender(1), 0);
+        let mut rounds = 0;
+        for _ in 0..2000 {
+            time::advance(Duration::from_millis(5)).await;
+            if let Ok(due) = waits.due() {
+                rounds += 1;
+                waits.found(&due, &news(3_600_000_000, 0));
+            }
+        }
+        assert!(rounds < 120, "{rounds} polls in ten seconds");
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,7 +6,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use lockkeeper_core::{StoreError, store::WakeSink, support::lease_option};
+use lockkeeper_core::{
+    StoreError,
+    store::WakeSink,
+    support::{lease_option, risks},
+};
 use tokio_postgres::Row;
 
 use crate::{
@@ -18,8 +22,6 @@ use crate::{
     trouble,
 };
 
-/// A clock that differs by more than this is reported. Only grant numbers after a loss of data depend on it.
-const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 /// A transaction that is older than this keeps the server from cleaning up.
 const OLD_SNAPSHOT: Duration = Duration::from_secs(600);
 /// The oldest version that this store is tested with.
@@ -177,13 +179,8 @@ fn old_version(version: i32, named: &str) -> Found {
 }
 
 fn clock_off(wall: Duration, took: Duration, clock: i64) -> Found {
-    let difference = wall.abs_diff(Duration::from_micros(clock.cast_unsigned()));
-    let message = || {
-        format!(
-            "the server's clock and that of this machine differ by {difference:?}; let both follow a time server"
-        )
-    };
-    (difference > CLOCK_TOLERANCE + took).then(|| (Risk::Clock, message()))
+    let clock = Duration::from_micros(clock.cast_unsigned());
+    risks::clock_off(wall, took, clock).map(|message| (Risk::Clock, message))
 }
 
 /// Logs what was found.
@@ -191,15 +188,6 @@ pub(crate) fn warn(found: Result<Vec<Finding>, StoreError>) {
     for finding in found.into_iter().flatten() {
         tracing::warn!(risk = ?finding.risk, "{}", finding.message);
     }
-}
-
-/// Fails if anything was found: for `strict=true`.
-pub(crate) fn refuse(found: &[Finding]) -> Result<(), StoreError> {
-    if found.is_empty() {
-        return Ok(());
-    }
-    let all: Vec<String> = found.iter().map(Finding::to_string).collect();
-    Err(trouble::config(format!("strict=true refuses this server: {}", all.join("; "))))
 }
 
 #[cfg(test)]

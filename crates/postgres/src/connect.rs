@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lockkeeper_core::{
     StoreError,
     store::{Connector, Context, Store},
-    support::background::Background,
+    support::{background::Background, risks},
 };
 
 use crate::{
@@ -34,10 +34,10 @@ async fn open(settings: Settings, context: Context) -> Result<PostgresStore, Sto
     let opener = Arc::new(Opener::new(settings, context.background.clone(), context.wakes.clone()));
     let first = first_session(&opener).await?;
     let id = opener.id().ok_or_else(trouble::closed)?;
-    let own = Own { keeper: context.keeper, wakes: context.wakes.clone() };
+    let own = Own::new(context.keeper, context.wakes.clone());
     let requests = Arc::new(Connection::new(opener.clone(), limit, Some(first)));
     if strict {
-        check::refuse(&check::look(&requests).await?)?;
+        risks::refuse(&check::look(&requests).await?)?;
     } else {
         let requests = requests.clone();
         context.background.spawn(async move { check::warn(check::look(&requests).await) });

@@ -24,6 +24,7 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, timeout, timeout_at},
 };
+use tokio_postgres::Config;
 
 use crate::{
     home::another_store,
@@ -43,6 +44,8 @@ pub(crate) struct Opener {
     pub(crate) background: Handle,
     pub(crate) wakes: WakeSink,
     known: Mutex<Option<Known>>,
+    /// The server of the URL that a session was last opened at.
+    last_good: AtomicUsize,
     /// How many sessions were lost and replaced. What was written without a sync may be gone then.
     losses: watch::Sender<u64>,
 }
@@ -65,19 +68,47 @@ impl Known {
 
 impl Opener {
     pub(crate) fn new(settings: Settings, background: Handle, wakes: WakeSink) -> Self {
-        Self { settings, background, wakes, known: Mutex::new(None), losses: watch::Sender::new(0) }
+        let (known, last_good, losses) = (Mutex::new(None), AtomicUsize::new(0), watch::Sender::new(0));
+        Self { settings, background, wakes, known, last_good, losses }
     }
 
-    /// Opens a session, and makes the tables if they are not there.
+    /// Opens a session, and makes the tables if they are not there. Of several servers, the one that was good last is tried
+    /// first, and then the others: a server that hangs, or was replaced, does not keep a keeper from its successor.
     pub(crate) async fn open(&self) -> Result<Session, StoreError> {
+        let servers = self.settings.drivers.len();
+        let first = self.last_good.load(Ordering::Acquire);
+        let mut told: Option<StoreError> = None;
+        for server in (0..servers).map(|next| (first + next) % servers) {
+            match self.open_at(&self.settings.drivers[server]).await {
+                Ok(session) => {
+                    self.last_good.store(server, Ordering::Release);
+                    return Ok(session);
+                }
+                // What does not pass by itself is worth telling.
+                Err(error) => told = Some(told.filter(|told| !told.is_passing()).unwrap_or(error)),
+            }
+        }
+        Err(told.unwrap_or_else(trouble::closed))
+    }
+
+    async fn open_at(&self, driver: &Config) -> Result<Session, StoreError> {
         let limit = self.settings.connect_limit + SETTLED_WITHIN;
-        let opened = timeout(limit, self.open_in_time()).await;
+        let greeted_within = match self.settings.drivers.len() {
+            1 => limit,
+            _ => self.settings.connect_limit * 2,
+        };
+        let opened = timeout(limit, self.open_in_time(driver, greeted_within)).await;
         opened.unwrap_or_else(|_| Err(trouble::too_slow().not_applied()))
     }
 
-    async fn open_in_time(&self) -> Result<Session, StoreError> {
-        let mut session = Session::open(&self.settings, &self.background).await?;
-        let facts = session.greet().await?;
+    async fn open_in_time(&self, driver: &Config, greeted_within: Duration) -> Result<Session, StoreError> {
+        let greeting = async {
+            let session = Session::open(&self.settings, driver, &self.background).await?;
+            let facts = session.greet().await?;
+            Ok::<_, StoreError>((session, facts))
+        };
+        let greeted = timeout(greeted_within, greeting).await;
+        let (mut session, facts) = greeted.map_err(|_| trouble::too_slow().not_applied())??;
         let id = layout::settle(&session, &self.settings.schema, &facts.user).await?;
         self.remember(&id, &facts, session.life())?;
         session.at_home(&facts, id);
@@ -151,7 +182,8 @@ impl Failure {
 /// How far a piece of work is, and how much time it has.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    may_have_committed: AtomicBool,
+    /// Of how many commits it is not known that they did nothing.
+    commits: AtomicUsize,
     until: Instant,
     waiting: Arc<AtomicUsize>,
 }
@@ -159,16 +191,16 @@ pub(crate) struct Progress {
 impl Progress {
     /// A statement that may commit something goes out now.
     pub(crate) fn commits(&self) {
-        self.may_have_committed.store(true, Ordering::Release);
+        self.commits.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// It is known that nothing was committed.
+    /// It is known that the last one committed nothing. Others of the same work may have.
     pub(crate) fn nothing_done(&self) {
-        self.may_have_committed.store(false, Ordering::Release);
+        self.commits.fetch_sub(1, Ordering::AcqRel);
     }
 
     fn may_have_committed(&self) -> bool {
-        self.may_have_committed.load(Ordering::Acquire)
+        self.commits.load(Ordering::Acquire) > 0
     }
 
     /// When a quarter of the time that is left will have passed: work that may be left out stops then.
@@ -224,6 +256,11 @@ impl Connection {
         };
         let task = Background::spawn(&background, server.serve(queue));
         Self { jobs, limit, background, waiting, works, losses, task: Mutex::new(Some(task)) }
+    }
+
+    /// How long work may take.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// Changes whenever a session of this keeper was lost and replaced.
@@ -299,7 +336,7 @@ impl Connection {
                         return After::Closed;
                     }
                 };
-                let progress = Progress { may_have_committed: AtomicBool::new(false), until, waiting };
+                let progress = Progress { commits: AtomicUsize::new(0), until, waiting };
                 let progress = Arc::new(progress);
                 let (result, after) = match timeout_at(until, work(session, progress.clone())).await {
                     Ok(Ok(done)) => (Ok(done), After::Kept),
@@ -379,6 +416,10 @@ impl Server {
         };
         self.opening = None;
         let session = Arc::new(opened?);
+        if session.is_closed() {
+            // It was opened for an earlier piece of work, and lost since.
+            return Box::pin(self.session(until)).await;
+        }
         self.session = Some(session.clone());
         if std::mem::take(&mut self.was_lost) {
             self.opener.losses.send_modify(|losses| *losses += 1);

@@ -9,7 +9,7 @@ use lockkeeper_core::{
         Admit, Admitted, Answers, Count, CountAction, Counted, LatchPage, ListQuery, StoreTime, Topic, Wake,
     },
 };
-use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Remembered, admit};
+use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Remembered, admit, high_water_from};
 use tokio_postgres::Row;
 
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
 const TRIES: usize = 3;
 
 /// What was read of a latch.
-struct ReadLatch {
+pub(crate) struct ReadLatch {
     snapshot: CountSnapshot,
     /// Whether there is a row that can be locked.
     has_row: bool,
@@ -37,7 +37,7 @@ struct ReadLatch {
 
 impl ReadLatch {
     /// Takes the rows of `Statement::ReadLatch`, which must have been answered at home.
-    fn new(rows: &[Row], home: &Home) -> Result<Self, StoreError> {
+    pub(crate) fn new(rows: &[Row], home: &Home) -> Result<Self, StoreError> {
         let start = Now { lease: StoreTime(0), wall: 0 };
         let mut read = Self {
             snapshot: CountSnapshot {
@@ -63,21 +63,20 @@ impl ReadLatch {
         let (first, second): (i64, i64) = (get(row, 1)?, get(row, 2)?);
         let numbers: [Option<i64>; 4] = [get(row, 3)?, get(row, 4)?, get(row, 5)?, get(row, 6)?];
         let word: Option<&str> = get(row, 7)?;
-        let all = numbers.iter().copied().collect::<Option<Vec<i64>>>();
-        let all = all.and_then(|all| <[i64; 4]>::try_from(all).ok());
         match get::<i32>(row, 0)? {
             0 => {
                 self.header = home.header(numbers[3].unwrap_or_default(), word.unwrap_or_default())?;
                 let wall = second.cast_unsigned();
                 self.snapshot.now = Now { lease: StoreTime(wall), wall };
-                self.snapshot.floor = HighWater(first.cast_unsigned());
+                self.snapshot.floor = high_water_from(first)?;
             }
             1 => {
                 self.has_row = true;
-                self.snapshot.latch = LatchRow { high_water: first, state: all.map(LatchRow::state_of) };
+                high_water_from(first)?;
+                self.snapshot.latch = LatchRow { high_water: first, state: LatchRow::state_in(numbers)? };
             }
             2 => {
-                let answer = Remembered::answer_of(first, all.unwrap_or_default());
+                let answer = Remembered::answer_of(first, numbers.map(Option::unwrap_or_default))?;
                 self.snapshot.remembered =
                     Some(Remembered { until: StoreTime(second.cast_unsigned()), answer });
             }
@@ -210,10 +209,17 @@ pub(crate) async fn latches(session: Arc<Session>, query: ListQuery) -> Worked<L
     let limit = i64::try_from(query.limit.max(1).saturating_add(1)).unwrap_or(i64::MAX);
     let rows = session.query(Statement::Latches, &[&from, &after, &limit]).await.map_err(unread)?;
     let latch = |row: &Row| -> Result<(Name, _), StoreError> {
-        let numbers = [get(row, 1)?, get(row, 2)?, get(row, 3)?, get(row, 4)?];
-        Ok((name_from_bytes(get(row, 0)?)?, LatchRow::state_of(numbers)))
+        let columns = [get(row, 1)?, get(row, 2)?, get(row, 3)?, get(row, 4)?];
+        let state = LatchRow::state_in(columns)?.ok_or_else(|| corrupt("a latch has no state"))?;
+        Ok((name_from_bytes(get(row, 0)?)?, state))
     };
-    let latches = rows.iter().map(latch).collect::<Result<Vec<_>, _>>().map_err(Failure::keeps)?;
+    let mut latches = Vec::with_capacity(rows.len());
+    for row in &rows {
+        match latch(row) {
+            Ok(latch) => latches.push(latch),
+            Err(error) => tracing::warn!(%error, "a latch has a row that cannot be used"),
+        }
+    }
     let latches = latches.into_iter().filter(|(name, _)| query.asks_for(name)).collect();
     Ok(LatchPage::cut(latches, &query))
 }

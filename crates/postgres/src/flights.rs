@@ -22,7 +22,7 @@ use crate::{
 /// Warnings are asked for first: one that comes with the beginning or with the commit changes what they mean, and somebody
 /// may have switched them off for this user.
 macro_rules! begin {
-    ($lock_wait:literal) => {
+    ($lock_wait:literal, $statement:literal) => {
         concat!(
             "SET LOCAL client_min_messages = warning;
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
@@ -30,7 +30,9 @@ SET LOCAL idle_in_transaction_session_timeout = '1s';
 SET LOCAL lock_timeout = '",
             $lock_wait,
             "';
-SET LOCAL statement_timeout = '5s';
+SET LOCAL statement_timeout = '",
+            $statement,
+            "';
 SET LOCAL tcp_user_timeout = '2s'"
         )
     };
@@ -45,11 +47,19 @@ pub(crate) enum LockWait {
     Whole,
 }
 
+/// Once the rows are locked, statements may take their time. A commit must not be cancelled.
+const AT_EASE: &str = "SET LOCAL statement_timeout = '5s'";
+
 impl LockWait {
+    /// The beginning of a transaction that does not wait for rows.
+    const FREE: &'static str = begin!("30ms", "5s");
+
+    /// The beginning of a transaction whose next statement waits for a row. `lock_timeout` alone is no limit: it counts
+    /// anew whenever the row was updated meanwhile, which on a hot name is each time.
     fn begin(self) -> &'static str {
         match self {
-            Self::Brief => begin!("30ms"),
-            Self::Whole => begin!("250ms"),
+            Self::Brief => begin!("30ms", "60ms"),
+            Self::Whole => begin!("250ms", "300ms"),
         }
     }
 }
@@ -79,15 +89,18 @@ pub(crate) async fn first(
     let needed: Vec<_> = [lock.statement, read.statement].iter().chain(later).copied().collect();
     session.prepare(&needed).await.map_err(|error| broken(error, None))?;
     let warnings = session.warnings();
-    let begin = session.batch(wait.begin());
+    let waits = lock.statement.waits();
+    let begin = session.batch(if waits { wait.begin() } else { LockWait::FREE });
+    let at_ease = async { if waits { session.batch(AT_EASE).await } else { Ok(()) } };
     let rest = async {
         tokio::join!(
             biased;
             session.query(lock.statement, lock.parameters),
+            at_ease,
             session.query(read.statement, read.parameters),
         )
     };
-    let (begun, (locked, read)) = if session.is_pooled() {
+    let (begun, (locked, at_ease, read)) = if session.is_pooled() {
         // Should it fail, the rest must not be sent: each statement would be a transaction of its own.
         begin.await.map_err(|error| broken(error, None))?;
         (Ok(()), rest.await)
@@ -102,10 +115,14 @@ pub(crate) async fn first(
         // Such as that a transaction was open already: what is in it is not known.
         return Err(Failure::closes(trouble::closed()));
     }
-    match (locked, read) {
-        (Ok(locked), Ok(read)) => Ok(FirstFlight { locked, read }),
+    match (locked, at_ease, read) {
+        (Ok(locked), Ok(()), Ok(read)) => Ok(FirstFlight { locked, read }),
+        // The wait took too long.
+        (Err(error), ..) if waits && trouble::is_cancelled(&error) => {
+            Err(give_up(session, explain(error).not_applied()).await)
+        }
         // After the first error the others only say that the transaction failed.
-        (Err(error), _) | (_, Err(error)) => Err(undone(session, error).await),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => Err(undone(session, error).await),
     }
 }
 

@@ -20,6 +20,7 @@ use crate::{
     rows::{Parameters, ReadRows, name_from_bytes},
     session::{Parameter, Session},
     statements::Statement,
+    told::Told,
     trouble::{self, Severity},
     wakes,
 };
@@ -32,9 +33,18 @@ const TRIES: usize = 3;
 pub(crate) struct Own {
     pub(crate) keeper: KeeperId,
     pub(crate) wakes: WakeSink,
+    /// What was warned of.
+    pub(crate) told: Arc<Told>,
+}
+
+impl Own {
+    pub(crate) fn new(keeper: KeeperId, wakes: WakeSink) -> Self {
+        Self { keeper, wakes, told: Arc::default() }
+    }
 }
 
 /// One group on its way.
+#[derive(Clone)]
 pub(crate) struct Group {
     pub(crate) session: Arc<Session>,
     pub(crate) progress: Arc<Progress>,
@@ -71,7 +81,8 @@ impl Group {
             return Ok(answers);
         }
         match self.step(&needs, |snapshot| snapshot.apply(&group)).await {
-            Ok(Stepped { outcome, damaged }) => {
+            Ok(stepped) => {
+                let Stepped { outcome, damaged } = self.once_more(&group, stepped).await?;
                 let mut each = outcome.answers;
                 for (answer, request) in each.iter_mut().zip(&*group) {
                     // A leave is asked again alone, and then fails with the reason.
@@ -91,6 +102,43 @@ impl Group {
         }
     }
 
+    /// Does what was left out because others had it locked, in one more transaction: most of them are free by now. Two keepers
+    /// that share many names would otherwise go on name by name. What is still locked is asked again alone.
+    async fn once_more(&self, group: &[Request], mut stepped: Stepped<Answer>) -> Worked<Stepped<Answer>> {
+        let left_out = |(answer, request): &(&Answer, &Request)| {
+            matches!(answer, Answer::Claim(Verdict::NotNow(_)) | Answer::Leave(Left::NotNow))
+                && !stepped.damaged.contains_key(request.name())
+        };
+        let places: Vec<usize> = (0..group.len())
+            .filter(|place| left_out(&(&stepped.outcome.answers[*place], &group[*place])))
+            .collect();
+        let again: Vec<Request> = places.iter().map(|place| group[*place].clone()).collect();
+        let needs = Needs::of(&again);
+        // A lone name would be waited for, and the others with it.
+        if needs.names.len() < 2 {
+            return Ok(stepped);
+        }
+        match self.step(&needs, |snapshot| snapshot.apply(&again)).await {
+            Ok(more) => {
+                for (place, answer) in places.into_iter().zip(more.outcome.answers) {
+                    stepped.outcome.answers[place] = answer;
+                }
+                stepped.damaged.extend(more.damaged);
+                Ok(stepped)
+            }
+            Err(failure) if is_not_now(&failure) => Ok(stepped),
+            Err(failure) if failure.error.maybe_applied() => Err(failure),
+            // The first answers stand.
+            Err(failure) => {
+                tracing::debug!(error = %failure.error, "busy names were not served; they are asked again");
+                if failure.session == After::Closed {
+                    self.session.cut();
+                }
+                Ok(stepped)
+            }
+        }
+    }
+
     /// Renews leases. Names that others had locked are renewed one by one, so that a busy name cannot starve them.
     pub(crate) async fn renew(self, leases: Arc<[Renew]>) -> Worked<Answers<Renewed>> {
         let needs = Needs::of_renewals(&leases);
@@ -102,6 +150,9 @@ impl Group {
             }
             Err(failure) => return Err(failure),
         };
+        for (name, error) in &damaged {
+            self.own.told.once(name, error);
+        }
         if needs.names.len() > 1 {
             let busy = |(answer, renew): &(&mut Renewed, &Renew)| {
                 **answer == Renewed::Unknown && !damaged.contains_key(&renew.name)
@@ -191,6 +242,9 @@ impl Group {
                 Err(error) => return Err(flights::give_up(&self.session, error).await),
             }
             names.retain(|name| !damaged.contains_key(name));
+            for absent in needs.names.iter().filter(|needed| !read.has(&needed.name)).collect::<Vec<_>>() {
+                drop::<Stored>(read.stored(&absent.name));
+            }
             acted = act(read.snapshot(names));
         }
         let outcome = match (acted, damaged.values().next()) {
@@ -218,6 +272,8 @@ impl Group {
         let names: Vec<Name> = needs.names.iter().map(|needed| needed.name.clone()).collect();
         let (bytes, contenders) = (bytes_of(&names), contenders_of(needs));
         let lock = if names.len() == 1 { Statement::Lock } else { Statement::LockFree };
+        // Names that somebody else is making or removing just now.
+        let mut unmade = BTreeSet::new();
         for _ in 0..TRIES {
             let flight = flights::first(
                 &self.session,
@@ -236,6 +292,7 @@ impl Group {
                 Err(error) => return Err(flights::give_up(&self.session, error).await),
             };
             let missing = needs.names.iter().filter(|needed| !read.has(&needed.name));
+            let missing = missing.filter(|needed| !unmade.contains(&needed.name));
             let (to_make, absent): (Vec<_>, Vec<_>) = missing.partition(|needed| needed.must_exist);
             if to_make.is_empty() {
                 for needed in &absent {
@@ -248,7 +305,11 @@ impl Group {
             }
             let to_make: Vec<Name> = to_make.into_iter().map(|needed| needed.name.clone()).collect();
             flights::roll_back(&self.session).await?;
-            self.make(&to_make).await?;
+            match self.make(&to_make).await {
+                // The others do not wait for them.
+                Err(failure) if is_not_now(&failure) && to_make.len() < names.len() => unmade.extend(to_make),
+                made => made?,
+            }
         }
         Err(Failure::keeps(trouble::busy()))
     }

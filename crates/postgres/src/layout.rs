@@ -88,11 +88,8 @@ CREATE TABLE {s}.watcher (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 ";
 
-/// What the users of a store need.
-const RIGHTS: &str = "\
-GRANT USAGE ON SCHEMA {s} TO {user};
-GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {s} TO {user};
-";
+/// All tables of a store.
+const NAMES: [&str; 8] = ["store", "resource", "entry", "tombstone", "latch", "counted", "fence", "watcher"];
 
 /// A number that is ours among the advisory locks of a database: "LKKR". The second number of the lock is the schema's.
 const MAKING: i32 = 0x4c4b_4b52;
@@ -112,20 +109,40 @@ SELECT count(*) FILTER (WHERE c.relname = 'store') > 0, coalesce(bool_and(has_sc
     AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')
     AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE')), true)
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE n.nspname = '{schema}' AND c.relkind = 'r'
-    AND c.relname IN ('store', 'resource', 'entry', 'tombstone', 'latch', 'counted', 'fence', 'watcher')";
+WHERE n.nspname = '{schema}' AND c.relkind = 'r' AND c.relname IN ({names})";
 
-/// The SQL that makes the store in an empty database, for somebody who has the right to.
+/// Makes the store unless it is there. It waits for processes that do the same.
+const UNLESS_THERE: &str = "\
+DO $lockkeeper$
+BEGIN
+PERFORM pg_advisory_xact_lock({making}, hashtext('{schema}'));
+IF to_regclass('{s}.store') IS NULL THEN
+
+CREATE SCHEMA IF NOT EXISTS {s};
+{steps}
+{insert};
+
+END IF;
+END
+$lockkeeper$;
+";
+
+/// The SQL that makes the store, if it is not there, and lets a user use it: for somebody who has the right to.
 pub(crate) fn sql(schema: &str, user: &str) -> String {
-    let made: String = STEPS.concat();
-    let row = insert(&KeeperId::random().to_string());
-    in_schema(&format!("CREATE SCHEMA IF NOT EXISTS {{s}};{made}{row};\n"), schema) + &rights(schema, user)
+    let made = UNLESS_THERE.replace("{steps}", &STEPS.concat());
+    let made = made.replace("{insert}", &insert(&KeeperId::random().to_string()));
+    let made = made.replace("{making}", &MAKING.to_string()).replace("{schema}", schema);
+    in_schema(&made, schema) + &rights(schema, user)
 }
 
 /// The SQL that gives a user all rights that it needs.
 fn rights(schema: &str, user: &str) -> String {
     let user = format!("\"{}\"", user.replace('"', "\"\""));
-    in_schema(RIGHTS, schema).replace("{user}", &user)
+    let tables = NAMES.map(|name| format!("{{s}}.{name}")).join(", ");
+    let rights = format!(
+        "GRANT USAGE ON SCHEMA {{s}} TO {user};\nGRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {user};\n"
+    );
+    in_schema(&rights, schema)
 }
 
 fn insert(id: &str) -> String {
@@ -151,8 +168,8 @@ pub(crate) async fn settle(session: &Session, schema: &str, user: &str) -> Resul
     match made {
         Err(Making::Sql(error)) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
             let message = format!(
-                "the tables of the store are not there, and this user may not make them; run this SQL as the owner of \
-                 the database, or name another schema= in the URL:\n{}",
+                "the tables of the store are not there, and this user may not make them; run this SQL, which `lockkeeper \
+                 schema --store URL` prints, as the owner of the database, or name another schema= in the URL:\n{}",
                 sql(schema, user)
             );
             Err(StoreError::new(StoreErrorKind::Denied, message).not_applied().with_source(error))
@@ -189,15 +206,17 @@ impl From<tokio_postgres::Error> for Making {
 async fn found(session: &Session, schema: &str, user: &str) -> Result<Option<Found>, StoreError> {
     let explain = |error| trouble::explain(error).not_applied();
     let table = in_schema("{s}.store", schema);
-    let tables = session.rows(&TABLES.replace("{schema}", schema)).await.map_err(explain)?;
+    let names = NAMES.map(|name| format!("'{name}'")).join(", ");
+    let tables = TABLES.replace("{schema}", schema).replace("{names}", &names);
+    let tables = session.rows(&tables).await.map_err(explain)?;
     let tables = tables.first().ok_or_else(|| corrupt("the server does not say which tables it has"))?;
     if !tables.try_get::<_, bool>(0).map_err(explain)? {
         return Ok(None);
     }
     if !tables.try_get::<_, bool>(1).map_err(explain)? {
         let message = format!(
-            "the tables of the store are there, and this user lacks rights on them; run this SQL as their owner, or name \
-             another user in the URL:\n{}",
+            "the tables of the store are there, and this user lacks rights on them; run this SQL as their owner (`lockkeeper \
+             schema --store URL` prints it, too), or name another user in the URL:\n{}",
             rights(schema, user)
         );
         return Err(StoreError::new(StoreErrorKind::Denied, message).not_applied());
@@ -244,4 +263,21 @@ async fn make(session: &Session, schema: &str, user: &str) -> Result<String, Mak
     };
     session.batch("COMMIT").await?;
     Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sql_for_somebody_else_names_everything_as_it_is() {
+        let sql = sql("locks", "a\"b");
+        assert!(sql.contains("CREATE SCHEMA IF NOT EXISTS \"locks\";"), "{sql}");
+        assert!(sql.contains("GRANT USAGE ON SCHEMA \"locks\" TO \"a\"\"b\";"), "{sql}");
+        assert!(sql.contains("\"locks\".watcher TO \"a\"\"b\";") && !sql.contains('{'), "{sql}");
+        for name in NAMES {
+            assert!(STEPS.concat().contains(&format!("CREATE TABLE {{s}}.{name} (")), "{name}");
+        }
+        assert_eq!(STEPS.concat().matches("CREATE TABLE").count(), NAMES.len());
+    }
 }

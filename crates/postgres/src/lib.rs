@@ -30,7 +30,8 @@
 //!
 //! # Limits
 //!
-//! A commit is on disk before it is answered, so a restart loses nothing. A failover to an asynchronous replica may lose
+//! A commit that gives somebody something is on disk before it is answered, so a restart loses no grant. A crash may take
+//! back releases of the last 0.6 s, of leases that end within 30 s. A failover to an asynchronous replica may lose
 //! the last grants. Tokens still grow, so a fence keeps the data right, if the clock of the new server is not behind that of
 //! the old one by more than the age of the lost grant.
 
@@ -43,6 +44,7 @@ mod groups;
 mod home;
 mod layout;
 mod listing;
+mod member;
 mod rows;
 mod session;
 mod settings;
@@ -51,11 +53,14 @@ mod store;
 mod sweep;
 #[cfg_attr(not(feature = "tls"), path = "without_tls.rs")]
 mod tls;
+mod told;
 mod trouble;
 mod wakes;
 mod watching;
 
 use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
+
+use settings::Settings;
 
 pub use check::{Finding, Risk, check};
 pub use store::CAPABILITY;
@@ -80,5 +85,21 @@ pub const OPTIONS: &[&str] = settings::OPTIONS;
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong; the message never repeats it.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
     let (url, lease) = lease_option::take(url)?;
-    Ok(connect::connector(settings::Settings::parse(&url)?).with_lease(lease))
+    Ok(connect::connector(Settings::parse(&url)?).with_lease(lease))
+}
+
+/// The SQL that makes the tables of the store at `url`, unless they are there, and gives its user the rights to use them. An
+/// administrator runs it in the database. It asks no server, and may be run again.
+///
+/// # Errors
+/// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong or names no user.
+pub fn schema(url: &str) -> Result<String, StoreError> {
+    let (url, _) = lease_option::take(url)?;
+    let settings = Settings::parse(&url)?;
+    let user = settings.drivers.first().and_then(|driver| driver.get_user()).ok_or_else(|| {
+        trouble::config(
+            "the URL names no user, and the rights are for one; write postgres://USER@HOST/DATABASE",
+        )
+    })?;
+    Ok(layout::sql(&settings.schema, user))
 }

@@ -10,7 +10,7 @@ use crate::{
     connection::{Failure, Worked},
     counts::bounds,
     groups::{Group, unread},
-    rows::{get, name_from_bytes},
+    rows::{damaged, get, name_from_bytes},
     statements::Statement,
 };
 
@@ -20,7 +20,12 @@ const AT_ONCE: usize = 200;
 impl Group {
     /// The holders and waiters of a resource.
     pub(crate) async fn inspect(self, name: Name) -> Worked<Option<ResourceView>> {
-        Ok(self.views(std::slice::from_ref(&name)).await?.pop())
+        let mut read = self.read_only(std::slice::from_ref(&name), &[]).await?;
+        if let Some(error) = read.damage(&name) {
+            return Err(Failure::keeps(error.clone()));
+        }
+        let (stored, now) = (read.stored(&name), read.now);
+        view(&name, stored, now).map_err(|bad| Failure::keeps(damaged(&name).with_source(bad)))
     }
 
     /// A part of all resources that are held or waited for.
@@ -33,12 +38,13 @@ impl Group {
             let at_once = i64::try_from(AT_ONCE.min(limit + 1)).unwrap_or(i64::MAX);
             let rows =
                 self.session.query(Statement::Names, &[&from, &after, &at_once]).await.map_err(unread)?;
-            let names = rows.iter().map(|row| name_from_bytes(get(row, 0)?));
-            let names = names.collect::<Result<Vec<Name>, StoreError>>().map_err(Failure::keeps)?;
-            let Some(last) = names.last() else { break };
-            after = last.as_str().as_bytes().to_vec();
+            let Some(last) = rows.last() else { break };
+            after = get::<&[u8]>(last, 0).map_err(Failure::keeps)?.to_vec();
+            // A name that is no text belongs to nobody.
+            let names = rows.iter().filter_map(|row| name_from_bytes(get(row, 0).ok()?).ok());
+            let names: Vec<Name> = names.collect();
             let asked: Vec<Name> = names.iter().filter(|name| query.asks_for(name)).cloned().collect();
-            let is_over = asked.len() < names.len();
+            let is_over = !after.starts_with(&from);
             views.append(&mut self.views(&asked).await?);
             if is_over {
                 break;
@@ -48,14 +54,21 @@ impl Group {
         page(views, limit).map_err(Failure::keeps)
     }
 
+    /// Names with rows that cannot be used are left out, and the log says so: the others are to be seen.
     async fn views(&self, names: &[Name]) -> Worked<Vec<ResourceView>> {
         let mut read = self.read_only(names, &[]).await?;
-        let now = read.now;
-        if let Some(error) = names.iter().find_map(|name| read.damage(name)) {
-            return Err(Failure::keeps(error.clone()));
+        let mut views = Vec::with_capacity(names.len());
+        for name in names {
+            let (damage, stored) = (read.damage(name).cloned(), read.stored(name));
+            let seen = match damage {
+                Some(error) => Err(error),
+                None => view(name, stored, read.now).map_err(|bad| damaged(name).with_source(bad)),
+            };
+            match seen {
+                Ok(seen) => views.extend(seen),
+                Err(error) => self.own.told.once(name, &error),
+            }
         }
-        let views = names.iter().map(|name| view(name, read.stored(name), now));
-        let views = views.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>();
-        views.map_err(|bad| Failure::keeps(bad.into()))
+        Ok(views)
     }
 }

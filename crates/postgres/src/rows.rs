@@ -1,6 +1,9 @@
 //! What was read, as `lockkeeper-rows` has it, and what it wants written, as parameters of statements. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use lockkeeper_core::{
     KeeperId, Name, StoreError,
@@ -8,7 +11,8 @@ use lockkeeper_core::{
     store::StoreTime,
 };
 use lockkeeper_rows::{
-    ResourceRow, RowHolder, Slots, Snapshot, Stored, Tombstone, Transition, Writes, entry_text, name_from,
+    ResourceRow, RowHolder, Slots, Snapshot, Stored, Tombstone, Transition, Writes, entry_text,
+    high_water_from, name_from,
 };
 use tokio_postgres::Row;
 
@@ -16,6 +20,9 @@ use crate::{
     home::{Header, Home},
     trouble::{corrupt, explain},
 };
+
+/// A crash of the server may take a release back if the lock is free after so long all the same.
+const LOST_FOR_AT_MOST: Duration = Duration::from_secs(30);
 
 /// Everything that a step needs, as one statement read it.
 #[derive(Debug)]
@@ -68,7 +75,7 @@ impl ReadRows {
             0 => {
                 self.header = home.header(slot.into(), text.unwrap_or_default())?;
                 self.now = at(number);
-                self.floor = HighWater(high_water.cast_unsigned());
+                self.floor = high_water_from(high_water)?;
             }
             1 => {
                 let name = name_of(row)?;
@@ -154,7 +161,7 @@ impl ReadRows {
     pub(crate) fn parameters(&mut self, writes: &Writes) -> Parameters {
         let mut parameters = Parameters {
             used: self.now.wall.cast_signed(),
-            may_be_lost: !writes.gives,
+            may_be_lost: !writes.gives && writes.frees <= LOST_FOR_AT_MOST,
             ..Parameters::default()
         };
         for resource in &writes.resources {
@@ -214,7 +221,7 @@ impl Parameters {
 }
 
 /// The rows of a name are not this program's.
-fn damaged(name: &Name) -> StoreError {
+pub(crate) fn damaged(name: &Name) -> StoreError {
     corrupt(format!(
         "a row of {name} has values that Lockkeeper does not write there; another program changed it: restore or remove it"
     ))

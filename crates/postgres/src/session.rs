@@ -16,7 +16,7 @@ use std::{
 use lockkeeper_core::{StoreError, support};
 use tokio::{runtime::Handle, sync::mpsc, task::AbortHandle};
 use tokio_postgres::{
-    AsyncMessage, Client, Connection, Error, NoTls, Row, Socket,
+    AsyncMessage, Client, Config, Connection, Error, NoTls, Row, Socket,
     error::Severity,
     types::{FromSqlOwned, ToSql},
 };
@@ -36,6 +36,8 @@ pub(crate) type Parameter<'a> = &'a (dyn ToSql + Sync);
 pub(crate) struct Session {
     /// Where its answers must come from. Nothing is read before it is known.
     pub(crate) home: Home,
+    /// The schema, in quotes.
+    pub(crate) schema: String,
     client: Client,
     /// A number of its own, which only the server process that it was opened with knows.
     token: String,
@@ -84,6 +86,12 @@ pub(crate) struct ServerFacts {
     pub(crate) user: String,
 }
 
+/// Statements are planned once for a session: to plan them costs more than to run them, and the server would do it for each
+/// anew. A plan that is kept must not depend on how large tables were when it was made, so it goes by primary keys only.
+/// Where nothing else than a scan is possible, such a plan seems dear, and would be compiled.
+const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off \
+                     -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off";
+
 /// What [`ServerFacts`] are made of. The setting is one of this session's own, which it gave when it connected: behind a
 /// pooler, the server has not got it.
 const FACTS: &str = "
@@ -94,14 +102,18 @@ SELECT current_setting('server_version_num')::integer, pg_is_in_recovery(),
     pg_backend_pid(), current_user::text, current_setting('lockkeeper.session', true)";
 
 impl Session {
-    /// Connects.
-    pub(crate) async fn open(settings: &Settings, background: &Handle) -> Result<Self, StoreError> {
+    /// Connects to the server that `driver` names.
+    pub(crate) async fn open(
+        settings: &Settings,
+        driver: &Config,
+        background: &Handle,
+    ) -> Result<Self, StoreError> {
         let (sender, messages) = mpsc::unbounded_channel();
         let warnings = Arc::<Warnings>::default();
         let token = format!("{:016x}", getrandom::u64().unwrap_or_default());
-        let mut config = settings.driver.clone();
+        let mut config = driver.clone();
         if settings.statements == Statements::Prepared {
-            config.options(format!("-c lockkeeper.session={token}"));
+            config.options(format!("-c lockkeeper.session={token} {PLANS}"));
         }
         let (client, driver) = match &settings.encryption {
             Encryption::None => {
@@ -117,6 +129,7 @@ impl Session {
         let texts = Statement::ALL.iter().map(|statement| statement.text(&settings.schema));
         Ok(Self {
             home: Home::default(),
+            schema: format!("\"{}\"", settings.schema),
             client,
             token,
             statements: settings.statements,

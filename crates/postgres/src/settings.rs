@@ -1,10 +1,10 @@
 //! What a URL says: server, login, database, schema and options. Its `Debug` shows no secret.
 
-use std::{fmt, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     StoreError,
-    support::{duration, percent},
+    support::url_parts::{decode, flag, host_and_port, time},
 };
 use tokio_postgres::{
     Config,
@@ -14,10 +14,6 @@ use tokio_postgres::{
 use crate::trouble::config;
 
 const FORM: &str = "postgres://USER:PASSWORD@HOST:PORT/DATABASE?schema=lockkeeper";
-
-/// Times in a URL lie between these.
-const SHORTEST: Duration = Duration::from_millis(1);
-const LONGEST: Duration = Duration::from_secs(1000 * 3600);
 
 /// All options of a URL. Each has a row in `docs/stores.md`.
 pub(crate) const OPTIONS: &[&str] = &[
@@ -63,7 +59,8 @@ pub(crate) enum Statements {
 pub(crate) struct Settings {
     /// The URL without secrets.
     pub(crate) shown: Arc<str>,
-    pub(crate) driver: Config,
+    /// One for each server, in the order of the URL.
+    pub(crate) drivers: Vec<Config>,
     pub(crate) schema: String,
     pub(crate) encryption: Encryption,
     pub(crate) statements: Statements,
@@ -107,11 +104,12 @@ impl Settings {
         };
         let mut driver = Config::new();
         let user = set_login(&mut driver, login)?;
-        set_hosts(&mut driver, hosts)?;
+        let servers = servers(hosts)?;
         set_database(&mut driver, database)?;
         let mut options = Options::default();
         let shown_options = options.set_all(query)?;
-        options.finish(driver, format!("{scheme}://{user}{hosts}/{database}{shown_options}").into())
+        let shown = format!("{scheme}://{user}{hosts}/{database}{shown_options}");
+        options.finish(driver, &servers, shown.into())
     }
 }
 
@@ -150,7 +148,12 @@ impl Options {
         Ok(())
     }
 
-    fn finish(self, mut driver: Config, shown: Arc<str>) -> Result<Settings, StoreError> {
+    fn finish(
+        self,
+        mut driver: Config,
+        servers: &[(String, u16)],
+        shown: Arc<str>,
+    ) -> Result<Settings, StoreError> {
         let connect_limit = self.connect_limit.unwrap_or(Duration::from_secs(1));
         let encryption = encryption(self.mode.as_deref(), self.files)?;
         driver
@@ -162,13 +165,14 @@ impl Options {
             .keepalives_retries(3)
             .tcp_user_timeout(Duration::from_secs(30))
             .application_name(self.application_name.unwrap_or_else(|| "lockkeeper".to_owned()));
-        if driver.get_hosts().len() > 1 {
+        if servers.len() > 1 {
             // Of several servers, the one that takes writes.
             driver.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
+        let driver_of = |(host, port): &(String, u16)| driver.clone().host(host).port(*port).clone();
         Ok(Settings {
             shown,
-            driver,
+            drivers: servers.iter().map(driver_of).collect(),
             schema: self.schema.unwrap_or_else(|| "lockkeeper".to_owned()),
             encryption,
             statements: if self.pooler { Statements::Unnamed } else { Statements::Prepared },
@@ -196,35 +200,12 @@ fn set_login(driver: &mut Config, login: Option<&str>) -> Result<String, StoreEr
     Ok(format!("{user}@"))
 }
 
-fn set_hosts(driver: &mut Config, hosts: &str) -> Result<(), StoreError> {
-    for host in hosts.split(',') {
-        let (host, port) = host_and_port(host)?;
-        if host.is_empty() {
-            return Err(config(format!("the URL names no server; write {FORM}")));
-        }
-        driver.host(host).port(port);
-    }
-    Ok(())
-}
-
-/// A host as it is written: a name, an address, or the folder of a socket with %2F for each slash.
-fn host_and_port(text: &str) -> Result<(String, u16), StoreError> {
-    let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
-    let bad = || config("the port in the URL is not a number from 1 to 65535");
-    if let Some(rest) = text.strip_prefix('[') {
-        let (address, port) = rest.split_once(']').ok_or_else(not_a_url)?;
-        address.parse::<IpAddr>().map_err(|_| not_a_url())?;
-        let port = match port.strip_prefix(':') {
-            Some(port) => number(port).ok_or_else(bad)?,
-            None => 5432,
-        };
-        return Ok((address.to_owned(), port));
-    }
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) => (host, number(port).ok_or_else(bad)?),
-        None => (text, 5432),
+fn servers(hosts: &str) -> Result<Vec<(String, u16)>, StoreError> {
+    let server = |text| match host_and_port(text)? {
+        (host, _) if host.is_empty() => Err(config(format!("the URL names no server; write {FORM}"))),
+        (host, port) => Ok((host, port.unwrap_or(5432))),
     };
-    Ok((decode(host)?, port))
+    hosts.split(',').map(server).collect()
 }
 
 fn set_database(driver: &mut Config, database: &str) -> Result<(), StoreError> {
@@ -272,25 +253,6 @@ fn schema(value: &str) -> Result<String, StoreError> {
     ))
 }
 
-fn flag(key: &str, value: &str) -> Result<bool, StoreError> {
-    match value {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        _ => Err(config(format!("the option {key} needs true or false"))),
-    }
-}
-
-fn time(key: &str, value: &str) -> Result<Duration, StoreError> {
-    let time = duration::parse(value).ok().filter(|time| (SHORTEST..=LONGEST).contains(time));
-    time.ok_or_else(|| config(format!("the option {key} needs a time such as 500ms or 2s")))
-}
-
-fn decode(text: &str) -> Result<String, StoreError> {
-    percent::decode(text).ok_or_else(|| {
-        config("the URL has a % that two hexadecimal digits do not follow; write %25 for a % sign")
-    })
-}
-
 fn not_a_url() -> StoreError {
     config(format!("this is not a URL of the PostgreSQL store; write {FORM}"))
 }
@@ -308,10 +270,11 @@ mod tests {
         let url =
             "postgres://ada:se%40cret@db.example:6432/shop?schema=locks&request_limit=800ms&pooler=true";
         let settings = Settings::parse(url).expect("a good URL");
-        assert_eq!(settings.driver.get_user(), Some("ada"));
-        assert_eq!(settings.driver.get_password(), Some(&b"se@cret"[..]));
-        assert_eq!(settings.driver.get_hosts(), [Host::Tcp("db.example".into())]);
-        assert_eq!((settings.driver.get_ports(), settings.driver.get_dbname()), (&[6432][..], Some("shop")));
+        let [driver] = &settings.drivers[..] else { panic!("one server") };
+        assert_eq!(driver.get_user(), Some("ada"));
+        assert_eq!(driver.get_password(), Some(&b"se@cret"[..]));
+        assert_eq!(driver.get_hosts(), [Host::Tcp("db.example".into())]);
+        assert_eq!((driver.get_ports(), driver.get_dbname()), (&[6432][..], Some("shop")));
         assert_eq!(settings.schema, "locks");
         assert_eq!(settings.request_limit, Some(Duration::from_millis(800)));
         assert_eq!(settings.statements, Statements::Unnamed);
@@ -326,8 +289,9 @@ mod tests {
     fn hosts_may_be_sockets_addresses_and_several() {
         let hosts = |url: &str| {
             let settings = Settings::parse(url).expect("a good URL");
-            let driver = settings.driver;
-            (driver.get_hosts().to_vec(), driver.get_ports().to_vec(), driver.get_target_session_attrs())
+            let hosts: Vec<Host> = settings.drivers.iter().flat_map(|it| it.get_hosts().to_vec()).collect();
+            let ports: Vec<u16> = settings.drivers.iter().flat_map(|it| it.get_ports().to_vec()).collect();
+            (hosts, ports, settings.drivers[0].get_target_session_attrs())
         };
         let (found, _, any) = hosts("postgresql://%2Frun%2Fpostgresql/shop");
         assert_eq!(found, [Host::Unix(Path::new("/run/postgresql").into())]);

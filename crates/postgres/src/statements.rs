@@ -4,6 +4,7 @@
 //! COMMITTED each statement sees what was committed before it began. All that a transaction writes is one statement, so
 //! that no part of it can be written without the rest, and it fails if it did not find the rows that were locked.
 
+use lockkeeper_core::Token;
 use tokio_postgres::types::Type;
 
 /// One of the statements.
@@ -69,7 +70,7 @@ UNION ALL SELECT 4, name, 0, 0, 0, keeper FROM {s}.watcher WHERE name = ANY ($1)
 /// Makes rows that can be locked. It is a transaction of its own, which a crash may undo.
 const MAKE: &str = "
 WITH limits AS MATERIALIZED (
-    SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '500ms', true)
+    SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '60ms', true)
 )
 INSERT INTO {s}.resource (name) SELECT name FROM limits, unnest($1::bytea[]) AS n(name)
 ON CONFLICT DO NOTHING";
@@ -214,12 +215,13 @@ SELECT name, what FROM found WHERE what > 0 OR name = (SELECT name FROM page ORD
 ORDER BY name";
 
 /// Removes empty slots of the names, and rows of those that are free and were not used since the second time. The floor
-/// is raised to their highest number before anybody can make them anew.
+/// is raised to their highest number before anybody can make them anew. Numbers that were never granted raise nothing.
 const SWEEP_RESOURCES: &str = "
 WITH s AS (
     DELETE FROM {s}.entry WHERE name = ANY ($1) AND entry IS NULL RETURNING 1
 ), d AS (
     DELETE FROM {s}.resource AS r WHERE name = ANY ($1) AND holder IS NULL AND used < $2
+        AND high_water BETWEEN 0 AND {highest}
         AND NOT EXISTS (SELECT FROM {s}.entry AS e WHERE e.name = r.name AND e.entry IS NOT NULL)
         AND NOT EXISTS (SELECT FROM {s}.watcher AS w WHERE w.name = r.name)
     RETURNING high_water
@@ -233,7 +235,7 @@ SELECT name FROM {s}.latch WHERE name > $1 AND used < $2 AND remaining IS NULL
 ORDER BY name LIMIT 500 FOR UPDATE SKIP LOCKED";
 const SWEEP_LATCHES: &str = "
 WITH d AS (
-    DELETE FROM {s}.latch AS l WHERE name = ANY ($1) AND remaining IS NULL
+    DELETE FROM {s}.latch AS l WHERE name = ANY ($1) AND remaining IS NULL AND high_water BETWEEN 0 AND {highest}
         AND NOT EXISTS (SELECT FROM {s}.watcher AS w WHERE w.name = l.name)
     RETURNING high_water
 )
@@ -284,7 +286,13 @@ impl Statement {
     /// Its text, for tables in this schema.
     pub(crate) fn text(self, schema: &str) -> String {
         let text = self.parts().0.replace(HEADER, HEADER_SQL).replace(BACKEND, BACKEND_SQL);
+        let text = text.replace("{highest}", &(Token::NUMBER_LIMIT - 1).to_string());
         text.replace("{s}", &format!("\"{schema}\""))
+    }
+
+    /// Whether it waits for a row that others have locked.
+    pub(crate) fn waits(self) -> bool {
+        matches!(self, Self::Lock | Self::LockLatch | Self::LockFence)
     }
 
     /// Its text, with `{s}` for the schema, and the types of its parameters.

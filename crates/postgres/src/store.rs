@@ -7,13 +7,15 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Capability, Name, StoreError, Survives,
+    Capability, Name, StoreError, StoreErrorKind, Survives,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Count, CountAction, Counted, Evict, Evicted, LatchPage,
-        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        ListQuery, Member, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
     support::{self, background::Background},
 };
+
+use tokio::time::Instant;
 
 use crate::{
     connection::{Connection, Worked, Working},
@@ -65,7 +67,7 @@ impl fmt::Debug for PostgresStore {
 
 impl PostgresStore {
     /// Does work on a connection.
-    async fn work<T, F>(
+    pub(crate) async fn work<T, F>(
         &self,
         connection: &Connection,
         wait: LockWait,
@@ -82,7 +84,10 @@ impl PostgresStore {
     }
 
     /// Does work that waits for nobody, or briefly.
-    async fn request<T, F>(&self, work: impl FnOnce(Group) -> F + Send + 'static) -> Result<T, StoreError>
+    pub(crate) async fn request<T, F>(
+        &self,
+        work: impl FnOnce(Group) -> F + Send + 'static,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Worked<T>> + Send + 'static,
@@ -91,12 +96,34 @@ impl PostgresStore {
     }
 
     /// Does work that may have to wait for a row.
-    async fn wait<T, F>(&self, work: impl FnOnce(Group) -> F + Send + 'static) -> Result<T, StoreError>
+    pub(crate) async fn wait<T, F>(
+        &self,
+        work: impl FnOnce(Group) -> F + Send + 'static,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: Future<Output = Worked<T>> + Send + 'static,
     {
         self.work(&self.waits, LockWait::Whole, work).await
+    }
+
+    /// Does what a user's call waits for by itself. Whoever loses against others stands in the queue again for most of the
+    /// time of a request: nobody else repeats it, and nothing was done.
+    async fn call<T, F>(&self, work: impl Fn(Group) -> F + Clone + Send + 'static) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Worked<T>> + Send + 'static,
+    {
+        let until = Instant::now() + self.waits.limit().mul_f32(0.8);
+        loop {
+            match self.wait(work.clone()).await {
+                Err(error)
+                    if error.kind() == StoreErrorKind::Conflict
+                        && !error.maybe_applied()
+                        && Instant::now() < until => {}
+                done => return done,
+            }
+        }
     }
 }
 
@@ -158,7 +185,7 @@ impl Store for PostgresStore {
 
     fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
         let order = order.clone();
-        Box::pin(self.wait(move |group| group.evict(order)))
+        Box::pin(self.call(move |group| group.evict(order.clone())))
     }
 
     fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
@@ -166,12 +193,16 @@ impl Store for PostgresStore {
         if count.action == CountAction::Read {
             return Box::pin(self.request(move |group| group.count(count)));
         }
-        Box::pin(self.wait(move |group| group.count(count)))
+        Box::pin(self.call(move |group| group.count(count.clone())))
     }
 
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
         let admit = admit.clone();
-        Box::pin(self.wait(move |group| group.fence(admit)))
+        Box::pin(self.call(move |group| group.fence(admit.clone())))
+    }
+
+    fn member(&self) -> Option<&dyn Member> {
+        Some(self)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

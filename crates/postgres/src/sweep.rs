@@ -55,7 +55,7 @@ pub async fn sweep(url: &str) -> Result<(), StoreError> {
     let (background, wakes) = (tokio::runtime::Handle::current(), WakeSink::new(|_| {}));
     let opener = Arc::new(Opener::new(Settings::parse(&url)?, background, wakes.clone()));
     let waits = Arc::new(Connection::new(opener, Duration::from_secs(10), None));
-    let own = Own { keeper: KeeperId::random(), wakes };
+    let own = Own::new(KeeperId::random(), wakes);
     Sweep { waits, own }.unless_swept_within(Duration::ZERO).await
 }
 

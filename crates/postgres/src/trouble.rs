@@ -26,7 +26,7 @@ pub(crate) fn replica() -> StoreError {
 /// The server is one that another has taken the place of.
 pub(crate) fn replaced() -> StoreError {
     let message = "this server was replaced: another one has taken over since, which this program has used; stop the old \
-                   one, or name the new one in the URL";
+                   one, or name the new one in the URL; after a restored backup, restart this program";
     StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
 }
 
@@ -70,6 +70,11 @@ pub(crate) enum Severity {
     Fatal,
 }
 
+/// Whether a statement was cancelled, by its time limit or by somebody. Its transaction can be rolled back.
+pub(crate) fn is_cancelled(error: &Error) -> bool {
+    error.code() == Some(&SqlState::QUERY_CANCELED)
+}
+
 /// How bad an error is. Only three are known to leave a connection that a rollback makes good.
 pub(crate) fn severity(error: &Error) -> Severity {
     let lost = [
@@ -101,6 +106,10 @@ fn unknown(error: Error) -> StoreError {
     if error.to_string().starts_with("error performing TLS handshake") {
         let message = "the TLS handshake failed; check sslrootcert, sslcert and sslkey, that the server's certificate is for \
                        this host, and that the server has TLS";
+        return StoreError::new(StoreErrorKind::Denied, message).not_applied().with_source(error);
+    }
+    if error.to_string().starts_with("invalid configuration") {
+        let message = "the server asks for a password, or for another kind of login than the URL has; write user and password";
         return StoreError::new(StoreErrorKind::Denied, message).not_applied().with_source(error);
     }
     let refused = error.source().and_then(|source| source.downcast_ref::<io::Error>()).map(io::Error::kind);

@@ -15,8 +15,10 @@ use tokio::sync::watch;
 
 use crate::{
     connection::{Connection, Failure, Worked},
+    counts::ReadLatch,
     flights::{self, Call, LockWait},
     groups::{Group, Own, unread},
+    rows::ReadRows,
     statements::Statement,
     trouble,
     wakes::Interest,
@@ -126,6 +128,13 @@ impl Group {
                 let read = Call { statement: Statement::Read, parameters: &[&names, &nobody] };
                 flights::first(&self.session, self.wait, lock, read, &[statement]).await?
             };
+            let at_home = match is_latch {
+                true => ReadLatch::new(&flight.read, &self.session.home).map(drop),
+                false => ReadRows::new(&flight.read, &self.session.home).map(drop),
+            };
+            if let Err(error) = at_home {
+                return Err(flights::give_up(&self.session, error).await);
+            }
             if flight.locked.is_empty() {
                 flights::roll_back(&self.session).await?;
                 let made = if is_latch {

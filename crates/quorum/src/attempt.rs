@@ -46,6 +46,10 @@ pub struct Attempt {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Phase {
     Asking,
+    /// Another process was granted this number. Whether it still holds is not known yet.
+    Adopting {
+        number: GrantNumber,
+    },
     /// Granted with this number and floor, which never change.
     Holding {
         number: GrantNumber,
@@ -73,6 +77,20 @@ impl Attempt {
         }
     }
 
+    /// An attempt that goes on with the hold of another process, which was granted this number. It sends nothing but
+    /// renewals and leaves. Members count only if they show exactly this number, because it is not known whether others
+    /// share the hold.
+    pub fn adopt(majority: Majority, number: GrantNumber) -> Self {
+        let mut attempt = Self::new(majority, Sharing::Shared, 0);
+        (attempt.phase, attempt.target) = (Phase::Adopting { number }, number);
+        // It may hold anywhere, so it leaves everywhere.
+        for at in &mut attempt.members {
+            at.heard = Stamp(1);
+        }
+        attempt.next_stamp = Stamp(2);
+        attempt
+    }
+
     /// The same for a contender that does not wait.
     #[must_use]
     pub fn trying(self) -> Self {
@@ -96,7 +114,7 @@ impl Attempt {
         }
         at.take(stamp, sent, said, first_floor);
         if let Said::Evicted(reason) = said
-            && matches!(self.phase, Phase::Asking | Phase::Holding { .. })
+            && !matches!(self.phase, Phase::Ended(_))
         {
             self.phase = Phase::Ended(Ended::Evicted(reason.clone()));
         }
@@ -109,13 +127,21 @@ impl Attempt {
         }
     }
 
+    /// This request was never sent, and will not arrive.
+    pub fn unsent(&mut self, member: usize, stamp: Stamp) {
+        if let Some(at) = self.members.get_mut(member) {
+            at.silent(stamp);
+            at.answered(stamp);
+        }
+    }
+
     /// What to send next. Call it after every answer; what is under way is not asked for again.
     pub fn next(&mut self, now: BootTime) -> Vec<Ask> {
         self.count(now);
         match self.phase {
             Phase::Asking => self.next_while_asking(now),
             Phase::Holding { .. } => self.create_again(now),
-            Phase::Ended(_) => Vec::new(),
+            Phase::Adopting { .. } | Phase::Ended(_) => Vec::new(),
         }
     }
 
@@ -195,7 +221,7 @@ impl Attempt {
         self.round = self.next_stamp;
         let (everywhere, at_least) = match self.phase {
             Phase::Asking => (false, 0),
-            Phase::Holding { number, .. } => (true, number),
+            Phase::Holding { number, .. } | Phase::Adopting { number } => (true, number),
             Phase::Ended(_) => return Vec::new(),
         };
         let asked = |at: &AtMember| match at.place(now) {
@@ -231,6 +257,50 @@ impl Attempt {
         members.into_iter().map(|member| self.leave_one(member)).collect()
     }
 
+    /// From now on others may hold at the same time. False: too few members show exactly its number, so that others could
+    /// not tell its floor, and nothing was changed.
+    pub fn share(&mut self, now: BootTime) -> bool {
+        let before = std::mem::replace(&mut self.sharing, Sharing::Shared);
+        let enough = self.hold(now).is_some();
+        if !enough {
+            self.sharing = before;
+        }
+        enough
+    }
+
+    /// Whether a majority has confirmed the hold in the latest round of renewals.
+    pub fn is_confirmed(&self, now: BootTime) -> bool {
+        let confirmed = self.members.iter().filter(|at| at.heard >= self.round && at.counts(now)).count();
+        self.hold(now).is_some() && confirmed >= self.majority.needed()
+    }
+
+    /// How many members have answered in the latest round of renewals.
+    pub fn heard_in_round(&self) -> usize {
+        self.members.iter().filter(|at| at.heard >= self.round).count()
+    }
+
+    /// How many members have ever answered.
+    pub fn heard(&self) -> usize {
+        self.members.iter().filter(|at| at.heard > Stamp(0)).count()
+    }
+
+    /// Whether it holds at this member.
+    pub fn is_held(&self, member: usize, now: BootTime) -> bool {
+        self.members.get(member).is_some_and(|at| at.place(now) == Place::Held)
+    }
+
+    /// Whether a leave was sent to this member that has no answer.
+    pub fn is_leaving(&self, member: usize) -> bool {
+        let leaves = |at: &AtMember| matches!(at.place(BootTime(0)), Place::Leaving | Place::Spent);
+        self.members.get(member).is_some_and(|at| leaves(at) && !at.has_left())
+    }
+
+    /// Whether this id may still be used at this member.
+    pub fn is_usable(&self, member: usize, now: BootTime) -> bool {
+        let place = self.members.get(member).map(|at| at.place(now));
+        place.is_some_and(|place| !matches!(place, Place::Leaving | Place::Spent))
+    }
+
     /// The member at which it waits in line.
     pub fn gate(&self) -> usize {
         self.gate
@@ -244,6 +314,11 @@ impl Attempt {
     /// Whether it waits in line at this member.
     pub fn is_in_line(&self, member: usize, now: BootTime) -> bool {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::InLine)
+    }
+
+    /// Whether its id cannot be used at this member any more: a leave got no answer, and may arrive at any time.
+    pub fn is_spent(&self, member: usize, now: BootTime) -> bool {
+        self.members.get(member).is_some_and(|at| at.place(now) == Place::Spent)
     }
 
     /// How it ended, if it did.
@@ -285,6 +360,17 @@ impl Attempt {
     #[expect(clippy::unused_self, reason = "tests plant mistakes in it")]
     fn makes(&self, _mistake: Mistake) -> bool {
         false
+    }
+
+    /// The same attempt in another process, which hears no answers to what was sent before.
+    #[cfg(test)]
+    pub(crate) fn elsewhere(mut self, before: &Self) -> Self {
+        let first = before.next_stamp;
+        for at in &mut self.members {
+            (at.from, at.heard) = (first, first);
+        }
+        self.next_stamp = Stamp(first.0 + 1);
+        self
     }
 
     /// Plants a mistake.

@@ -1,4 +1,4 @@
-//! The address of a server. Plain values: nothing here opens a connection.
+//! Where servers listen, and how they belong together. Plain values: nothing here opens a connection.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -30,4 +30,15 @@ impl fmt::Display for Address {
             Self::Unix(path) => write!(f, "{}", path.display()),
         }
     }
+}
+
+/// How the servers belong together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Shape {
+    /// One server.
+    Single(Address),
+    /// Sentinels know which server is the master of this name.
+    Sentinel(Vec<Address>, String),
+    /// Each of these nodes knows all others.
+    Cluster(Vec<Address>),
 }

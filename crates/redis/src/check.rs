@@ -7,7 +7,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use lockkeeper_core::{StoreError, store::StoreTime};
+use lockkeeper_core::{
+    StoreError,
+    store::StoreTime,
+    support::{risks, server_state::ServerState},
+};
 use redis::Value;
 
 use crate::{
@@ -17,8 +21,6 @@ use crate::{
     trouble,
 };
 
-/// A clock that differs by more than this is reported. Only grant numbers after a loss of data depend on it.
-const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 /// The oldest version that this store is tested with.
 const OLDEST: (u32, u32) = (7, 0);
 
@@ -38,6 +40,8 @@ pub struct Finding {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Risk {
+    /// A node of the cluster does not answer.
+    Silent,
     /// Locks may be thrown out when memory runs short.
     Eviction,
     /// A restart loses all locks.
@@ -60,28 +64,66 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Connects to the servers that `url` names and reports what puts locks at risk there; changes nothing.
+/// The servers, and what puts locks at risk there.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Examination {
+    /// The servers: each master, and behind it its replicas.
+    pub servers: Vec<ServerState>,
+    /// What puts locks at risk.
+    pub findings: Vec<Finding>,
+}
+
+/// Connects to the servers that `url` names and reports what they are and what puts locks at risk there; changes nothing.
 ///
 /// # Errors
 /// [`StoreError`] if the URL is wrong or no server can be reached.
-pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
+pub async fn examine(url: &str) -> Result<Examination, StoreError> {
     let opener = Arc::new(Opener::new(Settings::parse(url)?)?);
     let servers = Servers::find(opener, tokio::runtime::Handle::current(), Duration::from_secs(2)).await?;
-    let findings = look(&servers).await;
+    let found = look(&servers).await;
     servers.close();
-    findings
+    found
 }
 
-/// Checks all servers.
-pub(crate) async fn look(servers: &Servers) -> Result<Vec<Finding>, StoreError> {
-    let mut findings = Vec::new();
-    for server in &servers.map().in_use() {
-        findings.append(&mut look_at(servers, server).await?);
+/// The findings of [`examine`].
+///
+/// # Errors
+/// As [`examine`].
+pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
+    examine(url).await.map(|found| found.findings)
+}
+
+/// Checks all servers. It fails if none of them answers.
+pub(crate) async fn look(servers: &Servers) -> Result<Examination, StoreError> {
+    let (mut found, mut failed) = (Examination::default(), None);
+    let in_use = servers.map().in_use();
+    for server in &in_use {
+        match look_at(servers, server, &mut found.servers).await {
+            Ok(mut findings) => found.findings.append(&mut findings),
+            Err(error) => {
+                let address = server.address.to_string();
+                let message =
+                    "it does not answer, so nobody gets its locks; start it, or wait for the failover";
+                found.servers.push(ServerState::silent(address.clone()));
+                found.findings.push(Finding { server: address, risk: Risk::Silent, message: message.into() });
+                failed = Some(error);
+            }
+        }
     }
-    Ok(findings)
+    let silent = found.servers.iter().all(|server| !server.answers);
+    match failed {
+        Some(error) if silent => Err(error),
+        _ => Ok(found),
+    }
 }
 
-async fn look_at(servers: &Servers, server: &Server) -> Result<Vec<Finding>, StoreError> {
+/// Checks one server, and adds it and its replicas to `states`.
+async fn look_at(
+    servers: &Servers,
+    server: &Server,
+    states: &mut Vec<ServerState>,
+) -> Result<Vec<Finding>, StoreError> {
     let clock = clock(servers, server).await?;
     let facts = facts(servers, server).await.ok();
     let found = match &facts {
@@ -99,8 +141,28 @@ async fn look_at(servers: &Servers, server: &Server) -> Result<Vec<Finding>, Sto
         }
     };
     let peer = server.connection(Priority::Normal).peer().map_or_else(String::new, |peer| peer.to_string());
+    states.extend(described(&peer, facts.as_ref()));
     let finding = |(risk, message)| Finding { server: peer.clone(), risk, message };
     Ok(found.into_iter().flatten().map(finding).collect())
+}
+
+/// A server, and the replicas that it knows of.
+fn described(server: &str, facts: Option<&Facts>) -> Vec<ServerState> {
+    let fact = |name| facts.map_or("", |facts| facts.get(name));
+    let role = if fact("role") == "slave" { "replica" } else { fact("role") };
+    let (role, version) = (role.to_owned(), fact("redis_version").to_owned());
+    let own = ServerState { server: server.to_owned(), answers: true, role, version };
+    let replicas = (0..).map_while(|number| facts?.0.get(&format!("slave{number}")));
+    let replica = |line: &String| {
+        let part = |name: &str| line.split(',').find_map(|part| part.strip_prefix(name)).unwrap_or_default();
+        ServerState {
+            server: format!("{}:{}", part("ip="), part("port=")),
+            answers: part("state=") == "online",
+            role: format!("replica of {server}"),
+            version: String::new(),
+        }
+    };
+    std::iter::once(own).chain(replicas.map(replica)).collect()
 }
 
 /// A risk, and what to do.
@@ -111,13 +173,8 @@ async fn clock(servers: &Servers, server: &Server) -> Result<Found, StoreError> 
     let now = time(servers, server).await?;
     let took = before.elapsed().unwrap_or_default();
     let wall = before.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + took / 2;
-    let difference = wall.abs_diff(Duration::from_micros(now.0));
-    let message = || {
-        format!(
-            "the server's clock and that of this machine differ by {difference:?}; let both follow a time server"
-        )
-    };
-    Ok((difference > CLOCK_TOLERANCE + took).then(|| (Risk::Clock, message())))
+    let off = risks::clock_off(wall, took, Duration::from_micros(now.0));
+    Ok(off.map(|message| (Risk::Clock, message)))
 }
 
 fn eviction(facts: &Facts) -> Found {
@@ -207,17 +264,8 @@ pub(crate) async fn time(servers: &Servers, server: &Server) -> Result<StoreTime
 }
 
 /// Logs what was found.
-pub(crate) fn warn(found: Result<Vec<Finding>, StoreError>) {
-    for finding in found.into_iter().flatten() {
+pub(crate) fn warn(found: Result<Examination, StoreError>) {
+    for finding in found.into_iter().flat_map(|found| found.findings) {
         tracing::warn!(server = %finding.server, risk = ?finding.risk, "{}", finding.message);
     }
-}
-
-/// Fails if anything was found: for `strict=true`.
-pub(crate) fn refuse(found: &[Finding]) -> Result<(), StoreError> {
-    if found.is_empty() {
-        return Ok(());
-    }
-    let all: Vec<String> = found.iter().map(Finding::to_string).collect();
-    Err(trouble::config(format!("strict=true refuses these servers: {}", all.join("; "))))
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use lockkeeper_core::{
     StoreError, StoreErrorKind,
     store::{Connector, Context, Store, Wake},
-    support::background::Background,
+    support::{background::Background, risks},
 };
 use redis::Value;
 
 use crate::{
     check,
     layout::{self, Keys, slot},
+    member::RunIds,
     opener::Opener,
     servers::{Priority, Servers},
     settings::Settings,
@@ -43,7 +44,7 @@ async fn open(settings: Settings, context: Context) -> Result<RedisStore, StoreE
         grants = Some(listeners.subscribe(keys.grants(context.keeper), SUBSCRIBE_LIMIT).await);
     }
     if strict {
-        check::refuse(&check::look(&servers).await?)?;
+        risks::refuse(&check::look(&servers).await?.findings)?;
     } else {
         let servers = servers.clone();
         context.background.spawn(async move { check::warn(check::look(&servers).await) });
@@ -57,6 +58,7 @@ async fn open(settings: Settings, context: Context) -> Result<RedisStore, StoreE
         listeners,
         _grants: grants,
         _follower: follower,
+        run_ids: RunIds::default(),
         background: context.background,
     })
 }

@@ -268,7 +268,7 @@ impl Connection {
     }
 
     /// Sends one command on the connection of this generation; `None` if it is gone.
-    async fn send_on(
+    pub(crate) async fn send_on(
         &self,
         generation: Generation,
         command: Cmd,

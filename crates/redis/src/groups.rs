@@ -18,14 +18,14 @@ use crate::{
 };
 
 /// The answers of one call.
-struct Part<T> {
-    now: StoreTime,
-    answers: Vec<T>,
-    source: Source,
+pub(crate) struct Part<T> {
+    pub(crate) now: StoreTime,
+    pub(crate) answers: Vec<T>,
+    pub(crate) source: Source,
 }
 
 impl<T> Part<T> {
-    fn read<R>(
+    pub(crate) fn read<R>(
         requests: &[R],
         reply: ScriptReply,
         read: impl Fn(&mut Reader, &R, StoreTime) -> Result<T, StoreError>,
@@ -39,7 +39,11 @@ impl<T> Part<T> {
     }
 }
 
-fn read_answer(reader: &mut Reader, request: &&Request, now: StoreTime) -> Result<Answer, StoreError> {
+pub(crate) fn read_answer(
+    reader: &mut Reader,
+    request: &&Request,
+    now: StoreTime,
+) -> Result<Answer, StoreError> {
     match request {
         Request::Claim(claim) => reader.verdict(claim, now).map(Answer::Claim),
         Request::Leave(_) => reader.left().map(Answer::Leave),
@@ -103,7 +107,7 @@ impl RedisStore {
         if self.keys.is_sharded() { 1 } else { group.max(1) }
     }
 
-    fn calls<'a, T: Sync>(
+    pub(crate) fn calls<'a, T: Sync>(
         &'a self,
         script: &'static Script,
         group: &'a [&'a T],
@@ -145,7 +149,7 @@ impl RedisStore {
     /// Once the program has dropped its last handle, nothing is renewed any more, and the renewals' connection is
     /// usually open: it is opened with the first hold or waiter. Opening another one may take longer than the end of a
     /// program waits. Claims stay where `WAIT` looks for them.
-    fn priority_of(&self, group: &[&Request]) -> Priority {
+    pub(crate) fn priority_of(&self, group: &[&Request]) -> Priority {
         let only_leaves = || group.iter().all(|request| matches!(request, Request::Leave(_)));
         if self.servers.has_left_caller() && only_leaves() { Priority::Urgent } else { Priority::Normal }
     }
@@ -248,7 +252,7 @@ impl RedisStore {
 
 /// The indexes of a group's requests with plain leaves first. A plain leave stays behind a leave with a tombstone of
 /// the same resource, which may have granted what the plain one gives back.
-fn plain_leaves_first(group: &[Request]) -> Vec<usize> {
+pub(crate) fn plain_leaves_first(group: &[Request]) -> Vec<usize> {
     let mut special: Vec<&Name> = Vec::new();
     let ordered = codec::claims_and_leaves(group.iter());
     let (mut order, rest): (Vec<usize>, Vec<usize>) = (0..group.len()).partition(|index| {

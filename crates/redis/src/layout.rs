@@ -57,6 +57,11 @@ impl Keys {
         Cow::Owned(format!("{}{{{}{}{}}}:mark", self.prefix, letters[0], letters[1], letters[2]))
     }
 
+    /// The high-water mark that all resources share, unless this is a cluster.
+    pub(crate) fn shared_high_water(&self) -> &str {
+        &self.high_water
+    }
+
     pub(crate) fn latch(&self, name: &Name) -> String {
         self.of(name, ":latch")
     }
@@ -68,6 +73,11 @@ impl Keys {
 
     pub(crate) fn fence(&self, name: &Name) -> String {
         self.of(name, ":fence")
+    }
+
+    /// What the server keeps for the quorum that it is a member of.
+    pub(crate) fn member(&self) -> String {
+        format!("{}member", self.prefix)
     }
 
     /// The version of the layout and the id of the store: see [`new_identity`].

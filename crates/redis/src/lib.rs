@@ -38,6 +38,7 @@ mod counts;
 mod groups;
 mod layout;
 mod listing;
+mod member;
 mod messages;
 mod opener;
 mod replicas;
@@ -59,7 +60,7 @@ use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
 /// The options that a URL may have.
 pub const OPTIONS: &[&str] = settings::OPTIONS;
 
-pub use check::{Finding, Risk, check};
+pub use check::{Examination, Finding, Risk, check, examine};
 pub use store::CAPABILITY;
 
 /// Connects to the servers that `url` names; see [the crate](self) for its forms.

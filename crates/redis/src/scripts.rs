@@ -9,19 +9,31 @@ use crate::layout::{Keys, slot};
 
 /// A script and its digest.
 pub(crate) struct Script {
-    text: &'static str,
+    text: String,
     digest: String,
 }
 
 impl Script {
-    fn new(text: &'static str) -> Self {
-        Self { text, digest: redis::Script::new(text).get_hash().to_owned() }
+    fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
+        let digest = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, digest }
+    }
+
+    /// The same script for a member of a quorum: its last argument is the key of the member's record, which is the second
+    /// value of the reply.
+    fn of_member(&self) -> Self {
+        let text = &self.text;
+        Self::new(format!(
+            "local record = redis.pcall('GET', table.remove(ARGV))\nlocal function act()\n{text}\nend\n\
+             return {{act(), type(record) == 'string' and record}}"
+        ))
     }
 
     /// Has the server keep the script. Servers from 7.4 on forget scripts that came with `EVAL` when there are many.
     pub(crate) fn load(&self) -> Cmd {
         let mut command = redis::cmd("SCRIPT");
-        command.arg("LOAD").arg(self.text);
+        command.arg("LOAD").arg(&self.text);
         command
     }
 }
@@ -54,6 +66,9 @@ pub(crate) static CHANGES: LazyLock<Script> = transition!("changes.lua");
 pub(crate) static COUNT: LazyLock<Script> = transition!("count.lua");
 pub(crate) static INSPECT: LazyLock<Script> = script!("inspect.lua");
 pub(crate) static FENCE: LazyLock<Script> = script!("fence.lua");
+pub(crate) static MEMBER_APPLY: LazyLock<Script> = LazyLock::new(|| APPLY.of_member());
+pub(crate) static MEMBER_RENEW: LazyLock<Script> = LazyLock::new(|| RENEW.of_member());
+pub(crate) static MEMBER: LazyLock<Script> = script!("member.lua");
 
 /// Appends keys and arguments to a command; the number is the nonce.
 type Fill<'a> = dyn Fn(&mut Cmd, u64) + Send + Sync + 'a;
@@ -81,6 +96,15 @@ impl<'a> Call<'a> {
         // Only a cluster has slots.
         let slot = if of.is_sharded() { slot(&of.resource(name)) } else { 0 };
         Self { script, slot, keys, fill: Box::new(fill) }
+    }
+
+    /// A call that is about no resource. Not in a cluster.
+    pub(crate) fn plain(
+        script: &'static Script,
+        keys: usize,
+        fill: impl Fn(&mut Cmd, u64) + Send + Sync + 'a,
+    ) -> Self {
+        Self { script, slot: 0, keys, fill: Box::new(fill) }
     }
 
     /// The command that makes this call.

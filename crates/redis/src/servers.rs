@@ -13,13 +13,13 @@ use lockkeeper_core::{ContenderId, StoreError};
 use tokio::{runtime::Handle, sync::watch, task::JoinSet};
 
 use crate::{
-    address::Address,
+    address::{Address, Shape},
     connection::{Connection, Location},
     layout::SLOTS,
     opener::Opener,
     runtime::ConnectionRuntime,
     sentinels::Sentinels,
-    settings::{Settings, Shape},
+    settings::Settings,
     slots::{self, View},
     trouble,
 };
@@ -41,7 +41,7 @@ pub(crate) struct Server {
 }
 
 /// Which connection a request takes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Priority {
     Normal,
     /// For requests that must not wait behind others, such as renewals.

@@ -4,21 +4,13 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     StoreError,
-    support::{duration, percent},
+    support::url_parts::{decode, flag, host_and_port, needs, time},
 };
 
-use crate::{address::Address, trouble::config};
-
-/// How the servers belong together.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Shape {
-    /// One server.
-    Single(Address),
-    /// Sentinels know which server is the master of this name.
-    Sentinel(Vec<Address>, String),
-    /// Each of these nodes knows all others.
-    Cluster(Vec<Address>),
-}
+use crate::{
+    address::{Address, Shape},
+    trouble::config,
+};
 
 /// Text that must not be shown.
 #[derive(Clone)]
@@ -87,10 +79,6 @@ pub(crate) const OPTIONS: &[&str] = &[
     "sentinel_user",
     "sentinel_password",
 ];
-
-/// Times in a URL lie between these.
-const SHORTEST: Duration = Duration::from_millis(1);
-const LONGEST: Duration = Duration::from_secs(1000 * 3600);
 
 /// The parts of a URL, as they were written.
 struct Parts<'a> {
@@ -217,10 +205,6 @@ fn not_a_url() -> StoreError {
     config(format!("this is not a URL of the Redis store; write {FORMS}"))
 }
 
-fn needs(key: &str, what: &str) -> StoreError {
-    config(format!("the option {key} needs {what}"))
-}
-
 /// How the servers belong together, and the number of the database if the path has one.
 fn shape<'a>(form: &str, hosts: &str, path: &'a str) -> Result<(Shape, Option<&'a str>), StoreError> {
     let mut parts =
@@ -258,32 +242,16 @@ fn login(text: &str) -> Result<Login, StoreError> {
     Ok(Login { user: (!user.is_empty()).then_some(user), password })
 }
 
-fn decode(text: &str) -> Result<String, StoreError> {
-    percent::decode(text).ok_or_else(|| {
-        config("the URL has a % that two hexadecimal digits do not follow; write %25 for a % sign")
-    })
-}
-
 fn addresses(hosts: &str, default_port: u16) -> Result<Vec<Address>, StoreError> {
     hosts.split(',').map(|host| address(host, default_port)).collect()
 }
 
 fn address(host: &str, default_port: u16) -> Result<Address, StoreError> {
-    let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((name, port)) => (name, port.strip_prefix(':')),
-        None => match host.split_once(':') {
-            Some((name, port)) => (name, Some(port)),
-            None => (host, None),
-        },
-    };
-    let port = match port {
-        Some(port) => port.parse().map_err(|_| config("a port of the URL is not a number"))?,
-        None => default_port,
-    };
+    let (name, port) = host_and_port(host)?;
     if name.is_empty() {
         return Err(config(format!("the URL names no host; write {FORMS}")));
     }
-    Ok(Address::Tcp(name.into(), port))
+    Ok(Address::Tcp(name.into(), port.unwrap_or(default_port)))
 }
 
 fn namespace(value: &str) -> Result<String, StoreError> {
@@ -292,19 +260,6 @@ fn namespace(value: &str) -> Result<String, StoreError> {
         return Err(needs("namespace", "1 to 100 letters, digits or _ - . : /"));
     }
     Ok(value.to_owned())
-}
-
-fn flag(key: &str, value: &str) -> Result<bool, StoreError> {
-    match value {
-        "true" | "1" => Ok(true),
-        "false" | "0" => Ok(false),
-        _ => Err(needs(key, "true or false")),
-    }
-}
-
-fn time(key: &str, value: &str) -> Result<Duration, StoreError> {
-    let length = duration::parse(value).ok().filter(|length| (SHORTEST..=LONGEST).contains(length));
-    length.ok_or_else(|| needs(key, "a time from 1ms to 1000h, such as 500ms or 2s"))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use lockkeeper_core::{
     Capability, KeeperId, Name, Survives,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, Eviction, LatchPage,
-        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        ListQuery, Member, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
     support::background::Background,
 };
@@ -18,6 +18,7 @@ use lockkeeper_core::{
 use crate::{
     codec::{Reader, reason_argument},
     layout::{Keys, slot},
+    member::RunIds,
     scripts::{Call, EVICT, FENCE},
     servers::{Priority, Servers},
     wakes::{Listeners, Subscription},
@@ -64,6 +65,7 @@ pub(crate) struct RedisStore {
     pub(crate) _grants: Option<Subscription>,
     /// Moves to the new master when there is one.
     pub(crate) _follower: Option<Background>,
+    pub(crate) run_ids: RunIds,
     /// The keeper's runtime.
     pub(crate) background: tokio::runtime::Handle,
 }
@@ -157,6 +159,10 @@ impl Store for RedisStore {
 
     fn leave_caller(&self) {
         self.servers.leave_caller();
+    }
+
+    fn member(&self) -> Option<&dyn Member> {
+        self.capability().may_be_member.then_some(self as &dyn Member)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -6,7 +6,7 @@ use std::io;
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use redis::{RedisError, ServerError};
 
-use crate::{address::Address, settings::Shape};
+use crate::address::{Address, Shape};
 
 /// The server answered with an error.
 pub(crate) fn refused(error: &ServerError) -> StoreError {
@@ -51,19 +51,19 @@ fn explain(code: &str, details: &str) -> Option<StoreError> {
 /// What kind of trouble it is, and what to do.
 type Remedy = (StoreErrorKind, &'static str);
 
-/// The server cannot do it now.
+/// The server cannot do it now. It has answered, so it is reachable.
 fn server_not_ready(code: &str) -> Option<Remedy> {
-    use StoreErrorKind::{Conflict, Unreachable};
+    use StoreErrorKind::Conflict;
     Some(match code {
         "READONLY" => (
-            Unreachable,
+            Conflict,
             "this server is a replica and takes no writes: a failover is under way, or the URL names a replica; \
              name the master, or use redis+sentinel:// or redis+cluster://, which find it",
         ),
-        "MASTERDOWN" => (Unreachable, "this replica has lost its master; wait for the failover"),
-        "LOADING" => (Unreachable, "the server is loading its data; it answers when that is done"),
+        "MASTERDOWN" => (Conflict, "this replica has lost its master; wait for the failover"),
+        "LOADING" => (Conflict, "the server is loading its data; it answers when that is done"),
         "CLUSTERDOWN" => (
-            Unreachable,
+            Conflict,
             "the cluster does not serve this slot; see `redis-cli cluster info` for the nodes that are missing",
         ),
         // Only if there was no time left to send its text.
@@ -116,7 +116,7 @@ fn no_access(code: &str, details: &str) -> Option<Remedy> {
 
 /// The server is another one than the URL takes it for, or has no room.
 fn wrong_server(code: &str, details: &str) -> Option<Remedy> {
-    use StoreErrorKind::{Config, Unreachable};
+    use StoreErrorKind::{Config, Conflict};
     Some(match code {
         "CROSSSLOT" => (Config, "this server is part of a cluster; use redis+cluster:// in the URL"),
         "NOPROTO" => (Config, NO_RESP3),
@@ -127,7 +127,7 @@ fn wrong_server(code: &str, details: &str) -> Option<Remedy> {
             (Config, "this server is not part of a cluster; use redis:// in the URL")
         }
         "ERR" if details.contains("max number of clients") => {
-            (Unreachable, "the server has no connection left; raise maxclients, or close some of its clients")
+            (Conflict, "the server has no connection left; raise maxclients, or close some of its clients")
         }
         "ERR" if is_unknown_command(details) => {
             (Config, "the server does not know a command that locks need; use Redis 7.0 or newer")
@@ -312,11 +312,12 @@ mod tests {
 
     #[test]
     fn passing_trouble_is_told_from_lasting_trouble() {
-        use StoreErrorKind::{Config, Conflict, Denied, Unreachable};
+        use StoreErrorKind::{Config, Conflict, Denied};
         for (code, kind) in [
-            ("READONLY", Unreachable),
-            ("LOADING", Unreachable),
-            ("CLUSTERDOWN", Unreachable),
+            ("READONLY", Conflict),
+            ("MASTERDOWN", Conflict),
+            ("LOADING", Conflict),
+            ("CLUSTERDOWN", Conflict),
             ("TRYAGAIN", Conflict),
             ("NOSCRIPT", Conflict),
             ("OOM", Conflict),

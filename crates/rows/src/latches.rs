@@ -5,6 +5,8 @@ use lockkeeper_core::{
     store::{Count, CountAction, CountState, Counted, StoreTime},
 };
 
+use crate::BadRow;
+
 /// The row of a latch, which may stay when the latch is deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LatchRow {
@@ -18,6 +20,20 @@ impl LatchRow {
     /// A state as columns: remaining, initial, opened, born.
     pub fn numbers(state: CountState) -> [i64; 4] {
         [state.remaining, state.initial, state.opened, state.born].map(u64::cast_signed)
+    }
+
+    /// The way back from columns that may be NULL: all of them are, if there is no such latch.
+    ///
+    /// # Errors
+    /// If only some of them are.
+    pub fn state_in(columns: [Option<i64>; 4]) -> Result<Option<CountState>, BadRow> {
+        match columns {
+            [None, None, None, None] => Ok(None),
+            [Some(remaining), Some(initial), Some(opened), Some(born)] => {
+                Ok(Some(Self::state_of([remaining, initial, opened, born])))
+            }
+            _ => Err(BadRow::at("remaining")),
+        }
     }
 
     /// The way back.
@@ -51,12 +67,16 @@ impl Remembered {
     }
 
     /// The way back.
-    pub fn answer_of(kind: i64, numbers: [i64; 4]) -> Counted {
+    ///
+    /// # Errors
+    /// If there is no such kind.
+    pub fn answer_of(kind: i64, numbers: [i64; 4]) -> Result<Counted, BadRow> {
         let state = LatchRow::state_of(numbers);
         match kind {
-            MISSING => Counted::Missing,
-            EXISTS => Counted::Exists(state),
-            _ => Counted::State(state),
+            MISSING => Ok(Counted::Missing),
+            EXISTS => Ok(Counted::Exists(state)),
+            STATE => Ok(Counted::State(state)),
+            _ => Err(BadRow::at("answer")),
         }
     }
 }
@@ -178,7 +198,18 @@ mod tests {
         let state = CountState { remaining: 1, initial: 2, opened: 3, born: u64::MAX };
         for answer in [Counted::State(state), Counted::Exists(state), Counted::Missing] {
             let (kind, numbers) = Remembered { until: StoreTime(1), answer }.numbers();
-            assert_eq!(Remembered::answer_of(kind, numbers), answer);
+            assert_eq!(Remembered::answer_of(kind, numbers), Ok(answer));
         }
+    }
+
+    /// Else a latch that somebody changed would look like one that is not there, and be made anew.
+    #[test]
+    fn half_a_latch_and_unknown_answers_are_nobodys() {
+        assert_eq!(LatchRow::state_in([None; 4]), Ok(None));
+        let state = LatchRow::state_of([1, 2, 0, 3]);
+        assert_eq!(LatchRow::state_in([Some(1), Some(2), Some(0), Some(3)]), Ok(Some(state)));
+        assert!(LatchRow::state_in([Some(1), Some(2), Some(0), None]).is_err());
+        assert!(LatchRow::state_in([None, Some(2), Some(0), Some(3)]).is_err());
+        assert!(Remembered::answer_of(7, [0; 4]).is_err());
     }
 }

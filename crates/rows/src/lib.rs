@@ -40,7 +40,9 @@ pub use fences::{Fenced, admit};
 pub use front::{Kept, keep_position};
 pub use latches::{CountOutcome, CountSnapshot, LatchRow, Remembered};
 pub use needs::{NeededName, Needs};
-pub use numbers::{capacity_from, capacity_number, kind_from, name_from, units_from, units_number};
+pub use numbers::{
+    capacity_from, capacity_number, high_water_from, kind_from, name_from, units_from, units_number,
+};
 pub use outcome::{Outcome, ResourceWrites, RowChange, Tombstone, Wakes, Writes};
 pub use resource_row::{ResourceRow, RowHolder, Stored};
 pub use slots::Slots;

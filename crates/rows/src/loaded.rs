@@ -1,15 +1,16 @@
 //! One resource as it was stored and as it is now, and the difference between the two as rows.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use lockkeeper_core::{
     ContenderId, Name,
     model::{HighWater, Holder, Resource, Waiter},
+    store::StoreTime,
 };
 
 use crate::{
     BadRow, EntryRow, ResourceRow, ResourceWrites, RowChange, RowHolder, Stored,
-    numbers::{capacity_from, capacity_number},
+    numbers::{capacity_from, capacity_number, high_water_from},
 };
 
 /// A resource as it was stored, and as it is now.
@@ -105,13 +106,13 @@ type Rest<'a> = HashMap<ContenderId, Before<'a>>;
 
 impl Loaded {
     pub(crate) fn new(stored: Stored) -> Result<Self, BadRow> {
-        let high_water = u64::try_from(stored.row.high_water).map_err(|_| BadRow::at("high_water"))?;
+        let high_water = high_water_from(stored.row.high_water)?;
         let Decoded { resource, room, holder_turns, waiter_turns } = Decoded::of(stored)?;
         Ok(Self {
             before: resource.clone(),
             resource,
-            high_water: HighWater(high_water),
-            high_water_before: HighWater(high_water),
+            high_water,
+            high_water_before: high_water,
             changed: false,
             room,
             holder_turns,
@@ -122,6 +123,15 @@ impl Loaded {
     /// Whether every hold was there before, just as it is.
     pub(crate) fn gives_nothing(&self) -> bool {
         self.resource.holders.iter().all(|holder| self.before.holders.contains(holder))
+    }
+
+    /// For how long holders that are gone would still hold.
+    pub(crate) fn frees(&self, now: StoreTime) -> Duration {
+        let stays =
+            |gone: &Holder| self.resource.holders.iter().any(|holder| holder.contender == gone.contender);
+        let gone = self.before.holders.iter().filter(|holder| !stays(holder));
+        let rest = |holder: &Holder| Duration::from_micros(holder.expires.0.saturating_sub(now.0));
+        gone.map(rest).max().unwrap_or_default()
     }
 
     /// What has to be written; `None` if nothing.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Capacity, Name, Units, store::Kind};
+use lockkeeper_core::{Capacity, Name, Token, Units, model::HighWater, store::Kind};
 
 use crate::BadRow;
 
@@ -44,6 +44,16 @@ pub fn capacity_from(number: i64) -> Result<Capacity, BadRow> {
     }
 }
 
+/// A high-water mark, or the floor of all.
+///
+/// # Errors
+/// If `number` is none that was ever granted. Such a mark would stop the numbers of a name from growing, and such a floor
+/// those of all names.
+pub fn high_water_from(number: i64) -> Result<HighWater, BadRow> {
+    let number = u64::try_from(number).ok().filter(|number| *number < Token::NUMBER_LIMIT);
+    number.map(HighWater).ok_or(BadRow::at("high_water"))
+}
+
 fn count(number: i64) -> Option<u32> {
     u32::try_from(number).ok()
 }
@@ -70,4 +80,20 @@ pub(crate) fn micros(length: Duration) -> i64 {
 
 pub(crate) fn length(micros: i64) -> Duration {
     Duration::from_micros(micros.cast_unsigned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_above_all_numbers_is_nobodys() {
+        let limit = Token::NUMBER_LIMIT.cast_signed();
+        for good in [0, 1, limit - 1] {
+            assert_eq!(high_water_from(good), Ok(HighWater(good.cast_unsigned())));
+        }
+        for bad in [-1, limit, i64::MAX] {
+            assert!(high_water_from(bad).is_err(), "{bad}");
+        }
+    }
 }

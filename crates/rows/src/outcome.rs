@@ -1,5 +1,7 @@
 //! What comes out of a step: answers, rows to write, and wakes to send after the commit.
 
+use std::time::Duration;
+
 use lockkeeper_core::{
     ContenderId, KeeperId, Name,
     model::HighWater,
@@ -33,6 +35,9 @@ pub struct Writes {
     /// Whether somebody was given something or an operator's order took effect, so that it must be durable before it is
     /// answered. Positions in queues, releases that nobody waits for and the end of leases are not like that.
     pub gives: bool,
+    /// For how long, from now on, something that was released would be held if this was lost: until the latest end among
+    /// the leases of holders that are gone.
+    pub frees: Duration,
 }
 
 impl Writes {

@@ -221,7 +221,9 @@ impl Transition {
         let grants = self.grants.iter().filter(|grant| still_holds(grant)).cloned().collect();
         let tombstones = self.new_tombstones.into_iter();
         let tombstones = tombstones.map(|(contender, until)| Tombstone { contender, until }).collect();
-        let writes = Writes { resources, tombstones, high_water: self.high_water_given, gives };
+        let now = self.now.lease;
+        let frees = self.resources.values().map(|loaded| loaded.frees(now)).max().unwrap_or_default();
+        let writes = Writes { resources, tombstones, high_water: self.high_water_given, gives, frees };
         (writes, Wakes { grants, changed })
     }
 }

@@ -22,9 +22,9 @@ use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::{
+    caller::Caller,
     connections::Connections,
     console::Watched,
-    gate::Caller,
     idempotency::Remembered,
     log::Log,
     metrics,
@@ -220,7 +220,7 @@ impl App {
 
 /// Whether every claim that outlives its process needs a session at the servers.
 fn claims_are_sessions(keeper: &Keeper) -> bool {
-    keeper.capability().store == "zookeeper"
+    !keeper.capability().lease_per_claim
 }
 
 /// A request that waits.

@@ -1,11 +1,11 @@
-//! One connection: its limits, its requests, and the headers of all answers.
+//! One connection: its limits and its requests.
 
 use std::{convert::Infallible, sync::Arc, time::Instant};
 
 use axum::{
     Router,
     body::Body,
-    http::{HeaderMap, HeaderName, HeaderValue, Request, header},
+    http::Request,
     response::{IntoResponse, Response},
 };
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -16,6 +16,7 @@ use crate::{
     app::App,
     connections::{Entered, Peer},
     gate::{self, Head},
+    headers::protect,
     listener::Accepted,
     metrics,
     stream::{Bytes, Stream},
@@ -26,10 +27,6 @@ use crate::{
 const LARGEST_HEAD: usize = 16 * 1024;
 /// The most headers of a request.
 const MOST_HEADERS: usize = 64;
-
-/// What may come to a browser from here: nothing but our own files, and nobody may frame them.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; \
-                      connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
 /// Serves a connection to its end.
 pub(crate) async fn serve(
@@ -116,24 +113,4 @@ async fn answer(
     metrics::answered(path, response.status().as_u16(), started.elapsed());
     protect(response.headers_mut(), always_tls);
     response
-}
-
-/// The headers of every answer.
-fn protect(headers: &mut HeaderMap, always_tls: bool) {
-    const HEADERS: [(HeaderName, &str); 7] = [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::X_FRAME_OPTIONS, "DENY"),
-        (header::REFERRER_POLICY, "no-referrer"),
-        (header::CACHE_CONTROL, "no-store"),
-        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
-        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-    ];
-    for (name, value) in HEADERS {
-        headers.entry(name).or_insert(HeaderValue::from_static(value));
-    }
-    if always_tls {
-        let always = HeaderValue::from_static("max-age=31536000");
-        headers.entry(header::STRICT_TRANSPORT_SECURITY).or_insert(always);
-    }
 }

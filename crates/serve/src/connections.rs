@@ -13,7 +13,10 @@ use std::{
 use lockkeeper::support;
 use tokio::sync::Notify;
 
-use crate::delivery::Delivery;
+use crate::{
+    count::{Count, OneOf},
+    delivery::Delivery,
+};
 
 /// The other end of a connection.
 pub(crate) struct Peer {
@@ -54,28 +57,6 @@ impl Drop for Busy {
     fn drop(&mut self) {
         *support::lock(&self.0.idle_since) = Instant::now();
         self.0.busy.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// Counts up to a limit that is given with each.
-#[derive(Debug, Default)]
-pub(crate) struct Count(AtomicUsize);
-
-impl Count {
-    /// One more, until what is returned is dropped. `None` if there are `most`.
-    pub(crate) fn one_of(self: &Arc<Self>, most: usize) -> Option<OneOf> {
-        let more = |count| (count < most).then_some(count + 1);
-        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(OneOf(self.clone()))
-    }
-}
-
-/// One that counts.
-pub(crate) struct OneOf(Arc<Count>);
-
-impl Drop for OneOf {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

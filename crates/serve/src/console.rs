@@ -1,27 +1,14 @@
-//! Feeds the console: samples and outages as they come, and the limits of alarms whenever their file changes.
+//! The console that this server shows, and the demo that it can show instead.
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{fs, path::Path};
 
-use lockkeeper::{Keeper, StoreError, clock::Clock, doctor, memory::MemoryServer, support::sentence};
+use lockkeeper::{Keeper, StoreError, clock::Clock, memory::MemoryServer, support::sentence};
 use lockkeeper_console::{
-    Console, Finding, Rules, Sample as Seen, SteadyClock, StoreFacts, Webhook,
+    Console, Rules, Sample as Seen, SteadyClock, StoreFacts, Webhook,
     demo::{self, Demo},
 };
-use serde_json::json;
 
-use crate::{
-    app::App,
-    error::ServeError,
-    files::{Attempt, Followed, Loaded},
-    sample::Sample,
-    sampler::Reader,
-    shapes::millis,
-};
-
-/// How often the doctor looks.
-const DOCTOR: Duration = Duration::from_secs(600);
-/// How soon it looks again if the store could not be asked.
-const DOCTOR_AGAIN: Duration = Duration::from_secs(60);
+use crate::{error::ServeError, sample::Sample, shapes::millis};
 
 /// The console and the clock that it goes by.
 pub(crate) struct Watched {
@@ -35,13 +22,12 @@ impl Watched {
         let facts = StoreFacts { url: keeper.url().to_owned(), capability: keeper.capability().clone() };
         let console = Console::new(facts, Webhook::start());
         if let Some(file) = alarms {
-            let rules = read(file).map_err(ServeError::usage)?;
-            console.set_rules(rules, Some(file.display().to_string()));
+            set_rules(&console, file, Receiver::AsTold).map_err(ServeError::usage)?;
         }
         Ok(Self { console, clock: SteadyClock::new(Clock::boot()) })
     }
 
-    fn observe(&self, sample: &Sample) {
+    pub(crate) fn observe(&self, sample: &Sample) {
         self.console.observe(Seen {
             at: self.clock.now().saturating_sub(millis(sample.age())),
             took: millis(sample.took),
@@ -52,61 +38,26 @@ impl Watched {
     }
 }
 
-fn read(file: &Path) -> Result<Rules, String> {
+/// Who is told of alarms.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Receiver {
+    /// The webhook of the file.
+    AsTold,
+    /// Nobody: they are invented.
+    Nobody,
+}
+
+/// Reads the limits of `file`. If they cannot be used, nothing changes.
+pub(crate) fn set_rules(console: &Console, file: &Path, receiver: Receiver) -> Result<(), String> {
     let shown = file.display();
     let text = fs::read_to_string(file)
         .map_err(|error| format!("cannot read the file of alarms {shown}: {}", sentence::of(&error)))?;
-    Rules::parse(&text).map_err(|error| format!("the file of alarms {shown}: {error}"))
-}
-
-/// Shows every sample to the console, for ever.
-pub(crate) async fn watch(app: Arc<App>, mut reader: Reader) {
-    loop {
-        let known = reader.next().await;
-        match (known.outage, known.sample) {
-            (Some(outage), _) => app.watched.console.fail(app.watched.clock.now(), &outage.message),
-            (None, Some(sample)) => app.watched.observe(&sample),
-            (None, None) => {}
-        }
+    let wrong = |error| format!("the file of alarms {shown}: {error}");
+    let mut rules = Rules::parse(&text).map_err(wrong)?;
+    if receiver == Receiver::Nobody {
+        rules = rules.without_webhook();
     }
-}
-
-/// Has the doctor look at the store now and then, for ever.
-pub(crate) async fn ask_doctor(app: Arc<App>) {
-    let store = if app.settings.demo { "memory:" } else { &app.settings.store };
-    loop {
-        let pause = match doctor::check(store).await {
-            Ok(found) => {
-                let found = found.into_iter().map(|it| Finding { server: it.server, message: it.message });
-                app.watched.console.set_findings(app.watched.clock.now(), found.collect());
-                DOCTOR
-            }
-            // The alarm that the store is out of reach says it better. What was found before stays.
-            Err(_) => DOCTOR_AGAIN,
-        };
-        tokio::time::sleep(pause).await;
-    }
-}
-
-/// Reads the limits anew whenever their file changes, for ever.
-pub(crate) async fn follow_alarms(app: Arc<App>, followed: Followed) {
-    let Some(file) = app.settings.alarms.clone() else { return };
-    let load = |attempt| match read(&file) {
-        Ok(rules) => {
-            app.watched.console.set_rules(rules, Some(file.display().to_string()));
-            app.log.write("info", "the limits of alarms were read anew", json!({}));
-            Loaded::Good
-        }
-        Err(error) => {
-            if attempt == Attempt::First {
-                app.watched.console.rules_failed(&error);
-                let what = "the file of alarms changed and cannot be used; the limits of before stay";
-                app.log.write("error", what, json!({ "error": error }));
-            }
-            Loaded::Bad
-        }
-    };
-    followed.follow(load).await;
+    console.set_rules(rules, Some(shown.to_string())).map_err(wrong)
 }
 
 /// The demo, with its past already shown to the console.
@@ -127,9 +78,13 @@ impl Played {
         watched: &mut Watched,
         alarms: Option<&Path>,
     ) -> Result<(), ServeError> {
-        if alarms.is_none() {
-            let rules = Rules::parse(demo::RULES).map_err(|error| ServeError::internal(error.to_string()))?;
-            watched.console.set_rules(rules, None);
+        let console = &watched.console;
+        match alarms {
+            Some(file) => set_rules(console, file, Receiver::Nobody).map_err(ServeError::usage)?,
+            None => {
+                let rules = Rules::parse(demo::RULES).and_then(|rules| console.set_rules(rules, None));
+                rules.map_err(|error| ServeError::internal(error.to_string()))?;
+            }
         }
         self.demo.play_past(&watched.console).await?;
         watched.clock = SteadyClock::new(self.demo.clock());
@@ -140,5 +95,38 @@ impl Played {
     pub(crate) async fn run(self) {
         // Its store is in this process and does not fail.
         drop(self.demo.run().await);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_console::Scope;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_webhook_that_cannot_be_used_is_told_at_the_start() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("alarms.toml");
+        let text = "[webhook]\nurl = 'http://hooks.example/'\nauthorization = \"Bearer canary\\u0007\"";
+        fs::write(&file, text).expect("written");
+        let keeper = lockkeeper::builder("memory:").expect("a URL").connect().await.expect("a store");
+        let error = Watched::new(&keeper, Some(&file)).map(drop).expect_err("it cannot be sent").to_string();
+        assert!(error.contains("authorization") && !error.contains("canary"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn the_demo_tells_no_receiver_of_its_alarms() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("alarms.toml");
+        fs::write(&file, "[webhook]\nurl = 'http://hooks.example/'\n[[alarm]]\nheld = '1m'")
+            .expect("written");
+        let mut played = Played::new().await.expect("a store");
+        let keeper = Keeper::builder(played.server.connector(demo::URL)).connect().await.expect("a store");
+        let mut watched = Watched::new(&keeper, None).expect("no file");
+        played.show_past(&mut watched, Some(&file)).await.expect("a good file");
+        let shown = watched.console.alarms(Scope::all());
+        assert!(shown.webhook.is_none() && !shown.active.is_empty());
+        assert_eq!(shown.limits[0].held.as_deref(), Some("1m"));
     }
 }

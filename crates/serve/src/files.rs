@@ -10,6 +10,9 @@ use std::{
 /// How often files are looked at.
 const EVERY: Duration = Duration::from_secs(1);
 
+/// How often in a row a file is not there before that is told.
+const MISSING: u32 = 5;
+
 /// What tells one version of a file from another. The time of its last change also covers its owner and rights, which decide
 /// whether it can be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,15 +61,18 @@ impl Followed {
     }
 
     /// Calls `load` each time that one of the files is another than before, and every second while it cannot be used. A
-    /// file that is being written, or is not there for a moment while it is replaced, is waited for.
+    /// file that is being written, or is not there for a moment while it is replaced, is waited for; one that stays away is
+    /// tried, so that somebody is told.
     pub(crate) async fn follow(mut self, mut load: impl FnMut(Attempt) -> Loaded) {
         let mut before = self.read.clone();
         let mut failed: Option<Vec<Option<Version>>> = None;
+        let mut missing = 0;
         loop {
             tokio::time::sleep(EVERY).await;
             let now = look(&self.files);
             let rests = std::mem::replace(&mut before, now.clone()) == now;
-            if now == self.read || !rests || !now.iter().all(Option::is_some) {
+            missing = if now.iter().all(Option::is_some) { 0 } else { missing + 1 };
+            if now == self.read || !rests || (1..MISSING).contains(&missing) {
                 continue;
             }
             let attempt = if failed.as_ref() == Some(&now) { Attempt::Again } else { Attempt::First };
@@ -91,6 +97,29 @@ mod tests {
     use lockkeeper::support;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_stays_away_is_told_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("file");
+        fs::write(&file, "one").expect("written");
+        let followed = Followed::before_reading(vec![file.clone()]);
+        fs::remove_file(&file).expect("removed");
+        let (attempts, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let follow = followed.follow(|attempt| {
+            attempts.send(attempt).expect("a reader");
+            Loaded::Bad
+        });
+        let heard = async {
+            let first = heard.recv().await;
+            (first, heard.recv().await)
+        };
+        tokio::select! {
+            () = follow => {}
+            heard = heard => assert_eq!(heard, (Some(Attempt::First), Some(Attempt::Again))),
+            () = tokio::time::sleep(EVERY * 30) => panic!("it is not told"),
+        }
+    }
 
     #[tokio::test]
     async fn a_file_that_cannot_be_used_is_tried_again_and_one_that_can_is_not() {

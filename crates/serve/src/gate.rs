@@ -1,78 +1,17 @@
 //! Who gets in: the checks that every request passes before anything is done for it.
 
-use std::{
-    net::IpAddr,
-    sync::{Arc, OnceLock},
-};
+use std::{net::IpAddr, sync::Arc};
 
-use axum::{
-    extract::FromRequestParts,
-    http::{HeaderMap, Method, Uri, header, request::Parts},
-};
+use axum::http::{HeaderMap, Method, Uri, header};
 
 use crate::{
     app::App,
-    connections::{Busy, OneOf, Peer},
+    caller::Caller,
+    connections::Peer,
     problem::{Code, Problem},
     settings::Settings,
     tokens::{Role, Who},
 };
-
-/// Who makes a request, and from where.
-#[derive(Clone)]
-pub(crate) struct Caller {
-    pub(crate) who: Arc<Who>,
-    /// The address, or `unix`.
-    pub(crate) from: Arc<str>,
-    pub(crate) peer: Arc<Peer>,
-    /// Keeps the connection while the request is worked on.
-    busy: Arc<OnceLock<(Busy, OneOf)>>,
-    /// How many requests of one token may be worked on at once.
-    share: usize,
-}
-
-impl Caller {
-    /// The request is there with all of its body, so it is worked on from now on.
-    pub(crate) fn begin(&self) -> Result<(), Problem> {
-        let Some(one) = self.who.busy.one_of(self.share) else {
-            let message = "this token keeps too many connections busy; the server's --connections says how many there are";
-            return Err(Problem::new(Code::TooManyRequests, message));
-        };
-        self.busy.get_or_init(|| (self.peer.busy(), one));
-        Ok(())
-    }
-
-    /// Refuses names that its token is not for.
-    pub(crate) fn check_name(&self, name: &str) -> Result<(), Problem> {
-        if self.who.may_use(name) {
-            return Ok(());
-        }
-        let prefixes = self.who.prefixes.join(", ");
-        let message = format!("your token is only for names that begin with {prefixes}");
-        Err(Problem::new(Code::WrongPrefix, message))
-    }
-
-    /// Refuses a token that was taken out of the file while its request waited.
-    pub(crate) fn check_current(&self) -> Result<(), Problem> {
-        if self.who.is_revoked() {
-            return Err(Problem::new(Code::WrongToken, "this token was replaced while the request waited"));
-        }
-        Ok(())
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for Caller {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
-        let caller = parts.extensions.get::<Self>().cloned();
-        let caller = caller.ok_or_else(|| Problem::new(Code::NoToken, "this needs a token"))?;
-        if parts.method == Method::GET {
-            caller.begin()?;
-        }
-        Ok(caller)
-    }
-}
 
 /// What a path asks of its callers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,7 +69,7 @@ pub(crate) fn admit(app: &App, peer: &Arc<Peer>, head: &Head<'_>) -> Result<Opti
     }
     let from =
         from(&app.settings, peer, head.headers).map_or_else(|| "unix".into(), |ip| ip.to_string().into());
-    Ok(Some(Caller { who, from, peer: peer.clone(), busy: Arc::default(), share: app.connections.share() }))
+    Ok(Some(Caller::new(who, from, peer, app.connections.share())))
 }
 
 fn authenticate(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Arc<Who>, Problem> {

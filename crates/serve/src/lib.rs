@@ -8,17 +8,22 @@
 
 mod api;
 mod app;
+mod caller;
 mod connection;
 mod connections;
 mod console;
+mod console_feed;
+mod count;
 mod delivery;
 mod error;
 mod files;
 mod gate;
+mod headers;
 mod idempotency;
 mod listener;
 mod log;
 mod metrics;
+mod not_http;
 mod outstanding;
 mod problem;
 mod rate;

@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use tracing::{Event, Level, Metadata, Subscriber, field, span, subscriber};
 
 use crate::{
-    connections::{Count, OneOf},
+    count::{Count, OneOf},
     error::ServeError,
 };
 

@@ -9,9 +9,10 @@ use std::{
 };
 
 use lockkeeper::{store::ResourceView, telemetry};
+use lockkeeper_console::Alarm;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
-use crate::{app::App, gate::Caller, sample::Sample};
+use crate::{sample::Sample, tokens::Who};
 
 /// Requests to this server that ended: `path`, `status`.
 const REQUESTS: &str = "lockkeeper_http_requests_total";
@@ -38,6 +39,9 @@ const OLDEST_WAIT: &str = "lockkeeper_store_oldest_wait_seconds";
 /// The waiters of the hottest locks: `name`.
 const LOCK_WAITING: &str = "lockkeeper_lock_waiting";
 
+/// How a line of the console's gauge of alarms begins.
+const ALARMS_OF_KIND: &str = "lockkeeper_alarms{kind=\"";
+
 /// The buckets of `docs/observability.md`.
 const WAITS: [f64; 18] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
@@ -51,9 +55,6 @@ const AHEAD: [f64; 11] = [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 50
 
 /// How often the exporter tidies up.
 const UPKEEP: Duration = Duration::from_secs(5);
-
-/// How long a scrape waits for a listing.
-const LISTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The paths that requests are counted by; all others are one.
 const PATHS: [&str; 27] = [
@@ -141,14 +142,13 @@ impl Exporter {
         }
     }
 
-    /// All metrics, and what the store has at this moment.
-    pub(crate) async fn render(&self, app: &App, caller: &Caller) -> String {
-        // Without a listing its gauges are left out; lockkeeper_store_up says why. Whoever scrapes does not wait for long.
-        let sample = tokio::time::timeout(LISTED_WITHIN, app.sample()).await.ok().and_then(Result::ok);
+    /// All metrics, and what the store has as far as `who` may see it. Without a sample its gauges are left out;
+    /// `lockkeeper_store_up` says why.
+    pub(crate) fn render(&self, store: &str, hottest: usize, sample: Option<&Sample>, who: &Who) -> String {
         let mut text = self.handle.render();
         if let Some(sample) = sample {
-            store_gauges(&mut text, app.keeper.url(), &sample, caller);
-            hottest(&mut text, app.settings.hottest, &sample, caller);
+            store_gauges(&mut text, store, sample, who);
+            hottest_locks(&mut text, hottest, sample, who);
         }
         text
     }
@@ -184,9 +184,29 @@ fn describe() {
     metrics::gauge!(WAITING).set(0.0);
 }
 
+/// Counts the alarms that last anew: those in `active`, which a caller that may not see all names may see.
+pub(crate) fn with_own_alarms(text: &str, active: &[Alarm]) -> String {
+    let kind =
+        |line: &str| line.strip_prefix(ALARMS_OF_KIND)?.split_once('"').map(|(kind, _)| kind.to_owned());
+    let mut own = String::with_capacity(text.len());
+    for line in text.lines() {
+        match kind(line) {
+            Some(kind) => {
+                let count = active.iter().filter(|alarm| alarm.kind.word() == kind).count();
+                let _ = writeln!(own, "{ALARMS_OF_KIND}{kind}\"}} {count}");
+            }
+            None => {
+                own.push_str(line);
+                own.push('\n');
+            }
+        }
+    }
+    own
+}
+
 /// What the store has, whoever holds it, of the names that the caller may see.
-fn store_gauges(text: &mut String, store: &str, sample: &Sample, caller: &Caller) {
-    let may_see = |view: &&ResourceView| caller.who.may_use(view.name.as_str());
+fn store_gauges(text: &mut String, store: &str, sample: &Sample, who: &Who) {
+    let may_see = |view: &&ResourceView| who.may_use(view.name.as_str());
     let views = || sample.locks.values().map(|entry| &*entry.view).filter(may_see);
     let held: usize = views().map(|view| view.holders.len()).sum();
     let waiting: usize = views().map(|view| view.waiters.len()).sum();
@@ -207,7 +227,7 @@ fn store_gauges(text: &mut String, store: &str, sample: &Sample, caller: &Caller
 }
 
 /// The locks with the most waiters, of those that the caller may see.
-fn hottest(text: &mut String, most: usize, sample: &Sample, caller: &Caller) {
+fn hottest_locks(text: &mut String, most: usize, sample: &Sample, who: &Who) {
     if most == 0 {
         return;
     }
@@ -215,7 +235,7 @@ fn hottest(text: &mut String, most: usize, sample: &Sample, caller: &Caller) {
         .locks
         .values()
         .map(|entry| (entry.view.waiters.len(), entry.view.name.as_str()))
-        .filter(|(_, name)| caller.who.may_use(name))
+        .filter(|(_, name)| who.may_use(name))
         .collect();
     names.sort_unstable_by(|(a, x), (b, y)| b.cmp(a).then(x.cmp(y)));
     head(text, LOCK_WAITING, "Waiters of the locks that have the most");

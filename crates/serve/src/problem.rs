@@ -48,6 +48,7 @@ codes! {
     Invalid "invalid" BAD_REQUEST "change the request as the message says",
     NotJson "not_json" BAD_REQUEST "send one JSON object with the header Content-Type: application/json",
     TooSlow "too_slow" BAD_REQUEST "send the whole request at once",
+    NotHttp "not_http" BAD_REQUEST "send a request of HTTP/1; if the server speaks TLS, call it by https://",
     KeyReused "key_reused" BAD_REQUEST "use a new Idempotency-Key for each request that differs",
     NoToken "no_token" UNAUTHORIZED "send the header Authorization: Bearer TOKEN",
     WrongToken "wrong_token" UNAUTHORIZED "ask the operator for a token; tokens may have been replaced",
@@ -66,6 +67,7 @@ codes! {
     NotHeld "not_held" GONE "stop what the lock protects, and acquire it anew",
     LatchDeleted "latch_deleted" GONE "ask who deleted it, and create it anew",
     TooLarge "too_large" PAYLOAD_TOO_LARGE "send less",
+    HeadTooLarge "head_too_large" REQUEST_HEADER_FIELDS_TOO_LARGE "send fewer and shorter headers",
     TooManyRequests "too_many_requests" TOO_MANY_REQUESTS "wait for as long as Retry-After says",
     TooManyWaiting "too_many_waiting" TOO_MANY_REQUESTS "wait for as long as Retry-After says, or ask another server",
     Internal "internal" INTERNAL_SERVER_ERROR "report it",
@@ -112,6 +114,16 @@ impl Problem {
         Self::new(Code::ShuttingDown, "this server is shutting down")
     }
 
+    /// The JSON that callers get.
+    pub(crate) fn body(&self) -> String {
+        let body = ErrorBody {
+            code: self.code.word(),
+            message: self.message.clone(),
+            what_to_do: self.code.what_to_do(),
+        };
+        terminal::json(serde_json::to_string(&body).unwrap_or_default())
+    }
+
     /// With another time to come back than the usual one.
     pub(crate) fn retry_after(mut self, pause: Duration) -> Self {
         self.retry_after = Some(pause);
@@ -121,10 +133,8 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let Self { code, message, retry_after } = self;
-        let body = ErrorBody { code: code.word(), message, what_to_do: code.what_to_do() };
-        let text = serde_json::to_string(&body).unwrap_or_default();
-        let mut response = (code.status(), terminal::json(text)).into_response();
+        let Self { code, retry_after, .. } = self;
+        let mut response = (code.status(), self.body()).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(pause) = retry_after {
@@ -242,6 +252,9 @@ pub(crate) enum Refusals {
     /// The request is too large.
     #[response(status = 413)]
     TooLarge(ErrorBody),
+    /// The head of the request is too large.
+    #[response(status = 431)]
+    HeadTooLarge(ErrorBody),
     /// Too many requests; Retry-After says when to come back.
     #[response(status = 429)]
     TooMany(ErrorBody),

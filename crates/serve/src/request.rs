@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::{
     app::App,
-    gate::Caller,
+    caller::Caller,
     idempotency,
     problem::{Code, Problem},
 };

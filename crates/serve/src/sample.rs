@@ -58,19 +58,39 @@ pub(crate) struct Sample {
     pub(crate) latches: BTreeMap<Name, CountState>,
 }
 
+/// The moment at which a listing ended. The sample is made of it later, on another thread, and is no younger for that.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment {
+    at: SystemTime,
+    taken: Instant,
+    took: Duration,
+}
+
+impl Moment {
+    /// A listing that began at `started` has just ended.
+    pub(crate) fn after(started: Instant) -> Self {
+        Self { at: SystemTime::now(), taken: Instant::now(), took: started.elapsed() }
+    }
+
+    pub(crate) fn took(&self) -> Duration {
+        self.took
+    }
+}
+
 impl Sample {
     pub(crate) fn new(
         number: u64,
-        took: Duration,
+        moment: Moment,
         every: Duration,
         views: Vec<ResourceView>,
         latches: Vec<(Name, CountState)>,
     ) -> Self {
         let entry = |view: ResourceView| (view.name.clone(), Arc::new(Entry::new(view)));
+        let Moment { at, taken, took } = moment;
         Self {
             number,
-            at: SystemTime::now(),
-            taken: Instant::now(),
+            at,
+            taken,
             took,
             every,
             locks: views.into_iter().map(entry).collect(),

@@ -19,7 +19,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     problem::{Code, Problem},
-    sample::{Changes, Sample},
+    sample::{Changes, Moment, Sample},
 };
 
 /// The shortest time between two listings.
@@ -151,7 +151,29 @@ impl Drop for Reader {
     }
 }
 
+/// How long listings took lately, and so how often there may be one.
+#[derive(Debug, Default)]
+struct Pace {
+    took: VecDeque<Duration>,
+}
+
+impl Pace {
+    /// Takes note of a listing. Returns how long after it the next one is due. One that took unusually long, because the
+    /// store or the network stood still for a moment, does not count until another does.
+    fn after(&mut self, took: Duration) -> Duration {
+        self.took.push_back(took);
+        if self.took.len() > 3 {
+            self.took.pop_front();
+        }
+        let mut sorted: Vec<Duration> = self.took.iter().copied().collect();
+        sorted.sort();
+        let usual = sorted.get((sorted.len() - 1) / 2).copied().unwrap_or_default();
+        SHORTEST.max(usual * SHARE)
+    }
+}
+
 async fn run(shared: Arc<Shared>, keeper: Keeper) {
+    let mut pace = Pace::default();
     let mut number = 0;
     loop {
         // An outage is found to be over also if nobody asks.
@@ -163,20 +185,24 @@ async fn run(shared: Arc<Shared>, keeper: Keeper) {
         }
         let started = Instant::now();
         let listed = list(&keeper).await;
-        let took = started.elapsed();
-        let every = SHORTEST.max(took * SHARE);
-        metrics::histogram!(crate::metrics::LISTING).record(took.as_secs_f64());
+        let moment = Moment::after(started);
+        let took = moment.took();
         // Whoever asked meanwhile is content with this one.
         *support::lock(&shared.asked) = false;
         let pause = match listed {
             Ok((views, latches)) => {
                 number += 1;
-                tell(&shared, Sample::new(number, took, every, views, latches));
+                metrics::histogram!(crate::metrics::LISTING).record(took.as_secs_f64());
+                let every = pace.after(took);
+                let shared = shared.clone();
+                // With very many locks it takes a while, in which renewals must not wait.
+                let told = move || tell(&shared, Sample::new(number, moment, every, views, latches));
+                drop(tokio::task::spawn_blocking(told).await);
                 every
             }
             Err(error) => {
                 fail(&shared, &error);
-                every.min(LONGEST_PAUSE)
+                SHORTEST.max(took * SHARE).min(LONGEST_PAUSE)
             }
         };
         tokio::time::sleep(pause).await;
@@ -238,6 +264,19 @@ mod tests {
     use lockkeeper_testkit::{proxy::Proxy, servers::Redis};
 
     use super::*;
+
+    #[test]
+    fn one_slow_listing_changes_nothing_and_two_do() {
+        let (fast, slow) = (Duration::from_millis(10), Duration::from_secs(15));
+        let mut pace = Pace::default();
+        for took in [fast, slow, fast, fast, slow, fast] {
+            assert_eq!(pace.after(took), SHORTEST);
+        }
+        pace.after(slow);
+        assert_eq!(pace.after(slow), slow * SHARE);
+        // A store that is slow from the start is not listed more often than that.
+        assert_eq!(Pace::default().after(slow), slow * SHARE);
+    }
 
     #[tokio::test]
     async fn an_outage_is_told_at_once_and_soon_over() {

@@ -12,7 +12,8 @@ use crate::{
     api,
     app::{App, Parts},
     connection,
-    console::{self, Played, Watched},
+    console::{Played, Watched},
+    console_feed,
     error::ServeError,
     files::{Attempt, Followed, Loaded},
     listener::{Accepted, Listener},
@@ -101,7 +102,9 @@ impl Server {
         let alone = settings.store == "memory:" || settings.store.starts_with("memory:?");
         let looks = if alone { None } else { Some(connect(builder(), Some(LISTING_LIMIT)).await?) };
         let sampler = Sampler::start(looks.as_ref().unwrap_or(&keeper).clone());
-        let mut watched = Watched::new(&keeper, settings.alarms.as_deref())?;
+        // The demo reads the file itself, so that nobody is told of what it invents.
+        let alarms = settings.alarms.as_deref().filter(|_| !settings.demo);
+        let mut watched = Watched::new(&keeper, alarms)?;
         if let Some(played) = &mut played {
             played.show_past(&mut watched, settings.alarms.as_deref()).await?;
         }
@@ -225,9 +228,11 @@ fn background(
     followed: FollowedFiles,
 ) -> Vec<Background> {
     let FollowedFiles { tokens, tls: tls_files, alarms } = followed;
-    let watch = console::watch(app.clone(), app.sampler.read());
-    let mut tasks = vec![spawn(watch), spawn(console::ask_doctor(app.clone()))];
-    tasks.extend(alarms.map(|file| spawn(console::follow_alarms(app.clone(), file))));
+    let watch = console_feed::watch(app.clone(), app.sampler.read());
+    let mut tasks = vec![spawn(watch), spawn(console_feed::ask_doctor(app.clone()))];
+    let probing = app.clone();
+    tasks.push(spawn(async move { console_feed::probe(&probing.keeper, &probing.watched).await }));
+    tasks.extend(alarms.map(|file| spawn(console_feed::follow_alarms(app.clone(), file))));
     tasks.extend(app.exporter.clone().map(|exporter| spawn(exporter.keep_up())));
     tasks.extend(tokens.map(|file| spawn(follow_tokens(app.clone(), file))));
     let tls = tls.cloned().zip(tls_files);

@@ -1,6 +1,7 @@
 //! One connection's bytes: plain or TLS, over TCP or a socket of the file system.
 //!
-//! A client that does not read its answers is given up after a while, and a flush tells that a grant was delivered.
+//! A client that does not read its answers is given up after a while, and a flush tells that a grant was delivered. Answers
+//! that hyper gives by itself are replaced.
 
 use std::{
     io,
@@ -16,7 +17,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use crate::connections::Peer;
+use crate::{connections::Peer, metrics, not_http};
 
 /// How much is read ahead at most, to notice that a client hangs up behind bytes that nobody wants yet.
 const AHEAD: usize = 16 * 1024;
@@ -32,13 +33,15 @@ pub(crate) struct Stream<T> {
     peer: Arc<Peer>,
     patience: Duration,
     ahead: Ahead,
+    /// What is written in the place of an answer of hyper's own, as far as it is not written yet.
+    instead: BytesMut,
     /// Since when the client does not read.
     stuck: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T: Bytes> Stream<T> {
     pub(crate) fn new(bytes: T, peer: Arc<Peer>, patience: Duration) -> Self {
-        Self { bytes, peer, patience, ahead: Ahead::default(), stuck: None }
+        Self { bytes, peer, patience, ahead: Ahead::default(), instead: BytesMut::new(), stuck: None }
     }
 
     /// Reads ahead while a request is worked on. Fails if the client has hung up. The connection does so itself only if it
@@ -58,6 +61,26 @@ impl<T: Bytes> Stream<T> {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the client has hung up"));
         }
         Ok(())
+    }
+
+    /// Takes an answer of hyper's own, to write another in its place. hyper closes the connection after it.
+    fn replace(&mut self, written: &[u8]) -> bool {
+        let Some(instead) = not_http::instead_of(written) else { return false };
+        metrics::answered(metrics::label(""), instead.status, Duration::ZERO);
+        self.instead.extend_from_slice(&instead.bytes);
+        true
+    }
+
+    /// Writes what is written in the place of an answer of hyper's own.
+    fn write_instead(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.instead.is_empty() {
+            let outcome = Pin::new(&mut self.bytes).poll_write(context, &self.instead);
+            match ready!(self.unstick(context, outcome))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                count => drop(self.instead.split_to(count)),
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Passes an outcome on; fails if the client has not read for too long.
@@ -103,6 +126,10 @@ impl<T: Bytes> AsyncWrite for Stream<T> {
         context: &mut Context<'_>,
         buffer: &[u8],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.write_instead(context))?;
+        if self.replace(buffer) {
+            return Poll::Ready(Ok(buffer.len()));
+        }
         let outcome = Pin::new(&mut self.bytes).poll_write(context, buffer);
         self.unstick(context, outcome)
     }
@@ -112,6 +139,12 @@ impl<T: Bytes> AsyncWrite for Stream<T> {
         context: &mut Context<'_>,
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.write_instead(context))?;
+        if let [buffer] = buffers
+            && self.replace(buffer)
+        {
+            return Poll::Ready(Ok(buffer.len()));
+        }
         let outcome = Pin::new(&mut self.bytes).poll_write_vectored(context, buffers);
         self.unstick(context, outcome)
     }
@@ -121,6 +154,7 @@ impl<T: Bytes> AsyncWrite for Stream<T> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.write_instead(context))?;
         let outcome = Pin::new(&mut self.bytes).poll_flush(context);
         let outcome = ready!(self.unstick(context, outcome));
         if outcome.is_ok() {
@@ -130,6 +164,7 @@ impl<T: Bytes> AsyncWrite for Stream<T> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.write_instead(context))?;
         let outcome = Pin::new(&mut self.bytes).poll_shutdown(context);
         self.unstick(context, outcome)
     }

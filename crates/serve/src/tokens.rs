@@ -4,7 +4,10 @@
 
 use std::{
     collections::HashMap,
-    fmt, fs,
+    fmt,
+    fs::File,
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
     path::Path,
     sync::{
         Arc, RwLock,
@@ -13,9 +16,10 @@ use std::{
 };
 
 use lockkeeper::support::sentence;
+use rustix::process::geteuid;
 use sha2::{Digest, Sha256};
 
-use crate::{connections::Count, error::ServeError, rate::Bucket};
+use crate::{count::Count, error::ServeError, rate::Bucket};
 
 /// The shortest token that a file may have.
 const SHORTEST: usize = 16;
@@ -134,9 +138,19 @@ impl Tokens {
     /// Reads a file anew. If it cannot be used, what was known stays.
     pub(crate) fn load(&self, file: &Path) -> Result<usize, ServeError> {
         let shown = file.display();
-        let text = fs::read_to_string(file).map_err(|error| {
+        let unreadable = |error: io::Error| {
             ServeError::usage(format!("cannot read the token file {shown}: {}", sentence::of(&error)))
-        })?;
+        };
+        let mut opened = File::open(file).map_err(unreadable)?;
+        let found = opened.metadata().map_err(unreadable)?;
+        if is_open_to_others(found.uid(), found.mode(), geteuid().as_raw()) {
+            return Err(ServeError::usage(format!(
+                "others can read or write the token file {shown} (its mode is {:03o}); run: chmod 600 {shown}",
+                found.mode() & 0o777
+            )));
+        }
+        let mut text = String::new();
+        opened.read_to_string(&mut text).map_err(unreadable)?;
         let lines =
             parse(&text).map_err(|why| ServeError::usage(format!("the token file {shown}: {why}")))?;
         let count = lines.len();
@@ -190,6 +204,12 @@ fn revoke(who: Option<Arc<Who>>) {
 
 fn random(bytes: &mut [u8]) -> Result<(), ServeError> {
     getrandom::fill(bytes).map_err(|error| ServeError::internal(format!("no random numbers: {error}")))
+}
+
+/// Whether a file of secrets is open to others than its owner. As with ssh, this counts for files of the own user only: the
+/// owner of any other file has decided who may read it, such as by a group for this program.
+fn is_open_to_others(owner: u32, mode: u32, own: u32) -> bool {
+    owner == own && mode & 0o077 != 0
 }
 
 /// 256 random bits as text that needs no escaping anywhere.
@@ -283,6 +303,16 @@ mod tests {
         ] {
             let error = parse(text).map(drop).expect_err(text);
             assert!(error.contains(says) && !error.contains("canary"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_the_own_user_is_for_nobody_else() {
+        for (mode, open) in
+            [(0o600, false), (0o400, false), (0o700, false), (0o640, true), (0o604, true), (0o602, true)]
+        {
+            assert_eq!(is_open_to_others(7, 0o100_000 | mode, 7), open, "{mode:o}");
+            assert!(!is_open_to_others(0, 0o100_000 | mode, 7), "its owner has decided");
         }
     }
 

@@ -81,7 +81,8 @@ impl Work<'_> {
         )?;
         let key = params![count.op.keeper.to_string(), count.op.seq.cast_signed()];
         let remembered = |row: &Row<'_>| {
-            let answer = Remembered::answer_of(row.get(1)?, numbers_from(row, 2)?);
+            let answer =
+                Remembered::answer_of(row.get(1)?, numbers_from(row, 2)?).map_err(codec::not_ours)?;
             Ok(Remembered { until: StoreTime(codec::unsigned(row, 0)?), answer })
         };
         find.query_row(key, remembered).optional()

@@ -25,7 +25,7 @@ use crate::{
     crashes::{CrashMonitor, OnCrash},
     durability::Durability,
     expiry::has_rows,
-    file::DatabaseFile,
+    file::{DatabaseFile, FileId},
     layout,
     liveness::{self, LifeFile, Liveness},
     open::{self, OpenConnection},
@@ -115,6 +115,12 @@ impl Database {
 
     fn now(&self) -> Now {
         self.boot.now(&self.clock)
+    }
+
+    /// Another one after everything that may have lost data or freed what was held: another boot, or another file.
+    pub(crate) fn incarnation(&self) -> String {
+        let FileId { device, inode } = self.file.id();
+        format!("{} {device} {inode}", self.boot.id)
     }
 
     /// Checks that the file is still the one that was opened, and tells the time.

@@ -114,6 +114,11 @@ impl DatabaseFile {
         Ok(in_use[0])
     }
 
+    /// The database file in use.
+    pub(crate) fn id(&self) -> FileId {
+        self.in_use.map(|[file, ..]| file).unwrap_or_default()
+    }
+
     /// Checks that the paths still lead to the files in use. If not, other processes may use other files by now, and
     /// locks in these mean nothing to them.
     pub(crate) fn check(&self) -> Result<(), StoreError> {

@@ -98,6 +98,28 @@ ALTER TABLE entry ADD COLUMN number INTEGER;
 const FREE_EVERYTHING: &str =
     "DELETE FROM entry; DELETE FROM grave; DELETE FROM counted; DELETE FROM watcher;";
 
+/// The SQL that makes the tables in a new file, for somebody who sets it up for others. Its boot is none, so the first keeper
+/// makes it that of its own.
+pub(crate) fn sql(path: &Path) -> String {
+    let (path, steps, newest) = (path.display(), STEPS.join(";\n"), number(STEPS));
+    let id = new_id();
+    format!(
+        "-- For a new file: sqlite3 -bail FILE < THIS. FILE is {path}
+-- Its users have to read and write it, and to make files in its folder, such as members of a group:
+--   chgrp GROUP FOLDER FILE; chmod 2770 FOLDER; chmod 660 FILE
+BEGIN IMMEDIATE;
+{steps}
+INSERT INTO store VALUES (1, '{id}', {newest}, '', 0);
+PRAGMA application_id = {APPLICATION};
+COMMIT;
+"
+    )
+}
+
+fn new_id() -> String {
+    format!("sqlite-{}", KeeperId::random())
+}
+
 /// Brings the database to this program's layout and to this boot; returns the store's own id. Leases of another boot are
 /// ended only if no keeper is alive.
 pub(crate) fn settle(
@@ -139,7 +161,7 @@ fn settle_with(
         transaction.execute_batch(step).map_err(explain)?;
     }
     if done == 0 {
-        let id = format!("sqlite-{}", KeeperId::random());
+        let id = new_id();
         transaction.pragma_update(None, "application_id", APPLICATION).map_err(explain)?;
         transaction
             .execute("INSERT INTO store VALUES (1, ?, ?, ?, 0)", params![id, newest, boot])
@@ -257,6 +279,25 @@ mod tests {
 
     fn nobody() -> Lives {
         Ok(false)
+    }
+
+    /// Whoever makes them.
+    #[test]
+    fn the_sql_for_somebody_else_makes_the_same_tables() {
+        let (mut own, mut given) = (memory(), memory());
+        settle(&mut own, Path::new(FILE), "boot", nobody).expect("made");
+        given.execute_batch(&sql(Path::new(FILE))).expect("it is good SQL");
+        let tables = |connection: &Connection| -> Vec<(String, String)> {
+            let mut all = connection
+                .prepare("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+                .expect("read");
+            let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+            all.query_map([], row).expect("read").collect::<Result<_, _>>().expect("read")
+        };
+        assert_eq!(tables(&given), tables(&own));
+        let id = settle(&mut given, Path::new(FILE), "boot", nobody).expect("it is ours, of another boot");
+        assert!(id.starts_with("sqlite-"), "{id}");
+        assert!(settled(&given, "boot").expect("read").is_some());
     }
 
     #[test]

@@ -77,6 +77,8 @@ mod layout;
 #[cfg(target_os = "linux")]
 mod liveness;
 #[cfg(target_os = "linux")]
+mod member;
+#[cfg(target_os = "linux")]
 mod new_file;
 #[cfg(target_os = "linux")]
 mod open;
@@ -143,6 +145,16 @@ pub use check::{Finding, Risk, check};
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
     let (url, lease) = lease_option::take(url)?;
     Ok(connect_with(settings::Settings::parse(&url)?)?.with_lease(lease))
+}
+
+/// The SQL that makes the tables in a new file, and which rights its users need, as a comment. It touches no file.
+///
+/// # Errors
+/// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind::Config) if `url` names no file.
+#[cfg(target_os = "linux")]
+pub fn schema(url: &str) -> Result<String, StoreError> {
+    let (url, _) = lease_option::take(url)?;
+    Ok(layout::sql(&settings::Settings::parse(&url)?.path))
 }
 
 #[cfg(target_os = "linux")]

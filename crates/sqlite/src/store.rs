@@ -10,7 +10,7 @@ use lockkeeper_core::{
     Capability, KeeperId, Name, Survives,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Count, CountAction, Counted, Evict, Evicted, LatchPage,
-        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
+        ListQuery, Member, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Watch,
     },
     support,
 };
@@ -150,6 +150,10 @@ impl Store for SqliteStore {
 
     fn life_line(&self) -> Option<OwnedFd> {
         support::lock(&self.life_line).as_ref()?.try_clone().ok()
+    }
+
+    fn member(&self) -> Option<&dyn Member> {
+        Some(self)
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

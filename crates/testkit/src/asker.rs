@@ -95,7 +95,34 @@ impl Asker {
         self.lone(Request::Leave(self.leave(name, seq))).await
     }
 
-    /// A lone request, in the same way.
+    /// A lone claim that is asked once.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn ask_once(&self, name: &str, seq: u64) -> Verdict {
+        let answers = self.claims(&[(name, seq)]).await.expect("answered");
+        let [Answer::Claim(verdict)] = &answers.each[..] else { panic!("{answers:?}") };
+        verdict.clone()
+    }
+
+    /// A lone claim that waits for its row, asked once.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn ask_alone(&self, name: &str, seq: u64) -> Answers<Answer> {
+        let group = [Request::Claim(self.claim(name, seq))];
+        self.store.apply_alone(&group).await.expect("answered")
+    }
+
+    /// A lone leave that is asked once.
+    ///
+    /// # Errors
+    /// That of the store.
+    pub async fn give_back_once(&self, name: &str, seq: u64) -> Result<Answers<Answer>, StoreError> {
+        self.store.apply(&[Request::Leave(self.leave(name, seq))]).await
+    }
+
+    /// A lone request. If nothing was done for now, it is asked again alone.
     ///
     /// # Errors
     /// That of the store.

@@ -32,6 +32,10 @@ macro_rules! same_store {
             self.inner.life_line()
         }
 
+        fn member(&self) -> Option<&dyn lockkeeper_core::store::Member> {
+            self.inner.member()
+        }
+
         fn leave_caller(&self) {
             self.inner.leave_caller();
         }

@@ -287,6 +287,18 @@ fn i17_a_store_that_was_silent_before_the_end_delays_nothing() {
     assert!(took < Duration::from_millis(400), "{took:?}");
 }
 
+/// The server refuses writes for a while, as in a failover. It answers, so it is waited for as long as any other.
+#[test]
+fn i17_a_server_that_refuses_for_now_is_not_silent() {
+    let (redis, other) = (Redis::start().expect("started"), Redis::start().expect("started"));
+    let mut program = Ending::start("partly_refused", &redis.url(), "stock other");
+    redis.follow(&other).expect("in step");
+    program.tell();
+    program.until_held();
+    let took = program.end();
+    assert!(took > Duration::from_millis(450) && took < Duration::from_secs(3), "{took:?}");
+}
+
 /// The example hands its office over when it is asked to end.
 #[tokio::test]
 async fn the_election_ends_well_on_a_signal() {

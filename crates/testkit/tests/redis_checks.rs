@@ -1,8 +1,8 @@
 //! What the Redis store reports of servers on which locks are at risk, and what it refuses.
 
 use lockkeeper::{Keeper, error::StoreErrorKind, url};
-use lockkeeper_redis::{Risk, check};
-use lockkeeper_testkit::servers::{Redis, RedisOptions, RedisSentinel};
+use lockkeeper_redis::{Risk, check, examine};
+use lockkeeper_testkit::servers::{Redis, RedisCluster, RedisOptions, RedisSentinel};
 
 async fn risks(url: &str) -> Vec<Risk> {
     check(url).await.expect("reached").into_iter().map(|finding| finding.risk).collect()
@@ -39,6 +39,31 @@ async fn a_clock_far_off_and_masters_that_may_lose_grants_are_found() {
     let master = sentinel.master().expect("known");
     master.command(["CONFIG", "SET", "min-replicas-to-write", "1"]).expect("set");
     assert_eq!(risks(&format!("{}?wait=1", sentinel.url())).await, []);
+}
+
+/// Each server is told, and one that does not answer hides nothing of the others.
+#[tokio::test]
+async fn every_server_is_told_and_a_silent_one_too() {
+    let sentinel = RedisSentinel::start().expect("started");
+    let found = examine(&sentinel.url()).await.expect("reached").servers;
+    assert_eq!(found[0].role, "master", "{found:?}");
+    assert!(found.len() > 1 && found[1].role == format!("replica of {}", found[0].server), "{found:?}");
+
+    let cluster = RedisCluster::start().expect("started");
+    let found = examine(&cluster.url()).await.expect("reached");
+    let (masters, replicas): (Vec<_>, Vec<_>) =
+        found.servers.iter().partition(|server| server.role == "master");
+    assert_eq!((masters.len(), replicas.len()), (3, 3), "{found:?}");
+    assert!(masters.iter().all(|server| server.answers && !server.version.is_empty()), "{found:?}");
+    // Its replica must not take over.
+    let pair = [&cluster.servers()[0], &cluster.servers()[3]];
+    pair.iter().for_each(|server| server.process().pause());
+    let found = examine(&cluster.url()).await;
+    pair.iter().for_each(|server| server.process().resume());
+    let found = found.expect("others answer");
+    let silent = found.findings.iter().filter(|finding| finding.risk == Risk::Silent).count();
+    let told = found.servers.iter().filter(|server| !server.answers).count();
+    assert_eq!((silent, told), (1, 1), "{found:?}");
 }
 
 /// A grant that too few replicas have is given back, and the error says so.

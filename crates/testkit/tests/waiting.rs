@@ -10,7 +10,7 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Keeper, LatchError, StoreError, StoreErrorKind,
+    AcquireError, Keeper, LatchError, StoreError, StoreErrorKind,
     store::{BoxFuture, Connector, Topic, Verdict, Wake, Watch},
     support,
     testing::Virtual,
@@ -419,4 +419,42 @@ async fn a_doubled_message_does_not_overtake_the_release_under_way() {
     sleep(Duration::from_millis(50)).await;
     sink.wake(wake);
     release.await.expect("no panic").expect("it was held until then");
+}
+
+/// A claim that gave way is made again with another id, after a pause, for as long as its caller waits.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_gave_way_comes_again_with_another_id() {
+    let world = Virtual::new();
+    let (asked, gives_way) = (Arc::<Mutex<Vec<_>>>::default(), Arc::new(AtomicBool::new(false)));
+    let overrides = {
+        let (asked, gives_way) = (asked.clone(), gives_way.clone());
+        Overrides::new().verdicts(move |claim, verdict| {
+            let mut asked = support::lock(&asked);
+            asked.push(claim.contender);
+            let again = gives_way.load(Ordering::Relaxed) || asked.len() < 4;
+            if again && matches!(verdict, Verdict::Busy { .. }) { Verdict::Again } else { verdict }
+        })
+    };
+    let ours = on(&world, overrides.of(world.server.connector("memory:"))).await;
+    let held = world.keeper().await.mutex("name").lease(Duration::from_secs(600)).lock().await.expect("free");
+    let mutex = ours.mutex("name");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    sleep(millis(500)).await;
+    let ids = support::lock(&asked).clone();
+    assert!(
+        ids.len() >= 4 && ids[..4].iter().collect::<std::collections::BTreeSet<_>>().len() == 4,
+        "{ids:?}"
+    );
+    held.release().await.expect("held");
+    let held = waiting.await.expect("no panic").expect("granted");
+    gives_way.store(true, Ordering::Relaxed);
+    let theirs = world.keeper().await;
+    drop(held);
+    let held = theirs.mutex("name").lock().await.expect("free");
+    let begun = Instant::now();
+    let error =
+        ours.mutex("name").lock_within(millis(700)).await.map(drop).expect_err("it gives way for ever");
+    assert!(matches!(error, AcquireError::TimedOut { .. }) && begun.elapsed() < millis(800), "{error}");
+    assert!(ours.mutex("name").try_lock().await.expect("answered").is_none());
+    drop(held);
 }

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
-use lockkeeper_core::{StoreError, support::lease_option};
+use lockkeeper_core::{
+    StoreError,
+    support::{lease_option, server_state::ServerState},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -60,15 +63,25 @@ impl fmt::Display for Finding {
     }
 }
 
+/// The servers, and what puts locks at risk there.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Examination {
+    /// The servers that the URL names; none with TLS, where they do not tell what they are.
+    pub servers: Vec<ServerState>,
+    /// What puts locks at risk.
+    pub findings: Vec<Finding>,
+}
+
 /// Asks the servers that `url` names what they are and how long they keep sessions, and reports what puts locks at risk
 /// there. It opens sessions and closes them, and changes nothing.
 ///
 /// # Errors
 /// [`StoreError`] if the URL is wrong.
-pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
+pub async fn examine(url: &str) -> Result<Examination, StoreError> {
     let (url, _) = lease_option::take(url)?;
     let settings = Arc::new(Settings::parse(&url)?);
-    let mut findings = Vec::new();
+    let Examination { servers: mut states, mut findings } = Examination::default();
     // On a port with TLS a server does not answer this.
     if settings.tls.is_none() {
         let mut told = Vec::new();
@@ -76,11 +89,23 @@ pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
             told.push((format!("{host}:{port}"), ask(&host, port).await));
         }
         findings.extend(servers(&told));
+        states.extend(told.into_iter().map(|(server, told)| match told {
+            Some(Told { version, mode }) => ServerState { server, answers: true, role: mode, version },
+            None => ServerState::silent(server),
+        }));
     }
     let limits = ServerLimits::new(settings.clone());
     limits.learn(None).await;
     findings.extend(sessions(&settings, limits.known()));
-    Ok(findings)
+    Ok(Examination { servers: states, findings })
+}
+
+/// The findings of [`examine`].
+///
+/// # Errors
+/// As [`examine`].
+pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
+    examine(url).await.map(|found| found.findings)
 }
 
 /// What a server says about itself.

@@ -76,7 +76,7 @@ use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
 /// The options that a URL may have.
 pub const OPTIONS: &[&str] = settings::OPTIONS;
 
-pub use check::{Finding, Risk, check};
+pub use check::{Examination, Finding, Risk, check, examine};
 pub use connect::CAPABILITY;
 
 /// Connects to the servers that `url` names.

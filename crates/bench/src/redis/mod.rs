@@ -23,9 +23,9 @@ pub(crate) use self::{
 };
 use crate::{
     Failure,
-    drain::Drain,
     judge::{Limit, Median, Verdict},
-    rounds::{BoxFuture, Contestant, Load, Raced, Round, Served},
+    metered::Metered,
+    rounds::{Contestant, Raced, Round, Served},
     table::Row,
     workload::{Pace, Workload},
 };
@@ -73,7 +73,8 @@ impl Server {
 
     /// The same contestant, with what the server did in each round.
     pub(crate) fn metered(&self, inner: Box<dyn Contestant>) -> Box<dyn Contestant> {
-        Box::new(Metered { inner, server: self.clone() })
+        let server = self.clone();
+        Box::new(Metered { inner, served: Box::new(move || server.served()) })
     }
 
     /// Whom Lockkeeper is compared with.
@@ -104,6 +105,14 @@ impl Server {
     /// Commands that came to it so far, and how long it worked on them.
     pub(crate) fn served(&self) -> Result<Served, Failure> {
         served_in(&self.info("commandstats")?).ok_or_else(|| "the server does not count its commands".into())
+    }
+
+    /// How often this command came to it so far.
+    pub(crate) fn calls(&self, command: &str) -> Result<u64, Failure> {
+        let info = self.info("commandstats")?;
+        let fields = info.lines().find_map(|line| line.strip_prefix("cmdstat_")?.strip_prefix(command));
+        let calls = fields.and_then(|fields| fields.strip_prefix(":calls=")?.split(',').next());
+        Ok(calls.map_or(Ok(0), str::parse)?)
     }
 
     /// CPU time of its process so far.
@@ -142,45 +151,7 @@ fn served_in(info: &str) -> Option<Served> {
         commands += field("calls")?;
         micros += field("usec")?;
     }
-    Some(Served { commands, busy: Duration::from_micros(micros) })
-}
-
-/// A contestant whose rounds also tell what the server did.
-struct Metered {
-    inner: Box<dyn Contestant>,
-    server: Server,
-}
-
-impl Contestant for Metered {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn goal(&self, workload: Workload) -> Option<Limit> {
-        self.inner.goal(workload)
-    }
-
-    fn fifo_goal(&self, workload: Workload) -> Option<Limit> {
-        self.inner.fifo_goal(workload)
-    }
-
-    fn takes_part(&self, workload: Workload) -> bool {
-        self.inner.takes_part(workload)
-    }
-
-    fn round<'a>(&'a self, load: &'a Load) -> BoxFuture<'a, Result<Round, Failure>> {
-        Box::pin(async move {
-            let before = self.server.served()?;
-            let mut round = self.inner.round(load).await?;
-            let after = self.server.served()?;
-            round.served = Some(after.since(before));
-            Ok(round)
-        })
-    }
-
-    fn drain(&self, waiters: usize, wait: Duration) -> BoxFuture<'_, Result<Drain, Failure>> {
-        self.inner.drain(waiters, wait)
-    }
+    Some(Served { commands: Some(commands), busy: Duration::from_micros(micros) })
 }
 
 /// What an acquisition and its release may cost where nobody waits: the client's CPU and the server's time as
@@ -226,7 +197,7 @@ mod tests {
         let info = "# Commandstats\r\ncmdstat_evalsha:calls=4,usec=20,usec_per_call=5.00,rejected_calls=0\r\n\
                     cmdstat_set:calls=9,usec=3,usec_per_call=0.33\r\ncmdstat_client|id:calls=1,usec=2\r\n";
         let served = served_in(info).expect("lines of a server");
-        assert_eq!((served.commands, served.busy), (5, Duration::from_micros(22)));
+        assert_eq!((served.commands, served.busy), (Some(5), Duration::from_micros(22)));
         assert!(served_in("cmdstat_evalsha:calls=x").is_none());
     }
 }

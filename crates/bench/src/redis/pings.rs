@@ -76,7 +76,9 @@ pub(crate) async fn w3p(server: &Server, pace: &Pace) -> Result<Vec<Row>, Failur
         row.goal(limit, if pace.is_enough() { verdict } else { Verdict::TooShort })
     };
     let acquired = |passed: &ProcessRound| passed.shares.iter().sum::<u64>() as f64;
-    let each = |round: &Comparison| round.our_cost.commands as f64 / acquired(&round.ours);
+    let each = |round: &Comparison| {
+        round.our_cost.commands.map_or(f64::NAN, |commands| commands as f64) / acquired(&round.ours)
+    };
     let ours_busy = |round: &Comparison| round.our_cost.busy.as_secs_f64() * 1e6 / acquired(&round.ours);
     let barest_busy =
         |round: &Comparison| round.barest_cost.busy.as_secs_f64() * 1e6 / acquired(&round.barest);

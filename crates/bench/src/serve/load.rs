@@ -15,19 +15,22 @@ use crate::Failure;
 
 /// Who calls, and where.
 #[derive(Clone)]
-pub(super) struct Client {
-    pub(super) address: SocketAddr,
+pub(crate) struct Client {
+    pub(crate) address: SocketAddr,
     pub(super) token: String,
 }
 
 impl Client {
     /// So many connections acquire and release names of their own for a while; pairs a second.
     pub(super) async fn pairs(&self, connections: usize, length: Duration) -> Result<f64, Failure> {
-        let mut tasks = JoinSet::new();
-        for index in 0..connections {
-            let mut connection = self.connect().await?;
+        let mut open = Vec::with_capacity(connections);
+        for _ in 0..connections {
+            open.push(self.connect().await?);
+        }
+        let (mut tasks, start) = (JoinSet::new(), Instant::now());
+        for (index, mut connection) in open.into_iter().enumerate() {
             tasks.spawn(async move {
-                let (mut pairs, start) = (0_u64, Instant::now());
+                let mut pairs = 0_u64;
                 let acquire = format!("{{\"name\":\"bench/{index}\"}}");
                 while start.elapsed() < length {
                     let held = connection.call("/v1/acquire", &acquire).await?;
@@ -37,7 +40,6 @@ impl Client {
                 Ok::<u64, Failure>(pairs)
             });
         }
-        let start = Instant::now();
         let mut pairs = 0;
         while let Some(done) = tasks.join_next().await {
             pairs += done??;
@@ -66,6 +68,23 @@ impl Client {
         Ok(waiters)
     }
 
+    /// Opens a stream of events.
+    pub(crate) async fn stream(&self, path: &str) -> Result<Stream, Failure> {
+        let mut connection = self.connect().await?;
+        connection.ask("GET", path, "").await?;
+        Ok(Stream(connection))
+    }
+
+    /// How often the server has listed the store so far.
+    pub(crate) async fn samples(&self) -> Result<u64, Failure> {
+        let mut connection = self.connect().await?;
+        connection.ask("GET", "/metrics", "").await?;
+        let metrics = connection.answer("/metrics").await?;
+        let count =
+            metrics.lines().find_map(|line| line.strip_prefix("lockkeeper_store_listing_seconds_count "));
+        Ok(count.ok_or("the server does not count its listings")?.trim().parse()?)
+    }
+
     async fn connect(&self) -> Result<Connection, Failure> {
         let stream = TcpStream::connect(self.address).await?;
         stream.set_nodelay(true)?;
@@ -87,8 +106,12 @@ pub(super) struct Connection {
 
 impl Connection {
     async fn send(&mut self, path: &str, body: &str) -> Result<(), Failure> {
+        self.ask("POST", path, body).await
+    }
+
+    async fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<(), Failure> {
         let text = format!(
-            "POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\nContent-Type: \
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {}\r\nContent-Type: \
              application/json\r\nContent-Length: {}\r\n\r\n{body}",
             self.token,
             body.len()
@@ -99,6 +122,10 @@ impl Connection {
     /// The body of a good answer.
     async fn call(&mut self, path: &str, body: &str) -> Result<String, Failure> {
         self.send(path, body).await?;
+        self.answer(path).await
+    }
+
+    async fn answer(&mut self, path: &str) -> Result<String, Failure> {
         self.buffer.clear();
         loop {
             if self.stream.read_buf(&mut self.buffer).await? == 0 {
@@ -115,6 +142,26 @@ impl Connection {
                 true => Ok(body.to_owned()),
                 false => Err(format!("{path}: {text}").into()),
             };
+        }
+    }
+}
+
+/// A stream of events that somebody reads.
+pub(crate) struct Stream(Connection);
+
+impl Stream {
+    /// Reads until it ends, and tells why it did.
+    pub(crate) async fn read(mut self) -> Result<(), Failure> {
+        let Connection { stream, buffer, .. } = &mut self.0;
+        stream.read_buf(buffer).await?;
+        if !buffer.starts_with(b"HTTP/1.1 200") {
+            return Err(String::from_utf8_lossy(buffer).into_owned().into());
+        }
+        loop {
+            buffer.clear();
+            if stream.read_buf(buffer).await? == 0 {
+                return Err("the server hung up".into());
+            }
         }
     }
 }

@@ -2,24 +2,19 @@
 
 mod bare;
 mod load;
+mod process;
 
-use std::{
-    fs,
-    path::PathBuf,
-    process::Command,
-    time::{Duration, Instant},
+use std::time::{Duration, Instant};
+
+pub(crate) use self::{
+    bare::serve as bare,
+    process::{LOOKS, Server},
 };
-
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-pub(crate) use self::bare::serve as bare;
-use self::load::Client;
 use crate::{
     Failure,
     bench::Bench,
     judge::{Limit, Median, Verdict},
     measure::percent,
-    processes::{ChildProcess, Dialogue},
     table::Row,
     workload::Workload,
 };
@@ -36,66 +31,18 @@ const MEMORY: Limit = Limit::Below(64.0);
 const CONNECTIONS: usize = 64;
 /// How many requests wait.
 const WAITING: usize = 1000;
-/// The token of the server that is measured.
-const TOKEN: &str = "benchbenchbenchbench";
 
 /// Acquire and release over HTTP, and 1,000 requests that wait.
 pub(crate) async fn serve(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let redis = bench.redis.as_ref().ok_or("serve is measured on redis:")?;
-    raise_limit()?;
-    let folder = tempfile::tempdir()?;
-    let tokens = folder.path().join("tokens");
-    fs::write(&tokens, format!("use {TOKEN} bench\n"))?;
-    let ours = Server::start(ours(redis.url(), &tokens, folder.path())?, TOKEN)?;
-    let bare = Server::start(ChildProcess::start(&["bare-http", redis.url()])?, TOKEN)?;
-    let mut rows = rates(bench, &ours, &bare).await?;
-    drop(bare);
-    rows.extend(waiting(bench, &ours).await?);
+    process::raise_limit()?;
+    let mut rows = {
+        let (ours, bare) = (Server::ours(redis.url())?, Server::bare(redis.url())?);
+        rates(bench, &ours, &bare).await?
+    };
+    // Another one: memory that others gave back would be used by those who wait.
+    rows.extend(waiting(bench, &Server::ours(redis.url())?).await?);
     Ok(rows)
-}
-
-/// The command beside this program, as it is released.
-fn ours(store: &str, tokens: &std::path::Path, folder: &std::path::Path) -> Result<ChildProcess, Failure> {
-    let program: PathBuf = std::env::current_exe()?.with_file_name("lockkeeper");
-    if !program.exists() {
-        let how = "cargo build --release -p lockkeeper-cli --features full";
-        return Err(format!("{} is missing; build it: {how}", program.display()).into());
-    }
-    let mut command = Command::new(program);
-    command.args(["--store", store, "serve", "--listen", "127.0.0.1:0", "--rate", "1000000", "--token-file"]);
-    // Every change is a line of the log, which goes to a file as it would with a real server.
-    command.arg(tokens).stderr(fs::File::create(folder.join("log"))?);
-    ChildProcess::spawn(command)
-}
-
-/// Connections are files, here and there.
-fn raise_limit() -> Result<(), Failure> {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
-}
-
-/// A server process.
-struct Server {
-    process: Dialogue,
-    client: Client,
-}
-
-impl Server {
-    /// It prints `listening on http://ADDRESS` first.
-    fn start(child: ChildProcess, token: &str) -> Result<Self, Failure> {
-        let mut process = Dialogue::new(child)?;
-        let line = process.receive()?;
-        let address = line.strip_prefix("listening on http://").ok_or("it does not say where it listens")?;
-        let client = Client { address: address.parse()?, token: token.to_owned() };
-        Ok(Self { process, client })
-    }
-
-    /// Resident memory in bytes.
-    fn resident(&self) -> Result<u64, Failure> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
-        Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
-    }
 }
 
 async fn rates(bench: &Bench, ours: &Server, bare: &Server) -> Result<Vec<Row>, Failure> {
@@ -135,9 +82,9 @@ async fn waiting(bench: &Bench, ours: &Server) -> Result<Vec<Row>, Failure> {
         Ok::<(), Failure>(())
     };
     tokio::time::timeout(Duration::from_secs(60), all_wait).await.map_err(|_| "they do not wait")??;
-    let (cpu, start) = (ours.process.cpu()?, Instant::now());
+    let (cpu, start) = (ours.cpu()?, Instant::now());
     tokio::time::sleep(bench.pace.wait).await;
-    let share = percent(ours.process.cpu()?.saturating_sub(cpu), start.elapsed());
+    let share = percent(ours.cpu()?.saturating_sub(cpu), start.elapsed());
     let each = ours.resident()?.saturating_sub(before) as f64 / WAITING as f64 / 1024.0;
     drop(waiters);
     ours.client.release(&held).await?;

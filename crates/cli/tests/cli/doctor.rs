@@ -60,5 +60,12 @@ fn servers_are_looked_at() {
         let done = world.run(&["--store", &server.url, "doctor", "--json"]);
         assert_eq!((done.code, &json(&done)["kind"]), (Some(1), &Value::from(kind)), "{done:?}");
         assert!(risks(&done).contains(&risk.to_owned()), "{done:?}");
+        let found = json(&done);
+        assert!(
+            found["servers"][0]["answers"] == true
+                && server.url.contains(found["servers"][0]["server"].as_str().expect("text")),
+            "{found}"
+        );
+        assert!(world.run(&["--store", &server.url, "doctor"]).out.contains("server "), "in words, too");
     }
 }

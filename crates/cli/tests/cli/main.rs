@@ -15,6 +15,7 @@ mod outages;
 #[cfg(feature = "serve")]
 mod prometheus;
 mod pty;
+mod schema;
 #[cfg(feature = "serve")]
 mod serve;
 #[cfg(feature = "full")]

@@ -82,7 +82,7 @@ fn dashboard_queries() -> Vec<String> {
 #[test]
 fn every_query_of_dashboard_and_rules_finds_data() {
     let world = World::new();
-    fs::write(world.path("tokens"), format!("use {TOKEN} prometheus\n")).expect("written");
+    world.write_private("tokens", &format!("use {TOKEN} prometheus\n"));
     let options = ["serve", "--listen", "127.0.0.1:0", "--token-file", "tokens", "--hottest", "5"];
     let mut server = world.start(&options);
     let line = BufReader::new(server.stdout()).lines().next().expect("it prints").expect("text");

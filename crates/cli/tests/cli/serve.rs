@@ -85,6 +85,8 @@ fn wrong_settings_are_wrong_usage() {
         (vec!["--tls-cert", "x"], "--tls-key"),
         (vec!["--token-file", "missing"], "missing"),
         (vec!["--rate", "0"], "at least 1"),
+        (vec!["--demo", "--store", "sqlite:locks.db"], "leave out --demo"),
+        (vec!["--demo", "--store-file", "url"], "leave out --demo"),
     ] {
         let mut args = vec!["serve"];
         args.extend(options);
@@ -102,7 +104,7 @@ fn clients_go_on_when_one_of_two_servers_is_killed() {
     let world = World::new();
     let redis = crate::server::Server::start("redis");
     let tokens = world.path("tokens");
-    std::fs::write(&tokens, "use useuseuseuseuseuse worker\n").expect("written");
+    world.write_private("tokens", "use useuseuseuseuseuse worker\n");
     let start = || {
         let mut args = vec!["serve", "--listen", "127.0.0.1:0", "--store", &redis.url, "--token-file"];
         let file = tokens.display().to_string();

@@ -48,6 +48,14 @@ impl World {
         self.folder.path().join(name)
     }
 
+    /// Writes a file that only this user may read.
+    pub(crate) fn write_private(&self, name: &str, text: &str) {
+        use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+        let mut options = fs::OpenOptions::new();
+        let file = options.create(true).truncate(true).write(true).mode(0o600).open(self.path(name));
+        file.expect("made").write_all(text.as_bytes()).expect("written");
+    }
+
     pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }

@@ -1,6 +1,7 @@
 //! One lock's history: who holds and waits now, what is over, and its use over time.
 
 use std::{
+    cell::Cell,
     collections::{HashMap, VecDeque},
     hash::Hash,
     sync::Arc,
@@ -17,11 +18,15 @@ use super::{Eviction, MOST_OF_ONE, Step, Who};
 use crate::{
     clock::{Millis, millis, wall},
     curve::{Curve, Use},
+    rules::Limits,
     sample::kind,
 };
 
 /// A grant that was pushed has a short first lease until its keeper confirms it; only older ones can be late.
 const CONFIRMED: Millis = FIRST_LEASE.as_millis() as Millis + 1000;
+
+/// Without a renewal that was seen, a holder with less than this may be late. It is a third of the usual lease.
+const LATE_UNSEEN: Millis = 10_000;
 
 /// How a hold ended, as far as samples tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,6 +66,36 @@ pub(crate) struct Hold {
     renewed: bool,
     lease: Millis,
     left: Option<Millis>,
+    renewals: Renewals,
+}
+
+/// What samples tell of a hold's renewals. The lease that the store shows is the one that was asked for at first, which a
+/// `min_hold` makes longer than those of the renewals, so lateness is judged by the renewals that were seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Renewals {
+    /// When the lease ends, as of the last renewal that was seen.
+    expires: Option<Millis>,
+    /// What was left right after that renewal; `None` before the first.
+    full: Option<Millis>,
+}
+
+impl Renewals {
+    /// Takes in that the lease ends at `expires`, of which `left` is left. Moments of samples are exact up to `slack`.
+    fn see(&mut self, expires: Millis, left: Millis, slack: Millis) {
+        match self.expires {
+            None => self.expires = Some(expires),
+            Some(before) if expires > before + slack => {
+                (self.expires, self.full) = (Some(expires), Some(left));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// A holder that has less left should have renewed before: a third of what a renewal brought. Before the first renewal
+    /// nobody knows what one brings.
+    fn least(&self, lease: Millis) -> Millis {
+        self.full.map_or_else(|| (lease / 3).min(LATE_UNSEEN), |full| full / 3)
+    }
 }
 
 impl Hold {
@@ -78,25 +113,39 @@ impl Hold {
             renewed: false,
             lease: 0,
             left: None,
+            renewals: Renewals::default(),
         };
-        hold.see(step.now, view);
+        hold.see(step, view);
         hold
     }
 
-    fn see(&mut self, now: Millis, view: &HolderView) {
-        self.to = now;
+    fn see(&mut self, step: &Step<'_>, view: &HolderView) {
+        let was_confirmed = self.to - self.from > CONFIRMED;
+        self.to = step.now;
         self.units = view.units;
         self.evicted |= view.evicted;
         self.renewed = view.renewed;
         self.lease = millis(view.lease);
         self.left = view.remaining.map(millis);
+        if !was_confirmed {
+            self.renewals = Renewals::default();
+        }
+        if let Some(left) = self.left {
+            self.renewals.see(self.to + left, left, step.slack);
+        }
     }
 
     /// What is left of the lease, if its process should have renewed it before.
     pub(crate) fn late(&self) -> Option<Duration> {
         let left = self.left?;
-        let late = self.renewed && !self.evicted && left < self.lease / 3 && self.to - self.from > CONFIRMED;
+        let confirmed = self.to - self.from > CONFIRMED;
+        let late = self.renewed && !self.evicted && confirmed && left < self.renewals.least(self.lease);
         late.then(|| Duration::from_millis(left))
+    }
+
+    /// The length of its lease, as the store shows it.
+    pub(crate) fn lease(&self) -> Millis {
+        self.lease
     }
 
     fn finish(mut self, now: Millis) -> Self {
@@ -144,6 +193,23 @@ pub(crate) enum Past {
     Wait(Wait),
 }
 
+impl Past {
+    /// Its end.
+    fn to(&self) -> Millis {
+        match self {
+            Self::Hold(hold) => hold.to,
+            Self::Wait(wait) => wait.to,
+        }
+    }
+}
+
+/// Why something is dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Dropped {
+    TooOld,
+    TooMany,
+}
+
 /// One lock's history.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
@@ -157,10 +223,24 @@ pub(crate) struct Record {
     /// Steps of half a minute, for the last hour.
     pub(crate) coarse: Curve,
     sample: u64,
+    /// From when on everything that was seen of it is still there, if something had to be dropped.
+    whole_since: Option<Millis>,
+    /// The limits of its alarms, and the rules that they are by.
+    pub(crate) limits: Cell<Option<KnownLimits>>,
+}
+
+/// The limits of a lock, so that its name is not matched against all rules for each sample.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct KnownLimits {
+    /// The version of the rules.
+    pub(crate) version: u64,
+    pub(crate) kind: Kind,
+    pub(crate) limits: Limits,
 }
 
 impl Record {
-    pub(crate) fn new(view: &ResourceView) -> Self {
+    /// A lock of which nothing is known yet, or no longer what was before `whole_since`.
+    pub(crate) fn new(view: &ResourceView, whole_since: Option<Millis>) -> Self {
         Self {
             kind: kind(view).unwrap_or(Kind::Mutex),
             capacity: view.capacity,
@@ -170,7 +250,14 @@ impl Record {
             fine: Curve::new(2_000, 150),
             coarse: Curve::new(30_000, 120),
             sample: 0,
+            whole_since,
+            limits: Cell::new(None),
         }
+    }
+
+    /// From when on everything that was seen of it is still there, if something had to be dropped.
+    pub(crate) fn whole_since(&self) -> Option<Millis> {
+        self.whole_since
     }
 
     /// The sample that it was last seen in.
@@ -230,7 +317,7 @@ impl Record {
                 used.changes += u32::from(step.before.is_some());
                 Hold::new(step, holder)
             });
-            hold.see(step.now, holder);
+            hold.see(step, holder);
             self.holds.push(hold);
         }
         before.rest()
@@ -242,7 +329,8 @@ impl Record {
         for (place, waiter) in view.waiters.iter().enumerate() {
             let mut wait = before.take(place, &waiter.contender).unwrap_or_else(|| Wait::new(step, waiter));
             if let Some(before) = step.before {
-                used.waited += step.now - wait.from.max(before).min(step.now);
+                // Nobody knows how they waited while nothing was seen.
+                used.waited += (step.now - wait.from.max(before).min(step.now)).min(step.longest);
             }
             wait.to = step.now;
             self.waits.push(wait);
@@ -259,29 +347,69 @@ impl Record {
         for hold in std::mem::take(&mut self.holds) {
             self.push(step, Past::Hold(hold.finish(step.now)));
         }
+        // Most names come once, and an hour of them is kept.
+        (self.holds, self.waits) = (Vec::new(), Vec::new());
+        self.past.shrink_to_fit();
+        self.fine.shrink();
+        self.coarse.shrink();
     }
 
     fn push(&mut self, step: &mut Step<'_>, past: Past) {
         self.past.push_back((*step.next, past));
         *step.next += 1;
+        *step.kept += 1;
         if self.past.len() > MOST_OF_ONE {
-            self.past.pop_front();
+            self.drop_oldest(step.kept);
         }
     }
 
+    /// Drops the oldest entry for want of room.
+    fn drop_oldest(&mut self, kept: &mut usize) {
+        if let Some((_, past)) = self.past.pop_front() {
+            *kept -= 1;
+            self.whole_since = self.whole_since.max(Some(past.to()));
+        }
+    }
+
+    /// Takes note of an eviction. The sample that shows its outcome may have come first.
     pub(crate) fn evicted(&mut self, token: Token, eviction: &Arc<Eviction>) {
         if let Some(hold) = self.holds.iter_mut().find(|hold| hold.token == token) {
             hold.eviction = Some(eviction.clone());
+            return;
+        }
+        for (_, past) in self.past.iter_mut().rev() {
+            if let Past::Hold(hold) = past
+                && hold.token == token
+            {
+                hold.eviction = Some(eviction.clone());
+                hold.end = Some(HoldEnd::Evicted);
+                return;
+            }
         }
     }
 
+    /// How many holds and waits of it are over and still there.
+    pub(crate) fn past_len(&self) -> usize {
+        self.past.len()
+    }
+
+    /// Whether the entry with this number is still there. Entries go in order.
+    pub(crate) fn has_past(&self, number: u64) -> bool {
+        self.past.front().is_some_and(|(first, _)| *first <= number)
+    }
+
     /// Drops the entry with this number, which is the oldest if it is still there.
-    pub(crate) fn drop_past(&mut self, number: u64) -> bool {
-        let found = self.past.front().is_some_and(|(first, _)| *first == number);
-        if found {
-            self.past.pop_front();
+    pub(crate) fn drop_past(&mut self, number: u64, kept: &mut usize, why: Dropped) {
+        if self.past.front().is_none_or(|(first, _)| *first != number) {
+            return;
         }
-        found
+        match why {
+            Dropped::TooOld => {
+                self.past.pop_front();
+                *kept -= 1;
+            }
+            Dropped::TooMany => self.drop_oldest(kept),
+        }
     }
 
     /// Drops what is too old of its curves. True if nothing is left of it.

@@ -37,13 +37,15 @@ pub(crate) struct Seen {
 
 #[derive(Clone, Copy)]
 struct Lease {
+    length: u64,
     left: Option<u64>,
     renewed: bool,
     evicted: bool,
     since: Option<Millis>,
 }
 
-const RENEWED: Lease = Lease { left: Some(25_000), renewed: true, evicted: false, since: None };
+const RENEWED: Lease =
+    Lease { length: 30_000, left: Some(25_000), renewed: true, evicted: false, since: None };
 
 pub(crate) fn resource(name: &'static str) -> Seen {
     Seen { name, kind: Kind::Mutex, capacity: Capacity::All, holders: Vec::new(), waiters: Vec::new() }
@@ -86,7 +88,12 @@ impl Seen {
         self
     }
 
-    /// So much of the last holder's lease of 30 s is left.
+    /// The last holder's lease is so long, not 30 s.
+    pub(crate) fn with_lease(self, length: u64) -> Self {
+        self.holder(|lease| lease.length = length)
+    }
+
+    /// So much of the last holder's lease is left.
     pub(crate) fn with_left(self, left: u64) -> Self {
         self.holder(|lease| lease.left = Some(left))
     }
@@ -127,7 +134,7 @@ impl Seen {
             units: *units,
             details: self.details(*who),
             since: wall(lease.since.unwrap_or(now)),
-            lease: Duration::from_secs(30),
+            lease: Duration::from_millis(lease.length),
             remaining: lease.left.map(Duration::from_millis),
             renewed: lease.renewed,
             evicted: lease.evicted,
@@ -298,6 +305,98 @@ fn one_busy_lock_does_not_take_the_room_of_others() {
     assert_eq!(world.record().past().count(), MOST_OF_ONE);
     let name = Name::new("b").expect("a name");
     assert_eq!(world.history.record(&name).expect("a record").past().count(), 1);
+}
+
+#[test]
+fn a_busy_lock_counts_with_what_is_there_of_it() {
+    let mut world = World::new();
+    let crowd =
+        |first: u64| (first..first + 200).fold(resource("a").semaphore(200), |seen, who| seen.read_by(who));
+    world.sample(&[resource("b").held_by(1)]);
+    world.sample(&[]);
+    for turn in 0..700 {
+        world.sample(&[crowd(turn * 200)]);
+    }
+    let name = Name::new("b").expect("a name");
+    assert_eq!(world.history.record(&name).expect("a record").past().count(), 1);
+    assert_eq!(world.history.kept(), MOST_OF_ONE + 1);
+    assert!(world.history.over.len() <= 2 * world.history.kept() + ROOM);
+    assert_eq!(world.history.whole_since(), None, "the others are whole");
+    // The busy one does not look free before what is left of it.
+    let since = world.history.seen_since(Some(world.record())).expect("seen");
+    assert!(since > world.now - 30_000, "{since}");
+}
+
+#[test]
+fn room_that_was_short_is_forgotten_after_an_hour() {
+    let mut world = World::new();
+    let names: Vec<&'static str> = (0..60).map(|place| &*format!("lock-{place}").leak()).collect();
+    for turn in 0..20 {
+        let crowd = |name: &&'static str| {
+            (turn * 100..turn * 100 + 100).fold(resource(name).semaphore(100), |seen, who| seen.read_by(who))
+        };
+        world.sample(&names.iter().map(crowd).collect::<Vec<_>>());
+    }
+    assert!(world.history.whole_since().is_some());
+    world.pass(3600);
+    world.sample(&[]);
+    assert_eq!(world.history.whole_since(), None);
+}
+
+#[test]
+fn names_are_bounded() {
+    let mut world = World::new();
+    world.sample(&[]);
+    let mut first = None;
+    for turn in 0..1000 {
+        let names = (0..300).map(|place| resource(format!("job/{turn}/{place}").leak()).held_by(place));
+        let mut seen: Vec<Seen> = names.collect();
+        seen.push(resource("a").held_by(1));
+        world.sample(&seen);
+        first.get_or_insert_with(|| seen[0].name);
+    }
+    assert_eq!(world.history.records().count(), MOST_RECORDS);
+    assert_eq!(world.history.live().count(), 301);
+    assert!(world.history.free.len() <= 2 * MOST_RECORDS + ROOM);
+    let past: usize = world.history.records().map(|(_, record)| record.past_len()).sum();
+    assert_eq!(past, world.history.kept());
+    // What was forgotten is not known, not free.
+    let name = Name::new(first.expect("one")).expect("a name");
+    assert!(world.history.record(&name).is_none());
+    assert!(world.history.seen_since(None) > Some(world.now - 400_000));
+    assert!(world.history.whole_since().is_some());
+    // The one that is in use the whole time is whole.
+    assert_eq!(world.history.seen_since(Some(world.record())), world.history.first);
+}
+
+#[test]
+fn locks_that_come_and_go_leave_no_trail() {
+    let mut world = World::new();
+    for turn in 0..20_000 {
+        let seen = [resource("a").held_by(1)];
+        world.sample(if turn % 2 == 0 { &seen } else { &[] });
+    }
+    assert!(world.history.free.len() <= ROOM + 2);
+}
+
+#[test]
+fn a_time_in_which_nothing_was_seen_is_not_waited() {
+    let mut world = World::new();
+    world.sample(&[]);
+    world.sample(&[resource("a").held_by(1).waited_by(2)]);
+    world.pass(3600);
+    world.sample(&[resource("a").held_by(1).waited_by(2)]);
+    assert!(world.record().fine.sum(world.now, 60_000).waited <= 60_000);
+}
+
+#[test]
+fn an_eviction_that_was_seen_before_it_was_told_is_one() {
+    let mut world = World::new();
+    world.sample(&[resource("a").held_by(1)]);
+    world.sample(&[]);
+    let eviction = Arc::new(Eviction { by: "ops".into(), reason: "stuck".into(), immediate: true });
+    world.history.evicted(&Name::new("a").expect("a name"), Token::new(2, 0), &eviction);
+    assert_eq!(world.past(), ["1 held 1-2 Evicted"]);
 }
 
 #[test]

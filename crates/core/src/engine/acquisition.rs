@@ -3,7 +3,7 @@
 //! Down: `acquire`, the local queue if the lock has one, a waiter, the dispatcher, `Store::apply`. The way up is in
 //! `settle.rs`: the task that waits here gets the outcome and returns it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Alive, Engine,
@@ -19,11 +19,14 @@ use crate::{
     error::{AcquireError, At, InvalidInput, StoreError, StoreErrorKind},
     name::Name,
     store::{Attachment, Claim, Details, StoreTime},
+    support::backoff::Backoff,
     telemetry,
 };
 
 /// How many grants in a row may arrive after their lease before waiting on is called pointless.
 const LATE_GRANTS: u32 = 5;
+/// The pauses of an acquisition that gave way.
+const GIVES_WAY: Backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(640));
 
 /// Acquires `name` on `terms`. `None`: it is busy and the caller does not wait.
 ///
@@ -132,7 +135,7 @@ impl Acquisition<'_> {
     async fn at_store(&self, front: Option<&Front<OwnedHold>>) -> Result<Option<OwnedHold>, Failure> {
         let engine = self.engine();
         let mut heard = front.map_or(Heard::Nothing, Front::heard);
-        let mut late_grants = 0;
+        let (mut late_grants, mut gives_way) = (0, GIVES_WAY);
         loop {
             let waiter = Waiter::new(engine, self.claim(), self.terms.clone(), heard.clone());
             if !engine.registry.register(&waiter) {
@@ -151,6 +154,15 @@ impl Acquisition<'_> {
                 Some(Outcome::TooLate) if self.patience.waits() && late_grants < LATE_GRANTS => {
                     late_grants += 1;
                     heard = Heard::Answer;
+                }
+                Some(Outcome::Again) if self.patience.waits() => {
+                    waiting.settled = waiter.tombstone_until().is_none();
+                    heard = Heard::Answer;
+                    let goes_on = engine.clock().now().after(gives_way.jittered());
+                    let pause = engine.clock().sleep_until(goes_on);
+                    if self.patience.limit(engine.clock(), pause).await.is_none() {
+                        return self.conclude(&mut waiting, None);
+                    }
                 }
                 outcome => return self.conclude(&mut waiting, outcome),
             }
@@ -175,7 +187,7 @@ impl Acquisition<'_> {
                 let message = "the grant arrived after its lease; use a longer lease or a nearer store";
                 failed(StoreError::new(StoreErrorKind::Unreachable, message).at(self.at()).into())
             }
-            Some(Outcome::Busy) => {
+            Some(Outcome::Busy | Outcome::Again) => {
                 waiting.settled = waiter.tombstone_until().is_none();
                 Ok(None)
             }

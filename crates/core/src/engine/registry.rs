@@ -53,6 +53,8 @@ struct Inner {
     looks_at: BootTime,
     /// Whether anything came in since the watchdog last looked.
     touched: bool,
+    /// When the store last said that another server has taken the place of the one that granted.
+    replaced: Option<BootTime>,
     closed: bool,
     /// Whether the gauges that the watchdog last published are those of an idle keeper.
     published_idle: bool,
@@ -240,9 +242,11 @@ impl Registry {
         }
     }
 
-    /// Everything that is held is to be renewed now.
+    /// Another server has taken the place of the one that granted. Everything that is held is to be renewed now, and so is
+    /// every grant that was asked for before now and comes in later: the earlier server may have made it.
     pub(crate) fn renew_now(&self, now: BootTime) {
         let mut inner = self.lock();
+        inner.replaced = Some(now);
         let holds: Vec<Arc<Hold>> = inner.held.values().map(|entry| entry.what.clone()).collect();
         let mut earlier = false;
         for hold in holds {
@@ -359,7 +363,11 @@ impl Inner {
         }
     }
 
-    fn insert_held(&mut self, hold: &Arc<Hold>, due: BootTime) -> bool {
+    fn insert_held(&mut self, hold: &Arc<Hold>, mut due: BootTime) -> bool {
+        if let Some(replaced) = self.replaced.filter(|replaced| hold.asked <= *replaced) {
+            hold.doubt(replaced);
+            due = hold.due();
+        }
         self.held.insert(hold.slot, Scheduled { what: hold.clone(), due: BootTime::NEVER });
         self.schedule_held(hold.slot, due)
     }

@@ -223,7 +223,8 @@ pub(crate) async fn renew_detached(
         lease: terms.lease_to_ask_for(Duration::MAX),
         lower_to: None,
         detach: true,
-        at_least: 0,
+        // It has at least this number. A store that does not keep the number in one place learns it by this.
+        at_least: lease.token.number(),
     };
     let sent = engine.clock().now();
     let answers = send(&engine.client, operation, &[renewal]).await.map_err(|error| error.at(at()))?;

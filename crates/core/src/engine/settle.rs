@@ -113,6 +113,10 @@ fn take_in(waiter: &Arc<Waiter>, news: News) {
             waiter.heard();
             conclude(waiter, Outcome::Failed(error));
         }
+        News::Answered { verdict: Verdict::Again, .. } => {
+            waiter.heard();
+            conclude(waiter, Outcome::Again);
+        }
         News::Answered { sent, verdict: Verdict::NotNow(error) } => {
             not_now(waiter, sent, error.not_applied(), now);
         }
@@ -287,8 +291,9 @@ mod tests {
     use super::*;
     use crate::{
         capability::Capability,
-        engine::{acquisition::tests::waiter, renewal::TOGETHER},
+        engine::{acquisition::tests::waiter, hold::Due, renewal::TOGETHER, wakes},
         model::FIRST_LEASE,
+        store::{Grant, Wake},
     };
 
     const LOSSY: Duration = Capability::ASKS_AGAIN;
@@ -326,6 +331,45 @@ mod tests {
         assert!(waiter.enqueue(waiter.server()), "it was due just now");
         assert_eq!(waiter.standing(), Standing::Over);
         assert!(waiter.next_copy(now, StoreTime(3)).is_none());
+    }
+
+    /// The old server may have made such a grant, and the new one may not know it.
+    #[tokio::test]
+    async fn a_grant_that_comes_in_after_its_server_was_replaced_is_renewed_at_once() {
+        for pushed in [false, true] {
+            let (alive, waiter) = waiter().await;
+            let engine = alive.engine();
+            let sent = engine.clock().now();
+            assert!(waiter.next_copy(sent, StoreTime(1)).is_some());
+            wakes::deliver(engine, Wake::Reconfirm);
+            let (lease, contender) = (Duration::from_secs(30), waiter.claim().contender);
+            settle(
+                &waiter,
+                if pushed {
+                    let (number, floor, waited) = (1, 1, Duration::ZERO);
+                    News::Pushed(GrantNotice { contender, number, floor, stamp: sent.0, waited, lease })
+                } else {
+                    let grant = Grant { number: 1, floor: 1, remaining: lease };
+                    News::Answered { sent, verdict: Verdict::Granted(grant) }
+                },
+            );
+            let due = engine.registry.take_due(engine.clock().now(), TOGETHER).holds;
+            assert_eq!(due.len(), 1, "renewed at once; pushed: {pushed}");
+            assert!(matches!(due[0].plan(engine.clock().now(), Duration::ZERO), Due::Renew(_)));
+        }
+    }
+
+    /// What was asked of the new server is as good as any other grant.
+    #[tokio::test]
+    async fn a_grant_that_was_asked_for_after_a_replacement_is_not_doubted() {
+        let (alive, waiter) = waiter().await;
+        let engine = alive.engine();
+        wakes::deliver(engine, Wake::Reconfirm);
+        let sent = engine.clock().now().after(Duration::from_nanos(1));
+        assert!(waiter.next_copy(sent, StoreTime(1)).is_some());
+        let grant = Grant { number: 1, floor: 1, remaining: Duration::from_secs(30) };
+        settle(&waiter, News::Answered { sent, verdict: Verdict::Granted(grant) });
+        assert!(engine.registry.take_due(engine.clock().now(), TOGETHER).holds.is_empty());
     }
 
     /// The answer to a copy may come while the watchdog asks again for its waiter.

@@ -27,6 +27,8 @@ pub(crate) enum Outcome {
     Granted(Arc<Hold>),
     /// It was granted, but the answer came after the lease it speaks of.
     TooLate,
+    /// It gave way. Only another contender may go on.
+    Again,
     /// Only for those who do not wait.
     Busy,
     Mismatch(Capacity),

@@ -209,6 +209,8 @@ pub enum Verdict {
     Refused(StoreError),
     /// Nothing was done, for a reason that passes and that does not concern the others of the group. It is asked again.
     NotNow(StoreError),
+    /// The contender gave way, has left, and its id is used up. Claim again with another id after a pause.
+    Again,
 }
 
 impl Verdict {

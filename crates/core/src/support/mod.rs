@@ -8,8 +8,11 @@ pub mod duration;
 pub mod lease_option;
 pub mod moment;
 pub mod percent;
+pub mod risks;
 pub mod sentence;
+pub mod server_state;
 pub mod terminal;
+pub mod url_parts;
 
 /// Locks `mutex`, also after a panic elsewhere.
 ///

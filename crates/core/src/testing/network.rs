@@ -16,12 +16,12 @@ use tokio::{runtime::Handle, sync::oneshot, time::sleep};
 
 use crate::{
     capability::Capability,
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     name::Name,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Evict, Evicted,
-        LatchPage, ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, Topic, Wake,
-        WakeSink, Watch,
+        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Context, Count, Counted, Enrolment, Evict,
+        Evicted, LatchPage, ListQuery, Member, MemberAnswers, MemberState, Page, Renew, Renewed, Reply,
+        Request, ResourceView, Store, Topic, Wake, WakeSink, Watch,
     },
     support,
 };
@@ -361,7 +361,41 @@ impl Store for DistantStore {
         self.inner.leave_caller();
     }
 
+    fn member(&self) -> Option<&dyn Member> {
+        self.inner.member().is_some().then_some(self as &dyn Member)
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         self.inner.close()
+    }
+}
+
+/// Asks a member that is there: nobody gets a [`DistantStore`] as a member otherwise.
+fn of_member<'a, T: Send + 'a>(
+    store: &'a dyn Store,
+    ask: impl FnOnce(&'a dyn Member) -> Reply<'a, T>,
+) -> Reply<'a, T> {
+    let none = || StoreError::new(StoreErrorKind::Unsupported, "this store cannot be a member of a quorum");
+    match store.member() {
+        Some(member) => ask(member),
+        None => Box::pin(std::future::ready(Err(none()))),
+    }
+}
+
+impl Member for DistantStore {
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, MemberAnswers<Answer>> {
+        self.send(group, |store, group| of_member(store, |member| member.apply(group)))
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, MemberAnswers<Renewed>> {
+        self.send(leases, |store, leases| of_member(store, |member| member.renew(leases)))
+    }
+
+    fn state(&self) -> Reply<'_, MemberState> {
+        self.send(&(), |store, ()| of_member(store, Member::state))
+    }
+
+    fn enrol<'a>(&'a self, enrolment: &'a Enrolment) -> Reply<'a, bool> {
+        self.send(enrolment, |store, enrolment| of_member(store, |member| member.enrol(enrolment)))
     }
 }

@@ -19,10 +19,17 @@ impl Attempt {
     pub fn count(&mut self, now: BootTime) {
         match self.phase {
             Phase::Asking => self.count_grants(now),
+            Phase::Adopting { number } => self.count_adopted(number, now),
             Phase::Holding { number, .. } if self.deadline(number, now).is_none() => {
                 self.phase = Phase::Ended(Ended::Lost);
             }
             Phase::Holding { .. } | Phase::Ended(_) => {}
+        }
+    }
+
+    fn count_adopted(&mut self, number: GrantNumber, now: BootTime) {
+        if self.counted(number, now).count() >= self.majority.needed() {
+            self.phase = Phase::Holding { number, floor: number };
         }
     }
 

@@ -127,6 +127,14 @@ fn expiry() -> World {
     World { lease: 1, last_tick: 1, prefix, ..World::of(vec![one, other]) }
 }
 
+/// Another process goes on with a lease, beside another contender.
+fn adoption() -> World {
+    let one = Who { adopts: true, leaves: false, ..Who::exclusive() };
+    let other = Who { members: vec![2, 1, 0], begins: 9, leaves: false, ..Who::exclusive() };
+    let prefix = vec![Step::Begin(0), Step::Do(0, 0), Step::Do(0, 1), Step::Do(0, 2)];
+    World { lease: 1, last_tick: 1, prefix, ..World::of(vec![one, other]) }
+}
+
 /// Members restart without data, one at a time.
 fn restarts() -> World {
     let one = Who { leaves: false, ..Who::exclusive() };
@@ -265,6 +273,11 @@ fn a_reader_and_a_writer_are_sound() {
 #[test]
 fn two_readers_are_sound() {
     prove("two readers", two_readers());
+}
+
+#[test]
+fn another_process_goes_on_with_a_lease() {
+    prove("adoption", adoption());
 }
 
 #[test]

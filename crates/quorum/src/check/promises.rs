@@ -50,6 +50,9 @@ pub(super) fn of(world: &World) -> Vec<Property<World>> {
     if world.restarts > 0 && world.clients[0].renewals > 1 {
         all.push(Property::sometimes("healed", |_, state: &State| state.seen.healed));
     }
+    if world.clients.iter().any(|who| who.adopts) {
+        all.push(Property::sometimes("another process goes on", |_, state: &State| state.seen.adopted));
+    }
     if world.gate_changes > 0 {
         all.push(Property::sometimes("gate changed", |_, state: &State| {
             state.seen.gate_changed && (0..state.clients.len()).any(|client| state.hold(client).is_some())

@@ -57,6 +57,8 @@ pub(super) struct Client {
     pub(super) claimed: u32,
     /// Whether an operator has taken its lock away at some member.
     pub(super) removed: bool,
+    /// The number of the hold that another process of it goes on with.
+    pub(super) adopted: Option<GrantNumber>,
     /// Whether it was told that it holds, and then did not any more.
     pub(super) lost: bool,
 }
@@ -83,6 +85,7 @@ pub(super) struct Seen {
     pub(super) rejoined: bool,
     pub(super) gate_changed: bool,
     pub(super) from_line: bool,
+    pub(super) adopted: bool,
 }
 
 #[derive(Clone, PartialEq, Hash, Debug)]
@@ -175,7 +178,10 @@ impl State {
         // A contender whose lock was taken away may still be told of it, as on every store. A fence rejects its token.
         let removed = self.clients[index].removed;
         let seen = &mut self.seen;
-        if world.is_exclusive(index) {
+        if self.clients[index].adopted == Some(hold.number) {
+            // Nobody was told a later one.
+            seen.token_fell |= hold.number < seen.any;
+        } else if world.is_exclusive(index) {
             seen.token_fell |= hold.number <= seen.any && !removed;
             seen.exclusive = seen.exclusive.max(hold.number);
         } else {
@@ -183,6 +189,7 @@ impl State {
             seen.floor_fell |= hold.floor <= seen.exclusive;
         }
         seen.any = seen.any.max(hold.number);
+        seen.adopted |= self.clients[index].adopted.is_some();
         let members = &world.clients[index].members;
         seen.one_round |= !self.clients[index].sent_more;
         seen.raised |= self.clients[index].raises > 0;
@@ -289,6 +296,18 @@ impl State {
         if world.fault != Fault::ReusedId {
             client.seq += 1;
         }
+        self.drop_late(world);
+    }
+
+    /// Another process goes on with the hold of a client.
+    pub(super) fn adopt(&mut self, world: &World, index: usize) {
+        let now = boot(self.tick);
+        let client = &mut self.clients[index];
+        let Some(Told { number, .. }) = client.told.take() else { unreachable!("told") };
+        client.attempt = world.adopting(number).elsewhere(&client.attempt);
+        (client.adopted, client.lost) = (Some(number), false);
+        let asks = client.attempt.renew(now);
+        self.send(index, asks);
         self.drop_late(world);
     }
 

@@ -29,6 +29,8 @@ pub(super) struct Who {
     pub(super) leaves: bool,
     /// How often it gives way and comes again.
     pub(super) gives_way: u8,
+    /// Whether another process may go on with what it holds.
+    pub(super) adopts: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -94,6 +96,8 @@ pub(super) enum Action {
     Poll(usize),
     Leave(usize),
     GiveWay(usize),
+    /// Another process goes on with what a client holds.
+    Adopt(usize),
     ChangeGate(usize),
     Restart(usize),
     /// The wall clock of a member jumps forward.
@@ -125,6 +129,7 @@ impl Who {
             renewals: 0,
             leaves: true,
             gives_way: 0,
+            adopts: false,
         }
     }
 
@@ -192,6 +197,10 @@ impl World {
         Attempt::new(self.majority(), sharing, 0).making(mistake)
     }
 
+    pub(super) fn adopting(&self, number: GrantNumber) -> Attempt {
+        Attempt::adopt(self.majority(), number)
+    }
+
     fn client_actions(&self, state: &State, index: usize, actions: &mut Vec<Action>) {
         let (who, client) = (&self.clients[index], &state.clients[index]);
         if !client.begun {
@@ -207,6 +216,9 @@ impl World {
             None if client.told.is_some() => {
                 if client.renewals < who.renewals {
                     actions.push(Action::Renew(index));
+                }
+                if who.adopts && client.adopted.is_none() {
+                    actions.push(Action::Adopt(index));
                 }
             }
             None => {
@@ -373,6 +385,7 @@ impl Model for World {
                     sent_more: false,
                     claimed: 0,
                     removed: false,
+                    adopted: None,
                     lost: false,
                 })
                 .collect(),
@@ -457,6 +470,7 @@ impl Model for World {
                 next.drop_late(self);
             }
             Action::GiveWay(client) => next.give_way(self, client),
+            Action::Adopt(client) => next.adopt(self, client),
             Action::ChangeGate(client) => {
                 next.gate_changes += 1;
                 let attempt = &mut next.clients[client].attempt;

@@ -15,8 +15,8 @@ use serde_json::json;
 
 use crate::{
     app::{App, ok, to_json},
+    caller::Caller,
     delivery::{GrantBody, Undelivered},
-    gate::Caller,
     idempotency::{self, Answer, Key},
     metrics,
     problem::{Code, ErrorBody, Problem, Refusals},

@@ -19,7 +19,7 @@ use utoipa::IntoParams;
 use super::events::{AHEAD, counted, event_stream, line};
 use crate::{
     app::{App, ok, to_json},
-    gate::Caller,
+    caller::Caller,
     problem::{Code, Problem, Refusals},
     request::Params,
 };
@@ -71,8 +71,10 @@ async fn follow(app: Arc<App>, caller: Caller, query: Query, first: Bytes, chunk
     news.mark_unchanged();
     let mut next = first;
     loop {
-        if chunks.send(next).await.is_err() {
-            return;
+        tokio::select! {
+            biased;
+            () = app.draining() => return,
+            sent = chunks.send(next) => if sent.is_err() { return },
         }
         next = tokio::select! {
             biased;

@@ -21,8 +21,8 @@ use tokio::sync::mpsc;
 
 use crate::{
     app::{App, to_json},
-    connections::OneOf,
-    gate::Caller,
+    caller::Caller,
+    count::OneOf,
     problem::{Code, Problem, Refusals},
     request::Params,
     sample::{Changes, Entry, Sample, page},

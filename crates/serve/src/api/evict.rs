@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{
     app::App,
-    gate::Caller,
+    caller::Caller,
     problem::{Problem, Refusals},
     request::Asked,
     shapes::{EvictRequest, EvictedHolder, Evictions},

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{
     app::App,
-    gate::Caller,
+    caller::Caller,
     problem::{ErrorBody, Problem, Refusals},
     request::Asked,
     shapes::{Admitted, FenceRequest},

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{change, outcome};
 use crate::{
     app::{App, ok, to_json},
-    gate::Caller,
+    caller::Caller,
     problem::{Code, ErrorBody, Problem, Refusals},
     request::{Asked, Params, time},
     sample::page,

@@ -6,7 +6,7 @@ use axum::{extract::State, response::Response};
 
 use crate::{
     app::{App, ok, to_json},
-    gate::Caller,
+    caller::Caller,
     problem::{Problem, Refusals},
     request::Params,
     shapes::{Leadership, NameParams},

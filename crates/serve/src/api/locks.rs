@@ -7,7 +7,7 @@ use lockkeeper::store::Name;
 
 use crate::{
     app::{App, ok, to_json},
-    gate::Caller,
+    caller::Caller,
     metrics,
     problem::{Problem, Refusals},
     request::Params,

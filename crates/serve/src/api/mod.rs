@@ -12,7 +12,7 @@ mod locks;
 mod probes;
 mod store;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -22,6 +22,7 @@ use axum::{
     routing::get,
 };
 use lockkeeper::support::terminal;
+use lockkeeper_console::Scope;
 use serde::Serialize;
 use utoipa::{
     Modify, OpenApi,
@@ -31,8 +32,9 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     app::{App, ok, to_json},
-    gate::Caller,
+    caller::Caller,
     idempotency::{Answer, Key, TURN},
+    metrics::{Exporter, with_own_alarms},
     problem::{Code, Problem},
     request::Asked,
 };
@@ -92,6 +94,9 @@ pub fn description() -> String {
     described().into_openapi().to_pretty_json().unwrap_or_default()
 }
 
+/// How long a scrape waits for a listing.
+const LISTED_WITHIN: Duration = Duration::from_secs(2);
+
 /// All paths of the server.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let (router, openapi) = described().split_for_parts();
@@ -110,10 +115,16 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 }
 
 async fn metrics(State(app): State<Arc<App>>, caller: Caller) -> Response {
-    let text = match &app.exporter {
-        Some(exporter) => exporter.render(&app, &caller).await,
-        None => String::new(),
+    let sample = tokio::time::timeout(LISTED_WITHIN, app.sample()).await.ok().and_then(Result::ok);
+    let render = |exporter: &Exporter| {
+        exporter.render(app.keeper.url(), app.settings.hottest, sample.as_deref(), &caller.who)
     };
+    let mut text = app.exporter.as_ref().map(render).unwrap_or_default();
+    let prefixes = &caller.who.prefixes;
+    if !prefixes.is_empty() {
+        let active = app.watched.console.alarms(Scope::of(prefixes)).active;
+        text = with_own_alarms(&text, &active);
+    }
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], terminal_safe(&text)).into_response()
 }

@@ -150,6 +150,23 @@ async fn a_token_sees_its_own_names_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_server_of_the_store_is_shown() {
+    let cluster = lockkeeper_testkit::servers::RedisCluster::start().expect("a cluster");
+    let store = cluster.url();
+    let world = World::with(|settings, _| settings.store = store).await;
+    let browser = &world.browser;
+    world.sign_in(LOOK);
+    world.go("#/store");
+    browser.until("document.querySelectorAll('.servers dt').length === 6");
+    let servers = browser.text(".servers");
+    for server in cluster.servers() {
+        assert!(servers.contains(&server.address().to_string()), "{servers}");
+    }
+    assert!(servers.contains("master, version") && servers.contains("replica of"), "{servers}");
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_is_shown_and_the_page_goes_on_after_it() {
     let redis = lockkeeper_testkit::servers::Redis::start().expect("redis-server");
     let store = redis.url();

@@ -6,6 +6,7 @@ mod accessibility;
 mod browser;
 mod live;
 mod operating;
+mod pages;
 mod safety;
 mod webhook;
 mod world;

@@ -7,6 +7,7 @@ use std::{
 
 use lockkeeper::Keeper;
 use lockkeeper_serve::{Listen, Server, Settings};
+use lockkeeper_testkit::servers::write_private;
 use tokio::{sync::oneshot, task::JoinHandle};
 
 use crate::browser::Browser;
@@ -37,7 +38,7 @@ impl World {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         let folder = tempfile::tempdir().expect("a folder");
         let tokens = folder.path().join("tokens");
-        std::fs::write(&tokens, TOKENS).expect("written");
+        write_private(&tokens, TOKENS).expect("written");
         let mut settings =
             Settings::new(format!("memory:console-{}", WORLDS.fetch_add(1, Ordering::Relaxed)));
         settings.listen = Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));

@@ -321,6 +321,8 @@ async fn what_is_no_request_is_refused() {
     ] {
         let answer = user.raw(raw).await;
         assert!([0, 400, 403, 505].contains(&answer.status), "{raw:?} {answer:?}");
+        // What is refused has the shape of all errors.
+        assert!(answer.status == 0 || !answer.code().is_empty(), "{raw:?} {answer:?}");
     }
     // Two lengths, or a length and chunks: proxies and servers could disagree about where a request ends.
     for smuggled in [
@@ -353,9 +355,13 @@ async fn what_is_too_large_is_refused() {
     );
     assert_eq!(user.raw(&chunked).await.code(), "too_large");
     let header = format!("{}X-Large: {}\r\n\r\n", user.head("GET", "/v1/locks"), "x".repeat(100_000));
-    assert_eq!(user.raw(&header).await.status, 431);
+    let answer = user.raw(&header).await;
+    assert_eq!((answer.status, answer.code().as_str()), (431, "head_too_large"), "{answer:?}");
     let many = format!("{}{}\r\n", user.head("GET", "/v1/locks"), "X: y\r\n".repeat(200));
-    assert_eq!(user.raw(&many).await.status, 431);
+    assert_eq!(user.raw(&many).await.code(), "head_too_large");
+    let bad = format!("{}X: y\u{1}\r\n\r\n", user.head("GET", "/v1/locks"));
+    let answer = user.raw(&bad).await;
+    assert_eq!((answer.status, answer.code().as_str()), (400, "not_http"), "{answer:?}");
     let text = json!({ "name": "a", "label": "x".repeat(5000) });
     assert_eq!(user.post("/v1/acquire", &text).await.code(), "invalid");
 }

@@ -3,6 +3,7 @@
 use std::{os::unix::fs::PermissionsExt, process::Command, time::Duration};
 
 use lockkeeper_serve::{Listen, Server, Settings, TlsFiles};
+use lockkeeper_testkit::servers::write_private;
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -155,7 +156,7 @@ async fn tokens_are_read_again_when_their_file_changes() {
 async fn a_token_file_that_changes_during_the_start_is_read_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("tokens");
-    std::fs::write(&file, TOKENS).expect("written");
+    write_private(&file, TOKENS).expect("written");
     let mut settings = Settings::new("memory:");
     settings.listen = "127.0.0.1:0".parse().expect("an address");
     settings.token_file = Some(file.clone());
@@ -298,6 +299,15 @@ async fn what_would_be_unsafe_does_not_start() {
     assert!(open.contains("--tls-cert"), "{open}");
     let missing = refused(|settings| settings.token_file = Some("/nowhere/tokens".into())).await;
     assert!(missing.contains("/nowhere/tokens"), "{missing}");
+    // A file that others may read, as an editor makes it.
+    let (folder, mut settings) = (tempfile::tempdir().expect("a folder"), Settings::new("memory:"));
+    let file = folder.path().join("tokens");
+    std::fs::write(&file, TOKENS).expect("written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).expect("set");
+    settings.token_file = Some(file);
+    let started = Server::bind_with_log(settings, Box::new(std::io::sink())).await.map(drop);
+    let readable = started.expect_err("refused").to_string();
+    assert!(readable.contains("its mode is 644") && readable.contains("chmod 600"), "{readable}");
     let broken =
         refused(|settings| settings.tls = Some(TlsFiles { cert: "/nowhere".into(), key: "/nowhere".into() }));
     assert!(broken.await.contains("/nowhere"));

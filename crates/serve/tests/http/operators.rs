@@ -102,6 +102,26 @@ async fn metrics_show_the_server_the_library_and_the_store() {
     hot.await.expect("answered");
 }
 
+/// The gauge of alarms of the whole server would tell of names that the token may not see.
+#[tokio::test]
+async fn a_limited_token_counts_its_own_alarms_only() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("alarms.toml");
+    std::fs::write(&file, "[[alarm]]\nheld = '1s'\n").expect("written");
+    let world = World::with(|settings| settings.alarms = Some(file)).await;
+    for name in ["team/a", "other", "third"] {
+        world.acquire(name).await;
+    }
+    let start = std::time::Instant::now();
+    while world.look().get("/v1/alarms").await.json()["active"].as_array().map_or(0, Vec::len) < 3 {
+        assert!(start.elapsed() < crate::client::LIMIT, "no alarms");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let limited = world.client("teamlookteamlook").get("/metrics").await.text;
+    assert!(limited.contains("lockkeeper_alarms{kind=\"held_too_long\"} 1\n"), "{limited}");
+    assert!(limited.contains("lockkeeper_alarms{kind=\"doctor\"} 0\n"), "{limited}");
+}
+
 impl World {
     /// The metrics once somebody waits.
     async fn until_waiting(&self) -> String {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use lockkeeper_serve::{Listen, Server, Settings};
+use lockkeeper_testkit::servers::write_private;
 use serde_json::{Value, json};
 use tokio::{sync::oneshot, task::JoinHandle};
 
@@ -38,7 +39,7 @@ impl World {
     pub(crate) async fn with(change: impl FnOnce(&mut Settings)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("tokens");
-        std::fs::write(&file, TOKENS).expect("written");
+        write_private(&file, TOKENS).expect("written");
         let mut settings = Settings::new("memory:");
         settings.listen = Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
         settings.token_file = Some(file);

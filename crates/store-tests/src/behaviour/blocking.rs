@@ -21,8 +21,8 @@ use super::{
 tests! {
     threads_exclude_each_other,
     a_thread_waits_in_line,
-    every_lock_works_from_a_thread,
-    latches_elections_and_fences_work_from_a_thread,
+    every_lock_works_from_a_thread if |can| can.counts_permits,
+    latches_elections_and_fences_work_from_a_thread if |can| can.counts_permits && can.fences,
     operators_work_from_a_thread,
     a_lease_passes_between_threads if |can| can.detachable,
     it_works_inside_of_a_runtime,

@@ -11,15 +11,15 @@ use super::{
 };
 
 tests! {
-    bad_names_are_refused_by_every_primitive,
-    bad_leases_are_refused,
+    bad_names_are_refused_by_every_primitive if |can| can.counts_permits,
+    bad_leases_are_refused if |can| can.counts_permits,
     holds_that_contradict_each_other_are_refused,
-    a_capacity_of_nothing_is_refused,
-    more_than_there_is_is_refused,
-    another_capacity_is_refused_while_in_use,
-    a_semaphore_and_a_mutex_share_no_name,
+    a_capacity_of_nothing_is_refused if |can| can.counts_permits,
+    more_than_there_is_is_refused if |can| can.counts_permits,
+    another_capacity_is_refused_while_in_use if |can| can.counts_permits,
+    a_semaphore_and_a_mutex_share_no_name if |can| can.counts_permits,
     texts_too_long_are_refused,
-    a_latch_too_large_is_refused,
+    a_latch_too_large_is_refused if |can| can.counts_permits,
     a_keeper_without_time_is_refused,
 }
 

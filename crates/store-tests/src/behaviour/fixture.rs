@@ -238,7 +238,7 @@ impl Fixture {
 
     /// Removes what a failed test left behind: a latch has no lease that would end it.
     pub(super) async fn clean_up(&self) {
-        for name in self.used() {
+        for name in self.used().into_iter().filter(|_| self.capability().counts_permits) {
             // It is there or not; the test has failed in any case.
             drop(soon(self.suite.watcher.latch(&name).delete()).await);
         }
@@ -258,7 +258,7 @@ impl Fixture {
             if let Some(view) = watcher.inspect(&name).await? {
                 left.push(format!("{view:?}"));
             }
-            if watcher.latch(&name).state().await?.is_some() {
+            if self.capability().counts_permits && watcher.latch(&name).state().await?.is_some() {
                 left.push(format!("the latch {name}"));
             }
         }

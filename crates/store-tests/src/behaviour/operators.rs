@@ -13,7 +13,7 @@ tests! {
     what_the_store_can_do_makes_sense,
     a_holder_is_shown_with_its_facts,
     waiters_are_shown_in_order,
-    units_and_capacity_are_shown,
+    units_and_capacity_are_shown if |can| can.counts_permits,
     what_is_free_is_not_shown,
     a_listing_has_pages_in_order,
     a_prefix_is_no_pattern,

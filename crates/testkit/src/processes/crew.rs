@@ -22,6 +22,12 @@ use crate::{
 /// How long a stopped worker is given to notice, once it runs again.
 const TO_NOTICE: Duration = Duration::from_millis(1500);
 
+/// The same after a stop that was much shorter than its leases.
+const TO_NOTICE_BRIEFLY: Duration = Duration::from_millis(200);
+
+/// How often a worker is stopped in search of the right moment.
+const STOPS: usize = 20;
+
 /// Worker processes on one store, and the events that they have reported so far.
 #[derive(Debug)]
 pub struct Crew {
@@ -206,15 +212,10 @@ impl Crew {
                 self.kill(number);
                 self.start_worker()?;
             }
-            WorkerFault::Stop => {
-                let from = now();
-                self.signal(number, Signal::STOP);
-                self.listen(length, |_| false);
-                self.signal(number, Signal::CONT);
-                let to = now() + TO_NOTICE.as_nanos() as u64;
-                let tasks = self.task.tasks;
-                self.pauses.extend((0..tasks).map(|task| Pause { worker: number * tasks + task, from, to }));
-            }
+            WorkerFault::Stop => self.stop(number, |crew| {
+                crew.listen(length, |_| false);
+                TO_NOTICE
+            }),
             WorkerFault::Disk(fault) => {
                 let from = 1 + self.dice.below(30);
                 self.break_disk(number, fault, from, length)?;
@@ -227,6 +228,42 @@ impl Crew {
         }
         self.last_fault = now();
         Ok(())
+    }
+
+    /// Stops a worker, and lets it go on after `meanwhile`, which says how long it is then given to notice.
+    fn stop(&mut self, number: u32, meanwhile: impl FnOnce(&mut Self) -> Duration) {
+        let from = now();
+        self.signal(number, Signal::STOP);
+        let to_notice = meanwhile(self);
+        self.signal(number, Signal::CONT);
+        let to = now() + to_notice.as_nanos() as u64;
+        let tasks = self.task.tasks;
+        self.pauses.extend((0..tasks).map(|task| Pause { worker: number * tasks + task, from, to }));
+    }
+
+    /// Stops one worker after the other until `hit` says that one of them is stopped at the right moment. That one stays
+    /// stopped for longer than its leases last. False if there was no such moment.
+    pub fn stop_at(&mut self, mut hit: impl FnMut() -> bool) -> bool {
+        let length = self.task.lease + self.dice.up_to(self.task.lease.as_millis() as u64 / 2);
+        let mut found = false;
+        for _ in 0..STOPS {
+            let Some(number) = self.victim() else { break };
+            self.stop(number, |crew| {
+                found = hit();
+                if !found {
+                    return TO_NOTICE_BRIEFLY;
+                }
+                crew.listen(length, |_| false);
+                TO_NOTICE
+            });
+            if found {
+                break;
+            }
+            let pause = self.dice.up_to(20);
+            self.listen(pause, |_| false);
+        }
+        self.last_fault = now();
+        found
     }
 
     /// The store itself was out of order until now: waits are judged from here on.
@@ -247,9 +284,11 @@ impl Crew {
     /// Kills a worker.
     pub fn kill(&mut self, number: u32) {
         self.crashes = true;
+        // Before the signal: a store that frees crashed processes at once may grant before this process runs again.
+        let killed = now();
         self.signal(number, Signal::KILL);
         if let Some(worker) = self.worker(number) {
-            worker.killed = Some(now());
+            worker.killed = Some(killed);
         }
     }
 

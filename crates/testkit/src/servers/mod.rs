@@ -31,7 +31,7 @@ pub use certificates::Certificates;
 pub use mariadb::{MariaDb, MariaDbOptions};
 pub use pgbouncer::{PgBouncer, PgBouncerOptions};
 pub use postgres::{Postgres, PostgresEnd, PostgresOptions};
-pub use process::Process;
+pub use process::{Process, write_private};
 pub use redis::{Redis, RedisOptions};
 pub use redis_cluster::RedisCluster;
 pub use redis_sentinel::RedisSentinel;

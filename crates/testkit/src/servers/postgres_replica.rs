@@ -39,9 +39,11 @@ impl Postgres {
     /// # Errors
     /// If it is no replica or does not obey.
     pub fn promote(&self) -> io::Result<()> {
-        self.sql("SELECT pg_promote()")?;
+        // It does not wait by itself: what comes from the old primary may cancel a statement of a replica.
+        self.sql("SELECT pg_promote(false)")?;
         until(&format!("{} is a primary", self.address()), || {
-            Ok(Answer::when(!self.is_replica()?, "it recovers"))
+            let is_replica = self.is_replica();
+            Ok(Answer::when(matches!(is_replica, Ok(false)), format!("{is_replica:?}")))
         })
     }
 

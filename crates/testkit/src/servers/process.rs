@@ -224,7 +224,10 @@ pub(super) fn runs(id: u32) -> bool {
 }
 
 /// Writes a file that only this user may read: some hold passwords.
-pub(super) fn write_private(path: &Path, text: &str) -> io::Result<()> {
+///
+/// # Errors
+/// Those of the file system.
+pub fn write_private(path: &Path, text: &str) -> io::Result<()> {
     use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
 
     let mut file: File = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)?;

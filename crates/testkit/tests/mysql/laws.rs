@@ -1,4 +1,7 @@
-//! One test per law of the protocol.
+//! One test per law of the protocol, and more.
+
+mod counters;
+mod limits;
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -16,7 +19,9 @@ use tokio::{sync::mpsc, time::timeout};
 
 use crate::{
     millis,
-    plain::{LOCK_WAITS, claim_while_locked, commit, is_granted, is_locked, lock_rows, number, session},
+    plain::{
+        Gate, LOCK_WAITS, claim_while_locked, commit, is_granted, is_locked, lock_rows, number, session,
+    },
     secs,
 };
 
@@ -68,6 +73,31 @@ async fn law_1_a_tombstone_orders_itself_with_late_claims_of_a_new_name() {
     assert!(matches!(left.each[..], [Answer::Leave(Left::NotThere)]), "{left:?}");
     assert!(matches!(asker.ask("new", 1).await, Verdict::Stale));
     assert!(is_granted(&asker.ask("new", 2).await));
+}
+
+/// Law 1. The same for a late copy that comes while the leave is under way: it finds the row locked, and then the tombstone.
+#[tokio::test(flavor = "multi_thread")]
+async fn law_1_a_leave_with_a_tombstone_keeps_late_claims_of_a_new_name_out() {
+    let server = MariaDb::start().expect("started");
+    let asker = Asker::connect(&format!("{}?request_limit=30s", server.url())).await;
+    let mut leave = asker.leave("new", 1);
+    leave.tombstone_until = Some(StoreTime(u64::MAX / 4));
+    server
+        .sql(
+            "CREATE TRIGGER waits BEFORE INSERT ON lockkeeper_tombstone FOR EACH ROW DO GET_LOCK('gate', 10)",
+        )
+        .expect("made");
+    let mut gate = Gate::close(&server).await;
+    let group = [Request::Leave(leave)];
+    let (left, ()) = tokio::join!(asker.store.apply(&group), async {
+        gate.until_met().await;
+        let late = asker.ask_alone("new", 1).await.each;
+        assert!(matches!(late[..], [Answer::Claim(Verdict::NotNow(_))]), "{late:?}");
+        gate.open().await;
+    });
+    let left = left.expect("answered").each;
+    assert!(matches!(left[..], [Answer::Leave(Left::NotThere)]), "{left:?}");
+    assert!(matches!(asker.ask("new", 1).await, Verdict::Stale));
 }
 
 /// Laws 2 and 9. Of several names, those that somebody has locked are left out, and the others are served at once. A lone

@@ -82,3 +82,29 @@ pub(crate) async fn is_locked(session: &mut Conn, name: &str) -> bool {
     let lock = format!("SELECT 1 FROM lockkeeper_resource WHERE name = '{name}' FOR UPDATE NOWAIT");
     session.query_drop(lock).await.is_err()
 }
+
+/// Keeps transactions waiting that meet a trigger with `GET_LOCK('gate', 10)`, until it is opened.
+pub(crate) struct Gate(Conn);
+
+impl Gate {
+    /// Closes it.
+    pub(crate) async fn close(server: &MariaDb) -> Self {
+        let mut session = session(server).await;
+        assert_eq!(number(&mut session, "SELECT GET_LOCK('gate', 10)").await, 1);
+        Self(session)
+    }
+
+    /// Waits until somebody stands before it.
+    pub(crate) async fn until_met(&mut self) {
+        let waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'User lock'";
+        let started = std::time::Instant::now();
+        while number(&mut self.0, waits).await == 0 {
+            assert!(started.elapsed() < crate::secs(30), "nobody met the gate");
+        }
+    }
+
+    /// Opens it.
+    pub(crate) async fn open(mut self) {
+        assert_eq!(number(&mut self.0, "SELECT RELEASE_LOCK('gate')").await, 1);
+    }
+}

@@ -4,10 +4,10 @@ use std::{io, thread};
 
 use lockkeeper_testkit::servers::MariaDb;
 
-use crate::{load::Load, millis, times};
+use crate::{WORKER, load::Load, millis, times};
 
 /// Ends about half of the connections of the crew, or what they are doing.
-fn kill(server: &MariaDb, what: &str) -> io::Result<()> {
+pub(crate) fn kill(server: &MariaDb, what: &str) -> io::Result<()> {
     let ids = server
         .sql("SELECT id FROM information_schema.processlist WHERE user = 'lockkeeper' AND RAND() < 0.5")?;
     for id in ids.lines() {
@@ -21,7 +21,7 @@ fn kill(server: &MariaDb, what: &str) -> io::Result<()> {
 #[test]
 fn cancelled_statements_and_killed_connections_break_nothing() {
     let server = MariaDb::start().expect("started");
-    let mut load = Load::on(&server.url());
+    let mut load = Load::on(WORKER, &server.url());
     for _ in 0..times(2, 30) {
         for what in ["QUERY", "CONNECTION"] {
             load.through(|| {
@@ -40,7 +40,7 @@ fn cancelled_statements_and_killed_connections_break_nothing() {
 #[test]
 fn restarts_break_nothing() {
     let server = MariaDb::start().expect("started");
-    let mut load = Load::on(&server.url());
+    let mut load = Load::on(WORKER, &server.url());
     for _ in 0..times(1, 20) {
         load.through(|| server.restart());
         load.through(|| {
@@ -55,7 +55,7 @@ fn restarts_break_nothing() {
 #[test]
 fn pauses_break_nothing() {
     let server = MariaDb::start().expect("started");
-    let mut load = Load::on(&server.url());
+    let mut load = Load::on(WORKER, &server.url());
     for _ in 0..times(2, 20) {
         load.through(|| {
             server.process().pause();

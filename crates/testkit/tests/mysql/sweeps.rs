@@ -5,7 +5,11 @@ use std::time::Instant;
 use lockkeeper_core::store::Verdict;
 use lockkeeper_testkit::{asker::Asker, servers::MariaDb};
 
-use crate::{millis, plain::is_granted, secs};
+use crate::{
+    millis,
+    plain::{Gate, is_granted},
+    secs,
+};
 
 /// Makes all rows look as if they were not used for long, and lets the next keeper that connects sweep.
 fn make_old(server: &MariaDb) {
@@ -99,4 +103,65 @@ async fn claims_beside_sweeps_have_one_holder() {
             asker.give_back("a", round + 1).await.expect("answered");
         }
     }
+}
+
+/// A keeper whose sweep may be held up, and a name that it used.
+async fn sweeper(server: &MariaDb) -> Asker {
+    let asker = Asker::connect(&format!("{}?request_limit=30s", server.url())).await;
+    assert!(is_granted(&asker.ask("a", 1).await));
+    asker.give_back("a", 1).await.expect("answered");
+    asker
+}
+
+/// The sweep has seen that a name is free, and is held up before it removes its row. Whoever takes the name meanwhile keeps
+/// it: the sweep looks again under the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_taken_after_the_sweep_looked_stays() {
+    let server = MariaDb::start().expect("started");
+    let sweeper = sweeper(&server).await;
+    for (name, seq) in [("b", 2), ("ended", 3)] {
+        assert!(is_granted(&sweeper.ask(name, seq).await));
+    }
+    sweeper.give_back("b", 2).await.expect("answered");
+    let mut gate = Gate::close(&server).await;
+    // What has ended is settled before free names are removed. It ends in the same statement that makes the others old.
+    server
+        .sql(
+            "CREATE TRIGGER waits BEFORE UPDATE ON lockkeeper_resource FOR EACH ROW \
+             DO IF(NEW.name = 'ended' AND NEW.used > 1, GET_LOCK('gate', 10), 0); \
+             UPDATE lockkeeper_resource SET used = 1, \
+             holder = IF(name = 'ended', REPLACE(holder, CONCAT(' ', ends, ' '), ' 1 '), holder), \
+             ends = IF(name = 'ended', 1, ends); \
+             UPDATE lockkeeper_store SET swept = 0",
+        )
+        .expect("made");
+    gate.until_met().await;
+    // Another keeper, whose requests do not wait for the sweep. It does not sweep again.
+    let asker = Asker::connect(&server.url()).await;
+    assert!(is_granted(&asker.ask("a", 1).await));
+    gate.open().await;
+    until(&server, "SELECT COUNT(*) FROM lockkeeper_resource WHERE name = 'b'", "0").await;
+    assert_eq!(asker.holders("a").await, [1]);
+}
+
+/// The sweep is held up after it has looked under the lock. Nobody takes the name meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_the_sweep_removes_is_locked() {
+    let server = MariaDb::start().expect("started");
+    let _sweeper = sweeper(&server).await;
+    let mut gate = Gate::close(&server).await;
+    server
+        .sql(
+            "CREATE TRIGGER waits BEFORE UPDATE ON lockkeeper_store FOR EACH ROW \
+              DO IF(NEW.floor <> OLD.floor, GET_LOCK('gate', 10), 0)",
+        )
+        .expect("made");
+    make_old(&server);
+    gate.until_met().await;
+    let asker = Asker::connect(&server.url()).await;
+    let verdict = asker.ask_once("a", 1).await;
+    assert!(matches!(verdict, Verdict::NotNow(_)), "{verdict:?}");
+    gate.open().await;
+    assert!(is_granted(&asker.ask("a", 1).await));
+    assert_eq!(asker.holders("a").await, [1]);
 }

@@ -329,6 +329,8 @@ async fn risky_settings_are_found() {
     let messages: Vec<String> = found.iter().map(ToString::to_string).collect();
     let names = |word: &str| messages.iter().any(|message| message.contains(word));
     assert!(names("innodb_flush_log_at_trx_commit") && names("sync_binlog"), "{messages:?}");
+    let told = lockkeeper::doctor::check(&risky.url()).await.expect("checked");
+    assert_eq!(told.iter().map(ToString::to_string).collect::<Vec<_>>(), messages, "the doctor asks it");
     let error = refused(&format!("{}?strict=true", risky.url())).await;
     assert!(error.kind() == StoreErrorKind::Config && error.to_string().contains("sync_binlog"), "{error}");
 }

@@ -1,20 +1,31 @@
 //! PostgreSQL: the laws of its protocol, each with a test that fails without it, and the server in trouble. Each test has a
-//! server of its own. `LOCKKEEPER_FAULTS` sets how often each trouble comes.
+//! server of its own. `LOCKKEEPER_FAULTS` sets how often each trouble comes, and `LOCKKEEPER_SECTIONS` how many
+//! sections a crew goes through: `./soak postgres`.
 #![cfg(target_os = "linux")]
 
-mod asker;
+mod changed_rows;
 mod checks;
+mod crews;
 mod failover;
 mod laws;
-#[path = "../redis/load.rs"]
-#[expect(dead_code, reason = "losses of data are only on Redis so far")]
-mod load;
+mod leftovers;
 mod log;
+mod plain;
+mod plans;
 mod poolers;
+mod rights;
 mod storms;
 mod trouble;
 
 use std::time::Duration;
+
+use lockkeeper_testkit::{
+    asker,
+    load::{self, times},
+};
+
+/// The program that locks all the time.
+const WORKER: &str = env!("CARGO_BIN_EXE_worker");
 
 fn secs(count: u64) -> Duration {
     Duration::from_secs(count)
@@ -22,11 +33,4 @@ fn secs(count: u64) -> Duration {
 
 fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
-}
-
-/// How often a trouble comes: a few times, or as often as `LOCKKEEPER_FAULTS` says of `full`, in percent.
-fn times(few: usize, full: usize) -> usize {
-    let percent =
-        std::env::var("LOCKKEEPER_FAULTS").ok().map(|text| text.parse::<usize>().expect("a number"));
-    percent.map_or(few, |percent| (full * percent / 100).max(1))
 }

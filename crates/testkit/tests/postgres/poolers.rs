@@ -19,12 +19,12 @@ async fn a_pooler_that_nothing_was_said_of_is_refused() {
     for pooler in [&honest, &silent] {
         for round in 0..3 {
             let refused = Asker::connect_with(&pooler.url(), WakeSink::new(|_| {})).await;
-            let error = refused.err().expect("refused");
+            let error = refused.expect_err("refused");
             assert_eq!(error.kind(), StoreErrorKind::Config, "{error}");
             assert!(error.to_string().contains("pooler=true") && !error.maybe_applied(), "{error}");
             let asker = Asker::connect(&format!("{}?pooler=true", pooler.url())).await;
-            assert!(matches!(asker.ask("a", round + 1).await, Verdict::Granted(_)));
-            let left = asker.give_back("a", round + 1).await.expect("answered").each;
+            assert!(matches!(asker.ask_once("a", round + 1).await, Verdict::Granted(_)));
+            let left = asker.give_back_once("a", round + 1).await.expect("answered").each;
             assert!(matches!(left[..], [Answer::Leave(Left::Released)]), "{left:?}");
         }
     }
@@ -35,7 +35,7 @@ async fn a_pooler_that_nothing_was_said_of_is_refused() {
 async fn tables_that_were_made_anew_are_another_store() {
     let server = Postgres::start().expect("started");
     let asker = Asker::connect(&server.url()).await;
-    assert!(matches!(asker.ask("a", 1).await, Verdict::Granted(_)));
+    assert!(matches!(asker.ask_once("a", 1).await, Verdict::Granted(_)));
     server.sql("UPDATE lockkeeper.store SET id = md5('another')").expect("changed");
     for name in ["a", "b"] {
         let error = asker.claims(&[(name, 2)]).await.expect_err("another store");
@@ -50,7 +50,7 @@ async fn a_pooler_without_its_server_is_asked_again() {
     let server = Postgres::start().expect("started");
     let pooler = PgBouncer::before(&server).expect("started");
     let asker = Asker::connect(&format!("{}?pooler=true&request_limit=1s", pooler.url())).await;
-    assert!(matches!(asker.ask("a", 1).await, Verdict::Granted(_)));
+    assert!(matches!(asker.ask_once("a", 1).await, Verdict::Granted(_)));
     server.kill();
     let mut failures = 0;
     for _ in 0..3 {
@@ -63,7 +63,7 @@ async fn a_pooler_without_its_server_is_asked_again() {
     server.start_again().expect("started");
     let started = std::time::Instant::now();
     let left = loop {
-        match asker.give_back("a", 1).await {
+        match asker.give_back_once("a", 1).await {
             Ok(answers) => break answers.each,
             Err(error) => assert!(error.is_passing(), "{error}"),
         }

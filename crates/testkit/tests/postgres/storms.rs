@@ -4,9 +4,9 @@ use std::{io, thread};
 
 use lockkeeper_testkit::servers::{Postgres, PostgresEnd};
 
-use crate::{load::Load, millis, times};
+use crate::{WORKER, load::Load, millis, times};
 
-fn kill(server: &Postgres, function: &str) -> io::Result<()> {
+pub(crate) fn kill(server: &Postgres, function: &str) -> io::Result<()> {
     let all = format!(
         "SELECT count({function}(pid)) FROM pg_stat_activity WHERE application_name = 'lockkeeper' AND random() < 0.5"
     );
@@ -17,7 +17,7 @@ fn kill(server: &Postgres, function: &str) -> io::Result<()> {
 #[test]
 fn cancelled_statements_and_killed_backends_break_nothing() {
     let server = Postgres::start().expect("started");
-    let mut load = Load::on(&server.url());
+    let mut load = Load::on(WORKER, &server.url());
     for _ in 0..times(3, 30) {
         for function in ["pg_cancel_backend", "pg_terminate_backend"] {
             load.through(|| {
@@ -36,7 +36,7 @@ fn cancelled_statements_and_killed_backends_break_nothing() {
 #[test]
 fn restarts_break_nothing() {
     let server = Postgres::start().expect("started");
-    let mut load = Load::on(&server.url());
+    let mut load = Load::on(WORKER, &server.url());
     for _ in 0..times(1, 20) {
         for how in [PostgresEnd::Fast, PostgresEnd::Immediate] {
             load.through(|| server.restart(how));

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use crate::{
-    NAME, connect,
+    NAME, WORKER, connect,
     load::{Load, Rest},
     millis, secs, times,
 };
@@ -18,7 +18,7 @@ use crate::{
 #[test]
 fn an_hour_forward_and_back_never_takes_a_token_back() {
     let redis = RedisOptions::default().movable_clock().start().expect("started");
-    let mut load = Load::on(&redis.url());
+    let mut load = Load::on(WORKER, &redis.url());
     for _ in 0..times(1, 10) {
         for shift in [3600, 0, -3600, 0] {
             load.losing(Rest::Own, || redis.shift_clock(shift));

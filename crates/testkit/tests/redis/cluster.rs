@@ -4,7 +4,7 @@ use lockkeeper_testkit::servers::RedisCluster;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
-    NAME, connect,
+    NAME, WORKER, connect,
     connections::replies_get_lost,
     load::{Load, Rest},
     location, millis, neighbour, secs, times,
@@ -14,7 +14,7 @@ use crate::{
 #[test]
 fn a_slot_that_moves_loses_nothing() {
     let cluster = RedisCluster::start().expect("started");
-    let mut load = Load::on(&cluster.url());
+    let mut load = Load::on(WORKER, &cluster.url());
     for round in 0..times(4, 100) {
         let slot = cluster.slot_of(&format!("{{load/{}}}", round % 4)).expect("asked");
         let to = (cluster.master_of(slot).expect("served") + 1) % 3;
@@ -37,7 +37,7 @@ fn a_slot_that_moves_loses_nothing() {
 #[test]
 fn a_failover_that_the_old_master_takes_part_in_loses_nothing() {
     let cluster = RedisCluster::start().expect("started");
-    let mut load = Load::on(&cluster.url());
+    let mut load = Load::on(WORKER, &cluster.url());
     for round in 0..times(2, 20) {
         let slot = cluster.slot_of(&format!("{{load/{}}}", round % 4)).expect("asked");
         load.through(|| cluster.promote(slot, false).map(drop));
@@ -49,7 +49,7 @@ fn a_failover_that_the_old_master_takes_part_in_loses_nothing() {
 #[test]
 fn promotions_by_force_never_take_a_token_back() {
     let cluster = RedisCluster::start().expect("started");
-    let mut load = Load::on(&cluster.url());
+    let mut load = Load::on(WORKER, &cluster.url());
     for round in 0..times(2, 50) {
         let slot = cluster.slot_of(&format!("{{load/{}}}", round % 4)).expect("asked");
         load.losing(Rest::OldCopy, || {

@@ -1,12 +1,12 @@
 //! The connection between client and server is cut, goes silent, or is slow.
 
-use lockkeeper::{Keeper, Token};
 use lockkeeper_core::{
     ContenderId, KeeperId, Name,
     clock::Clock,
     store::{Context, Leave, Renew, Request, WakeSink},
 };
 use lockkeeper_testkit::{
+    bad_connection::{BadConnection, impatient},
     dice::Dice,
     proxy::{Action, Direction, Fault, Proxy, RandomFaults},
     servers::Redis,
@@ -16,67 +16,14 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{NAME, connect, load::Load, millis, percent, secs, times};
+use crate::{NAME, WORKER, load::Load, millis, percent, secs, times};
 
-/// A keeper behind a proxy that makes faults, and one that is connected directly.
-struct World {
-    redis: Redis,
-    proxy: Proxy,
-    ours: Keeper,
-    theirs: Keeper,
-}
-
-impl World {
-    async fn new(options: &str) -> Self {
-        let redis = Redis::start().expect("started");
-        let proxy = Proxy::start(redis.address()).expect("started");
-        let url = format!("redis://{}/?{options}", proxy.address());
-        let (ours, theirs) = (impatient(&url).await, connect(&redis.url()).await);
-        Self { redis, proxy, ours, theirs }
-    }
-
-    /// Acquires and releases the lock, each with the same fault. Nothing is left of it after the lease at the latest,
-    /// and at once if the release succeeded.
-    async fn acquire_and_release(&self, fault: Fault, last: Token) -> Token {
-        self.proxy.now(fault);
-        let lease = secs(5);
-        let guard = timeout(secs(20), self.ours.mutex(NAME).lease(lease).lock()).await;
-        let guard = guard.expect("in time").expect("granted in the end");
-        assert!(guard.is_held() && guard.token() > last, "{fault:?}: {} after {last}", guard.token());
-        let token = guard.token();
-        self.theirs.fence(NAME).admit(token).await.expect("the newest");
-        let view = self.theirs.inspect(NAME).await.expect("reachable").expect("held");
-        assert_eq!(view.holders.len(), 1, "{fault:?}");
-        assert!(view.waiters.is_empty(), "{fault:?}: {view:?}");
-        self.proxy.now(fault);
-        let released = guard.release().await;
-        let deadline = Instant::now() + lease + secs(1);
-        while let Some(view) = self.theirs.inspect(NAME).await.expect("reachable") {
-            assert!(released.is_err(), "{fault:?}: said to be free, but {view:?}");
-            assert!(Instant::now() < deadline, "{fault:?}: held without an owner: {view:?}");
-            sleep(millis(5)).await;
-        }
-        token
-    }
-}
-
-/// A keeper that soon gives up waiting for a reply. On a busy machine it may do so while it connects without a fault.
-async fn impatient(url: &str) -> Keeper {
-    let started = Instant::now();
-    loop {
-        let builder = lockkeeper::builder(url).expect("a good URL").request_limit(millis(300));
-        match builder.connect().await {
-            Ok(keeper) => return keeper,
-            Err(error) => assert!(started.elapsed() < secs(20), "not connected: {error}"),
-        }
-    }
-}
-
-async fn first_token(world: &World) -> Token {
-    let guard = world.ours.mutex(NAME).lock().await.expect("free");
-    let token = guard.token();
-    guard.release().await.expect("held");
-    token
+/// A server, and keepers on bad and good connections to it.
+async fn world(options: &str) -> (Redis, BadConnection) {
+    let redis = Redis::start().expect("started");
+    let url = |address| format!("redis://{address}/?{options}");
+    let world = BadConnection::new(redis.address(), NAME, url).await;
+    (redis, world)
 }
 
 /// Requests and replies are shorter than this.
@@ -88,14 +35,15 @@ async fn i5_a_connection_cut_at_any_byte_leaves_nothing() {
     let mut worlds = JoinSet::new();
     for options in ["protocol=resp3", "protocol=resp2"] {
         for way in [Direction::ToServer, Direction::ToClient] {
-            let world = World::new(options).await;
+            let (redis, world) = world(options).await;
             worlds.spawn(async move {
-                let mut last = first_token(&world).await;
+                let mut last = world.first_token().await;
                 for after in (0..LONGEST).step_by(step) {
                     last = world
                         .acquire_and_release(Fault { direction: way, after, action: Action::Cut }, last)
                         .await;
                 }
+                drop(redis);
                 world.proxy.struck() as usize
             });
         }
@@ -108,25 +56,15 @@ async fn i5_a_connection_cut_at_any_byte_leaves_nothing() {
 /// Each connection goes silent for good; only the client's own limit ends the wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn i9_a_swallowed_reply_is_asked_for_again() {
-    let (count, rounds) = (4, times(8, 1000).div_ceil(4));
-    let mut worlds = JoinSet::new();
-    for seed in 0..count {
-        let world = World::new("").await;
-        worlds.spawn(async move {
-            let mut last = first_token(&world).await;
-            let mut dice = Dice::new(seed);
-            for _ in 0..rounds {
-                // Somewhere in the reply, in the request, or just between the two.
-                let way = if dice.chance(700) { Direction::ToClient } else { Direction::ToServer };
-                let fault = Fault { direction: way, after: dice.below(60), action: Action::Swallow };
-                last = world.acquire_and_release(fault, last).await;
-            }
-            world.proxy.struck() as usize
-        });
+    let (count, mut servers, mut pairs) = (times(8, 1000), Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let (redis, pair) = world("").await;
+        servers.push(redis);
+        pairs.push(pair);
     }
-    let struck: usize = worlds.join_all().await.into_iter().sum();
+    let struck = BadConnection::swallow_replies(pairs, count, 60).await;
     println!("{struck} connections went silent");
-    assert!(struck >= count as usize * rounds, "{struck}");
+    assert!(struck >= count, "{struck}");
 }
 
 /// A reply of a server behind sentinels or in a cluster, or a part of it, never comes. In the end the server and the
@@ -188,7 +126,7 @@ pub(crate) async fn replies_get_lost(url: &str, node: &Redis, proxy: &Proxy, rou
 /// A waiter whose connections died in silence hears nothing of the release, and asks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_wake_costs_a_bounded_wait() {
-    let world = World::new("").await;
+    let (_redis, world) = world("").await;
     for round in 0..times(2, 50) {
         let held = world.theirs.mutex(NAME).lock().await.expect("free");
         let mutex = world.ours.mutex(NAME);
@@ -219,7 +157,7 @@ async fn a_lost_wake_costs_a_bounded_wait() {
 /// A connection that is slower than a third of the lease, and one that is silent for longer than the lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn i3_a_silent_connection_is_noticed_before_the_lease_ends() {
-    let world = World::new("").await;
+    let (redis, world) = world("").await;
     world.proxy.delay(millis(40));
     // Long enough for a busy machine.
     let guard = world.ours.mutex(NAME).lease(secs(4)).lock().await.expect("free");
@@ -234,7 +172,7 @@ async fn i3_a_silent_connection_is_noticed_before_the_lease_ends() {
     drop(guard);
     let again = timeout(secs(10), world.ours.mutex(NAME).lock()).await.expect("in time").expect("free");
     again.release().await.expect("held");
-    assert!(world.redis.process().id().is_some());
+    assert!(redis.process().id().is_some());
 }
 
 /// Renewals failed for so long that the next try to connect is up to a second away. A program that ends cannot wait for
@@ -278,7 +216,7 @@ async fn i16_the_last_leave_connects_at_once() {
 fn a_crew_on_bad_connections_is_safe() {
     let redis = Redis::start().expect("started");
     let proxy = Proxy::start(redis.address()).expect("started");
-    let mut load = Load::on(&format!("redis://{}/?request_limit=300ms", proxy.address()));
+    let mut load = Load::on(WORKER, &format!("redis://{}/?request_limit=300ms", proxy.address()));
     proxy.random_faults(Some(RandomFaults { dice: Dice::new(7), per_mille: 700, most: 5_000 }));
     proxy.cut_all();
     let (struck, started) = (times(20, 1000) as u64, std::time::Instant::now());

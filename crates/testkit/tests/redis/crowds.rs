@@ -1,80 +1,33 @@
 //! Many clients, and clients that crash.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use lockkeeper::Token;
 use lockkeeper_core::{
     ContenderId, KeeperId, Name, Units,
     clock::Clock,
     store::{Answer, Claim, Context, Leave, Left, Request, Verdict, WakeSink},
     testing,
 };
-use lockkeeper_testkit::{history, processes::Task, servers::Redis};
+use lockkeeper_testkit::{history, kills::Kills, processes::Task, servers::Redis};
 use tokio::time::timeout;
 
 use crate::{
-    connect,
+    WORKER, connect,
     load::{crew, task},
     millis, percent, secs, times,
 };
 
 /// A holder that is killed inside of its section blocks the others for the rest of its lease, and no longer.
-///
-/// The number of a grant is the time of the grant, in microseconds of the clock that server and test share. So the time
-/// that the message takes to the test does not count.
 #[test]
 fn i8_a_killed_holder_is_passed_when_its_lease_ends() {
     let redis = Redis::start().expect("started");
-    let keeper = lockkeeper::blocking::connect(&redis.url()).expect("connected");
     let folder = tempfile::tempdir().expect("a folder");
-    let task = Task {
-        resources: 1,
-        tasks: 1,
-        hold_for_ever: true,
-        lease: millis(500),
-        ..task(&redis.url(), &folder)
-    };
-    let lease = task.lease;
+    let task = Task { lease: millis(500), ..task(&redis.url(), &folder) };
     // The short form runs beside many other tests.
     let slack = if percent().is_some() { millis(250) } else { secs(1) };
-    let mut crew = crew(task, 3);
-    let (mut passed_after, mut late) = (Vec::new(), Vec::new());
-    for round in 0..times(5, 200) {
-        let ready = crew.listen(secs(60), |crew| crew.holders().len() == 1 && crew.waiting() >= 1);
-        assert!(ready, "round {round}: {:?} hold, {} wait", crew.holders(), crew.waiting());
-        let (holder, token) = crew.holders()[0];
-        crew.kill(holder);
-        let killed = wall();
-        let view = keeper.inspect("load/0").expect("reachable");
-        let old = view.iter().flat_map(|view| &view.holders).find(|old| old.token.as_i64() == token as i64);
-        let ended = old.map_or(killed, |old| wall() + old.remaining.unwrap_or_default());
-        let mut next = None;
-        let passed = crew.listen(secs(60), |crew| {
-            next = crew.holders().iter().map(|(_, new)| *new).find(|new| *new > token);
-            next.is_some()
-        });
-        assert!(passed, "round {round}: nobody got it");
-        // The number of a grant is the time at which it was made.
-        let granted = Duration::from_micros(next.expect("somebody") / u64::from(Token::STEPS));
-        passed_after.push(granted.saturating_sub(killed));
-        late.push(granted.saturating_sub(ended));
-        crew.start_worker().expect("started");
-    }
-    passed_after.sort_unstable();
-    late.sort_unstable();
-    let (middle, slowest) = (passed_after[passed_after.len() / 2], passed_after[passed_after.len() - 1]);
-    println!(
-        "{} kills with a lease of {lease:?}: granted to the next within {middle:?} for half and {slowest:?} for all; \
-         {:?} at most after the lease had ended",
-        passed_after.len(),
-        late[late.len() - 1],
-    );
-    assert!(slowest <= lease + slack, "{passed_after:?}, after the end of the lease: {late:?}");
-}
-
-/// The time of day, as on the server.
-fn wall() -> Duration {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970")
+    let kills = Kills::of_holders(WORKER, &task, 1, times(5, 200));
+    println!("lease {:?}, {kills}", task.lease);
+    assert!(kills.passed(100) <= task.lease + slack, "{kills:?}");
 }
 
 /// Each process has waiters on two names, which share one position in the queue or have one each. Then a fifth of the
@@ -84,7 +37,7 @@ fn a_crowd_outlives_a_fifth_of_it() {
     let (hands, tasks) = if percent().is_some() { (20, 100) } else { (5, 40) };
     let redis = Redis::start().expect("started");
     let folder = tempfile::tempdir().expect("a folder");
-    let mut crew = crew(Task { resources: 2, tasks, ..task(&redis.url(), &folder) }, hands);
+    let mut crew = crew(WORKER, Task { resources: 2, tasks, ..task(&redis.url(), &folder) }, hands);
     let all_wait = crew.listen(secs(120), |crew| crew.sections() > 0 && crew.waiting() == hands as usize);
     assert!(all_wait, "{} processes wait", crew.waiting());
     for number in 0..hands / 5 {

@@ -4,7 +4,7 @@ use lockkeeper_testkit::servers::{Redis, RedisSentinel};
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    NAME, connect,
+    NAME, WORKER, connect,
     connections::replies_get_lost,
     load::{Load, Rest},
     millis, secs, times,
@@ -13,7 +13,7 @@ use crate::{
 #[test]
 fn promotions_under_load_never_take_a_token_back() {
     let servers = RedisSentinel::start().expect("started");
-    let mut load = Load::on(&servers.url());
+    let mut load = Load::on(WORKER, &servers.url());
     for _ in 0..times(2, 50) {
         load.losing(Rest::OldCopy, || {
             servers.promote()?;
@@ -26,7 +26,7 @@ fn promotions_under_load_never_take_a_token_back() {
 #[test]
 fn dead_masters_under_load_are_replaced() {
     let servers = RedisSentinel::start().expect("started");
-    let mut load = Load::on(&servers.url());
+    let mut load = Load::on(WORKER, &servers.url());
     for _ in 0..times(1, 10) {
         let master = servers.master().expect("known");
         load.losing(Rest::OldCopy, || {

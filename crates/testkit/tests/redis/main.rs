@@ -9,7 +9,6 @@ mod cluster;
 mod connections;
 mod crowds;
 mod failover;
-mod load;
 mod memory;
 mod nodes;
 mod outages;
@@ -21,18 +20,15 @@ mod strangers;
 use std::time::Duration;
 
 use lockkeeper::Keeper;
-use lockkeeper_testkit::servers::RedisCluster;
+use lockkeeper_testkit::{
+    load::{self, percent, times},
+    servers::RedisCluster,
+};
 
 const NAME: &str = "stock/42";
 
-/// How often a trouble comes: a few times, or as often as `LOCKKEEPER_FAULTS` says of `full`, in percent.
-fn times(few: usize, full: usize) -> usize {
-    percent().map_or(few, |percent| (full * percent / 100).max(1))
-}
-
-fn percent() -> Option<usize> {
-    std::env::var("LOCKKEEPER_FAULTS").ok().map(|text| text.parse().expect("a number, in percent"))
-}
+/// The program that locks all the time.
+const WORKER: &str = env!("CARGO_BIN_EXE_worker");
 
 fn secs(count: u64) -> Duration {
     Duration::from_secs(count)

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    NAME, connect,
+    NAME, WORKER, connect,
     load::{Load, Rest},
     millis, secs, times,
 };
@@ -21,7 +21,7 @@ use crate::{
 #[test]
 fn restarts_with_empty_memory_never_take_a_token_back() {
     let redis = Redis::start().expect("started");
-    let mut load = Load::on(&redis.url());
+    let mut load = Load::on(WORKER, &redis.url());
     for _ in 0..times(3, 50) {
         load.losing(Rest::Own, || redis.restart());
     }
@@ -31,7 +31,7 @@ fn restarts_with_empty_memory_never_take_a_token_back() {
 #[test]
 fn restarts_with_all_data_lose_nothing() {
     let redis = RedisOptions::default().append_only().start().expect("started");
-    let mut load = Load::on(&redis.url());
+    let mut load = Load::on(WORKER, &redis.url());
     for _ in 0..times(3, 50) {
         load.through(|| redis.restart());
     }
@@ -42,7 +42,7 @@ fn restarts_with_all_data_lose_nothing() {
 #[test]
 fn a_stopped_server_is_waited_for() {
     let redis = Redis::start().expect("started");
-    let mut load = Load::on(&redis.url());
+    let mut load = Load::on(WORKER, &redis.url());
     for round in 0..times(2, 20) {
         redis.process().pause();
         load.listen(millis(if round % 2 == 0 { 1500 } else { 300 }));
@@ -57,7 +57,7 @@ fn a_stopped_server_is_waited_for() {
 #[test]
 fn forgotten_scripts_are_sent_again() {
     let redis = Redis::start().expect("started");
-    let mut load = Load::on(&redis.url());
+    let mut load = Load::on(WORKER, &redis.url());
     let stop = AtomicBool::new(false);
     let flushed = thread::scope(|scope| {
         let flushing = scope.spawn(|| {
@@ -81,7 +81,7 @@ fn forgotten_scripts_are_sent_again() {
 #[test]
 fn dropped_connections_are_opened_again() {
     let redis = Redis::start().expect("started");
-    let mut load = Load::on(&redis.url());
+    let mut load = Load::on(WORKER, &redis.url());
     for round in 0..times(5, 200) {
         let kind = if round % 2 == 0 { "pubsub" } else { "normal" };
         load.through(|| redis.command(["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).map(drop));

@@ -136,6 +136,21 @@ async fn readonly_is_outwaited() {
     outwaits(&redis.url(), ("READONLY", "name the master"), turn, || redis.promote()).await;
 }
 
+/// A wait with a limit lasts to its limit, and then says why it came to nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn readonly_is_outwaited_to_the_limit() {
+    let (redis, other) = (Redis::start().expect("started"), Redis::start().expect("started"));
+    let keeper = connect(&redis.url()).await;
+    redis.follow(&other).expect("in step");
+    let (started, limit) = (Instant::now(), millis(1500));
+    let error = keeper.mutex(NAME).lock_within(limit).await.expect_err("a replica");
+    assert!(started.elapsed() >= limit, "{:?}: {error}", started.elapsed());
+    assert!(matches!(error, AcquireError::Store(_)) && error.to_string().contains("READONLY"), "{error}");
+    redis.promote().expect("the master again");
+    keeper.mutex(NAME).lock_within(secs(20)).await.expect("free").release().await.expect("held");
+    keeper.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn masterdown_is_outwaited() {
     let (redis, other) = (Redis::start().expect("started"), Redis::start().expect("started"));

@@ -1,0 +1,70 @@
+//! What a store offers beyond the contract if it may be a member of a quorum.
+//!
+//! A member keeps a record for the quorum that it belongs to: a text that it does not understand. It tells the record with
+//! every answer, together with its incarnation, which is another one after every start that may have lost data or freed
+//! what was held. So a loss of data cannot go unnoticed between an answer and the judgement whether the member votes.
+
+use std::sync::Arc;
+
+use super::{Answer, Answers, Renew, Renewed, Reply, Request};
+use crate::token::GrantNumber;
+
+/// What a member keeps for its quorum, and which incarnation of the member says so.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Membership {
+    /// The record. `None`: the member belongs to no quorum, or it has lost its data.
+    pub record: Option<Arc<str>>,
+    /// Differs after every start that may have lost data or freed what was held.
+    pub incarnation: Arc<str>,
+}
+
+/// Answers of a member, and its membership not earlier than these.
+#[derive(Clone, Debug)]
+pub struct MemberAnswers<T> {
+    /// The membership, read in the same atomic step as the answers or later.
+    pub membership: Membership,
+    /// What [`Store::apply`](super::Store::apply) or [`Store::renew`](super::Store::renew) answers.
+    pub answers: Answers<T>,
+}
+
+/// What a member knows of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemberState {
+    /// What it keeps for its quorum.
+    pub membership: Membership,
+    /// Its wall clock, in microseconds since 1970.
+    pub wall: u64,
+    /// The highest grant number of all its resources so far.
+    pub high_water: GrantNumber,
+}
+
+/// A change of a member's record. It is made only if the membership is still the expected one, and no grant has a number
+/// above `high_water` yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Enrolment {
+    /// The membership as it was read.
+    pub expected: Membership,
+    /// The record to keep.
+    pub record: Arc<str>,
+    /// All later grants of the member have numbers above this.
+    pub high_water: GrantNumber,
+}
+
+/// What a store offers if it may be a member of a quorum.
+///
+/// The membership that comes with answers must be read over the connection that brought them, or in the same step. A
+/// later moment is as good as the same step: a member that lost its data in between does not get the same record in the
+/// same incarnation again.
+pub trait Member: Send + Sync {
+    /// As [`Store::apply`](super::Store::apply).
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, MemberAnswers<Answer>>;
+
+    /// As [`Store::renew`](super::Store::renew).
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, MemberAnswers<Renewed>>;
+
+    /// What the member knows of itself.
+    fn state(&self) -> Reply<'_, MemberState>;
+
+    /// Changes the record. False: nothing was changed, because something was not as expected.
+    fn enrol<'a>(&'a self, enrolment: &'a Enrolment) -> Reply<'a, bool>;
+}

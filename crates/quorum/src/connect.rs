@@ -1,0 +1,271 @@
+//! Connects a keeper to the members of a quorum, as soon as a majority is there.
+
+use std::{
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    Capability, StoreError, StoreErrorKind,
+    clock::BootTime,
+    store::{Answer, Connector, Context, MemberAnswers, MemberState, Store, WakeSink},
+    support::{background::Background, duration::show},
+};
+use tokio::task::JoinSet;
+
+use crate::{
+    link::Link,
+    quorum::{Parts, Quorum},
+    record::{Identity, Record},
+    settings::{Settings, config},
+    steward,
+    store::{CAPABILITY, QuorumStore},
+    views::is_durable,
+};
+
+pub(crate) fn connector(settings: Settings, members: Vec<Connector>) -> Connector {
+    let lease = settings.lease;
+    let (settings, members) = (Arc::new(settings), Arc::<[Connector]>::from(members));
+    let connector = Connector::new(move |context| {
+        let (settings, members) = (settings.clone(), members.clone());
+        async move { Ok(Arc::new(open(&settings, &members, context).await?) as Arc<dyn Store>) }
+    });
+    connector.with_lease(lease)
+}
+
+/// A member that is connected, and what it said first.
+pub(crate) struct Found {
+    pub(crate) member: usize,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) state: MemberState,
+    /// Its answer to an empty group, which tells its clock, and when that came.
+    pub(crate) greeting: MemberAnswers<Answer>,
+    pub(crate) received: BootTime,
+}
+
+/// The quorum that members wake, once there is one.
+type Woken = Arc<OnceLock<Weak<Quorum>>>;
+
+/// How a member is connected.
+#[derive(Clone)]
+pub(crate) struct Entrance {
+    connectors: Arc<[Connector]>,
+    context: Context,
+    woken: Woken,
+}
+
+impl Entrance {
+    pub(crate) fn new(connectors: &Arc<[Connector]>, context: &Context) -> Self {
+        Self { connectors: connectors.clone(), context: context.clone(), woken: Arc::default() }
+    }
+
+    /// Connects a member, and asks what it is.
+    pub(crate) async fn enter(self, member: usize) -> Result<Found, StoreError> {
+        let woken = self.woken.clone();
+        let wakes = WakeSink::new(move |wake| {
+            if let Some(quorum) = woken.get().and_then(Weak::upgrade) {
+                quorum.pushed(wake);
+            }
+        });
+        let clock = self.context.clock.clone();
+        let context = Context { wakes, ..self.context };
+        let store = self.connectors[member].connect(context).await?;
+        let refused = || {
+            let kind = store.capability().store;
+            config(format!(
+                "{} ({kind}) cannot be a member of a quorum; members are single servers of Redis, PostgreSQL, MariaDB or \
+                 MySQL, and SQLite files",
+                store.url()
+            ))
+        };
+        let there = store.member().filter(|_| store.capability().may_be_member).ok_or_else(refused)?;
+        let state = there.state().await?;
+        let greeting = there.apply(&[]).await?;
+        let received = clock.now();
+        Ok(Found { member, store, state, greeting, received })
+    }
+}
+
+async fn open(
+    settings: &Settings,
+    connectors: &Arc<[Connector]>,
+    context: Context,
+) -> Result<QuorumStore, StoreError> {
+    let entrance = Entrance::new(connectors, &context);
+    let (found, errors) = enter_all(&entrance, settings, &context, Wanted::Majority).await?;
+    let identity = identify(settings, &found, &errors)?;
+    let mut capability = CAPABILITY.clone();
+    capability.max_lease = settings.max_lease;
+    limit(&mut capability, settings, &found);
+    let links: Vec<Link> = (0..connectors.len()).map(Link::new).collect();
+    let quorum = Arc::new(Quorum::new(Parts {
+        identity,
+        majority: settings.majority,
+        links,
+        capability,
+        clock: context.clock.clone(),
+        background: context.background.clone(),
+        wakes: context.wakes.clone(),
+        request_limit: context.request_limit,
+    }));
+    // Nobody else sets it.
+    drop(entrance.woken.set(Arc::downgrade(&quorum)));
+    for (member, error) in errors {
+        quorum.links[member].failed(&error);
+    }
+    let urls: Vec<String> = (0..connectors.len())
+        .map(|member| {
+            let found = found.iter().find(|found| found.member == member);
+            found.map_or_else(|| "…".to_owned(), |found| found.store.url().to_string())
+        })
+        .collect();
+    for found in found {
+        steward::greet(&quorum, found);
+    }
+    let tended = steward::tend_always(Arc::downgrade(&quorum), entrance);
+    let id = format!("quorum of {}", quorum.identity.members.join(" "));
+    Ok(QuorumStore {
+        url: format!("quorum:{}", urls.join(",")).into(),
+        id,
+        _steward: Background::spawn(&context.background, tended),
+        quorum,
+    })
+}
+
+/// How many members are waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// A majority, and the others for as long as a member may take.
+    Majority,
+    All,
+}
+
+/// The members that were reached, and why the others were not.
+type Entered = (Vec<Found>, Vec<(usize, StoreError)>);
+
+/// Connects members side by side.
+pub(crate) async fn enter_all(
+    entrance: &Entrance,
+    settings: &Settings,
+    context: &Context,
+    wanted: Wanted,
+) -> Result<Entered, StoreError> {
+    let (count, needed) = (settings.members.len(), settings.majority.needed());
+    let mut entering = JoinSet::new();
+    for member in 0..count {
+        let entered = entrance.clone().enter(member);
+        let limited = async move {
+            let entered = Box::pin(entered);
+            (member, entered.await)
+        };
+        entering.spawn_on(limited, &context.background);
+    }
+    let (mut found, mut errors, begun) = (Vec::new(), Vec::new(), context.clock.now());
+    while !entering.is_empty() {
+        let enough = wanted == Wanted::Majority && found.len() >= needed;
+        let limit = if enough { context.request_limit / 4 } else { context.request_limit };
+        let left = limit.saturating_sub(context.clock.now().since(begun));
+        match tokio::time::timeout(left, entering.join_next()).await {
+            Ok(Some(Ok((_, Ok(one))))) => found.push(one),
+            Ok(Some(Ok((member, Err(error))))) => errors.push((member, error)),
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    found.sort_by_key(|found| found.member);
+    for member in 0..count {
+        let is_known = found.iter().any(|found| found.member == member)
+            || errors.iter().any(|(failed, _)| *failed == member);
+        if !is_known {
+            errors.push((member, StoreError::new(StoreErrorKind::Unreachable, "it is too slow")));
+        }
+    }
+    refuse_duplicates(&found)?;
+    let wanted = if wanted == Wanted::All { count } else { needed };
+    if found.len() < wanted {
+        return Err(unreached(&errors, wanted));
+    }
+    Ok((found, errors))
+}
+
+fn refuse_duplicates(found: &[Found]) -> Result<(), StoreError> {
+    for (nth, one) in found.iter().enumerate() {
+        if let Some(other) = found[nth + 1..].iter().find(|other| other.store.id() == one.store.id()) {
+            return Err(config(format!(
+                "members {} and {} of the quorum are the same store ({} and {}); each must be a server of its own",
+                one.member + 1,
+                other.member + 1,
+                one.store.url(),
+                other.store.url()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Too few members could be reached.
+fn unreached(errors: &[(usize, StoreError)], wanted: usize) -> StoreError {
+    if let Some((_, error)) = errors.iter().find(|(_, error)| !error.is_passing()) {
+        return error.clone();
+    }
+    let each: Vec<String> =
+        errors.iter().map(|(member, error)| format!("member {}: {error}", member + 1)).collect();
+    let message = format!("fewer than {wanted} members of the quorum could be reached; {}", each.join("; "));
+    StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
+}
+
+/// Which quorum this is: what members have in their records, or the members themselves if it was not founded yet.
+pub(crate) fn identify(
+    settings: &Settings,
+    found: &[Found],
+    errors: &[(usize, StoreError)],
+) -> Result<Identity, StoreError> {
+    let records = found.iter().filter_map(|found| Some((found, Record::of(&found.state.membership)?.quorum)));
+    let records: Vec<(&Found, Identity)> = records.collect();
+    let identity = match records.first() {
+        Some((_, identity)) => identity.clone(),
+        None if found.len() == settings.members.len() => Identity {
+            max_lease: settings.max_lease,
+            members: found.iter().map(|found| Arc::from(found.store.id())).collect(),
+        },
+        None => return Err(unreached(errors, settings.members.len())),
+    };
+    let other = |found: &Found, why: String| {
+        config(format!("{} belongs to another quorum: {why}; use the same URL everywhere", found.store.url()))
+    };
+    for (found, recorded) in &records {
+        if recorded.max_lease != settings.max_lease {
+            let max_lease = show(recorded.max_lease);
+            return Err(other(found, format!("its max_lease is {max_lease}")));
+        }
+        if *recorded != identity {
+            return Err(other(found, "it has other members than the rest".into()));
+        }
+    }
+    let in_place = |found: &&Found| {
+        identity.members.get(found.member).is_some_and(|id| **id == *found.store.id())
+            && identity.members.len() == settings.members.len()
+    };
+    match found.iter().find(|found| !in_place(found)) {
+        None => Ok(identity),
+        Some(found) => Err(other(found, "it has other members, or the same in another order".into())),
+    }
+}
+
+/// A quorum can do what each of its members can do.
+fn limit(capability: &mut Capability, settings: &Settings, found: &[Found]) {
+    capability.frees_crashed_at_once = true;
+    for Found { store, .. } in found {
+        let member = store.capability();
+        capability.between_processes &= member.between_processes;
+        capability.pushes &= member.pushes;
+        capability.detachable &= member.detachable;
+        capability.frees_crashed_at_once &= member.frees_crashed_at_once;
+        capability.min_lease = capability.min_lease.max(member.min_lease);
+        capability.group_limit = capability.group_limit.min(member.group_limit);
+        capability.fences &= is_durable(store.as_ref());
+    }
+    // A member that was never seen may be of any kind.
+    capability.fences &= found.len() == settings.members.len();
+    capability.max_lease = capability.max_lease.max(Duration::from_millis(1));
+}

@@ -1,0 +1,293 @@
+//! One contender of this keeper: its attempt, and what turns the attempt's requests into those of members and back.
+//!
+//! Nothing here sends or waits. `quorum.rs` does.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    Capacity, ContenderId, Name, StoreError, Units,
+    clock::BootTime,
+    store::{Answer, Claim, Grant, Leave, Left, Renew, Renewed, Request as StoreRequest, StoreTime, Verdict},
+    support,
+};
+use tokio::sync::Notify;
+
+use crate::{Ask, Attempt, Request, Said, link::Link, record::Vote};
+
+/// One contender.
+#[derive(Debug)]
+pub(crate) struct Contest {
+    pub(crate) name: Name,
+    pub(crate) contender: ContenderId,
+    /// A claim of the contender that any copy is made of. `None` if it was granted in another process.
+    pub(crate) claim: Option<Claim>,
+    state: Mutex<ContestState>,
+    /// Something was heard.
+    pub(crate) changed: Notify,
+}
+
+#[derive(Debug)]
+pub(crate) struct ContestState {
+    pub(crate) attempt: Attempt,
+    /// What a renewal asks for.
+    pub(crate) renewal: Renewal,
+    /// When it was last renewed.
+    pub(crate) renewed: BootTime,
+    /// A hold younger than this is kept by members until it is this old.
+    pub(crate) hold_at_least: Duration,
+    /// How many requests that are no leaves have no answer.
+    pub(crate) outstanding: usize,
+    /// The position in the queue of the gate, as last heard.
+    pub(crate) position: Option<Position>,
+    /// Since when it holds at its gate without holding altogether.
+    pub(crate) at_gate_since: Option<BootTime>,
+    /// Whether the engine was told that it waits, so that it has to be told of a grant.
+    pub(crate) told_busy: bool,
+    /// Another capacity that is in use at a member.
+    pub(crate) mismatch: Option<Capacity>,
+    /// Per member, until when claims that were sent there may take effect.
+    claims_until: Vec<Option<StoreTime>>,
+    /// What members said to the leave.
+    pub(crate) left: Vec<Option<Left>>,
+    /// What each member said last.
+    pub(crate) notes: Vec<Option<Note>>,
+}
+
+/// What a renewal asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal {
+    pub(crate) lease: Duration,
+    pub(crate) lower_to: Option<Units>,
+    pub(crate) detach: bool,
+}
+
+/// A position in the queue of a member.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    pub(crate) ahead: u32,
+    pub(crate) retry_in: Duration,
+    /// When the claim was sent that was answered with it.
+    pub(crate) asked: BootTime,
+}
+
+/// What a member said last, for people.
+#[derive(Clone, Debug)]
+pub(crate) enum Note {
+    Granted,
+    GrantedWithoutVote,
+    Busy,
+    Gone,
+    Refused(StoreError),
+}
+
+/// What became of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Taken {
+    /// The attempt goes on.
+    Done,
+    /// The member did not take the claim. Asking again at once would bring the same.
+    Refused,
+    /// Nothing was done for now, and it is to be sent again.
+    NotNow,
+}
+
+/// A request of one contender to one member.
+#[derive(Clone, Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) contest: Arc<Contest>,
+    pub(crate) ask: Ask,
+    /// How often it was answered with *not now*.
+    pub(crate) tries: u32,
+}
+
+impl Outgoing {
+    pub(crate) fn is_leave(&self) -> bool {
+        matches!(self.ask.request, Request::Leave { .. })
+    }
+
+    /// A leave failed with this error. If it may arrive later, its contender's id must not be used at that member again, even
+    /// if another copy of the leave is answered: the late one would end what a new claim brings.
+    pub(crate) fn may_arrive_late(&self, error: &StoreError) {
+        if error.maybe_applied() {
+            self.contest.state().attempt.silent(self.ask.member, self.ask.stamp);
+        }
+    }
+
+    pub(crate) fn is_renewal(&self) -> bool {
+        matches!(self.ask.request, Request::Raise { .. } | Request::Renew { .. })
+    }
+}
+
+impl Contest {
+    pub(crate) fn new(
+        name: Name,
+        contender: ContenderId,
+        claim: Option<Claim>,
+        attempt: Attempt,
+        renewal: Renewal,
+        members: usize,
+    ) -> Self {
+        let state = ContestState {
+            attempt,
+            renewal,
+            renewed: BootTime(0),
+            hold_at_least: Duration::ZERO,
+            outstanding: 0,
+            position: None,
+            at_gate_since: None,
+            told_busy: false,
+            mismatch: None,
+            claims_until: vec![None; members],
+            left: vec![None; members],
+            notes: vec![None; members],
+        };
+        Self { name, contender, claim, state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    /// Whether it waits in line where it is not served at once.
+    pub(crate) fn waits(&self) -> bool {
+        self.claim.as_ref().is_some_and(|claim| claim.queue)
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, ContestState> {
+        support::lock(&self.state)
+    }
+
+    /// The asks of its attempt, as requests to send.
+    pub(crate) fn outgoing(self: &Arc<Self>, state: &mut ContestState, asks: Vec<Ask>) -> Vec<Outgoing> {
+        let outgoing = asks.into_iter().map(|ask| Outgoing { contest: self.clone(), ask, tries: 0 });
+        let outgoing: Vec<Outgoing> = outgoing.collect();
+        state.outstanding += outgoing.iter().filter(|outgoing| !outgoing.is_leave()).count();
+        outgoing
+    }
+
+    /// The claim or leave that a member is asked for.
+    pub(crate) fn request(&self, link: &Link, ask: &Ask, sent: BootTime) -> Option<StoreRequest> {
+        let mut state = self.state();
+        let until = &mut state.claims_until[ask.member];
+        match ask.request {
+            Request::Claim { queue, at_least } => {
+                let claim = self.claim.as_ref()?;
+                let again = until.is_some();
+                let not_after = link.not_after(sent);
+                *until = Some(until.unwrap_or_default().max(not_after));
+                let stamp = sent.0;
+                Some(StoreRequest::Claim(Claim { queue, at_least, not_after, again, stamp, ..claim.clone() }))
+            }
+            Request::Leave { tombstone } => {
+                // A contender of another process may have sent claims that are not known here.
+                let unknown = self.claim.is_none().then(|| link.not_after(sent));
+                let tombstone_until = until.filter(|_| tombstone).max(unknown);
+                Some(StoreRequest::Leave(Leave {
+                    name: self.name.clone(),
+                    contender: self.contender,
+                    tombstone_until,
+                    hold_at_least: state.hold_at_least,
+                }))
+            }
+            Request::Raise { .. } | Request::Renew { .. } => None,
+        }
+    }
+
+    /// The renewal that a member is asked for.
+    pub(crate) fn renewal(&self, ask: &Ask) -> Option<Renew> {
+        let Renewal { lease, lower_to, detach } = self.state().renewal;
+        let (name, contender) = (self.name.clone(), self.contender);
+        match ask.request {
+            Request::Raise { to } => {
+                let lease = Duration::ZERO;
+                Some(Renew { name, contender, lease, lower_to: None, detach: false, at_least: to })
+            }
+            Request::Renew { at_least } => Some(Renew { name, contender, lease, lower_to, detach, at_least }),
+            Request::Claim { .. } | Request::Leave { .. } => None,
+        }
+    }
+
+    /// Takes an answer to a claim or leave.
+    pub(crate) fn take(&self, ask: &Ask, sent: BootTime, vote: Vote, answer: Answer) -> Taken {
+        let mut state = self.state();
+        let in_line = matches!(ask.request, Request::Claim { queue: true, .. });
+        let (said, note) = match answer {
+            Answer::Claim(Verdict::Granted(grant)) => (held(&grant, vote), granted(vote)),
+            Answer::Claim(Verdict::Busy { ahead, retry_in, .. }) => {
+                if ask.member == state.attempt.gate() {
+                    state.position = Some(Position { ahead, retry_in, asked: sent });
+                }
+                (Said::Busy { in_line }, Note::Busy)
+            }
+            Answer::Claim(Verdict::Mismatch { in_use, .. }) => {
+                state.mismatch = Some(in_use);
+                (Said::Busy { in_line: false }, Note::Busy)
+            }
+            Answer::Claim(Verdict::NotNow(_)) | Answer::Leave(Left::NotNow) => return Taken::NotNow,
+            Answer::Claim(Verdict::Refused(error)) => {
+                state.outstanding = state.outstanding.saturating_sub(1);
+                state.notes[ask.member] = Some(Note::Refused(error));
+                state.attempt.unsent(ask.member, ask.stamp);
+                return Taken::Refused;
+            }
+            // Too late for the member's clock, or a tombstone is there.
+            Answer::Claim(_) => {
+                state.outstanding = state.outstanding.saturating_sub(1);
+                state.notes[ask.member] = Some(Note::Gone);
+                state.attempt.hear(ask.member, ask.stamp, sent, &Said::Gone);
+                return Taken::Refused;
+            }
+            Answer::Leave(left) => {
+                // An earlier leave, made while it waited, says nothing about the last one.
+                if !state.attempt.is_late(ask.member, ask.stamp) {
+                    state.left[ask.member] = Some(left);
+                }
+                state.attempt.hear(ask.member, ask.stamp, sent, &Said::Left);
+                return Taken::Done;
+            }
+        };
+        state.outstanding = state.outstanding.saturating_sub(1);
+        state.notes[ask.member] = Some(note);
+        state.attempt.hear(ask.member, ask.stamp, sent, &said);
+        Taken::Done
+    }
+
+    /// Takes an answer to a renewal.
+    pub(crate) fn take_renewed(&self, ask: &Ask, sent: BootTime, vote: Vote, answer: Renewed) {
+        let mut state = self.state();
+        state.outstanding = state.outstanding.saturating_sub(1);
+        let (said, note) = match answer {
+            Renewed::Held(grant) => (held(&grant, vote), granted(vote)),
+            Renewed::Gone => (Said::Gone, Note::Gone),
+            Renewed::Evicted(reason) => (Said::Evicted(reason), Note::Gone),
+            Renewed::Unknown => return state.attempt.silent(ask.member, ask.stamp),
+        };
+        state.notes[ask.member] = Some(note);
+        state.attempt.hear(ask.member, ask.stamp, sent, &said);
+    }
+
+    /// There was no answer. If the request was not applied, it will not be either.
+    pub(crate) fn failed(&self, ask: &Ask, maybe_applied: bool) {
+        let mut state = self.state();
+        if !matches!(ask.request, Request::Leave { .. }) {
+            state.outstanding = state.outstanding.saturating_sub(1);
+        }
+        state.notes[ask.member] = None;
+        match maybe_applied {
+            true => state.attempt.silent(ask.member, ask.stamp),
+            false => state.attempt.unsent(ask.member, ask.stamp),
+        }
+    }
+}
+
+fn held(grant: &Grant, vote: Vote) -> Said {
+    let Grant { number, floor, remaining } = *grant;
+    let (votes, since) = match vote {
+        Vote::Since(since) => (true, since),
+        Vote::None => (false, 0),
+    };
+    Said::Held { number, floor, remaining, votes, since }
+}
+
+fn granted(vote: Vote) -> Note {
+    if vote == Vote::None { Note::GrantedWithoutVote } else { Note::Granted }
+}

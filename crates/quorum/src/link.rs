@@ -1,0 +1,209 @@
+//! One member as a client sees it: its connection, its clock, whether it votes, and what is wrong with it.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    GrantNumber, StoreError, StoreErrorKind,
+    clock::BootTime,
+    store::{Member, MemberState, Membership, Store, StoreTime},
+    support::{self, duration::show},
+};
+
+use crate::{
+    contest::Outgoing,
+    record::{Identity, Vote},
+};
+
+/// How long after it was sent a claim may still take effect at a member.
+pub(crate) const CLAIM_LIFE: Duration = Duration::from_secs(5);
+
+/// One member.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// Its place among the members.
+    pub(crate) index: usize,
+    connected: OnceLock<Arc<dyn Store>>,
+    health: Mutex<Health>,
+    leaves: Mutex<Leaves>,
+}
+
+/// Leaves that the member has not answered, each with the time until which it is sent.
+#[derive(Debug, Default)]
+struct Leaves {
+    waiting: Vec<(Outgoing, BootTime)>,
+    /// Whether a task sends them.
+    are_sent: bool,
+}
+
+/// What was last heard of a member.
+#[derive(Debug, Default)]
+struct Health {
+    /// Whether its last request got no answer in time.
+    suspect: bool,
+    /// Its lease clock, and when that was heard.
+    clock: Option<(BootTime, StoreTime)>,
+    /// Its wall clock, and when that was heard.
+    wall: Option<(BootTime, u64)>,
+    membership: Option<Membership>,
+    /// The membership without a vote that is watched, and since when.
+    watched: Option<(Membership, BootTime)>,
+    trouble: Option<StoreError>,
+}
+
+impl Link {
+    pub(crate) fn new(index: usize) -> Self {
+        Self { index, connected: OnceLock::new(), health: Mutex::default(), leaves: Mutex::default() }
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        support::lock(&self.health)
+    }
+
+    /// The store, once it is connected.
+    pub(crate) fn store(&self) -> Option<&Arc<dyn Store>> {
+        self.connected.get()
+    }
+
+    pub(crate) fn member(&self) -> Result<&dyn Member, StoreError> {
+        let unreachable = || {
+            let trouble = self.health().trouble.clone();
+            let never = StoreError::new(StoreErrorKind::Unreachable, "it is not connected yet");
+            trouble.unwrap_or(never).not_applied()
+        };
+        self.store().and_then(|store| store.member()).ok_or_else(unreachable)
+    }
+
+    /// Its name in messages.
+    pub(crate) fn shown(&self) -> String {
+        self.store().map_or_else(|| format!("member {}", self.index + 1), |store| store.url().to_string())
+    }
+
+    pub(crate) fn connect(&self, store: Arc<dyn Store>) {
+        // Only one task connects it.
+        drop(self.connected.set(store));
+    }
+
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.health().suspect || self.store().is_none()
+    }
+
+    /// These leaves are to be sent again. True: the caller has to start the task that sends them.
+    pub(crate) fn leave_later(&self, leaves: Vec<Outgoing>, until: BootTime) -> bool {
+        let mut waiting = support::lock(&self.leaves);
+        waiting.waiting.extend(leaves.into_iter().map(|leave| (leave, until)));
+        !std::mem::replace(&mut waiting.are_sent, true)
+    }
+
+    /// Some of the leaves to send, and those that are not sent any more. Without any, the task ends.
+    pub(crate) fn leaves(&self, now: BootTime, most: usize) -> (Vec<Outgoing>, Vec<Outgoing>) {
+        let mut leaves = support::lock(&self.leaves);
+        let given_up = leaves.waiting.extract_if(.., |(_, until)| *until <= now).map(|(leave, _)| leave);
+        let given_up = given_up.collect();
+        let next: Vec<Outgoing> = leaves.waiting.iter().take(most).map(|(leave, _)| leave.clone()).collect();
+        leaves.are_sent = !next.is_empty();
+        (next, given_up)
+    }
+
+    /// These leaves were answered.
+    pub(crate) fn have_left(&self, done: &[Outgoing]) {
+        let is_done = |leave: &Outgoing| {
+            let same = |other: &Outgoing| {
+                leave.ask.stamp == other.ask.stamp && Arc::ptr_eq(&leave.contest, &other.contest)
+            };
+            done.iter().any(same)
+        };
+        support::lock(&self.leaves).waiting.retain(|(leave, _)| !is_done(leave));
+    }
+
+    /// It has not answered in time.
+    pub(crate) fn suspect(&self) {
+        self.health().suspect = true;
+    }
+
+    pub(crate) fn failed(&self, error: &StoreError) {
+        let mut health = self.health();
+        health.suspect = true;
+        health.trouble = Some(error.clone());
+    }
+
+    /// It answered. Gives its vote.
+    pub(crate) fn answered(
+        &self,
+        received: BootTime,
+        now: StoreTime,
+        membership: &Membership,
+        quorum: &Identity,
+    ) -> Vote {
+        let mut health = self.health();
+        health.suspect = false;
+        health.trouble = None;
+        health.clock = Some((received, now));
+        health.saw(membership, received, quorum)
+    }
+
+    /// It said what it is.
+    pub(crate) fn is_at(&self, received: BootTime, state: &MemberState, quorum: &Identity) -> Vote {
+        let mut health = self.health();
+        health.wall = Some((received, state.wall));
+        health.saw(&state.membership, received, quorum)
+    }
+
+    /// Until when, on its own clock, a claim that is sent now may take effect.
+    pub(crate) fn not_after(&self, sent: BootTime) -> StoreTime {
+        match self.health().clock {
+            Some((received, now)) => now.after(sent.since(received)).after(CLAIM_LIFE),
+            None => StoreTime(0),
+        }
+    }
+
+    /// Its wall clock now, as far as known.
+    pub(crate) fn wall(&self, now: BootTime) -> Option<GrantNumber> {
+        let (received, wall) = self.health().wall?;
+        Some(wall + u64::try_from(now.since(received).as_micros()).unwrap_or_default())
+    }
+
+    /// Whether it votes, as last heard.
+    pub(crate) fn votes(&self, quorum: &Identity) -> bool {
+        let health = self.health();
+        health.membership.as_ref().is_some_and(|membership| Vote::of(membership, quorum) != Vote::None)
+    }
+
+    /// The membership without a vote that it has, and since when this client has seen it.
+    pub(crate) fn watched(&self) -> Option<(Membership, BootTime)> {
+        self.health().watched.clone()
+    }
+
+    /// What is wrong with it, if anything. `wait`: how long a member is watched before it votes.
+    pub(crate) fn complaint(&self, now: BootTime, wait: Duration) -> Option<String> {
+        let health = self.health();
+        if let Some(error) = &health.trouble {
+            return Some(error.to_string());
+        }
+        if let Some((_, since)) = &health.watched {
+            let left = since.after(wait).since(now);
+            return Some(format!("does not vote, and will in {} at the earliest", show(left)));
+        }
+        if health.suspect {
+            return Some("is too slow".into());
+        }
+        self.store().is_none().then(|| "is not connected yet".into())
+    }
+}
+
+impl Health {
+    fn saw(&mut self, membership: &Membership, now: BootTime, quorum: &Identity) -> Vote {
+        let vote = Vote::of(membership, quorum);
+        match &self.watched {
+            _ if vote != Vote::None => self.watched = None,
+            Some((before, _)) if before == membership => {}
+            _ => self.watched = Some((membership.clone(), now)),
+        }
+        if self.membership.as_ref() != Some(membership) {
+            self.membership = Some(membership.clone());
+        }
+        vote
+    }
+}

@@ -1,0 +1,413 @@
+//! The `impl Store`: what the engine asks for becomes attempts, which `quorum.rs` runs.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use lockkeeper_core::{
+    Capability, Name, StoreError, StoreErrorKind, Survives,
+    clock::BootTime,
+    store::{
+        Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, LatchPage, Leave, Left,
+        ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime, Topic, Verdict,
+        Watch,
+    },
+    support::background::Background,
+};
+use tokio::sync::futures::Notified;
+
+use crate::{
+    Attempt, Ended,
+    contest::{Contest, Note, Outgoing, Renewal},
+    link::Link,
+    quorum::{Judged, Quorum, as_grant},
+};
+
+/// What a quorum can do. The longest lease is that of its URL.
+pub static CAPABILITY: Capability = {
+    let mut can = Capability::new("quorum");
+    can.between_processes = true;
+    can.pushes = true;
+    can.min_lease = Duration::from_millis(200);
+    can.max_lease = Duration::from_secs(60);
+    can.detachable = true;
+    can.counts_permits = false;
+    can.group_limit = 256;
+    can.requests_at_once = 3;
+    can.client_crash = Survives::Fully;
+    can.restart = Survives::Fully;
+    can.data_loss = Survives::Fully;
+    can.clock_jump = Survives::WithFence;
+    can
+};
+
+/// One keeper's connections to the members of a quorum.
+#[derive(Debug)]
+pub(crate) struct QuorumStore {
+    pub(crate) url: Arc<str>,
+    pub(crate) id: String,
+    pub(crate) quorum: Arc<Quorum>,
+    /// Connects members, and has them vote.
+    pub(crate) _steward: Background,
+}
+
+/// Which members have not answered a leave.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    /// All that were asked have answered.
+    None,
+    /// Only suspected ones have not.
+    Suspected,
+    Some,
+}
+
+/// What one entry of a group waits for.
+enum Entry {
+    Claim(Arc<Contest>),
+    UsedUp,
+    Leave(Arc<Contest>),
+}
+
+impl QuorumStore {
+    fn now(&self) -> StoreTime {
+        StoreTime(self.quorum.clock.now().0 / 1000)
+    }
+
+    async fn apply_group(&self, group: &[Request]) -> Result<Answers<Answer>, StoreError> {
+        let (quorum, asked) = (&self.quorum, self.quorum.clock.now());
+        if group.is_empty() {
+            let there = quorum.links.iter().filter(|link| link.store().is_some()).count();
+            if there < quorum.majority.needed() {
+                return Err(quorum.unreachable().not_applied());
+            }
+        }
+        let mut outgoing = Vec::new();
+        let mut entries = Vec::with_capacity(group.len());
+        for request in group {
+            entries.push(match request {
+                Request::Claim(claim) => match quorum.claim(claim) {
+                    Some((contest, asks)) => {
+                        outgoing.extend(asks);
+                        Entry::Claim(contest)
+                    }
+                    None => Entry::UsedUp,
+                },
+                Request::Leave(leave) => {
+                    let contest = self.leaver(leave);
+                    outgoing.extend(self.begin_to_leave(&contest, leave));
+                    Entry::Leave(contest)
+                }
+            });
+        }
+        quorum.send(outgoing);
+        let mut each = Vec::with_capacity(group.len());
+        let mut failed = None;
+        for entry in &entries {
+            each.push(match entry {
+                Entry::UsedUp => Answer::Claim(Verdict::Again),
+                Entry::Claim(contest) => match self.verdict(contest, asked).await {
+                    Ok(verdict) => Answer::Claim(verdict),
+                    Err(error) => {
+                        failed = Some(error.clone());
+                        // Told to the engine as an error, unless others of the group have better news.
+                        Answer::Claim(Verdict::busy(0, quorum.member_limit()))
+                    }
+                },
+                Entry::Leave(contest) => match self.left(contest, asked).await {
+                    Ok(left) => Answer::Leave(left),
+                    Err(error) => {
+                        failed = Some(error);
+                        Answer::Leave(Left::NotNow)
+                    }
+                },
+            });
+        }
+        let good = |answer: &Answer| match answer {
+            Answer::Claim(verdict) => matches!(verdict, Verdict::Granted(_)),
+            Answer::Leave(left) => *left != Left::NotNow,
+        };
+        match failed {
+            Some(error) if !each.iter().any(good) => Err(error.perhaps_applied()),
+            _ => Ok(Answers { now: self.now(), each }),
+        }
+    }
+
+    /// The contender that leaves. One of another process may hold at any member.
+    fn leaver(&self, leave: &Leave) -> Arc<Contest> {
+        let quorum = &self.quorum;
+        if let Some(contest) = quorum.contest(leave.contender) {
+            quorum.forget(leave.contender);
+            return contest;
+        }
+        let (name, members) = (leave.name.clone(), quorum.links.len());
+        let renewal = Renewal { lease: quorum.identity.max_lease, lower_to: None, detach: false };
+        let attempt = Attempt::adopt(quorum.majority, 0);
+        Arc::new(Contest::new(name, leave.contender, None, attempt, renewal, members))
+    }
+
+    fn begin_to_leave(&self, contest: &Arc<Contest>, leave: &Leave) -> Vec<Outgoing> {
+        let mut state = contest.state();
+        state.hold_at_least = leave.hold_at_least.min(self.quorum.identity.max_lease);
+        state.left.fill(None);
+        let asks = state.attempt.leave();
+        contest.outgoing(&mut state, asks)
+    }
+
+    /// Waits until something is heard of a contender, or until this time. The timer belongs to the keeper's runtime: that of
+    /// the caller may end.
+    async fn heard(&self, contest: &Arc<Contest>, changed: Pin<&mut Notified<'_>>, until: BootTime) {
+        let (clock, woken) = (self.quorum.clock.clone(), contest.clone());
+        let timer = Background::spawn(&self.quorum.background, async move {
+            clock.sleep_until(until).await;
+            woken.changed.notify_waiters();
+        });
+        changed.await;
+        drop(timer);
+    }
+
+    async fn verdict(&self, contest: &Arc<Contest>, asked: BootTime) -> Result<Verdict, StoreError> {
+        loop {
+            let mut changed = std::pin::pin!(contest.changed.notified());
+            changed.as_mut().enable();
+            match self.quorum.judge(contest, asked) {
+                Judged::Verdict(verdict) => {
+                    if matches!(verdict, Verdict::Busy { .. }) && !contest.waits() {
+                        // It left again. Whoever tries next must not find it in the way.
+                        drop(self.left(contest, self.quorum.clock.now()).await);
+                    }
+                    return Ok(verdict);
+                }
+                Judged::Failed(error) => {
+                    if !contest.waits() {
+                        // Nobody asks for it again, so what some members have granted is given back here.
+                        self.quorum.give_up(contest);
+                    }
+                    return Err(error);
+                }
+                Judged::Undecided(until) => {
+                    self.heard(contest, changed, until).await;
+                }
+            }
+        }
+    }
+
+    /// Waits until a majority has answered a leave, and all others that are not suspected: one of them may be the gate of
+    /// the next contender. The rest is sent in the background.
+    async fn left(&self, contest: &Arc<Contest>, asked: BootTime) -> Result<Left, StoreError> {
+        let (quorum, needed) = (&self.quorum, self.quorum.majority.needed());
+        let until = asked.after(quorum.request_limit.mul_f32(0.8));
+        loop {
+            let mut changed = std::pin::pin!(contest.changed.notified());
+            changed.as_mut().enable();
+            let answers: Vec<Left> = contest.state().left.iter().flatten().copied().collect();
+            let count = |kind| answers.iter().filter(|left| **left == kind).count();
+            let (released, queued) = (count(Left::Released), count(Left::LeftQueue));
+            let now = quorum.clock.now();
+            let over = now >= until;
+            let slow = now.since(asked) >= quorum.member_limit();
+            let missing = self.missing_leaves(contest);
+            if missing == Missing::None || answers.len() >= needed && (slow || missing == Missing::Suspected)
+            {
+                return Ok(match (released, queued) {
+                    (released, _) if released >= needed => Left::Released,
+                    // Those that are missing may have it.
+                    (1.., _) if missing != Missing::None => Left::Released,
+                    (_, 1..) => Left::LeftQueue,
+                    _ => Left::NotThere,
+                });
+            }
+            if over {
+                return Err(quorum.unreachable());
+            }
+            let next = if slow { until } else { asked.after(quorum.member_limit()) };
+            self.heard(contest, changed, next).await;
+        }
+    }
+
+    /// Which members have not answered the leave of a contender.
+    fn missing_leaves(&self, contest: &Contest) -> Missing {
+        let state = contest.state();
+        let asked = |link: &&Link| state.attempt.is_leaving(link.index);
+        let missing: Vec<&Link> = self.quorum.links.iter().filter(asked).collect();
+        match &missing[..] {
+            [] => Missing::None,
+            missing if missing.iter().all(|link| link.is_suspect()) => Missing::Suspected,
+            _ => Missing::Some,
+        }
+    }
+
+    async fn renew_group(&self, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
+        let (quorum, asked) = (&self.quorum, self.quorum.clock.now());
+        let mut outgoing = Vec::new();
+        let mut contests = Vec::with_capacity(leases.len());
+        for renew in leases {
+            let Some(contest) = self.renewed_contest(renew) else {
+                contests.push(None);
+                continue;
+            };
+            outgoing.extend(self.begin_to_renew(&contest, renew, asked)?);
+            contests.push(Some(contest));
+        }
+        quorum.send(outgoing);
+        let mut each = Vec::with_capacity(leases.len());
+        for contest in &contests {
+            each.push(match contest {
+                Some(contest) => self.renewed(contest, asked).await,
+                None => Renewed::Gone,
+            });
+        }
+        if !each.is_empty() && each.iter().all(|renewed| *renewed == Renewed::Unknown) {
+            return Err(quorum.unreachable());
+        }
+        Ok(Answers { now: self.now(), each })
+    }
+
+    fn begin_to_renew(
+        &self,
+        contest: &Arc<Contest>,
+        renew: &Renew,
+        now: BootTime,
+    ) -> Result<Vec<Outgoing>, StoreError> {
+        let mut state = contest.state();
+        if renew.lower_to.is_some() && !state.attempt.share(now) {
+            let message =
+                "too few members show the number of this lock, so that it cannot be shared; release it";
+            return Err(StoreError::new(StoreErrorKind::Conflict, message).not_applied());
+        }
+        let lease = renew.lease.min(self.quorum.identity.max_lease);
+        state.renewal = Renewal { lease, lower_to: renew.lower_to, detach: renew.detach };
+        state.renewed = now;
+        let asks = state.attempt.renew(now);
+        Ok(contest.outgoing(&mut state, asks))
+    }
+
+    /// The contender whose lease is renewed. A number is named only by a keeper that goes on with the lease of another.
+    fn renewed_contest(&self, renew: &Renew) -> Option<Arc<Contest>> {
+        let quorum = &self.quorum;
+        if renew.at_least == 0 {
+            return quorum.contest(renew.contender);
+        }
+        let renewal = Renewal { lease: renew.lease, lower_to: None, detach: renew.detach };
+        let attempt = Attempt::adopt(quorum.majority, renew.at_least);
+        let (name, members) = (renew.name.clone(), quorum.links.len());
+        let contest = Arc::new(Contest::new(name, renew.contender, None, attempt, renewal, members));
+        quorum.remember(contest.clone());
+        Some(contest)
+    }
+
+    async fn renewed(&self, contest: &Arc<Contest>, asked: BootTime) -> Renewed {
+        let until = asked.after(self.quorum.request_limit.mul_f32(0.8));
+        loop {
+            let mut changed = std::pin::pin!(contest.changed.notified());
+            changed.as_mut().enable();
+            let now = self.quorum.clock.now();
+            if let Some(renewed) = self.judge_renewed(contest, asked, now) {
+                return renewed;
+            }
+            if now >= until {
+                return Renewed::Unknown;
+            }
+            self.heard(contest, changed, until).await;
+        }
+    }
+
+    /// What a renewal has come to, once that is known.
+    fn judge_renewed(&self, contest: &Contest, asked: BootTime, now: BootTime) -> Option<Renewed> {
+        let mut state = contest.state();
+        state.attempt.count(now);
+        match state.attempt.ended() {
+            Some(Ended::Evicted(reason)) => return Some(Renewed::Evicted(reason.clone())),
+            // Nobody said that it is gone: its time is over, which the engine knows by itself.
+            Some(Ended::Lost) if !state.notes.iter().any(|note| matches!(note, Some(Note::Gone))) => {
+                return Some(Renewed::Unknown);
+            }
+            Some(Ended::Lost | Ended::Left) => return Some(Renewed::Gone),
+            None => {}
+        }
+        let hold = state.attempt.hold(now);
+        if let Some(hold) = hold.filter(|_| state.attempt.is_confirmed(now)) {
+            return Some(Renewed::Held(as_grant(&hold, asked)));
+        }
+        if state.outstanding > 0 {
+            return None;
+        }
+        // A majority has answered, and the lease of another process is not there.
+        let enough = state.attempt.heard_in_round() >= self.quorum.majority.needed();
+        let adopts_in_vain = contest.claim.is_none() && hold.is_none() && enough;
+        Some(if adopts_in_vain { Renewed::Gone } else { Renewed::Unknown })
+    }
+}
+
+impl Store for QuorumStore {
+    fn capability(&self) -> &Capability {
+        &self.quorum.capability
+    }
+
+    fn url(&self) -> &Arc<str> {
+        &self.url
+    }
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        Box::pin(self.apply_group(group))
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
+        Box::pin(self.renew_group(leases))
+    }
+
+    fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
+        Box::pin(self.quorum.watch(topic))
+    }
+
+    fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {
+        Box::pin(self.quorum.inspect(name))
+    }
+
+    fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
+        Box::pin(self.quorum.list(query))
+    }
+
+    fn latches<'a>(&'a self, _query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        Box::pin(async { Ok(LatchPage { latches: Vec::new(), next: None }) })
+    }
+
+    fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
+        Box::pin(self.quorum.evict(order))
+    }
+
+    fn count<'a>(&'a self, _count: &'a Count) -> Reply<'a, Answers<Counted>> {
+        Box::pin(async {
+            let message = "a quorum has no latches: members would have to agree when one is reset or deleted; use a store \
+                           that has them";
+            Err(StoreError::new(StoreErrorKind::Unsupported, message))
+        })
+    }
+
+    fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
+        Box::pin(self.quorum.fence(admit))
+    }
+
+    #[cfg(unix)]
+    fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
+        let stores = self.quorum.links.iter().filter_map(|link| link.store());
+        let lines: Vec<_> = stores.filter_map(|store| store.life_line()).collect();
+        crate::life_line::join(&lines)
+    }
+
+    fn leave_caller(&self) {
+        for store in self.quorum.links.iter().filter_map(|link| link.store()) {
+            store.leave_caller();
+        }
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            self.quorum.all_left().await;
+            for store in self.quorum.links.iter().filter_map(|link| link.store()) {
+                drop(tokio::time::timeout(self.quorum.member_limit(), store.close()).await);
+            }
+        })
+    }
+}

@@ -1,0 +1,243 @@
+//! What operators see and do: members are asked side by side, and what a majority shows counts.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    ContenderId, Name, StoreError, StoreErrorKind, Survives, Token,
+    store::{
+        Admit, Admitted, BoxFuture, Evict, Evicted, Eviction, HolderView, Leave, ListQuery, Page, Request,
+        ResourceView, Store, Topic, WaiterView, Watch,
+    },
+};
+use tokio::task::JoinSet;
+
+use crate::quorum::Quorum;
+
+/// The answer of one member.
+struct Told<T> {
+    member: usize,
+    answer: T,
+}
+
+impl Quorum {
+    /// Asks all members. Waits for those that are not suspected; fewer than a majority is an error.
+    async fn ask_all<T: Send + 'static>(
+        &self,
+        ask: impl Fn(Arc<dyn Store>, usize) -> BoxFuture<'static, Result<T, StoreError>>,
+    ) -> Result<Vec<Told<T>>, StoreError> {
+        let mut asked = JoinSet::new();
+        for link in &self.links {
+            let Some(store) = link.store() else { continue };
+            let (member, answer) = (link.index, ask(store.clone(), link.index));
+            asked.spawn_on(async move { (member, answer.await) }, &self.background);
+        }
+        let (mut told, mut failed, now) = (Vec::new(), None, self.clock.now());
+        let needed = self.majority.needed();
+        while !asked.is_empty() {
+            let suspected = self.links.iter().filter(|link| link.is_suspect()).count();
+            let enough = told.len() >= needed && told.len() >= self.links.len() - suspected;
+            let limit = if told.len() >= needed { self.member_limit() } else { self.request_limit };
+            let left = limit.saturating_sub(self.clock.now().since(now));
+            if enough || left.is_zero() {
+                break;
+            }
+            match tokio::time::timeout(left, asked.join_next()).await {
+                Ok(Some(Ok((member, Ok(answer))))) => told.push(Told { member, answer }),
+                Ok(Some(Ok((member, Err(error))))) => {
+                    self.links[member].failed(&error);
+                    failed = Some(error);
+                }
+                _ => {}
+            }
+        }
+        // What goes on without being waited for may still take effect.
+        asked.detach_all();
+        if told.len() >= needed {
+            return Ok(told);
+        }
+        match failed {
+            Some(error) if !error.is_passing() => Err(error),
+            _ => Err(self.unreachable()),
+        }
+    }
+
+    pub(crate) async fn watch(&self, topic: &Topic) -> Result<Option<Watch>, StoreError> {
+        let watches = self.ask_all(|store, _| {
+            let topic = topic.clone();
+            Box::pin(async move { store.watch(&topic).await })
+        });
+        let watches: Vec<Watch> = watches.await?.into_iter().filter_map(|told| told.answer).collect();
+        Ok((!watches.is_empty()).then(|| Watch::new(watches)))
+    }
+
+    async fn views(&self, name: &Name) -> Result<Vec<Told<Option<ResourceView>>>, StoreError> {
+        let asked = self.ask_all(|store, _| {
+            let name = name.clone();
+            Box::pin(async move { store.inspect(&name).await })
+        });
+        asked.await
+    }
+
+    pub(crate) async fn inspect(&self, name: &Name) -> Result<Option<ResourceView>, StoreError> {
+        let mut views = self.views(name).await?;
+        self.sort(name, &mut views);
+        Ok(self.merged(name, views.into_iter().filter_map(|told| told.answer).collect()))
+    }
+
+    /// The gate's view first.
+    fn sort<T>(&self, name: &Name, views: &mut [Told<T>]) {
+        let order: Vec<usize> = self.gates(name).collect();
+        views.sort_by_key(|told| order.iter().position(|member| *member == told.member));
+    }
+
+    /// A resource as a majority shows it.
+    fn merged(&self, name: &Name, views: Vec<ResourceView>) -> Option<ResourceView> {
+        let capacity = views.first()?.capacity;
+        let mut held: BTreeMap<ContenderId, Vec<HolderView>> = BTreeMap::new();
+        let mut waiters: Vec<WaiterView> = Vec::new();
+        for view in views {
+            for holder in view.holders {
+                held.entry(holder.contender).or_default().push(holder);
+            }
+            for waiter in view.waiters {
+                if !waiters.iter().any(|known| known.contender == waiter.contender) {
+                    waiters.push(waiter);
+                }
+            }
+        }
+        let mut holders = Vec::new();
+        for (contender, shown) in held {
+            if shown.len() < self.majority.needed() {
+                // It is on its way in or out.
+                let known = waiters.iter().any(|waiter| waiter.contender == contender);
+                waiters.extend(shown.first().filter(|_| !known).map(as_waiter));
+                continue;
+            }
+            waiters.retain(|waiter| waiter.contender != contender);
+            holders.extend(self.merged_holder(shown));
+        }
+        holders.sort_by_key(|holder| holder.token);
+        let view = ResourceView { name: name.clone(), capacity, holders, waiters };
+        (!view.holders.is_empty() || !view.waiters.is_empty()).then_some(view)
+    }
+
+    fn merged_holder(&self, shown: Vec<HolderView>) -> Option<HolderView> {
+        let token = self.majority.smallest(shown.iter().map(|holder| holder.token))?;
+        let remaining =
+            self.majority.largest(shown.iter().map(|holder| holder.remaining.unwrap_or_default()));
+        let evicted = shown.iter().any(|holder| holder.evicted);
+        // A majority knows of a detach when it is answered, and the others a little later. A member that frees crashed
+        // processes beside members that do not is told that every hold is detached, so one of them alone says nothing.
+        let detached = shown.iter().filter(|holder| holder.detached).count() >= self.majority.needed();
+        let renewed = shown.iter().any(|holder| holder.renewed);
+        let first = shown.into_iter().next()?;
+        Some(HolderView { token, remaining, evicted, detached, renewed, ..first })
+    }
+
+    pub(crate) async fn list(&self, query: &ListQuery) -> Result<Page, StoreError> {
+        let pages = self.ask_all(|store, _| {
+            let query = query.clone();
+            Box::pin(async move { store.list(&query).await })
+        });
+        let pages = pages.await?;
+        // Of names after the shortest page, some members have not told.
+        let next = pages.iter().filter_map(|told| told.answer.next.clone()).min();
+        let mut views: BTreeMap<Name, Vec<Told<ResourceView>>> = BTreeMap::new();
+        for Told { member, answer } in pages {
+            for view in answer.resources {
+                if next.as_ref().is_none_or(|next| view.name <= *next) {
+                    views.entry(view.name.clone()).or_default().push(Told { member, answer: view });
+                }
+            }
+        }
+        let mut resources = Vec::new();
+        for (name, mut views) in views {
+            self.sort(&name, &mut views);
+            resources.extend(self.merged(&name, views.into_iter().map(|told| told.answer).collect()));
+        }
+        let limit = query.limit.max(1);
+        if resources.len() > limit {
+            resources.truncate(limit);
+            let next = resources.last().map(|last| last.name.clone());
+            return Ok(Page { resources, next });
+        }
+        Ok(Page { resources, next })
+    }
+
+    /// Takes a lock back, from each member with the number that it has there.
+    pub(crate) async fn evict(&self, order: &Evict) -> Result<Evicted, StoreError> {
+        let views = self.views(&order.name).await?;
+        let number = |view: &Option<ResourceView>| {
+            let mut holders = view.iter().flat_map(|view| &view.holders);
+            holders.find(|holder| holder.contender == order.contender).map(|holder| holder.token)
+        };
+        let shown: BTreeMap<usize, Token> =
+            views.iter().filter_map(|told| Some((told.member, number(&told.answer)?))).collect();
+        let token = self.majority.smallest(shown.values().copied());
+        if token.is_none_or(|token| token.number() != order.number) {
+            return Ok(Evicted::NotHeld);
+        }
+        let all: BTreeSet<usize> = (0..self.links.len()).collect();
+        let sent = self.clock.now();
+        let told = self.ask_all(|store, member| {
+            let number = shown.get(&member).map_or(order.number, |token| token.number());
+            let order = Evict { number, ..order.clone() };
+            // Late claims must not bring it back.
+            let tombstone_until = Some(self.links[member].not_after(sent));
+            Box::pin(async move {
+                let evicted = store.evict(&order).await?;
+                if order.how == Eviction::Immediate {
+                    let (name, contender) = (order.name, order.contender);
+                    let hold_at_least = Duration::ZERO;
+                    let leave = Leave { name, contender, tombstone_until, hold_at_least };
+                    store.apply(&[Request::Leave(leave)]).await?;
+                }
+                Ok(evicted)
+            })
+        });
+        let told = told.await?;
+        let reached: BTreeSet<usize> = told.iter().map(|told| told.member).collect();
+        let done = told.iter().filter(|told| told.answer == Evicted::Done).count();
+        if order.how == Eviction::Immediate && reached != all {
+            let message = "some members did not answer, and the lock may come back there; evict it again";
+            return Err(StoreError::new(StoreErrorKind::Unreachable, message));
+        }
+        Ok(if done >= self.majority.needed() { Evicted::Done } else { Evicted::NotHeld })
+    }
+
+    /// Shows a token to the fences of all members. A rejection is final.
+    pub(crate) async fn fence(&self, admit: &Admit) -> Result<Admitted, StoreError> {
+        if !self.capability.fences {
+            let message = "members of this quorum may lose their data, and a fence that forgets admits what it rejected; \
+                           keep the fence with the data, such as with lockkeeper::Fence";
+            return Err(StoreError::new(StoreErrorKind::Unsupported, message));
+        }
+        let told = self.ask_all(|store, _| {
+            let admit = admit.clone();
+            Box::pin(async move { store.fence(&admit).await })
+        });
+        let stale = told.await?.into_iter().filter_map(|told| match told.answer {
+            Admitted::Stale { highest } => Some(highest),
+            Admitted::Yes => None,
+        });
+        Ok(stale.max().map_or(Admitted::Yes, |highest| Admitted::Stale { highest }))
+    }
+}
+
+/// Whether a member keeps what it was told.
+pub(crate) fn is_durable(store: &dyn Store) -> bool {
+    store.capability().restart == Survives::Fully
+}
+
+fn as_waiter(holder: &HolderView) -> WaiterView {
+    WaiterView {
+        contender: holder.contender,
+        units: holder.units,
+        details: holder.details.clone(),
+        since: holder.since,
+    }
+}

@@ -1,0 +1,147 @@
+//! A crew of processes in every kind of trouble, judged by the history checker and a fenced counter.
+//! `LOCKKEEPER_SECTIONS` sets how many sections there are, and `LOCKKEEPER_SEED` which troubles come when.
+
+use std::{fs, time::Instant};
+
+use lockkeeper_testkit::{
+    databases::{Stage, break_connections, every_trouble},
+    dice::Dice,
+    load::Load,
+    processes::WorkerFault,
+    proxy::Proxy,
+    servers::MariaDb,
+};
+
+use crate::{WORKER, millis, secs, storms::kill};
+
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    /// Of a process.
+    Worker(WorkerFault),
+    /// A process is stopped after the server has locked rows for it.
+    StopBetweenFlights,
+    /// Connections break or go silent.
+    BadConnections,
+    /// The server ends connections, or what they are doing.
+    Kill(&'static str),
+    /// In an orderly way.
+    Restart,
+    Crash,
+}
+
+/// Kills are the most frequent: they cost the least time.
+const TROUBLES: [Trouble; 17] = [
+    Trouble::Worker(WorkerFault::Kill),
+    Trouble::Worker(WorkerFault::Kill),
+    Trouble::Worker(WorkerFault::Kill),
+    Trouble::Worker(WorkerFault::Kill),
+    Trouble::Worker(WorkerFault::Kill),
+    Trouble::Worker(WorkerFault::Kill),
+    Trouble::Worker(WorkerFault::Stop),
+    Trouble::StopBetweenFlights,
+    Trouble::StopBetweenFlights,
+    Trouble::BadConnections,
+    Trouble::BadConnections,
+    Trouble::BadConnections,
+    Trouble::Kill("CONNECTION"),
+    Trouble::Kill("CONNECTION"),
+    Trouble::Kill("QUERY"),
+    Trouble::Restart,
+    Trouble::Crash,
+];
+
+/// The server of a crew, which connects through a proxy.
+struct Database {
+    server: MariaDb,
+    proxy: Proxy,
+}
+
+impl Database {
+    fn new() -> Self {
+        let server = MariaDb::start().expect("started");
+        let proxy = Proxy::start(server.address()).expect("started");
+        Self { server, proxy }
+    }
+}
+
+impl Stage for Database {
+    type Trouble = Trouble;
+
+    fn url(&self) -> String {
+        format!("mysql://lockkeeper@{}/lockkeeper?request_limit=1s", self.proxy.address())
+    }
+
+    fn proxy(&self) -> &Proxy {
+        &self.proxy
+    }
+
+    fn strike(&mut self, load: &mut Load, trouble: Trouble, dice: &mut Dice) {
+        let server = &self.server;
+        match trouble {
+            Trouble::Worker(fault) => load.inject(fault),
+            Trouble::StopBetweenFlights => drop(load.stop_at(|| is_between_flights(server))),
+            Trouble::BadConnections => break_connections(&self.proxy, load, dice),
+            Trouble::Kill(what) => load.through(|| kill(server, what)),
+            Trouble::Restart => load.through(|| server.restart()),
+            Trouble::Crash => load.through(|| {
+                server.process().kill();
+                server.start_again()
+            }),
+        }
+    }
+}
+
+/// Whether some client has let the server wait in the middle of a transaction.
+fn is_between_flights(server: &MariaDb) -> bool {
+    let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx AS t JOIN information_schema.processlist AS p \
+                 ON p.id = t.trx_mysql_thread_id WHERE p.user = 'lockkeeper' AND p.command = 'Sleep' AND p.time_ms > 20";
+    server.sql(waits).is_ok_and(|count| count != "0")
+}
+
+/// How many connections the server has ended because their client stopped in a transaction: at other times a client may
+/// be silent for hours.
+fn ended_in_transactions(server: &MariaDb) -> usize {
+    let log = fs::read_to_string(server.folder().join("log")).expect("read");
+    log.matches("Got timeout reading communication packets").count()
+}
+
+#[test]
+fn many_processes_in_every_kind_of_trouble() {
+    let mut stage = Database::new();
+    every_trouble(WORKER, &mut stage, &TROUBLES);
+    let ended = ended_in_transactions(&stage.server);
+    println!("{ended} transactions ended by the server, whose client was stopped");
+    assert!(ended > 0, "no process was stopped between the flights");
+    nothing_is_left(&stage.server);
+}
+
+/// Whoever is gone holds nothing once its lease has ended and the store was swept, and nobody waits. Rows that keep the
+/// numbers of names, and tombstones, go when they are old.
+pub(crate) fn nothing_is_left(server: &MariaDb) {
+    let until_none = |prepare: &str, question: &str| {
+        let started = Instant::now();
+        loop {
+            server.sql(&format!("{prepare}UPDATE lockkeeper_store SET swept = 0")).expect("changed");
+            let left = server.sql(question).expect("asked");
+            if left.is_empty() {
+                return;
+            }
+            assert!(started.elapsed() < secs(30), "{left}");
+            // It sweeps soon after it has connected.
+            let keeper = lockkeeper::blocking::connect(&server.url()).expect("connected");
+            std::thread::sleep(millis(2500));
+            keeper.close();
+        }
+    };
+    until_none(
+        "",
+        "SELECT name, holder FROM lockkeeper_resource WHERE holder IS NOT NULL \
+         UNION ALL SELECT name, entry FROM lockkeeper_entry WHERE entry IS NOT NULL \
+         UNION ALL SELECT name, 'latch' FROM lockkeeper_latch UNION ALL SELECT op, 'counted' FROM lockkeeper_counted",
+    );
+    until_none(
+        "UPDATE lockkeeper_resource SET used = 1; UPDATE lockkeeper_tombstone SET until = 1; ",
+        "SELECT name FROM lockkeeper_resource UNION ALL SELECT name FROM lockkeeper_entry \
+         UNION ALL SELECT contender FROM lockkeeper_tombstone",
+    );
+}

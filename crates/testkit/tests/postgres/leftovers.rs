@@ -1,0 +1,42 @@
+//! What is left behind: by holders that are killed, by replies that never come, and by many sections on a few names.
+//! `LOCKKEEPER_KILLS` and `LOCKKEEPER_SWALLOWED` set how many of the former two there are.
+
+use lockkeeper_testkit::{databases, servers::Postgres};
+
+use crate::{WORKER, crews::nothing_is_left, millis};
+
+/// A holder that is killed inside of its section blocks the others for the rest of its lease, and for 250 ms at most.
+#[test]
+fn i8_a_killed_holder_is_passed_when_its_lease_ends() {
+    let server = Postgres::start().expect("started");
+    databases::killed_holders(WORKER, &server.url(), millis(250));
+    nothing_is_left(&server);
+}
+
+/// Each connection goes silent for good; only the client's own limit ends the wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_a_swallowed_reply_is_asked_for_again() {
+    let server = Postgres::start().expect("started");
+    let url = |address| format!("postgres://lockkeeper@{address}/lockkeeper");
+    databases::swallowed_replies(server.address(), url, 700).await;
+    tokio::task::spawn_blocking(move || nothing_is_left(&server)).await.expect("no panic");
+}
+
+/// How many bytes the rows of each table have, with its indexes. The maps of free and of visible pages are left out: the
+/// first vacuum makes them, 32 KiB for each table, whenever it comes.
+fn sizes(server: &Postgres) -> Vec<(String, u64)> {
+    let question = "SELECT relname, pg_relation_size(oid, 'main') + pg_indexes_size(oid) FROM pg_class WHERE relkind = 'r' \
+                    AND relnamespace = 'lockkeeper'::regnamespace ORDER BY relname";
+    let rows = server.sql(question).expect("asked");
+    let row = |row: &str| {
+        row.split_once('|').map(|(table, size)| (table.to_owned(), size.parse().expect("a number")))
+    };
+    rows.lines().filter_map(row).collect()
+}
+
+/// Rows are updated in place, so many sections on a few names need no more room than some.
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_do_not_grow_with_the_number_of_sections() {
+    let server = Postgres::start().expect("started");
+    databases::tables_do_not_grow(&server.url(), || sizes(&server)).await;
+}
