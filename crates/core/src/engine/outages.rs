@@ -148,6 +148,8 @@ impl State {
 
 impl Outages {
     pub(super) fn new(store: &Arc<dyn Store>, clock: &Clock, request_limit: Duration) -> Self {
+        #[cfg(feature = "metrics")]
+        telemetry::register();
         Self {
             store: store.clone(),
             clock: clock.clone(),

@@ -47,7 +47,6 @@ pub(crate) struct Gauges {
 
 impl Gauges {
     pub(crate) fn new(store: &Arc<str>) -> Self {
-        super::register();
         let gauges = Self { store: store.clone(), share: Mutex::default() };
         gauges.change(|share| share.keepers = 1);
         gauges

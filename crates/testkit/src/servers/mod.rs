@@ -31,11 +31,12 @@ pub use certificates::Certificates;
 pub use mariadb::{MariaDb, MariaDbOptions};
 pub use pgbouncer::{PgBouncer, PgBouncerOptions};
 pub use postgres::{Postgres, PostgresEnd, PostgresOptions};
-pub use process::{Process, write_private};
+pub use process::Process;
 pub use redis::{Redis, RedisOptions};
 pub use redis_cluster::RedisCluster;
 pub use redis_sentinel::RedisSentinel;
 pub use stand_in::StandIn;
+pub use user::write_private;
 pub use zookeeper::{ZooKeeper, ZooKeeperNode, ZooKeeperOptions};
 
 /// How long a server may take to do what it was told. Much more than it needs, also on a busy machine.

@@ -2,7 +2,7 @@
 //! is killed. May be stopped, continued, killed and started again.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, OpenOptions},
     io,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
@@ -221,15 +221,4 @@ pub(super) fn signal(id: u32, which: Signal) {
 pub(super) fn runs(id: u32) -> bool {
     // One that has ended and that nobody has waited for has no command line.
     fs::read(format!("/proc/{id}/cmdline")).is_ok_and(|words| !words.is_empty())
-}
-
-/// Writes a file that only this user may read: some hold passwords.
-///
-/// # Errors
-/// Those of the file system.
-pub fn write_private(path: &Path, text: &str) -> io::Result<()> {
-    use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
-
-    let mut file: File = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(text.as_bytes())
 }

@@ -9,7 +9,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{Answer, Certificates, Process, clock::WallClock, process::write_private, program, until};
+use super::{Answer, Certificates, Process, clock::WallClock, program, until, user::write_private};
 use crate::port::Port;
 
 /// How a Redis server is set up. The default keeps everything in memory, without password or encryption.

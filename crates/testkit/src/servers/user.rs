@@ -1,7 +1,9 @@
-//! The user that database servers run as. They refuse to run as root, so root starts them as `nobody`.
+//! Users: whom database servers run as, and files that only this one may read. Databases refuse to run as root, so root
+//! starts them as `nobody`.
 
 use std::{
-    fs, io,
+    fs::{self, File, OpenOptions},
+    io,
     os::unix::fs::{MetadataExt as _, chown},
     path::Path,
     process::Command,
@@ -9,7 +11,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{missing, process::write_private, program};
+use super::{missing, program};
 
 /// A user of every Debian system that owns nothing.
 const UNPRIVILEGED: &str = "nobody";
@@ -88,4 +90,15 @@ pub(super) fn run(command: &mut Command) -> io::Result<String> {
     }
     let why = String::from_utf8_lossy(&done.stderr);
     Err(io::Error::other(format!("{command:?}: {}\n{told}\n{}", done.status, why.trim())))
+}
+
+/// Writes a file that only this user may read: some hold passwords.
+///
+/// # Errors
+/// Those of the file system.
+pub fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+
+    let mut file: File = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())
 }

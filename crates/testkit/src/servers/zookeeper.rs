@@ -10,7 +10,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{Answer, Certificates, Process, missing, process::write_private, program};
+use super::{Answer, Certificates, Process, missing, program, user::write_private};
 use crate::port::Port;
 
 /// The last two are for TLS.
