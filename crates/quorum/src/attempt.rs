@@ -289,6 +289,11 @@ impl Attempt {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::Held)
     }
 
+    /// Whether the answer to a claim at this member is waited for.
+    pub fn is_claiming(&self, member: usize) -> bool {
+        self.members.get(member).is_some_and(AtMember::is_claiming)
+    }
+
     /// Whether a leave was sent to this member that has no answer.
     pub fn is_leaving(&self, member: usize) -> bool {
         let leaves = |at: &AtMember| matches!(at.place(BootTime(0)), Place::Leaving | Place::Spent);

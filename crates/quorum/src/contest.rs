@@ -46,6 +46,8 @@ pub(crate) struct ContestState {
     pub(crate) at_gate_since: Option<BootTime>,
     /// Whether the engine was told that it waits, so that it has to be told of a grant.
     pub(crate) told_busy: bool,
+    /// Per member, whether something was pushed while a claim was in flight there: its answer may be older.
+    hinted: Vec<bool>,
     /// Another capacity that is in use at a member.
     pub(crate) mismatch: Option<Capacity>,
     /// Per member, until when claims that were sent there may take effect.
@@ -139,6 +141,7 @@ impl Contest {
             position: None,
             at_gate_since: None,
             told_busy: false,
+            hinted: vec![false; members],
             mismatch: None,
             claims_until: vec![None; members],
             left: vec![None; members],
@@ -160,6 +163,9 @@ impl Contest {
     pub(crate) fn outgoing(self: &Arc<Self>, state: &mut ContestState, asks: Vec<Ask>) -> Vec<Outgoing> {
         let outgoing = asks.into_iter().map(|ask| Outgoing { contest: self.clone(), ask, tries: 0 });
         let outgoing: Vec<Outgoing> = outgoing.collect();
+        for one in outgoing.iter().filter(|one| matches!(one.ask.request, Request::Claim { .. })) {
+            state.hinted[one.ask.member] = false;
+        }
         state.outstanding += outgoing.iter().filter(|outgoing| !outgoing.is_leave()).count();
         outgoing
     }
@@ -276,6 +282,35 @@ impl Contest {
             true => state.attempt.silent(ask.member, ask.stamp),
             false => state.attempt.unsent(ask.member, ask.stamp),
         }
+    }
+}
+
+impl ContestState {
+    /// Something was pushed: what to ask now. Where a claim is in flight, its answer is followed by another one.
+    pub(crate) fn pushed(&mut self, now: BootTime) -> Vec<Ask> {
+        for (member, hinted) in self.hinted.iter_mut().enumerate() {
+            *hinted |= self.attempt.is_claiming(member);
+        }
+        self.ask_now(now)
+    }
+
+    /// What to ask after the answer to this request.
+    pub(crate) fn goes_on(&mut self, answered: &Ask, now: BootTime) -> Vec<Ask> {
+        match std::mem::take(&mut self.hinted[answered.member]) {
+            true => self.ask_now(now),
+            false if self.mismatch.is_some() => Vec::new(),
+            false => self.attempt.next(now),
+        }
+    }
+
+    /// What is missing, and where it waits in line.
+    pub(crate) fn ask_now(&mut self, now: BootTime) -> Vec<Ask> {
+        if self.mismatch.is_some() {
+            return Vec::new();
+        }
+        let mut asks = self.attempt.next(now);
+        asks.extend(self.attempt.ask_again(now));
+        asks
     }
 }
 

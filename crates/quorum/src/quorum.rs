@@ -178,8 +178,7 @@ impl Quorum {
     /// altogether.
     fn ask_again(&self, contest: &Arc<Contest>, now: BootTime) -> Vec<Outgoing> {
         let mut state = contest.state();
-        let mut asks = state.attempt.next(now);
-        asks.extend(state.attempt.ask_again(now));
+        let mut asks = state.ask_now(now);
         if state.attempt.hold(now).is_none() && now.since(state.renewed) >= state.renewal.lease / 3 {
             state.renewed = now;
             asks.extend(state.attempt.renew(now));
@@ -192,16 +191,21 @@ impl Quorum {
         let contests = match &wake {
             Wake::Granted(_, notice) => self.contest(notice.contender).into_iter().collect(),
             Wake::Changed(Topic::Grants(name)) => self.contests_of(Some(name)),
-            _ => return self.wakes.wake(wake),
+            // The engine asks about all, but an answer that is in flight may be older than this.
+            Wake::Resync => self.contests_of(None),
+            _ => Vec::new(),
         };
         let now = self.clock.now();
         let mut outgoing = Vec::new();
         for contest in contests {
             let mut state = contest.state();
-            let asks = state.attempt.ask_again(now);
+            let asks = state.pushed(now);
             outgoing.extend(contest.outgoing(&mut state, asks));
         }
         self.send(outgoing);
+        if !matches!(wake, Wake::Granted(..) | Wake::Changed(Topic::Grants(_))) {
+            self.wakes.wake(wake);
+        }
     }
 
     /// The contender leaves everywhere, in the background, and its id is used up.

@@ -232,10 +232,8 @@ impl Quorum {
         for one in batch {
             let contest = &one.contest;
             let mut state = contest.state();
-            if state.mismatch.is_none() {
-                let asks = state.attempt.next(now);
-                outgoing.extend(contest.outgoing(&mut state, asks));
-            }
+            let asks = state.goes_on(&one.ask, now);
+            outgoing.extend(contest.outgoing(&mut state, asks));
             drop(state);
             contest.changed.notify_waiters();
             self.tell(contest);
