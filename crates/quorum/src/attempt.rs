@@ -326,6 +326,11 @@ impl Attempt {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::Spent)
     }
 
+    /// Whether it neither holds nor has ended yet.
+    pub fn is_asking(&self) -> bool {
+        self.phase == Phase::Asking
+    }
+
     /// How it ended, if it did.
     pub fn ended(&self) -> Option<&Ended> {
         match &self.phase {

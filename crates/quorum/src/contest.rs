@@ -36,6 +36,8 @@ pub(crate) struct ContestState {
     pub(crate) renewal: Renewal,
     /// When it was last renewed.
     pub(crate) renewed: BootTime,
+    /// When the engine last asked about it.
+    pub(crate) touched: BootTime,
     /// A hold younger than this is kept by members until it is this old.
     pub(crate) hold_at_least: Duration,
     /// How many requests that are no leaves have no answer.
@@ -54,6 +56,10 @@ pub(crate) struct ContestState {
     claims_until: Vec<Option<StoreTime>>,
     /// What members said to the leave.
     pub(crate) left: Vec<Option<Left>>,
+    /// Whether it held when the leave began.
+    pub(crate) held: bool,
+    /// Per member, whether a copy of the leave got no answer and may have been done.
+    unsure: Vec<bool>,
     /// What each member said last.
     pub(crate) notes: Vec<Option<Note>>,
 }
@@ -114,7 +120,9 @@ impl Outgoing {
     /// if another copy of the leave is answered: the late one would end what a new claim brings.
     pub(crate) fn may_arrive_late(&self, error: &StoreError) {
         if error.maybe_applied() {
-            self.contest.state().attempt.silent(self.ask.member, self.ask.stamp);
+            let mut state = self.contest.state();
+            state.attempt.silent(self.ask.member, self.ask.stamp);
+            state.unsure[self.ask.member] = true;
         }
     }
 
@@ -136,6 +144,7 @@ impl Contest {
             attempt,
             renewal,
             renewed: BootTime(0),
+            touched: BootTime(0),
             hold_at_least: Duration::ZERO,
             outstanding: 0,
             position: None,
@@ -145,6 +154,8 @@ impl Contest {
             mismatch: None,
             claims_until: vec![None; members],
             left: vec![None; members],
+            held: false,
+            unsure: vec![false; members],
             notes: vec![None; members],
         };
         Self { name, contender, claim, state: Mutex::new(state), changed: Notify::new() }
@@ -245,7 +256,9 @@ impl Contest {
             Answer::Leave(left) => {
                 // An earlier leave, made while it waited, says nothing about the last one.
                 if !state.attempt.is_late(ask.member, ask.stamp) {
-                    state.left[ask.member] = Some(left);
+                    // Where a copy finds nothing, an earlier one was there.
+                    let done_before = left == Left::NotThere && state.held && state.unsure[ask.member];
+                    state.left[ask.member] = Some(if done_before { Left::Released } else { left });
                 }
                 state.attempt.hear(ask.member, ask.stamp, sent, &Said::Left);
                 return Taken::Done;

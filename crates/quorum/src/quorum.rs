@@ -3,11 +3,11 @@
 //! The files: `exchange.rs` sends what attempts ask for, and gives them the answers; `judging.rs` decides what the engine is
 //! told; this file begins and ends contests.
 
+mod contests;
 mod exchange;
 mod judging;
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -19,21 +19,19 @@ use lockkeeper_core::{
     Capability, ContenderId, GrantNumber, Name, Units,
     clock::{BootTime, Clock},
     deadline::margin,
-    store::{Claim, Topic, Wake, WakeSink},
+    store::{Claim, Leave, Topic, Wake, WakeSink},
     support,
 };
 use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
-    Attempt, Ended, Majority, Sharing,
+    Attempt, Majority, Sharing,
     contest::{Contest, Outgoing, Renewal},
     link::Link,
     record::Identity,
 };
+use contests::Contests;
 pub(crate) use judging::{Judged, as_grant};
-
-/// How long ids that are used up are remembered.
-const USED_UP: Duration = Duration::from_secs(120);
 
 /// A quorum, as one keeper uses it.
 pub(crate) struct Quorum {
@@ -55,16 +53,11 @@ pub(crate) struct Quorum {
     pub(crate) stewards: Notify,
 }
 
-#[derive(Default)]
-struct Contests {
-    by_id: HashMap<ContenderId, Arc<Contest>>,
-    /// Ids that gave way or left. They are not used again.
-    used_up: HashMap<ContenderId, BootTime>,
-}
-
 impl std::fmt::Debug for Quorum {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Quorum").field("identity", &self.identity).finish_non_exhaustive()
+        let contests = self.contests().all().count();
+        let mut shown = f.debug_struct("Quorum");
+        shown.field("identity", &self.identity).field("contests", &contests).finish_non_exhaustive()
     }
 }
 
@@ -116,13 +109,15 @@ impl Quorum {
     }
 
     pub(crate) fn contest(&self, contender: ContenderId) -> Option<Arc<Contest>> {
-        self.contests().by_id.get(&contender).cloned()
+        self.contests().get(contender).cloned()
     }
 
     fn contests_of(&self, name: Option<&Name>) -> Vec<Arc<Contest>> {
         let contests = self.contests();
-        let asked = contests.by_id.values().filter(|contest| name.is_none_or(|name| contest.name == *name));
-        asked.cloned().collect()
+        match name {
+            Some(name) => contests.of(name).cloned().collect(),
+            None => contests.all().cloned().collect(),
+        }
     }
 
     /// The members in the order in which they are gates of this name, which is the same for every client.
@@ -161,13 +156,13 @@ impl Quorum {
         let contest = Contest::new(name, contender, Some(claim.clone()), attempt, renewal, members);
         let contest = Arc::new(contest);
         let mut contests = self.contests();
-        if contests.used_up.contains_key(&claim.contender) {
+        if contests.is_used_up(claim.contender) {
             return None;
         }
-        contests.by_id.insert(claim.contender, contest.clone());
+        contests.insert(contest.clone());
         drop(contests);
         let mut state = contest.state();
-        state.renewed = now;
+        (state.renewed, state.touched) = (now, now);
         let asks = state.attempt.begin(self.at_least(now));
         let outgoing = contest.outgoing(&mut state, asks);
         drop(state);
@@ -178,6 +173,7 @@ impl Quorum {
     /// altogether.
     fn ask_again(&self, contest: &Arc<Contest>, now: BootTime) -> Vec<Outgoing> {
         let mut state = contest.state();
+        state.touched = now;
         let mut asks = state.ask_now(now);
         if state.attempt.hold(now).is_none() && now.since(state.renewed) >= state.renewal.lease / 3 {
             state.renewed = now;
@@ -218,32 +214,87 @@ impl Quorum {
         self.send(outgoing);
     }
 
+    /// The same for one that the engine is told a failure of, after which it may ask to leave.
+    pub(crate) fn give_up_failed(self: &Arc<Self>, contest: &Arc<Contest>) {
+        self.give_up(contest);
+        self.contests().begin_to_leave(contest.clone());
+    }
+
     /// Nothing more is heard of this id.
-    pub(crate) fn forget(&self, contender: ContenderId) {
+    fn forget(&self, contender: ContenderId) {
         let now = self.clock.now();
         let mut contests = self.contests();
-        contests.by_id.remove(&contender);
-        contests.used_up.retain(|_, since| now.since(*since) < USED_UP);
-        contests.used_up.insert(contender, now);
+        drop(contests.remove(contender));
+        contests.use_up(contender, now);
     }
 
     /// Remembers a contender of another process.
     pub(crate) fn remember(&self, contest: Arc<Contest>) {
         let mut contests = self.contests();
-        contests.used_up.remove(&contest.contender);
-        contests.by_id.insert(contest.contender, contest);
+        contests.use_again(contest.contender);
+        contests.insert(contest);
     }
 
-    /// Forgets contenders whose holds are long over: detached leases that others have gone on with.
-    pub(crate) fn sweep(&self) {
-        let (now, longest) = (self.clock.now(), self.watch_time() * 2);
+    /// The engine wants this contender to leave: what to send. A leave that is asked for again goes on with what was sent
+    /// before, so that it is told what the first one did.
+    pub(crate) fn leave(&self, leave: &Leave) -> (Arc<Contest>, Vec<Outgoing>) {
+        let now = self.clock.now();
         let mut contests = self.contests();
-        contests.by_id.retain(|_, contest| {
+        let known = contests.remove(leave.contender);
+        if known.is_none()
+            && let Some(contest) = contests.leaving(leave.contender)
+        {
+            contest.state().touched = now;
+            return (contest.clone(), Vec::new());
+        }
+        let contest = known.unwrap_or_else(|| self.stranger(leave));
+        contests.use_up(leave.contender, now);
+        contests.begin_to_leave(contest.clone());
+        drop(contests);
+        let mut state = contest.state();
+        state.touched = now;
+        state.hold_at_least = leave.hold_at_least.min(self.identity.max_lease);
+        state.left.fill(None);
+        state.held = state.attempt.hold(now).is_some();
+        let asks = state.attempt.leave();
+        let outgoing = contest.outgoing(&mut state, asks);
+        drop(state);
+        (contest, outgoing)
+    }
+
+    /// A contender that was granted in another process, and may hold at any member.
+    fn stranger(&self, leave: &Leave) -> Arc<Contest> {
+        let renewal = Renewal { lease: self.identity.max_lease, lower_to: None, detach: false };
+        let attempt = Attempt::adopt(self.majority, 0);
+        let (name, members) = (leave.name.clone(), self.links.len());
+        Arc::new(Contest::new(name, leave.contender, None, attempt, renewal, members))
+    }
+
+    /// The engine is told how a leave went.
+    pub(crate) fn has_told(&self, contender: ContenderId) {
+        self.contests().has_left(contender);
+    }
+
+    /// Forgets contenders that the engine has not asked about for long: detached leases that others have gone on with, those
+    /// that were lost or evicted, and those that wait although their owner is gone. Only the last ones leave: a hold that is
+    /// lost here may go on in another process.
+    pub(crate) fn sweep(self: &Arc<Self>) {
+        let (now, longest) = (self.clock.now(), self.watch_time() * 2);
+        let is_over = |contest: &Contest| {
             let mut state = contest.state();
             state.attempt.count(now);
-            let over = matches!(state.attempt.ended(), Some(Ended::Lost));
-            !over || now.since(state.renewed) < longest
-        });
+            state.attempt.hold(now).is_none() && now.since(state.touched) >= longest
+        };
+        let mut contests = self.contests();
+        contests.sweep_leaves(is_over);
+        let over: Vec<Arc<Contest>> = contests.all().filter(|contest| is_over(contest)).cloned().collect();
+        for contest in &over {
+            contests.remove(contest.contender);
+        }
+        drop(contests);
+        for contest in over.iter().filter(|contest| contest.state().attempt.is_asking()) {
+            self.give_up(contest);
+        }
     }
 }
 

@@ -1,18 +1,23 @@
 //! Memory members in virtual time, and clients behind networks of their own.
 
+mod moods;
+
 use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    Keeper, StoreError,
+    Keeper, KeeperId, StoreError,
     memory::MemoryServer,
-    store::Connector,
+    store::{Connector, Context, Store, WakeSink},
     testing::{Network, VirtualClock},
 };
+
+pub(crate) use moods::{Mood, Moods};
 
 /// Members whose clocks are that of the test.
 pub(crate) struct World {
     pub(crate) clock: VirtualClock,
     pub(crate) servers: Arc<[MemoryServer]>,
+    pub(crate) moods: Vec<Moods>,
     pub(crate) url: String,
 }
 
@@ -39,7 +44,8 @@ impl World {
         let clock = VirtualClock::new();
         let servers = (0..members).map(|_| MemoryServer::new(clock.clock())).collect();
         let urls: Vec<String> = (0..members).map(|member| format!("memory:{member}")).collect();
-        Self { clock, servers, url: format!("quorum:{}", urls.join(",")) }
+        let moods = (0..members).map(|_| Moods::default()).collect();
+        Self { clock, servers, moods, url: format!("quorum:{}", urls.join(",")) }
     }
 
     /// One whose members vote.
@@ -54,10 +60,10 @@ impl World {
         &self,
         networks: &[Network],
     ) -> impl Fn(&str) -> Result<Connector, StoreError> + use<> {
-        let (servers, networks) = (self.servers.clone(), networks.to_vec());
+        let (servers, moods, networks) = (self.servers.clone(), self.moods.clone(), networks.to_vec());
         move |url| {
             let member: usize = url.trim_start_matches("memory:").parse().expect("a number");
-            Ok(networks[member].wrap(servers[member].connector(url)))
+            Ok(networks[member].wrap(moods[member].wrap(servers[member].connector(url))))
         }
     }
 
@@ -65,6 +71,19 @@ impl World {
         let connector = lockkeeper_quorum::connector(url, self.member(&networks))?;
         let keeper = Keeper::builder(connector).virtual_time(self.clock.clock()).connect().await?;
         Ok(Client { keeper, networks })
+    }
+
+    /// The store of a client without a keeper, for tests that send groups of their own.
+    pub(crate) async fn store(&self, networks: &[Network]) -> Arc<dyn Store> {
+        let connector = lockkeeper_quorum::connector(&self.url, self.member(networks)).expect("a good URL");
+        let context = Context {
+            keeper: KeeperId::random(),
+            wakes: WakeSink::new(drop),
+            background: tokio::runtime::Handle::current(),
+            clock: self.clock.clock(),
+            request_limit: secs(2),
+        };
+        connector.connect(context).await.expect("connected")
     }
 
     pub(crate) async fn client(&self) -> Client {
