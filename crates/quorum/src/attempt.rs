@@ -289,6 +289,11 @@ impl Attempt {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::Held)
     }
 
+    /// Whether the answer to a claim at this member is waited for.
+    pub fn is_claiming(&self, member: usize) -> bool {
+        self.members.get(member).is_some_and(AtMember::is_claiming)
+    }
+
     /// Whether a leave was sent to this member that has no answer.
     pub fn is_leaving(&self, member: usize) -> bool {
         let leaves = |at: &AtMember| matches!(at.place(BootTime(0)), Place::Leaving | Place::Spent);
@@ -319,6 +324,11 @@ impl Attempt {
     /// Whether its id cannot be used at this member any more: a leave got no answer, and may arrive at any time.
     pub fn is_spent(&self, member: usize, now: BootTime) -> bool {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::Spent)
+    }
+
+    /// Whether it neither holds nor has ended yet.
+    pub fn is_asking(&self) -> bool {
+        self.phase == Phase::Asking
     }
 
     /// How it ended, if it did.

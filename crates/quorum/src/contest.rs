@@ -36,6 +36,8 @@ pub(crate) struct ContestState {
     pub(crate) renewal: Renewal,
     /// When it was last renewed.
     pub(crate) renewed: BootTime,
+    /// When the engine last asked about it.
+    pub(crate) touched: BootTime,
     /// A hold younger than this is kept by members until it is this old.
     pub(crate) hold_at_least: Duration,
     /// How many requests that are no leaves have no answer.
@@ -46,12 +48,18 @@ pub(crate) struct ContestState {
     pub(crate) at_gate_since: Option<BootTime>,
     /// Whether the engine was told that it waits, so that it has to be told of a grant.
     pub(crate) told_busy: bool,
+    /// Per member, whether something was pushed while a claim was in flight there: its answer may be older.
+    hinted: Vec<bool>,
     /// Another capacity that is in use at a member.
     pub(crate) mismatch: Option<Capacity>,
     /// Per member, until when claims that were sent there may take effect.
     claims_until: Vec<Option<StoreTime>>,
     /// What members said to the leave.
     pub(crate) left: Vec<Option<Left>>,
+    /// Whether it held when the leave began.
+    pub(crate) held: bool,
+    /// Per member, whether a copy of the leave got no answer and may have been done.
+    unsure: Vec<bool>,
     /// What each member said last.
     pub(crate) notes: Vec<Option<Note>>,
 }
@@ -112,7 +120,9 @@ impl Outgoing {
     /// if another copy of the leave is answered: the late one would end what a new claim brings.
     pub(crate) fn may_arrive_late(&self, error: &StoreError) {
         if error.maybe_applied() {
-            self.contest.state().attempt.silent(self.ask.member, self.ask.stamp);
+            let mut state = self.contest.state();
+            state.attempt.silent(self.ask.member, self.ask.stamp);
+            state.unsure[self.ask.member] = true;
         }
     }
 
@@ -134,14 +144,18 @@ impl Contest {
             attempt,
             renewal,
             renewed: BootTime(0),
+            touched: BootTime(0),
             hold_at_least: Duration::ZERO,
             outstanding: 0,
             position: None,
             at_gate_since: None,
             told_busy: false,
+            hinted: vec![false; members],
             mismatch: None,
             claims_until: vec![None; members],
             left: vec![None; members],
+            held: false,
+            unsure: vec![false; members],
             notes: vec![None; members],
         };
         Self { name, contender, claim, state: Mutex::new(state), changed: Notify::new() }
@@ -160,6 +174,9 @@ impl Contest {
     pub(crate) fn outgoing(self: &Arc<Self>, state: &mut ContestState, asks: Vec<Ask>) -> Vec<Outgoing> {
         let outgoing = asks.into_iter().map(|ask| Outgoing { contest: self.clone(), ask, tries: 0 });
         let outgoing: Vec<Outgoing> = outgoing.collect();
+        for one in outgoing.iter().filter(|one| matches!(one.ask.request, Request::Claim { .. })) {
+            state.hinted[one.ask.member] = false;
+        }
         state.outstanding += outgoing.iter().filter(|outgoing| !outgoing.is_leave()).count();
         outgoing
     }
@@ -239,7 +256,9 @@ impl Contest {
             Answer::Leave(left) => {
                 // An earlier leave, made while it waited, says nothing about the last one.
                 if !state.attempt.is_late(ask.member, ask.stamp) {
-                    state.left[ask.member] = Some(left);
+                    // Where a copy finds nothing, an earlier one was there.
+                    let done_before = left == Left::NotThere && state.held && state.unsure[ask.member];
+                    state.left[ask.member] = Some(if done_before { Left::Released } else { left });
                 }
                 state.attempt.hear(ask.member, ask.stamp, sent, &Said::Left);
                 return Taken::Done;
@@ -276,6 +295,35 @@ impl Contest {
             true => state.attempt.silent(ask.member, ask.stamp),
             false => state.attempt.unsent(ask.member, ask.stamp),
         }
+    }
+}
+
+impl ContestState {
+    /// Something was pushed: what to ask now. Where a claim is in flight, its answer is followed by another one.
+    pub(crate) fn pushed(&mut self, now: BootTime) -> Vec<Ask> {
+        for (member, hinted) in self.hinted.iter_mut().enumerate() {
+            *hinted |= self.attempt.is_claiming(member);
+        }
+        self.ask_now(now)
+    }
+
+    /// What to ask after the answer to this request.
+    pub(crate) fn goes_on(&mut self, answered: &Ask, now: BootTime) -> Vec<Ask> {
+        match std::mem::take(&mut self.hinted[answered.member]) {
+            true => self.ask_now(now),
+            false if self.mismatch.is_some() => Vec::new(),
+            false => self.attempt.next(now),
+        }
+    }
+
+    /// What is missing, and where it waits in line.
+    pub(crate) fn ask_now(&mut self, now: BootTime) -> Vec<Ask> {
+        if self.mismatch.is_some() {
+            return Vec::new();
+        }
+        let mut asks = self.attempt.next(now);
+        asks.extend(self.attempt.ask_again(now));
+        asks
     }
 }
 

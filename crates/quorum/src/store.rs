@@ -6,7 +6,7 @@ use lockkeeper_core::{
     Capability, Name, StoreError, StoreErrorKind, Survives,
     clock::BootTime,
     store::{
-        Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, LatchPage, Leave, Left,
+        Admit, Admitted, Answer, Answers, BoxFuture, Count, Counted, Evict, Evicted, LatchPage, Left,
         ListQuery, Page, Renew, Renewed, Reply, Request, ResourceView, Store, StoreTime, Topic, Verdict,
         Watch,
     },
@@ -66,6 +66,20 @@ enum Entry {
     Leave(Arc<Contest>),
 }
 
+impl Entry {
+    /// What the engine is told of an entry that failed while others of its group did not.
+    fn failed(&self, error: StoreError) -> Answer {
+        match self {
+            // A waiter asks again. A try is over, and has been given up.
+            Self::Claim(contest) if contest.waits() && error.is_passing() => {
+                Answer::Claim(Verdict::NotNow(error))
+            }
+            Self::Claim(_) | Self::UsedUp => Answer::Claim(Verdict::Refused(error.perhaps_applied())),
+            Self::Leave(_) => Answer::Leave(Left::NotNow),
+        }
+    }
+}
+
 impl QuorumStore {
     fn now(&self) -> StoreTime {
         StoreTime(self.quorum.clock.now().0 / 1000)
@@ -91,64 +105,40 @@ impl QuorumStore {
                     None => Entry::UsedUp,
                 },
                 Request::Leave(leave) => {
-                    let contest = self.leaver(leave);
-                    outgoing.extend(self.begin_to_leave(&contest, leave));
+                    let (contest, asks) = quorum.leave(leave);
+                    outgoing.extend(asks);
                     Entry::Leave(contest)
                 }
             });
         }
         quorum.send(outgoing);
         let mut each = Vec::with_capacity(group.len());
-        let mut failed = None;
+        let mut failed = Vec::new();
         for entry in &entries {
-            each.push(match entry {
-                Entry::UsedUp => Answer::Claim(Verdict::Again),
-                Entry::Claim(contest) => match self.verdict(contest, asked).await {
-                    Ok(verdict) => Answer::Claim(verdict),
-                    Err(error) => {
-                        failed = Some(error.clone());
-                        // Told to the engine as an error, unless others of the group have better news.
-                        Answer::Claim(Verdict::busy(0, quorum.member_limit()))
-                    }
-                },
-                Entry::Leave(contest) => match self.left(contest, asked).await {
-                    Ok(left) => Answer::Leave(left),
-                    Err(error) => {
-                        failed = Some(error);
-                        Answer::Leave(Left::NotNow)
-                    }
-                },
+            each.push(match self.answer(entry, asked).await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    failed.push(error.clone());
+                    entry.failed(error)
+                }
             });
         }
-        let good = |answer: &Answer| match answer {
-            Answer::Claim(verdict) => matches!(verdict, Verdict::Granted(_)),
-            Answer::Leave(left) => *left != Left::NotNow,
-        };
-        match failed {
-            Some(error) if !each.iter().any(good) => Err(error.perhaps_applied()),
+        match failed.pop() {
+            Some(error) if failed.len() + 1 == each.len() => Err(error.perhaps_applied()),
             _ => Ok(Answers { now: self.now(), each }),
         }
     }
 
-    /// The contender that leaves. One of another process may hold at any member.
-    fn leaver(&self, leave: &Leave) -> Arc<Contest> {
-        let quorum = &self.quorum;
-        if let Some(contest) = quorum.contest(leave.contender) {
-            quorum.forget(leave.contender);
-            return contest;
+    async fn answer(&self, entry: &Entry, asked: BootTime) -> Result<Answer, StoreError> {
+        match entry {
+            Entry::UsedUp => Ok(Answer::Claim(Verdict::Again)),
+            Entry::Claim(contest) => self.verdict(contest, asked).await.map(Answer::Claim),
+            Entry::Leave(contest) => {
+                let left = self.left(contest, asked).await?;
+                self.quorum.has_told(contest.contender);
+                Ok(Answer::Leave(left))
+            }
         }
-        let (name, members) = (leave.name.clone(), quorum.links.len());
-        let renewal = Renewal { lease: quorum.identity.max_lease, lower_to: None, detach: false };
-        let attempt = Attempt::adopt(quorum.majority, 0);
-        Arc::new(Contest::new(name, leave.contender, None, attempt, renewal, members))
-    }
-
-    fn begin_to_leave(&self, contest: &Arc<Contest>, leave: &Leave) -> Vec<Outgoing> {
-        let mut state = contest.state();
-        state.hold_at_least = leave.hold_at_least.min(self.quorum.identity.max_lease);
-        state.left.fill(None);
-        let asks = state.attempt.leave();
-        contest.outgoing(&mut state, asks)
     }
 
     /// Waits until something is heard of a contender, or until this time. The timer belongs to the keeper's runtime: that of
@@ -178,7 +168,7 @@ impl QuorumStore {
                 Judged::Failed(error) => {
                     if !contest.waits() {
                         // Nobody asks for it again, so what some members have granted is given back here.
-                        self.quorum.give_up(contest);
+                        self.quorum.give_up_failed(contest);
                     }
                     return Err(error);
                 }
@@ -274,7 +264,7 @@ impl QuorumStore {
         }
         let lease = renew.lease.min(self.quorum.identity.max_lease);
         state.renewal = Renewal { lease, lower_to: renew.lower_to, detach: renew.detach };
-        state.renewed = now;
+        (state.renewed, state.touched) = (now, now);
         let asks = state.attempt.renew(now);
         Ok(contest.outgoing(&mut state, asks))
     }

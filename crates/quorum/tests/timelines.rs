@@ -1,6 +1,9 @@
 //! A quorum of memory members in virtual time: what network delay, pauses, restarts without data and slow or dead members do
 //! to it, step by step.
 
+mod claims;
+mod world;
+
 use std::{
     sync::{
         Arc, Mutex,
@@ -10,72 +13,12 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Keeper, StoreError, Token,
-    memory::MemoryServer,
-    store::Connector,
-    testing::{Fate, Network, VirtualClock},
+    Token,
+    testing::{Fate, Network},
 };
 use tokio::time::{Instant, sleep, timeout};
 
-/// Members whose clocks are that of the test.
-struct World {
-    clock: VirtualClock,
-    servers: Arc<[MemoryServer]>,
-    url: String,
-}
-
-/// A client, and its network to each member.
-struct Client {
-    keeper: Keeper,
-    networks: Vec<Network>,
-}
-
-fn secs(count: u64) -> Duration {
-    Duration::from_secs(count)
-}
-
-fn millis(count: u64) -> Duration {
-    Duration::from_millis(count)
-}
-
-fn networks(count: usize) -> Vec<Network> {
-    (0..count).map(|_| Network::new()).collect()
-}
-
-impl World {
-    fn new(members: usize) -> Self {
-        let clock = VirtualClock::new();
-        let servers = (0..members).map(|_| MemoryServer::new(clock.clock())).collect();
-        let urls: Vec<String> = (0..members).map(|member| format!("memory:{member}")).collect();
-        Self { clock, servers, url: format!("quorum:{}", urls.join(",")) }
-    }
-
-    /// One whose members vote.
-    async fn founded(members: usize) -> Self {
-        let world = Self::new(members);
-        let founded = lockkeeper_quorum::found_fresh(&world.url, world.member(&networks(members)));
-        founded.await.expect("founded");
-        world
-    }
-
-    fn member(&self, networks: &[Network]) -> impl Fn(&str) -> Result<Connector, StoreError> + use<> {
-        let (servers, networks) = (self.servers.clone(), networks.to_vec());
-        move |url| {
-            let member: usize = url.trim_start_matches("memory:").parse().expect("a number");
-            Ok(networks[member].wrap(servers[member].connector(url)))
-        }
-    }
-
-    async fn client_at(&self, url: &str, networks: Vec<Network>) -> Result<Client, StoreError> {
-        let connector = lockkeeper_quorum::connector(url, self.member(&networks))?;
-        let keeper = Keeper::builder(connector).virtual_time(self.clock.clock()).connect().await?;
-        Ok(Client { keeper, networks })
-    }
-
-    async fn client(&self) -> Client {
-        self.client_at(&self.url, networks(self.servers.len())).await.expect("connected")
-    }
-}
+use world::{World, millis, networks, secs};
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_excludes_and_tokens_grow() {

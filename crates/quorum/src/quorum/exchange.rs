@@ -1,0 +1,254 @@
+//! Sends what attempts ask for to members, and gives the attempts their answers.
+//!
+//! Every request to a member is a task on the keeper's thread, because an answer that is late must still be taken, and a
+//! leave must be sent until it is answered.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    StoreError, StoreErrorKind,
+    store::{Answer, Renew, Topic, Verdict, Wake},
+    support::backoff::Backoff,
+};
+
+use super::Quorum;
+use crate::{
+    contest::{Contest, Outgoing, Taken},
+    link::Link,
+    record::Vote,
+};
+
+/// How often a member may answer *not now* before that counts as no answer, and the pause in between.
+const NOT_NOW_TRIES: u32 = 20;
+const NOT_NOW_PAUSE: Duration = Duration::from_millis(15);
+/// The pauses between copies of a leave.
+const LEAVE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+
+impl Quorum {
+    /// Sends requests: one for each member, and one more for its renewals.
+    pub(crate) fn send(self: &Arc<Self>, outgoing: Vec<Outgoing>) {
+        let mut batches: Vec<(Vec<Outgoing>, Vec<Outgoing>)> = Vec::new();
+        batches.resize_with(self.links.len(), Default::default);
+        for outgoing in outgoing {
+            let (requests, renewals) = &mut batches[outgoing.ask.member];
+            if outgoing.is_renewal() { renewals.push(outgoing) } else { requests.push(outgoing) }
+        }
+        for (member, (requests, renewals)) in batches.into_iter().enumerate() {
+            if !requests.is_empty() {
+                let leaves = requests.iter().filter(|outgoing| outgoing.is_leave()).count();
+                self.leaving.fetch_add(leaves, Ordering::AcqRel);
+                self.background.spawn(self.clone().exchange(member, requests));
+            }
+            if !renewals.is_empty() {
+                self.background.spawn(self.clone().exchange_renewals(member, renewals));
+            }
+        }
+    }
+
+    /// Asks a member. It is suspected as soon as it is slow.
+    async fn ask<T>(
+        &self,
+        link: &Link,
+        asked: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let mut asked = std::pin::pin!(tokio::time::timeout(self.request_limit, asked));
+        let answered = match tokio::time::timeout(self.member_limit(), &mut asked).await {
+            Ok(answered) => answered,
+            Err(_) => {
+                link.suspect();
+                for contest in self.contests_of(None) {
+                    contest.changed.notify_waiters();
+                }
+                asked.await
+            }
+        };
+        let slow = |_| StoreError::new(StoreErrorKind::Unreachable, "it is too slow");
+        let answered = answered.map_err(slow).flatten();
+        answered.inspect_err(|error| link.failed(error))
+    }
+
+    /// Sends claims and leaves to a member, and takes the answers.
+    async fn exchange(self: Arc<Self>, member: usize, batch: Vec<Outgoing>) {
+        let (link, sent) = (&self.links[member], self.clock.now());
+        let requests: Vec<_> =
+            batch.iter().filter_map(|one| one.contest.request(link, &one.ask, sent)).collect();
+        let asked = async { link.member()?.apply(&requests).await };
+        match self.ask(link, asked).await {
+            Ok(answered) => {
+                let (now, answers) = (self.clock.now(), answered.answers);
+                let vote = link.answered(now, answers.now, &answered.membership, &self.identity);
+                self.saw_vote(vote);
+                let (mut again, mut done) = (Vec::new(), Vec::new());
+                for (one, answer) in batch.into_iter().zip(answers.each) {
+                    self.saw_number(&answer);
+                    match one.contest.take(&one.ask, sent, vote, answer) {
+                        Taken::NotNow => again.push(Outgoing { tries: one.tries + 1, ..one }),
+                        Taken::Refused => one.contest.changed.notify_waiters(),
+                        Taken::Done => {
+                            if one.is_leave() {
+                                self.has_left();
+                            }
+                            done.push(one);
+                        }
+                    }
+                }
+                self.send_again(member, again);
+                self.go_on(&done);
+            }
+            Err(error) => self.unanswered(member, batch, &error),
+        }
+    }
+
+    async fn exchange_renewals(self: Arc<Self>, member: usize, batch: Vec<Outgoing>) {
+        let (link, sent) = (&self.links[member], self.clock.now());
+        let renewals: Vec<Renew> = batch.iter().filter_map(|one| one.contest.renewal(&one.ask)).collect();
+        let asked = async { link.member()?.renew(&renewals).await };
+        match self.ask(link, asked).await {
+            Ok(answered) => {
+                let (now, answers) = (self.clock.now(), answered.answers);
+                let vote = link.answered(now, answers.now, &answered.membership, &self.identity);
+                self.saw_vote(vote);
+                for (one, answer) in batch.iter().zip(answers.each) {
+                    one.contest.take_renewed(&one.ask, sent, vote, answer);
+                }
+                self.go_on(&batch);
+            }
+            Err(error) => self.unanswered(member, batch, &error),
+        }
+    }
+
+    fn saw_vote(&self, vote: Vote) {
+        if vote == Vote::None {
+            self.stewards.notify_one();
+        }
+    }
+
+    fn saw_number(&self, answer: &Answer) {
+        if let Answer::Claim(Verdict::Granted(grant)) = answer {
+            self.seen.fetch_max(grant.number, Ordering::Relaxed);
+        }
+    }
+
+    /// Sends requests again that a member could do nothing for.
+    fn send_again(self: &Arc<Self>, member: usize, again: Vec<Outgoing>) {
+        let (again, given_up): (Vec<_>, Vec<_>) =
+            again.into_iter().partition(|one| one.is_leave() || one.tries < NOT_NOW_TRIES);
+        for one in given_up {
+            one.contest.failed(&one.ask, false);
+            one.contest.changed.notify_waiters();
+        }
+        if !again.is_empty() {
+            let quorum = self.clone();
+            self.background.spawn(async move {
+                tokio::time::sleep(NOT_NOW_PAUSE).await;
+                quorum.exchange(member, again).await;
+            });
+        }
+    }
+
+    /// A member did not answer. Leaves are sent until the longest lease is over.
+    fn unanswered(self: &Arc<Self>, member: usize, batch: Vec<Outgoing>, error: &StoreError) {
+        let (leaves, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(Outgoing::is_leave);
+        for one in others {
+            one.contest.failed(&one.ask, error.maybe_applied());
+            one.contest.changed.notify_waiters();
+        }
+        if leaves.is_empty() {
+            return;
+        }
+        let until = self.clock.now().after(self.identity.max_lease);
+        for leave in &leaves {
+            leave.may_arrive_late(error);
+            leave.contest.changed.notify_waiters();
+        }
+        if self.links[member].leave_later(leaves, until) {
+            self.background.spawn(self.clone().leave_all_later(member));
+        }
+    }
+
+    /// Sends the leaves of a member that it did not answer, all together, until it does.
+    async fn leave_all_later(self: Arc<Self>, member: usize) {
+        let (link, mut backoff) = (&self.links[member], LEAVE_BACKOFF);
+        loop {
+            tokio::time::sleep(backoff.jittered()).await;
+            let sent = self.clock.now();
+            let (leaves, given_up) = link.leaves(sent, self.capability.group_limit);
+            for leave in given_up {
+                leave.contest.failed(&leave.ask, true);
+                self.has_left();
+            }
+            if leaves.is_empty() {
+                return;
+            }
+            let requests: Vec<_> =
+                leaves.iter().filter_map(|leave| leave.contest.request(link, &leave.ask, sent)).collect();
+            let asked = async { link.member()?.apply(&requests).await };
+            let answered = match self.ask(link, asked).await {
+                Ok(answered) => answered,
+                Err(error) => {
+                    leaves.iter().for_each(|leave| leave.may_arrive_late(&error));
+                    continue;
+                }
+            };
+            let (now, answers) = (self.clock.now(), answered.answers);
+            let vote = link.answered(now, answers.now, &answered.membership, &self.identity);
+            let mut done = Vec::new();
+            for (leave, answer) in leaves.into_iter().zip(answers.each) {
+                if leave.contest.take(&leave.ask, sent, vote, answer) != Taken::NotNow {
+                    self.has_left();
+                    done.push(leave);
+                }
+            }
+            link.have_left(&done);
+            self.go_on(&done);
+            backoff.reset();
+        }
+    }
+
+    fn has_left(&self) {
+        self.leaving.fetch_sub(1, Ordering::AcqRel);
+        self.left.notify_waiters();
+    }
+
+    /// Waits until all leaves were answered, but not for long.
+    pub(crate) async fn all_left(&self) {
+        let until = self.clock.now().after(self.member_limit());
+        loop {
+            let left = self.left.notified();
+            if self.leaving.load(Ordering::Acquire) == 0 || self.clock.now() >= until {
+                return;
+            }
+            drop(tokio::time::timeout(until.since(self.clock.now()), left).await);
+        }
+    }
+
+    /// Attempts go on after answers.
+    fn go_on(self: &Arc<Self>, batch: &[Outgoing]) {
+        let now = self.clock.now();
+        let mut outgoing = Vec::new();
+        for one in batch {
+            let contest = &one.contest;
+            let mut state = contest.state();
+            let asks = state.goes_on(&one.ask, now);
+            outgoing.extend(contest.outgoing(&mut state, asks));
+            drop(state);
+            contest.changed.notify_waiters();
+            self.tell(contest);
+        }
+        self.send(outgoing);
+    }
+
+    /// Tells the engine of a grant of a contender that it believes to wait.
+    fn tell(&self, contest: &Contest) {
+        let now = self.clock.now();
+        let mut state = contest.state();
+        if state.told_busy && state.attempt.hold(now).is_some() {
+            state.told_busy = false;
+            drop(state);
+            self.wakes.wake(Wake::Changed(Topic::Grants(contest.name.clone())));
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Members that answer in another way than they would, and count what they are asked.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use lockkeeper_core::{
+    Capability, Name, StoreError, StoreErrorKind,
+    store::{
+        Admit, Admitted, Answer, Answers, BoxFuture, Connector, Count, Counted, Enrolment, Evict, Evicted,
+        LatchPage, Left, ListQuery, Member, MemberAnswers, MemberState, Page, Renew, Renewed, Reply, Request,
+        ResourceView, Store, Topic, Verdict, Watch,
+    },
+};
+
+/// How a member feels about a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mood {
+    /// It can do nothing for now, as while somebody has locked its row.
+    NotNow,
+    /// It does not take claims.
+    Refuses,
+}
+
+/// The moods of one member. Clones are the same.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Moods(Arc<Mutex<State>>);
+
+#[derive(Default, Debug)]
+struct State {
+    names: HashMap<String, Mood>,
+    /// Whether it answers requests of all kinds with this.
+    denies: Option<StoreErrorKind>,
+    /// How many groups of claims and leaves it was asked for.
+    groups: u64,
+    /// The leaves that it was asked for.
+    leaves: u64,
+}
+
+impl Moods {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("not poisoned")
+    }
+
+    pub(crate) fn set(&self, name: &str, mood: Option<Mood>) {
+        let mut state = self.state();
+        match mood {
+            Some(mood) => state.names.insert(name.into(), mood),
+            None => state.names.remove(name),
+        };
+    }
+
+    /// From now on every request fails like this.
+    pub(crate) fn deny(&self, kind: Option<StoreErrorKind>) {
+        self.state().denies = kind;
+    }
+
+    pub(crate) fn groups(&self) -> u64 {
+        self.state().groups
+    }
+
+    pub(crate) fn leaves(&self) -> u64 {
+        self.state().leaves
+    }
+
+    pub(crate) fn wrap(&self, connector: Connector) -> Connector {
+        let moods = self.clone();
+        Connector::new(move |context| {
+            let (connecting, moods) = (connector.connect(context), moods.clone());
+            async move { Ok(Arc::new(Moody { inner: connecting.await?, moods }) as Arc<dyn Store>) }
+        })
+    }
+
+    /// What it says to a request by itself.
+    fn answer(&self, request: &Request) -> Option<Answer> {
+        let mut state = self.state();
+        state.leaves += u64::from(matches!(request, Request::Leave(_)));
+        let mood = state.names.get(request.name().as_str())?;
+        let error = |kind, text: &str| StoreError::new(kind, text).not_applied();
+        match (mood, request) {
+            (Mood::NotNow, Request::Claim(_)) => {
+                Some(Answer::Claim(Verdict::NotNow(error(StoreErrorKind::Conflict, "its row is locked"))))
+            }
+            (Mood::NotNow, Request::Leave(_)) => Some(Answer::Leave(Left::NotNow)),
+            (Mood::Refuses, Request::Claim(_)) => {
+                Some(Answer::Claim(Verdict::Refused(error(StoreErrorKind::Denied, "no right to this name"))))
+            }
+            (Mood::Refuses, Request::Leave(_)) => None,
+        }
+    }
+
+    fn denied(&self) -> Result<(), StoreError> {
+        match self.state().denies {
+            Some(kind) => Err(StoreError::new(kind, "the password is wrong").not_applied()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Moody {
+    inner: Arc<dyn Store>,
+    moods: Moods,
+}
+
+impl Moody {
+    fn member_inside(&self) -> &dyn Member {
+        self.inner.member().expect("a memory store may be a member")
+    }
+}
+
+impl Store for Moody {
+    fn capability(&self) -> &Capability {
+        self.inner.capability()
+    }
+
+    fn url(&self) -> &Arc<str> {
+        self.inner.url()
+    }
+
+    fn id(&self) -> &str {
+        self.inner.id()
+    }
+
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, Answers<Answer>> {
+        self.inner.apply(group)
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, Answers<Renewed>> {
+        self.inner.renew(leases)
+    }
+
+    fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
+        self.inner.watch(topic)
+    }
+
+    fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>> {
+        self.inner.inspect(name)
+    }
+
+    fn list<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, Page> {
+        self.inner.list(query)
+    }
+
+    fn latches<'a>(&'a self, query: &'a ListQuery) -> Reply<'a, LatchPage> {
+        self.inner.latches(query)
+    }
+
+    fn evict<'a>(&'a self, order: &'a Evict) -> Reply<'a, Evicted> {
+        self.inner.evict(order)
+    }
+
+    fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
+        self.inner.count(count)
+    }
+
+    fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {
+        self.inner.fence(admit)
+    }
+
+    fn member(&self) -> Option<&dyn Member> {
+        Some(self)
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.inner.close()
+    }
+}
+
+impl Member for Moody {
+    fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, MemberAnswers<Answer>> {
+        Box::pin(async move {
+            self.moods.state().groups += u64::from(!group.is_empty());
+            self.moods.denied()?;
+            let own: Vec<Option<Answer>> = group.iter().map(|request| self.moods.answer(request)).collect();
+            let passed = group.iter().zip(&own).filter(|(_, own)| own.is_none());
+            let passed: Vec<Request> = passed.map(|(request, _)| request.clone()).collect();
+            let mut answered = self.member_inside().apply(&passed).await?;
+            let mut theirs = answered.answers.each.into_iter();
+            answered.answers.each = own.into_iter().filter_map(|own| own.or_else(|| theirs.next())).collect();
+            Ok(answered)
+        })
+    }
+
+    fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, MemberAnswers<Renewed>> {
+        Box::pin(async move {
+            self.moods.denied()?;
+            self.member_inside().renew(leases).await
+        })
+    }
+
+    fn state(&self) -> Reply<'_, MemberState> {
+        self.member_inside().state()
+    }
+
+    fn enrol<'a>(&'a self, enrolment: &'a Enrolment) -> Reply<'a, bool> {
+        self.member_inside().enrol(enrolment)
+    }
+}
