@@ -11,7 +11,7 @@ use crate::{
     clock::Millis,
     curve::Use,
     history::{Past, Record, Who},
-    hot::Window,
+    window::Window,
 };
 
 /// A hold that is shorter than this is short: the way to the store costs about as much.

@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 
 use crate::{
     clock::{Millis, millis},
-    console::Finding,
+    diagnosis::Finding,
     history::{History, KnownLimits, Record, Who},
     rules::{Limits, Rules},
 };

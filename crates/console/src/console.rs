@@ -1,45 +1,34 @@
 //! The console: takes samples in, and shows what they tell to as many pages as there are.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex},
-};
+mod pages;
+mod rows;
+
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use lockkeeper::{
     Token,
-    doctor::ServerState,
-    store::{Capability, CountState, HolderView, Kind, Name, ResourceView},
-    support::{self, duration},
+    store::{Capability, Name},
+    support,
 };
 use serde_json::json;
 use tokio::sync::watch;
 
 use crate::{
     alarms::{Alarm, AlarmKind, Alarms, LocksSeen, Look},
-    clock::{Millis, millis},
-    history::{self, Eviction, History, Record},
-    hot::{self, Window},
-    pattern::Pattern,
+    clock::Millis,
+    diagnosis::Diagnosis,
+    history::{Eviction, History},
     post,
-    rules::{Limit, Limits, Rule, Rules, RulesError},
-    sample::{Sample, kind},
-    store_words,
-    table::{Order, PAGE_SIZE, Source, Table},
+    rules::{Rules, RulesError},
+    sample::Sample,
+    scope::Scope,
+    table::Table,
     timeline::Timeline,
-    view::{
-        AlarmPage, Body, By, FindingRow, Head, Holder, HotLock, HotPage, LatchCount, LimitRow, LockPage,
-        Locks, OutageInfo, Page, Point, Query, Row, SampleInfo, ServerRow, StorePage, View, Waiter,
-    },
+    view::{AlarmPage, Body, By, HotPage, OutageInfo, Page, Query, View},
     webhook::Webhook,
+    window::Window,
 };
-
-/// The most holders of a lock in a list.
-const FEW: usize = 3;
-/// The most holders and waiters on the page of a lock.
-const MANY: usize = 200;
-/// How far back the page of a lock looks, in minutes, unless it says so.
-const MINUTES: u64 = 60;
 
 const ALARMS: &str = "lockkeeper_alarms";
 const ALARMS_LEFT_OFF: &str = "lockkeeper_alarms_left_off";
@@ -54,33 +43,6 @@ pub struct StoreFacts {
     pub capability: Capability,
 }
 
-/// Something that puts locks at risk, as the doctor found it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Finding {
-    /// The server or member, if there are several.
-    pub server: Option<String>,
-    /// The kind of risk, as one word. It stays the same while the message may change with what was measured.
-    pub risk: String,
-    /// What it is and what to do.
-    pub message: String,
-}
-
-impl Finding {
-    /// Whether it is about this server; some are about several.
-    fn is_of(&self, server: &str) -> bool {
-        self.server.as_deref().is_some_and(|servers| servers.split(',').any(|one| one == server))
-    }
-}
-
-/// What the doctor found at a store.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Diagnosis {
-    /// Its servers, if it has any.
-    pub servers: Vec<ServerState>,
-    /// What puts locks at risk.
-    pub findings: Vec<Finding>,
-}
-
 /// The store is not checked by the doctor, was not yet, or was.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 enum Checked {
@@ -88,41 +50,6 @@ enum Checked {
     NotYet,
     Never,
     At(Millis),
-}
-
-/// What a token may see: names that begin with one of its prefixes, or everything if it has none.
-#[derive(Clone, Copy, Debug)]
-pub struct Scope<'a> {
-    prefixes: &'a [String],
-}
-
-impl<'a> Scope<'a> {
-    /// Everything.
-    pub const fn all() -> Self {
-        Self { prefixes: &[] }
-    }
-
-    /// Names that begin with one of these; everything if there are none.
-    pub const fn of(prefixes: &'a [String]) -> Self {
-        Self { prefixes }
-    }
-
-    pub(crate) fn is_all(&self) -> bool {
-        self.prefixes.is_empty()
-    }
-
-    pub(crate) fn may_see(&self, name: &str) -> bool {
-        self.is_all() || self.prefixes.iter().any(|prefix| name.starts_with(prefix))
-    }
-
-    /// Whether a pattern may match a name that may be seen.
-    fn may_see_pattern(&self, pattern: &Pattern) -> bool {
-        self.is_all() || self.prefixes.iter().any(|prefix| pattern.may_begin_with(prefix))
-    }
-
-    fn may_see_alarm(&self, alarm: &Alarm) -> bool {
-        alarm.name.as_deref().is_none_or(|name| self.may_see(name))
-    }
 }
 
 /// All that is known. Pages ask it for views; a server feeds it with samples.
@@ -409,319 +336,6 @@ impl State {
         let message = self.unlisted.as_ref().or(self.silent.as_ref())?.message.clone();
         Some(OutageInfo { since_ms: since, message })
     }
-
-    fn head(&self, store: &StoreFacts, scope: Scope<'_>, now: Millis) -> Head {
-        let sample = self.table.as_ref().map(|table| SampleInfo {
-            age_ms: now.saturating_sub(table.sample.at),
-            took_ms: table.sample.took,
-            every_ms: table.sample.every,
-        });
-        Head {
-            now_ms: now,
-            store: store.url.clone(),
-            sample,
-            outage: self.outage(),
-            alarms: self.alarms.active().filter(|alarm| scope.may_see_alarm(alarm)).count(),
-        }
-    }
-
-    /// The locks that there is an alarm about.
-    fn alarmed(&self) -> HashSet<&str> {
-        self.alarms.active().filter_map(|alarm| alarm.name.as_deref()).collect()
-    }
-
-    fn kept(&self, scope: Scope<'_>) -> String {
-        let hour = duration::show(std::time::Duration::from_millis(history::KEPT));
-        let (most, of_one) = (thousands(history::MOST), thousands(history::MOST_OF_ONE));
-        let names = thousands(history::MOST_RECORDS);
-        // The count is that of all names.
-        let now = if scope.is_all() {
-            format!(" ({} of them now)", thousands(self.history.kept()))
-        } else {
-            String::new()
-        };
-        let mut text = format!(
-            "History is what this server saw in its samples, and only since it started. It is in memory: the last {hour}, \
-             at most {most} holds and waits that are over{now}, at most {of_one} of one lock, of at most {names} locks unless \
-             more are in use. What happens between two samples is not seen."
-        );
-        if let (Some(since), Some(now)) = (self.history.whole_since(), self.history.last()) {
-            let reach = duration::show(std::time::Duration::from_millis(now.saturating_sub(since)));
-            text += &format!(" Room was short: only the last {reach} is whole.");
-        }
-        text
-    }
-
-    fn locks(&self, query: &Query, scope: Scope<'_>) -> Locks {
-        let Some(table) = &self.table else {
-            let (totals, rows) = Default::default();
-            return Locks { totals, matches: 0, page: 0, page_size: PAGE_SIZE, rows };
-        };
-        let (at, alarmed) = (table.sample.at, self.alarmed());
-        let order = query.order.unwrap_or(Order::Usual);
-        let part = table.part(scope, &query.prefix, query.sort, order, query.page);
-        let row = |source: &Source| match *source {
-            Source::Lock(place) => {
-                let view = &table.sample.locks[place];
-                let record = self.history.record(&view.name);
-                lock_row(view, record, at, alarmed.contains(view.name.as_str()), FEW)
-            }
-            Source::Latch(place) => {
-                let (name, state) = &table.sample.latches[place];
-                latch_row(name, *state)
-            }
-        };
-        Locks {
-            totals: table.totals(scope, at),
-            matches: part.matches,
-            page: part.page,
-            page_size: PAGE_SIZE,
-            rows: part.rows.iter().map(row).collect(),
-        }
-    }
-
-    fn lock(
-        &self,
-        store: &StoreFacts,
-        query: &Query,
-        scope: Scope<'_>,
-        now: Millis,
-    ) -> Result<LockPage, String> {
-        let name = Name::new(&query.name).map_err(|error| error.to_string())?;
-        if !scope.may_see(name.as_str()) {
-            return Err("your token is not for this name".into());
-        }
-        let minutes = query.minutes.unwrap_or(MINUTES).clamp(1, 60);
-        let record = self.history.record(&name);
-        let at = self.history.last().unwrap_or(now);
-        let view = self.table.as_ref().and_then(|table| {
-            let locks = &table.sample.locks;
-            locks.binary_search_by(|lock| lock.name.cmp(&name)).ok().map(|place| locks[place].clone())
-        });
-        let latch = self.table.as_ref().and_then(|table| {
-            table.sample.latches.iter().find(|(latch, _)| *latch == name).map(|(_, latch)| *latch)
-        });
-        let alarms: Vec<Alarm> = self
-            .alarms
-            .active()
-            .filter(|alarm| alarm.name.as_deref() == Some(name.as_str()))
-            .cloned()
-            .collect();
-        let lock = match (&view, latch) {
-            (Some(view), _) => Some(lock_row(view, record, at, !alarms.is_empty(), MANY)),
-            (None, Some(latch)) => Some(latch_row(&name, latch)),
-            (None, None) => None,
-        };
-        let kind = record.map(|record| record.kind);
-        let meaning = match (kind, latch) {
-            (None, Some(_)) => vec!["Waiters go on when it has been counted down to zero.".to_owned()],
-            (kind, _) => store_words::meaning(kind.unwrap_or(Kind::Mutex), &store.capability),
-        };
-        let beside = latch.filter(|_| view.is_some());
-        Ok(LockPage {
-            lock,
-            latch: beside.map(|latch| LatchCount { remaining: latch.remaining, initial: latch.initial }),
-            name: name.as_str().to_owned(),
-            queue: view.map(|view| queue(&view, record, at)).unwrap_or_default(),
-            timeline: Timeline::new(&self.history, record, at, minutes * 60_000),
-            meaning,
-            alarms,
-            kept: self.kept(scope),
-        })
-    }
-
-    fn hot(&mut self, minutes: u64, by: By, scope: Scope<'_>) -> Result<HotPage, String> {
-        if !scope.is_all() {
-            return self.find_hot(minutes, by, scope);
-        }
-        if let Some(known) = self.hot.iter().find(|known| (known.minutes, known.by) == (minutes, by)) {
-            return Ok(known.clone());
-        }
-        let found = self.find_hot(minutes, by, scope)?;
-        self.hot.push(found.clone());
-        Ok(found)
-    }
-
-    fn find_hot(&self, minutes: u64, by: By, scope: Scope<'_>) -> Result<HotPage, String> {
-        let window = Window::from_minutes(minutes).ok_or("minutes is 1, 5 or 60")?;
-        let now = self.history.last().unwrap_or(0);
-        let may_see = |name: &Name| scope.may_see(name.as_str());
-        let locks = hot::hottest(&self.history, now, window, by, may_see);
-        let locks = locks.into_iter().map(|hot| HotLock {
-            name: hot.name.as_str().to_owned(),
-            kind: hot.kind.word(),
-            waited_ms: hot.used.waited,
-            waiters: hot.used.waiters,
-            changes: hot.used.changes,
-            waiting: hot.waiters_now,
-            why: hot.advice.why,
-            helps: hot.advice.helps,
-            curve: hot
-                .points
-                .iter()
-                .map(|point| Point {
-                    waited_ms: point.waited,
-                    waiters: point.waiters,
-                    changes: point.changes,
-                })
-                .collect(),
-        });
-        Ok(HotPage { minutes, by, locks: locks.collect(), kept: self.kept(scope) })
-    }
-
-    fn alarms(&self, scope: Scope<'_>, webhook: &Webhook) -> AlarmPage {
-        let seen = |alarm: &&Alarm| scope.may_see_alarm(alarm);
-        let mut active: Vec<Alarm> = self.alarms.active().filter(seen).cloned().collect();
-        active.sort_by_key(|alarm| (alarm.kind, alarm.since_ms, alarm.id));
-        AlarmPage {
-            active,
-            left_off: self.alarms.left_off().filter(|(_, name)| scope.may_see(name.as_str())).count(),
-            ended: self.alarms.ended().filter(seen).cloned().collect(),
-            limits: limits(self.alarms.rules(), scope),
-            restricted: !scope.is_all(),
-            // Paths, hosts and what is wrong with them are for operators of the server.
-            file: self
-                .file
-                .clone()
-                .map(|file| if scope.is_all() { file } else { "a file of the server".into() }),
-            file_error: self.file_error.clone().filter(|_| scope.is_all()),
-            webhook: webhook.status().filter(|_| scope.is_all()),
-        }
-    }
-
-    fn store(&self, store: &StoreFacts, scope: Scope<'_>) -> StorePage {
-        let finding = |finding: &Finding| FindingRow {
-            server: finding.server.clone(),
-            message: finding.message.clone(),
-        };
-        let Diagnosis { servers, findings } = &self.diagnosis;
-        let server = |state: &ServerState| ServerRow {
-            server: state.server.clone(),
-            answers: state.answers,
-            words: state.words(),
-            warnings: findings.iter().filter(|found| found.is_of(&state.server)).count(),
-        };
-        StorePage {
-            servers: servers.iter().map(server).collect(),
-            url: store.url.clone(),
-            kind: store.capability.store,
-            words: store_words::words(&store.capability),
-            findings: findings.iter().map(finding).collect(),
-            checked_ms: if let Checked::At(at) = self.checked { Some(at) } else { None },
-            is_checked: self.checked != Checked::Never,
-            check_error: self.check_error.clone(),
-            kept: self.kept(scope),
-        }
-    }
-}
-
-/// A number as people write it.
-fn thousands(number: usize) -> String {
-    let digits = number.to_string();
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().filter_map(|group| str::from_utf8(group).ok()).collect();
-    groups.join(",")
-}
-
-fn lock_row(view: &ResourceView, record: Option<&Record>, at: Millis, alarm: bool, most: usize) -> Row {
-    let longest = record.and_then(|record| record.waits().iter().map(|wait| wait.from).min());
-    Row {
-        name: view.name.as_str().to_owned(),
-        kind: kind(view).unwrap_or(Kind::Mutex).word(),
-        capacity: view.capacity.to_string(),
-        holders: view.holders.iter().take(most).map(|view| holder(view, record, at)).collect(),
-        holder_count: view.holders.len(),
-        waiters: view.waiters.len(),
-        longest_wait_ms: longest.map(|from| at.saturating_sub(from)),
-        remaining: None,
-        initial: None,
-        alarm,
-    }
-}
-
-fn latch_row(name: &Name, latch: CountState) -> Row {
-    Row {
-        name: name.as_str().to_owned(),
-        kind: "latch",
-        capacity: String::new(),
-        holders: Vec::new(),
-        holder_count: 0,
-        waiters: 0,
-        longest_wait_ms: None,
-        remaining: Some(latch.remaining),
-        initial: Some(latch.initial),
-        alarm: false,
-    }
-}
-
-fn holder(view: &HolderView, record: Option<&Record>, at: Millis) -> Holder {
-    let known = record.and_then(|record| record.holds().iter().find(|hold| hold.token == view.token));
-    let from = known.map_or_else(|| crate::clock::wall(view.since), |hold| hold.from);
-    let details = &view.details;
-    Holder {
-        program: details.process.program.clone(),
-        host: details.process.host.clone(),
-        pid: details.process.pid,
-        label: details.label.as_deref().map(str::to_owned),
-        value: details.value.as_deref().map(str::to_owned),
-        token: view.token.to_string(),
-        held_ms: at.saturating_sub(from),
-        lease_ms: millis(view.lease),
-        left_ms: view.remaining.map(millis),
-        units: view.units.to_string(),
-        renewed: view.renewed,
-        late: known.is_some_and(|hold| hold.late().is_some()),
-        evicted: view.evicted,
-        detached: view.detached,
-    }
-}
-
-fn queue(view: &ResourceView, record: Option<&Record>, at: Millis) -> Vec<Waiter> {
-    let known = record.map(Record::waits).unwrap_or_default();
-    let waiter = |(place, view): (usize, &lockkeeper::store::WaiterView)| {
-        let from = known.get(place).map_or_else(|| crate::clock::wall(view.since), |wait| wait.from);
-        let process = &view.details.process;
-        Waiter {
-            program: process.program.clone(),
-            host: process.host.clone(),
-            pid: process.pid,
-            label: view.details.label.as_deref().map(str::to_owned),
-            waited_ms: at.saturating_sub(from),
-            units: view.units.to_string(),
-        }
-    };
-    view.waiters.iter().take(MANY).enumerate().map(waiter).collect()
-}
-
-/// The limits, as far as they are for names that `scope` may see.
-fn limits(rules: &Rules, scope: Scope<'_>) -> Vec<LimitRow> {
-    let length =
-        |limit: Limit<std::time::Duration>| limit.at().map_or_else(|| "off".to_owned(), duration::show);
-    let number = |limit: Limit<u32>| limit.at().map_or_else(|| "off".to_owned(), |limit| limit.to_string());
-    let switch = |on: bool| if on { "on" } else { "off" }.to_owned();
-    let row = |rule: &Rule| {
-        let names: Vec<&str> =
-            rule.names.iter().filter(|names| scope.may_see_pattern(names)).map(Pattern::as_str).collect();
-        (!names.is_empty()).then(|| LimitRow {
-            names: names.join(", "),
-            held: rule.held.map(length),
-            waited: rule.waited.map(length),
-            waiters: rule.waiters.map(number),
-            renewal: rule.renewal.map(switch),
-        })
-    };
-    let mut rows: Vec<LimitRow> = rules.rules().iter().filter_map(row).collect();
-    for (names, kind) in [("elections", Kind::Election), ("all others", Kind::Mutex)] {
-        let Limits { held, waited, waiters, renewal } = Limits::of(kind);
-        rows.push(LimitRow {
-            names: names.to_owned(),
-            held: Some(length(held)),
-            waited: Some(length(waited)),
-            waiters: Some(number(waiters)),
-            renewal: Some(switch(renewal)),
-        });
-    }
-    rows
 }
 
 #[cfg(test)]

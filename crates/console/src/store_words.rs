@@ -5,7 +5,20 @@ use lockkeeper::{
     support::duration,
 };
 
-use crate::view::StoreWord;
+use serde::Serialize;
+
+/// One thing about a store.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct StoreWord {
+    /// What it is about.
+    pub what: &'static str,
+    /// The short answer.
+    pub answer: String,
+    /// Whether that is `good`, `fair`, `poor` or `plain`.
+    pub rank: &'static str,
+    /// What it means.
+    pub means: String,
+}
 
 /// What a store can do and survive.
 pub(crate) fn words(can: &Capability) -> Vec<StoreWord> {

@@ -7,10 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     clock::Millis,
-    console::Scope,
     history::History,
     sample::{Sample, kind},
-    view::Totals,
+    scope::Scope,
 };
 
 /// How many rows a part has.
@@ -37,6 +36,23 @@ pub enum Order {
     Usual,
     /// The other way round.
     Reverse,
+}
+
+/// Counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Totals {
+    /// Names that are held.
+    pub held: usize,
+    /// Contenders that wait.
+    pub waiting: usize,
+    /// Names that are waited for.
+    pub waited_for: usize,
+    /// Latches.
+    pub latches: usize,
+    /// The oldest hold. Leaders do not count.
+    pub oldest_hold_ms: Option<u64>,
+    /// The longest wait of those that wait now. Candidates of elections do not count.
+    pub longest_wait_ms: Option<u64>,
 }
 
 /// Where a row comes from.

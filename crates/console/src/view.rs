@@ -7,7 +7,8 @@ use crate::{alarms::Alarm, webhook::WebhookStatus};
 
 pub use crate::{
     hot::By,
-    table::{Order, Sort},
+    store_words::StoreWord,
+    table::{Order, Sort, Totals},
     timeline::{HoldSpan, Lane, Span, Timeline, WaitSpan},
 };
 
@@ -124,23 +125,6 @@ pub struct Locks {
     pub page_size: usize,
     /// The rows.
     pub rows: Vec<Row>,
-}
-
-/// Counts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-pub struct Totals {
-    /// Names that are held.
-    pub held: usize,
-    /// Contenders that wait.
-    pub waiting: usize,
-    /// Names that are waited for.
-    pub waited_for: usize,
-    /// Latches.
-    pub latches: usize,
-    /// The oldest hold. Leaders do not count.
-    pub oldest_hold_ms: Option<u64>,
-    /// The longest wait of those that wait now. Candidates of elections do not count.
-    pub longest_wait_ms: Option<u64>,
 }
 
 /// A lock or a latch.
@@ -365,19 +349,6 @@ pub struct ServerRow {
     pub words: String,
     /// How much the doctor found there.
     pub warnings: usize,
-}
-
-/// One thing about a store.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct StoreWord {
-    /// What it is about.
-    pub what: &'static str,
-    /// The short answer.
-    pub answer: String,
-    /// Whether that is `good`, `fair`, `poor` or `plain`.
-    pub rank: &'static str,
-    /// What it means.
-    pub means: String,
 }
 
 /// Something that the doctor found.

@@ -1,9 +1,14 @@
 //! The console as a server uses it.
 
-use lockkeeper::memory;
+use std::collections::HashSet;
+
+use lockkeeper::{doctor::ServerState, memory, store::CountState};
 
 use super::*;
-use crate::history::tests::{START, Seen, resource, sample};
+use crate::{
+    diagnosis::Finding,
+    history::tests::{START, Seen, resource, sample},
+};
 
 fn console() -> Console {
     let store = StoreFacts { url: "memory:".into(), capability: memory::CAPABILITY.clone() };
