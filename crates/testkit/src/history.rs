@@ -208,6 +208,9 @@ pub struct Rules {
     pub bound: Option<u64>,
     /// When the last fault ended; `bound` counts from here at the earliest.
     pub last_fault: u64,
+    /// Set for a quorum. Readers that asked at the same time may have the same token there. Their floors may be lower than
+    /// necessary: as low as the token of the oldest reader that had some members at that time, but no majority.
+    pub readers_alike: bool,
     /// How much after the deadline a running worker may see the lost signal: what timer and scheduler need.
     pub late: u64,
     /// Fewer sections than this prove nothing; none at all never do.

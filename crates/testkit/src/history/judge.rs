@@ -247,7 +247,14 @@ impl Judge<'_> {
 
     /// Nothing is granted twice.
     fn once(&mut self, sections: &[Section], by_token: &[&Section]) {
-        for pair in by_token.windows(2).filter(|pair| pair[0].token == pair[1].token) {
+        let alike = |pair: &[&Section]| {
+            let shared = !pair[0].exclusive() && !pair[1].exclusive();
+            let at_once = pair[0].asked <= pair[1].granted && pair[1].asked <= pair[0].granted;
+            self.rules.readers_alike && shared && at_once
+        };
+        let twice = by_token.windows(2).filter(|pair| pair[0].token == pair[1].token);
+        let twice: Vec<_> = twice.filter(|pair| !alike(pair)).collect();
+        for pair in twice {
             self.found(Rule::TokenTwice, pair[1].granted, [pair[0], pair[1]]);
         }
         let mut by_contender: Vec<&Section> = sections.iter().collect();
@@ -264,7 +271,8 @@ impl Judge<'_> {
     fn floors(&mut self, by_token: &[&Section]) {
         let mut last_alone: Option<&Section> = None;
         for (place, &s) in by_token.iter().enumerate() {
-            if s.floor < least_floor(s, last_alone) || s.floor > s.token {
+            let low = s.floor < least_floor(s, last_alone) && (s.exclusive() || !self.rules.readers_alike);
+            if low || s.floor > s.token {
                 // An old copy may not know the last ones who were alone; all others it does.
                 let excuses = |loss: &&Loss| {
                     let lost = |x: &Section| self.asked(x) <= loss.to && x.granted >= loss.from;

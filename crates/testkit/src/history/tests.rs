@@ -301,6 +301,23 @@ fn exact_order_where_promised() {
 }
 
 #[test]
+fn readers_of_a_quorum_may_be_alike() {
+    let quorum = Rules { readers_alike: true, ..Rules::default() };
+    let writer = alone(3, 22, 24);
+    let one = Section { asked: 25, ..shared(4, 1, 1, 27, 40) };
+    let two = Section { worker: 9, asked: 26, granted: 28, ..one };
+    safe(&of(&[writer, one, two]), &quorum);
+    let report = check(&of(&[writer, one, two]), &Rules::default());
+    assert_eq!((report.count(Rule::TokenTwice), report.count(Rule::Floor)), (1, 2), "{report}");
+    let later = Section { worker: 9, asked: 28, granted: 29, ..one };
+    breaks(&of(&[writer, one, later]), &quorum, Rule::TokenTwice, [&one, &later]);
+    let high = Section { floor: 5, ..one };
+    breaks(&of(&[writer, high]), &quorum, Rule::Floor, [&writer, &high]);
+    let second = Section { worker: 9, asked: 15, ..alone(3, 25, 26) };
+    breaks(&of(&[writer, second]), &quorum, Rule::TokenTwice, [&writer, &second]);
+}
+
+#[test]
 fn nobody_dies_unasked() {
     let dead = Section { end: End::Crashed, ..alone(1, 10, 20) };
     safe(&of(&[dead]), &Rules { crashes: true, ..Rules::default() });

@@ -148,6 +148,12 @@ impl Crew {
         self.history.sections.len()
     }
 
+    /// When sections ended that were released, in the order in which that was heard.
+    pub fn releases(&self) -> impl Iterator<Item = u64> {
+        let released = self.history.sections.iter().filter(|section| section.end == End::Released);
+        released.map(|section| section.ended)
+    }
+
     /// The largest token that a worker has told of.
     pub fn largest_token(&self) -> u64 {
         let held = self.workers.iter().flat_map(|worker| worker.open.values()).filter_map(|open| open.held);

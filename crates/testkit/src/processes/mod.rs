@@ -30,7 +30,7 @@ pub struct Task {
     /// What all names of this crew start with.
     pub prefix: String,
     /// How many resources there are. By number modulo 4: a mutex, a mutex with exact order, a
-    /// read-write lock, a semaphore.
+    /// read-write lock, a semaphore, or one more mutex where there are no semaphores.
     pub resources: u32,
     /// How many tasks each process has.
     pub tasks: u32,

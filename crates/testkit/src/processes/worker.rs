@@ -114,6 +114,10 @@ impl WorkerTask {
             let keeper = self.keeper.clone();
             // By number: a mutex, one with exact order, a read-write lock, a semaphore, and again.
             match resource % 4 {
+                3 if !keeper.capability().counts_permits => {
+                    let mutex = keeper.mutex(&name).lease(lease);
+                    self.visit(resource, 0, async move { mutex.lock().await }).await?;
+                }
                 0 => {
                     let mutex = keeper.mutex(&name).lease(lease);
                     self.visit(resource, 0, async move { mutex.lock().await }).await?;
