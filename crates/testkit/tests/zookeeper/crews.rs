@@ -183,7 +183,7 @@ fn a_killed_process_is_passed_when_its_session_ends() {
     let folder = tempfile::tempdir().expect("a folder");
     let task = Task { hold_for_ever: true, resources: 1, tasks: 1, ..task(&stage, &folder, 3) };
     let mut crew = crew(task, 1);
-    assert!(crew.listen(Duration::from_secs(20), |crew| !crew.holders().is_empty()), "never held");
+    assert!(crew.listen(Duration::from_secs(60), |crew| !crew.holders().is_empty()), "never held");
     let keeper = lockkeeper::blocking::connect(&stage.url()).expect("connected");
     assert!(keeper.mutex("counter/0").try_lock().expect("asked").is_none());
     let killed = Instant::now();
