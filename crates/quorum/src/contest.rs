@@ -40,8 +40,8 @@ pub(crate) struct ContestState {
     pub(crate) touched: BootTime,
     /// A hold younger than this is kept by members until it is this old.
     pub(crate) hold_at_least: Duration,
-    /// How many requests that are no leaves have no answer.
-    pub(crate) outstanding: usize,
+    /// Per member, how many requests that are no leaves have no answer.
+    outstanding: Vec<usize>,
     /// The position in the queue of the gate, as last heard.
     pub(crate) position: Option<Position>,
     /// Since when it holds at its gate without holding altogether.
@@ -91,6 +91,13 @@ pub(crate) enum Note {
     Refused(StoreError),
 }
 
+impl Note {
+    /// A failure that asking again does not mend. Others are notes of the link.
+    pub(crate) fn of_failure(error: &StoreError) -> Option<Self> {
+        (!error.is_passing()).then(|| Self::Refused(error.clone()))
+    }
+}
+
 /// What became of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
@@ -118,9 +125,10 @@ impl Outgoing {
 
     /// A leave failed with this error. If it may arrive later, its contender's id must not be used at that member again, even
     /// if another copy of the leave is answered: the late one would end what a new claim brings.
-    pub(crate) fn may_arrive_late(&self, error: &StoreError) {
+    pub(crate) fn leave_failed(&self, error: &StoreError) {
+        let mut state = self.contest.state();
+        state.notes[self.ask.member] = Note::of_failure(error);
         if error.maybe_applied() {
-            let mut state = self.contest.state();
             state.attempt.silent(self.ask.member, self.ask.stamp);
             state.unsure[self.ask.member] = true;
         }
@@ -146,7 +154,7 @@ impl Contest {
             renewed: BootTime(0),
             touched: BootTime(0),
             hold_at_least: Duration::ZERO,
-            outstanding: 0,
+            outstanding: vec![0; members],
             position: None,
             at_gate_since: None,
             told_busy: false,
@@ -174,10 +182,10 @@ impl Contest {
     pub(crate) fn outgoing(self: &Arc<Self>, state: &mut ContestState, asks: Vec<Ask>) -> Vec<Outgoing> {
         let outgoing = asks.into_iter().map(|ask| Outgoing { contest: self.clone(), ask, tries: 0 });
         let outgoing: Vec<Outgoing> = outgoing.collect();
-        for one in outgoing.iter().filter(|one| matches!(one.ask.request, Request::Claim { .. })) {
-            state.hinted[one.ask.member] = false;
+        for Ask { member, request, .. } in outgoing.iter().map(|one| one.ask) {
+            state.hinted[member] &= !matches!(request, Request::Claim { .. });
+            state.outstanding[member] += usize::from(!matches!(request, Request::Leave { .. }));
         }
-        state.outstanding += outgoing.iter().filter(|outgoing| !outgoing.is_leave()).count();
         outgoing
     }
 
@@ -241,19 +249,20 @@ impl Contest {
             }
             Answer::Claim(Verdict::NotNow(_)) | Answer::Leave(Left::NotNow) => return Taken::NotNow,
             Answer::Claim(Verdict::Refused(error)) => {
-                state.outstanding = state.outstanding.saturating_sub(1);
+                state.is_answered(ask.member);
                 state.notes[ask.member] = Some(Note::Refused(error));
                 state.attempt.unsent(ask.member, ask.stamp);
                 return Taken::Refused;
             }
             // Too late for the member's clock, or a tombstone is there.
             Answer::Claim(_) => {
-                state.outstanding = state.outstanding.saturating_sub(1);
+                state.is_answered(ask.member);
                 state.notes[ask.member] = Some(Note::Gone);
                 state.attempt.hear(ask.member, ask.stamp, sent, &Said::Gone);
                 return Taken::Refused;
             }
             Answer::Leave(left) => {
+                state.notes[ask.member] = None;
                 // An earlier leave, made while it waited, says nothing about the last one.
                 if !state.attempt.is_late(ask.member, ask.stamp) {
                     // Where a copy finds nothing, an earlier one was there.
@@ -264,7 +273,7 @@ impl Contest {
                 return Taken::Done;
             }
         };
-        state.outstanding = state.outstanding.saturating_sub(1);
+        state.is_answered(ask.member);
         state.notes[ask.member] = Some(note);
         state.attempt.hear(ask.member, ask.stamp, sent, &said);
         Taken::Done
@@ -273,7 +282,7 @@ impl Contest {
     /// Takes an answer to a renewal.
     pub(crate) fn take_renewed(&self, ask: &Ask, sent: BootTime, vote: Vote, answer: Renewed) {
         let mut state = self.state();
-        state.outstanding = state.outstanding.saturating_sub(1);
+        state.is_answered(ask.member);
         let (said, note) = match answer {
             Renewed::Held(grant) => (held(&grant, vote), granted(vote)),
             Renewed::Gone => (Said::Gone, Note::Gone),
@@ -284,21 +293,42 @@ impl Contest {
         state.attempt.hear(ask.member, ask.stamp, sent, &said);
     }
 
-    /// There was no answer. If the request was not applied, it will not be either.
-    pub(crate) fn failed(&self, ask: &Ask, maybe_applied: bool) {
+    /// There was no answer but this error. If the request was not applied, it will not be either.
+    pub(crate) fn failed(&self, ask: &Ask, error: &StoreError) {
         let mut state = self.state();
-        if !matches!(ask.request, Request::Leave { .. }) {
-            state.outstanding = state.outstanding.saturating_sub(1);
-        }
-        state.notes[ask.member] = None;
-        match maybe_applied {
+        state.is_answered(ask.member);
+        state.notes[ask.member] = Note::of_failure(error);
+        match error.maybe_applied() {
             true => state.attempt.silent(ask.member, ask.stamp),
             false => state.attempt.unsent(ask.member, ask.stamp),
         }
     }
+
+    /// Whether a request says nothing any more, so that it need not be sent: a leave was sent after it, or an answer to a
+    /// later one was taken. A claim that is sent after its leave could outlast the tombstone.
+    pub(crate) fn is_pointless(&self, ask: &Ask) -> bool {
+        let mut state = self.state();
+        let is_late = state.attempt.is_late(ask.member, ask.stamp);
+        if is_late && !matches!(ask.request, Request::Leave { .. }) {
+            state.is_answered(ask.member);
+            state.attempt.unsent(ask.member, ask.stamp);
+            return true;
+        }
+        false
+    }
 }
 
 impl ContestState {
+    /// A request that is no leave is not under way any more.
+    fn is_answered(&mut self, member: usize) {
+        self.outstanding[member] = self.outstanding[member].saturating_sub(1);
+    }
+
+    /// The members that have not answered a request.
+    pub(crate) fn outstanding(&self) -> impl Iterator<Item = usize> {
+        self.outstanding.iter().enumerate().filter(|(_, count)| **count > 0).map(|(member, _)| member)
+    }
+
     /// Something was pushed: what to ask now. Where a claim is in flight, its answer is followed by another one.
     pub(crate) fn pushed(&mut self, now: BootTime) -> Vec<Ask> {
         for (member, hinted) in self.hinted.iter_mut().enumerate() {

@@ -1,6 +1,7 @@
 //! One member as a client sees it: its connection, its clock, whether it votes, and what is wrong with it.
 
 use std::{
+    collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::Duration,
 };
@@ -33,7 +34,7 @@ pub(crate) struct Link {
 /// Leaves that the member has not answered, each with the time until which it is sent.
 #[derive(Debug, Default)]
 struct Leaves {
-    waiting: Vec<(Outgoing, BootTime)>,
+    waiting: VecDeque<(Outgoing, BootTime)>,
     /// Whether a task sends them.
     are_sent: bool,
 }
@@ -97,30 +98,27 @@ impl Link {
         !std::mem::replace(&mut waiting.are_sent, true)
     }
 
-    /// Some of the leaves to send, and those that are not sent any more. Without any, the task ends.
-    pub(crate) fn leaves(&self, now: BootTime, most: usize) -> (Vec<Outgoing>, Vec<Outgoing>) {
+    /// Takes some of the leaves to send, with those that are not sent any more. Without any to send, the task ends.
+    pub(crate) fn leaves(&self, now: BootTime, most: usize) -> (Vec<(Outgoing, BootTime)>, Vec<Outgoing>) {
         let mut leaves = support::lock(&self.leaves);
-        let given_up = leaves.waiting.extract_if(.., |(_, until)| *until <= now).map(|(leave, _)| leave);
-        let given_up = given_up.collect();
-        let next: Vec<Outgoing> = leaves.waiting.iter().take(most).map(|(leave, _)| leave.clone()).collect();
+        let (mut next, mut given_up) = (Vec::new(), Vec::new());
+        while next.len() < most
+            && let Some((leave, until)) = leaves.waiting.pop_front()
+        {
+            if until <= now { given_up.push(leave) } else { next.push((leave, until)) }
+        }
         leaves.are_sent = !next.is_empty();
         (next, given_up)
     }
 
-    /// These leaves were answered.
-    pub(crate) fn have_left(&self, done: &[Outgoing]) {
-        let is_done = |leave: &Outgoing| {
-            let same = |other: &Outgoing| {
-                leave.ask.stamp == other.ask.stamp && Arc::ptr_eq(&leave.contest, &other.contest)
-            };
-            done.iter().any(same)
-        };
-        support::lock(&self.leaves).waiting.retain(|(leave, _)| !is_done(leave));
+    /// These leaves were not done. Others are sent before them.
+    pub(crate) fn not_left(&self, leaves: impl IntoIterator<Item = (Outgoing, BootTime)>) {
+        support::lock(&self.leaves).waiting.extend(leaves);
     }
 
-    /// It has not answered in time.
-    pub(crate) fn suspect(&self) {
-        self.health().suspect = true;
+    /// It has not answered in time. True: that is new.
+    pub(crate) fn suspect(&self) -> bool {
+        !std::mem::replace(&mut self.health().suspect, true)
     }
 
     pub(crate) fn failed(&self, error: &StoreError) {

@@ -31,7 +31,7 @@ use crate::{
     record::Identity,
 };
 use contests::Contests;
-pub(crate) use judging::{Judged, as_grant};
+pub(crate) use judging::{Departure, Judged, as_grant};
 
 /// A quorum, as one keeper uses it.
 pub(crate) struct Quorum {
@@ -255,6 +255,7 @@ impl Quorum {
         state.touched = now;
         state.hold_at_least = leave.hold_at_least.min(self.identity.max_lease);
         state.left.fill(None);
+        state.notes.fill(None);
         state.held = state.attempt.hold(now).is_some();
         let asks = state.attempt.leave();
         let outgoing = contest.outgoing(&mut state, asks);

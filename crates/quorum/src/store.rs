@@ -17,8 +17,7 @@ use tokio::sync::futures::Notified;
 use crate::{
     Attempt, Ended,
     contest::{Contest, Note, Outgoing, Renewal},
-    link::Link,
-    quorum::{Judged, Quorum, as_grant},
+    quorum::{Departure, Judged, Quorum, as_grant},
 };
 
 /// What a quorum can do. The longest lease is that of its URL.
@@ -47,16 +46,6 @@ pub(crate) struct QuorumStore {
     pub(crate) quorum: Arc<Quorum>,
     /// Connects members, and has them vote.
     pub(crate) _steward: Background,
-}
-
-/// Which members have not answered a leave.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Missing {
-    /// All that were asked have answered.
-    None,
-    /// Only suspected ones have not.
-    Suspected,
-    Some,
 }
 
 /// What one entry of a group waits for.
@@ -161,12 +150,12 @@ impl QuorumStore {
                 Judged::Verdict(verdict) => {
                     if matches!(verdict, Verdict::Busy { .. }) && !contest.waits() {
                         // It left again. Whoever tries next must not find it in the way.
-                        drop(self.left(contest, self.quorum.clock.now()).await);
+                        drop(self.left(contest, asked).await);
                     }
                     return Ok(verdict);
                 }
                 Judged::Failed(error) => {
-                    if !contest.waits() {
+                    if !contest.waits() || !error.is_passing() {
                         // Nobody asks for it again, so what some members have granted is given back here.
                         self.quorum.give_up_failed(contest);
                     }
@@ -179,48 +168,16 @@ impl QuorumStore {
         }
     }
 
-    /// Waits until a majority has answered a leave, and all others that are not suspected: one of them may be the gate of
-    /// the next contender. The rest is sent in the background.
+    /// Waits until it is known how a leave went. What is not answered by then is sent in the background.
     async fn left(&self, contest: &Arc<Contest>, asked: BootTime) -> Result<Left, StoreError> {
-        let (quorum, needed) = (&self.quorum, self.quorum.majority.needed());
-        let until = asked.after(quorum.request_limit.mul_f32(0.8));
         loop {
             let mut changed = std::pin::pin!(contest.changed.notified());
             changed.as_mut().enable();
-            let answers: Vec<Left> = contest.state().left.iter().flatten().copied().collect();
-            let count = |kind| answers.iter().filter(|left| **left == kind).count();
-            let (released, queued) = (count(Left::Released), count(Left::LeftQueue));
-            let now = quorum.clock.now();
-            let over = now >= until;
-            let slow = now.since(asked) >= quorum.member_limit();
-            let missing = self.missing_leaves(contest);
-            if missing == Missing::None || answers.len() >= needed && (slow || missing == Missing::Suspected)
-            {
-                return Ok(match (released, queued) {
-                    (released, _) if released >= needed => Left::Released,
-                    // Those that are missing may have it.
-                    (1.., _) if missing != Missing::None => Left::Released,
-                    (_, 1..) => Left::LeftQueue,
-                    _ => Left::NotThere,
-                });
+            match self.quorum.judge_left(contest, asked) {
+                Departure::Left(left) => return Ok(left),
+                Departure::Failed(error) => return Err(error),
+                Departure::Undecided(until) => self.heard(contest, changed, until).await,
             }
-            if over {
-                return Err(quorum.unreachable());
-            }
-            let next = if slow { until } else { asked.after(quorum.member_limit()) };
-            self.heard(contest, changed, next).await;
-        }
-    }
-
-    /// Which members have not answered the leave of a contender.
-    fn missing_leaves(&self, contest: &Contest) -> Missing {
-        let state = contest.state();
-        let asked = |link: &&Link| state.attempt.is_leaving(link.index);
-        let missing: Vec<&Link> = self.quorum.links.iter().filter(asked).collect();
-        match &missing[..] {
-            [] => Missing::None,
-            missing if missing.iter().all(|link| link.is_suspect()) => Missing::Suspected,
-            _ => Missing::Some,
         }
     }
 
@@ -284,7 +241,7 @@ impl QuorumStore {
     }
 
     async fn renewed(&self, contest: &Arc<Contest>, asked: BootTime) -> Renewed {
-        let until = asked.after(self.quorum.request_limit.mul_f32(0.8));
+        let until = asked.after(self.quorum.answer_limit());
         loop {
             let mut changed = std::pin::pin!(contest.changed.notified());
             changed.as_mut().enable();
@@ -316,7 +273,7 @@ impl QuorumStore {
         if let Some(hold) = hold.filter(|_| state.attempt.is_confirmed(now)) {
             return Some(Renewed::Held(as_grant(&hold, asked)));
         }
-        if state.outstanding > 0 {
+        if state.outstanding().next().is_some() {
             return None;
         }
         // A majority has answered, and the lease of another process is not there.

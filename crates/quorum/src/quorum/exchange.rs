@@ -10,7 +10,8 @@ use std::{
 
 use lockkeeper_core::{
     StoreError, StoreErrorKind,
-    store::{Answer, Renew, Topic, Verdict, Wake},
+    clock::BootTime,
+    store::{Answer, MemberAnswers, Renew, Topic, Verdict, Wake},
     support::backoff::Backoff,
 };
 
@@ -58,33 +59,30 @@ impl Quorum {
         let answered = match tokio::time::timeout(self.member_limit(), &mut asked).await {
             Ok(answered) => answered,
             Err(_) => {
-                link.suspect();
-                for contest in self.contests_of(None) {
-                    contest.changed.notify_waiters();
+                if link.suspect() {
+                    // Whoever waits for this member does not any more.
+                    self.contests_of(None).iter().for_each(|contest| contest.changed.notify_waiters());
                 }
                 asked.await
             }
         };
-        let slow = |_| StoreError::new(StoreErrorKind::Unreachable, "it is too slow");
-        let answered = answered.map_err(slow).flatten();
+        let answered = answered.map_err(|_| too_slow()).flatten();
         answered.inspect_err(|error| link.failed(error))
     }
 
     /// Sends claims and leaves to a member, and takes the answers.
-    async fn exchange(self: Arc<Self>, member: usize, batch: Vec<Outgoing>) {
-        let (link, sent) = (&self.links[member], self.clock.now());
-        let requests: Vec<_> =
-            batch.iter().filter_map(|one| one.contest.request(link, &one.ask, sent)).collect();
-        let asked = async { link.member()?.apply(&requests).await };
-        match self.ask(link, asked).await {
-            Ok(answered) => {
-                let (now, answers) = (self.clock.now(), answered.answers);
-                let vote = link.answered(now, answers.now, &answered.membership, &self.identity);
-                self.saw_vote(vote);
-                let (mut again, mut done) = (Vec::new(), Vec::new());
-                for (one, answer) in batch.into_iter().zip(answers.each) {
-                    self.saw_number(&answer);
+    async fn exchange(self: Arc<Self>, member: usize, mut batch: Vec<Outgoing>) {
+        batch.retain(|one| !one.contest.is_pointless(&one.ask));
+        if batch.is_empty() {
+            return;
+        }
+        let sent = self.clock.now();
+        match self.apply(member, &batch, sent).await {
+            Ok((vote, answers)) => {
+                let (mut again, mut leave_later, mut done) = (Vec::new(), Vec::new(), Vec::new());
+                for (one, answer) in batch.into_iter().zip(answers) {
                     match one.contest.take(&one.ask, sent, vote, answer) {
+                        Taken::NotNow if one.is_leave() => leave_later.push(one),
                         Taken::NotNow => again.push(Outgoing { tries: one.tries + 1, ..one }),
                         Taken::Refused => one.contest.changed.notify_waiters(),
                         Taken::Done => {
@@ -95,11 +93,30 @@ impl Quorum {
                         }
                     }
                 }
-                self.send_again(member, again);
+                self.claim_again(member, again);
+                self.leave_later(member, leave_later);
                 self.go_on(&done);
             }
             Err(error) => self.unanswered(member, batch, &error),
         }
+    }
+
+    /// Has a member do claims and leaves, with one request.
+    async fn apply(
+        &self,
+        member: usize,
+        batch: &[Outgoing],
+        sent: BootTime,
+    ) -> Result<(Vote, Vec<Answer>), StoreError> {
+        let link = &self.links[member];
+        let requests: Vec<_> =
+            batch.iter().filter_map(|one| one.contest.request(link, &one.ask, sent)).collect();
+        let asked = async { link.member()?.apply(&requests).await };
+        let MemberAnswers { membership, answers } = self.ask(link, asked).await?;
+        let vote = link.answered(self.clock.now(), answers.now, &membership, &self.identity);
+        self.saw_vote(vote);
+        answers.each.iter().for_each(|answer| self.saw_number(answer));
+        Ok((vote, answers.each))
     }
 
     async fn exchange_renewals(self: Arc<Self>, member: usize, batch: Vec<Outgoing>) {
@@ -132,12 +149,13 @@ impl Quorum {
         }
     }
 
-    /// Sends requests again that a member could do nothing for.
-    fn send_again(self: &Arc<Self>, member: usize, again: Vec<Outgoing>) {
+    /// Sends claims again that a member could do nothing for.
+    fn claim_again(self: &Arc<Self>, member: usize, again: Vec<Outgoing>) {
         let (again, given_up): (Vec<_>, Vec<_>) =
-            again.into_iter().partition(|one| one.is_leave() || one.tries < NOT_NOW_TRIES);
+            again.into_iter().partition(|one| one.tries < NOT_NOW_TRIES);
         for one in given_up {
-            one.contest.failed(&one.ask, false);
+            let busy = StoreError::new(StoreErrorKind::Conflict, "it can do nothing for this name now");
+            one.contest.failed(&one.ask, &busy);
             one.contest.changed.notify_waiters();
         }
         if !again.is_empty() {
@@ -153,58 +171,63 @@ impl Quorum {
     fn unanswered(self: &Arc<Self>, member: usize, batch: Vec<Outgoing>, error: &StoreError) {
         let (leaves, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(Outgoing::is_leave);
         for one in others {
-            one.contest.failed(&one.ask, error.maybe_applied());
+            one.contest.failed(&one.ask, error);
             one.contest.changed.notify_waiters();
         }
-        if leaves.is_empty() {
-            return;
-        }
-        let until = self.clock.now().after(self.identity.max_lease);
         for leave in &leaves {
-            leave.may_arrive_late(error);
+            leave.leave_failed(error);
             leave.contest.changed.notify_waiters();
         }
-        if self.links[member].leave_later(leaves, until) {
+        self.leave_later(member, leaves);
+    }
+
+    /// These leaves were not done, and are sent again.
+    fn leave_later(self: &Arc<Self>, member: usize, leaves: Vec<Outgoing>) {
+        let until = self.clock.now().after(self.identity.max_lease);
+        if !leaves.is_empty() && self.links[member].leave_later(leaves, until) {
             self.background.spawn(self.clone().leave_all_later(member));
         }
     }
 
-    /// Sends the leaves of a member that it did not answer, all together, until it does.
+    /// Sends the leaves that a member has not done, all together, until it does.
     async fn leave_all_later(self: Arc<Self>, member: usize) {
-        let (link, mut backoff) = (&self.links[member], LEAVE_BACKOFF);
+        let (link, mut backoff, mut goes_well) = (&self.links[member], LEAVE_BACKOFF, false);
         loop {
-            tokio::time::sleep(backoff.jittered()).await;
+            if !goes_well {
+                tokio::time::sleep(backoff.jittered()).await;
+            }
             let sent = self.clock.now();
-            let (leaves, given_up) = link.leaves(sent, self.capability.group_limit);
+            let (waiting, given_up) = link.leaves(sent, self.capability.group_limit);
             for leave in given_up {
-                leave.contest.failed(&leave.ask, true);
+                leave.leave_failed(&too_slow());
                 self.has_left();
             }
+            let (leaves, untils): (Vec<Outgoing>, Vec<BootTime>) = waiting.into_iter().unzip();
             if leaves.is_empty() {
                 return;
             }
-            let requests: Vec<_> =
-                leaves.iter().filter_map(|leave| leave.contest.request(link, &leave.ask, sent)).collect();
-            let asked = async { link.member()?.apply(&requests).await };
-            let answered = match self.ask(link, asked).await {
-                Ok(answered) => answered,
+            let answers = match self.apply(member, &leaves, sent).await {
+                Ok((vote, answers)) => answers.into_iter().map(|answer| Some((vote, answer))).collect(),
                 Err(error) => {
-                    leaves.iter().for_each(|leave| leave.may_arrive_late(&error));
-                    continue;
+                    leaves.iter().for_each(|leave| leave.leave_failed(&error));
+                    vec![None; leaves.len()]
                 }
             };
-            let (now, answers) = (self.clock.now(), answered.answers);
-            let vote = link.answered(now, answers.now, &answered.membership, &self.identity);
-            let mut done = Vec::new();
-            for (leave, answer) in leaves.into_iter().zip(answers.each) {
-                if leave.contest.take(&leave.ask, sent, vote, answer) != Taken::NotNow {
-                    self.has_left();
-                    done.push(leave);
+            let (mut done, mut again) = (Vec::new(), Vec::new());
+            for ((leave, until), answer) in leaves.into_iter().zip(untils).zip(answers) {
+                let taken = answer.map(|(vote, answer)| leave.contest.take(&leave.ask, sent, vote, answer));
+                match taken {
+                    None | Some(Taken::NotNow) => again.push((leave, until)),
+                    Some(_) => done.push(leave),
                 }
             }
-            link.have_left(&done);
+            goes_well = again.is_empty();
+            if goes_well {
+                backoff.reset();
+            }
+            done.iter().for_each(|_| self.has_left());
+            link.not_left(again);
             self.go_on(&done);
-            backoff.reset();
         }
     }
 
@@ -251,4 +274,8 @@ impl Quorum {
             self.wakes.wake(Wake::Changed(Topic::Grants(contest.name.clone())));
         }
     }
+}
+
+fn too_slow() -> StoreError {
+    StoreError::new(StoreErrorKind::Unreachable, "it is too slow")
 }

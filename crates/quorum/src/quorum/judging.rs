@@ -6,13 +6,14 @@ use lockkeeper_core::{
     StoreError, StoreErrorKind,
     clock::BootTime,
     deadline::margin,
-    store::{Grant, Verdict},
+    store::{Grant, Left, Verdict},
 };
 
 use super::Quorum;
 use crate::{
     Hold,
     contest::{Contest, ContestState, Note, Outgoing, Position},
+    link::Link,
 };
 
 /// What is known of a claim.
@@ -21,6 +22,24 @@ pub(crate) enum Judged {
     Failed(StoreError),
     /// Nothing yet. It is to be looked at again at this time, whatever is heard.
     Undecided(BootTime),
+}
+
+/// What is known of a leave.
+pub(crate) enum Departure {
+    Left(Left),
+    Failed(StoreError),
+    /// Nothing yet. It is to be looked at again at this time, whatever is heard.
+    Undecided(BootTime),
+}
+
+/// Which members have not answered a leave.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    /// All that were asked have answered.
+    None,
+    /// Only suspected ones have not.
+    Suspected,
+    Some,
 }
 
 impl Quorum {
@@ -100,74 +119,153 @@ impl Quorum {
         asked: BootTime,
         now: BootTime,
     ) -> Judged {
-        let waits = contest.waits();
-        let (gate, needed) = (state.attempt.gate(), self.majority.needed());
-        let waited = now.since(asked);
-        let busy = |state: &ContestState| {
-            let (ahead, retry_in) = match state.position {
-                Some(Position { ahead, retry_in, .. }) => (ahead, retry_in),
-                None => (0, state.renewal.lease / 3),
-            };
-            Judged::Verdict(Verdict::busy(ahead, retry_in))
-        };
+        let (waits, gate, needed) = (contest.waits(), state.attempt.gate(), self.majority.needed());
+        if let Some(refusal) = self.refusal(state, now) {
+            return Judged::Failed(refusal);
+        }
         // A leave may still arrive at the gate, so this id cannot wait there.
         if waits && state.attempt.is_spent(gate, now) {
             return Judged::Verdict(Verdict::Again);
         }
         if waits && state.attempt.is_in_line(gate, now) {
-            return busy(state);
+            return Judged::Verdict(busy(state));
         }
-        let is_over = waited >= self.request_limit.mul_f32(0.8);
-        if state.outstanding == 0 || is_over {
-            if state.attempt.heard() < needed {
-                return Judged::Failed(self.too_few(state, now));
-            }
-            let held = (0..self.links.len()).filter(|member| state.attempt.is_held(*member, now)).count();
-            if held >= needed {
-                // They have granted, and too few of them vote.
-                return Judged::Failed(self.too_few(state, now));
-            }
-            if !waits {
-                return busy(state);
-            }
-            let held_for = state.at_gate_since.map_or(Duration::ZERO, |since| now.since(since));
-            let is_first = self.gates(&contest.name).next() == Some(gate);
-            let usable = |member: &usize| state.attempt.is_usable(*member, now);
-            let in_reach = |member: &usize| usable(member) && !self.links[*member].is_suspect();
-            let members = || 0..self.links.len();
-            // With too few members in reach it keeps the gate from contenders that reach a majority.
-            let gives_way = held_for > 2 * self.member_limit()
-                && (!is_first || members().filter(in_reach).count() < needed);
-            if gives_way || members().filter(usable).count() < needed {
-                return Judged::Verdict(Verdict::Again);
-            }
-            let retry_in = (state.renewal.lease / 3).min(self.member_limit());
-            return Judged::Verdict(Verdict::busy(0, retry_in));
+        if !self.is_decided(waits, state, asked, now) {
+            let slow = asked.after(self.member_limit());
+            let next = if now < slow { slow } else { asked.after(self.answer_limit()) };
+            return Judged::Undecided(next.max(now.after(Duration::from_millis(5))));
         }
-        let slow = asked.after(self.member_limit());
-        let next = if now < slow { slow } else { asked.after(self.request_limit.mul_f32(0.8)) };
-        Judged::Undecided(next.max(now.after(Duration::from_millis(5))))
+        // All of a majority have granted, and too few of them vote.
+        let held = self.held(state, now).count();
+        if state.attempt.heard() < needed || held >= needed {
+            return Judged::Failed(self.too_few(state, now));
+        }
+        Judged::Verdict(if waits { self.judge_waiting(contest, state, now) } else { busy(state) })
     }
 
-    /// The error of a claim that too few members answered or voted for. It says what each member did.
+    /// Whether waiting for more answers to a claim is in vain.
+    fn is_decided(&self, waits: bool, state: &ContestState, asked: BootTime, now: BootTime) -> bool {
+        let (attempt, needed) = (&state.attempt, self.majority.needed());
+        if now.since(asked) >= self.answer_limit() || state.outstanding().next().is_none() {
+            return true;
+        }
+        if attempt.heard() < needed {
+            return false;
+        }
+        // A member that is suspected is not waited for, if a majority has answered without it.
+        if state.outstanding().all(|member| self.links[member].is_suspect()) {
+            return true;
+        }
+        let gate = attempt.gate();
+        let is_refused = !attempt.is_held(gate, now) && !attempt.is_claiming(gate);
+        let may_grant = |member: &usize| attempt.is_held(*member, now) || attempt.is_claiming(*member);
+        let too_few = (0..self.links.len()).filter(may_grant).count() < needed;
+        // A majority without the gate is not enough, so a try is over when the gate has said no.
+        !waits && (is_refused || too_few)
+    }
+
+    /// What a contender is told that waits without standing in line at its gate.
+    fn judge_waiting(&self, contest: &Contest, state: &ContestState, now: BootTime) -> Verdict {
+        let (gate, needed) = (state.attempt.gate(), self.majority.needed());
+        let held_for = state.at_gate_since.map_or(Duration::ZERO, |since| now.since(since));
+        let is_first = self.gates(&contest.name).next() == Some(gate);
+        let usable = |member: &usize| state.attempt.is_usable(*member, now);
+        let in_reach = |member: &usize| usable(member) && !self.links[*member].is_suspect();
+        let members = || 0..self.links.len();
+        // With too few members in reach it keeps the gate from contenders that reach a majority.
+        let gives_way =
+            held_for > 2 * self.member_limit() && (!is_first || members().filter(in_reach).count() < needed);
+        if gives_way || members().filter(usable).count() < needed {
+            return Verdict::Again;
+        }
+        Verdict::busy(0, (state.renewal.lease / 3).min(self.member_limit()))
+    }
+
+    /// Decides what the engine is told of a leave that it asked for at `asked`: when a majority has answered, and all others
+    /// that are not suspected, because one of them may be the gate of the next contender.
+    pub(crate) fn judge_left(&self, contest: &Contest, asked: BootTime) -> Departure {
+        let (now, needed, state) = (self.clock.now(), self.majority.needed(), contest.state());
+        let answers: Vec<Left> = state.left.iter().flatten().copied().collect();
+        let count = |kind| answers.iter().filter(|left| **left == kind).count();
+        let (released, queued) = (count(Left::Released), count(Left::LeftQueue));
+        let slow = asked.after(self.member_limit());
+        let missing = self.missing_leaves(&state);
+        let enough = answers.len() >= needed && (now >= slow || missing == Missing::Suspected);
+        if missing == Missing::None || enough {
+            return Departure::Left(match (released, queued) {
+                (released, _) if released >= needed => Left::Released,
+                // Those that are missing may have it.
+                (1.., _) if missing != Missing::None => Left::Released,
+                (_, 1..) => Left::LeftQueue,
+                _ => Left::NotThere,
+            });
+        }
+        if let Some(refusal) = self.refusal(&state, now) {
+            return Departure::Failed(refusal);
+        }
+        let until = asked.after(self.answer_limit());
+        if now >= until {
+            drop(state);
+            return Departure::Failed(self.unreachable());
+        }
+        Departure::Undecided(if now >= slow { until } else { slow })
+    }
+
+    /// Which members have not answered the leave of a contender.
+    fn missing_leaves(&self, state: &ContestState) -> Missing {
+        let missing: Vec<&Link> =
+            self.links.iter().filter(|link| state.attempt.is_leaving(link.index)).collect();
+        match &missing[..] {
+            [] => Missing::None,
+            missing if missing.iter().all(|link| link.is_suspect()) => Missing::Suspected,
+            _ => Missing::Some,
+        }
+    }
+
+    fn held(&self, state: &ContestState, now: BootTime) -> impl Iterator<Item = usize> {
+        (0..self.links.len()).filter(move |member| state.attempt.is_held(*member, now))
+    }
+
+    /// How long an answer to the engine may take: it must be there before the engine stops waiting.
+    pub(crate) fn answer_limit(&self) -> Duration {
+        self.request_limit.mul_f32(0.8)
+    }
+
+    /// The error if so many members refuse for good that the others are no majority.
+    pub(crate) fn refusal(&self, state: &ContestState, now: BootTime) -> Option<StoreError> {
+        let refused = state.notes.iter().filter_map(|note| match note {
+            Some(Note::Refused(error)) if !error.is_passing() => Some(error.kind()),
+            _ => None,
+        });
+        let refused: Vec<StoreErrorKind> = refused.collect();
+        let others = self.links.len() - refused.len();
+        let kind = refused.first().filter(|_| others < self.majority.needed())?;
+        Some(StoreError::new(*kind, self.each_member(state, now)))
+    }
+
+    /// The error of a claim that too few members answered or voted for.
     fn too_few(&self, state: &ContestState, now: BootTime) -> StoreError {
+        StoreError::new(StoreErrorKind::Unreachable, self.each_member(state, now))
+    }
+
+    /// What each member did with a claim.
+    fn each_member(&self, state: &ContestState, now: BootTime) -> String {
         let each = self.links.iter().zip(&state.notes).map(|(link, note)| {
             let complaint = link.complaint(now, self.watch_time());
             let what = match (complaint, note) {
+                (_, Some(Note::Refused(error))) => error.to_string(),
+                (Some(complaint), Some(Note::GrantedWithoutVote)) => format!("granted, but {complaint}"),
                 (Some(complaint), _) => complaint,
                 (None, Some(Note::Granted)) => "granted".into(),
                 (None, Some(Note::GrantedWithoutVote)) => "granted, but does not vote".into(),
                 (None, Some(Note::Busy)) => "is busy".into(),
                 (None, Some(Note::Gone)) => "does not hold it any more".into(),
-                (None, Some(Note::Refused(error))) => error.to_string(),
                 (None, None) => "has not answered".into(),
             };
             format!("{}: {what}", link.shown())
         });
         let each: Vec<String> = each.collect();
-        let needed = self.majority.needed();
-        let message = format!("fewer than {needed} members granted and voted; {}", each.join("; "));
-        StoreError::new(StoreErrorKind::Unreachable, message)
+        format!("fewer than {} members granted and voted; {}", self.majority.needed(), each.join("; "))
     }
 
     /// The error of a request that too few members answered.
@@ -181,6 +279,14 @@ impl Quorum {
         let needed = self.majority.needed();
         let message = format!("fewer than {needed} members answered; {}", each.join("; "));
         StoreError::new(StoreErrorKind::Unreachable, message)
+    }
+}
+
+/// Somebody else holds it.
+fn busy(state: &ContestState) -> Verdict {
+    match state.position {
+        Some(Position { ahead, retry_in, .. }) => Verdict::busy(ahead, retry_in),
+        None => Verdict::busy(0, state.renewal.lease / 3),
     }
 }
 

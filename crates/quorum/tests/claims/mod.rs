@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use lockkeeper_core::{
-    ContenderId, KeeperId,
+    ContenderId, KeeperId, StoreErrorKind,
     store::{Answer, Claim, Leave, Left, Request, Verdict},
-    testing::{self, Fate},
+    testing::{self, Fate, Network},
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::world::{Mood, World, millis, networks, secs};
 
@@ -108,4 +108,113 @@ async fn a_leave_whose_replies_were_lost_was_done_all_the_same() {
     sleep(secs(5)).await;
     let answers = store.apply(&[leave(&held)]).await.expect("answered").each;
     assert!(matches!(&answers[..], [Answer::Leave(Left::Released)]), "{answers:?}");
+}
+
+/// One member never answers. It costs its time limit once, not each try of a lock that others hold.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_hangs_delays_tries_once() {
+    for hung in 0..3 {
+        let world = World::founded(3).await;
+        let (holder, client) = (world.client().await, world.client().await);
+        let names: Vec<String> = (0..4).map(|nth| format!("held/{nth}")).collect();
+        let mut guards = Vec::new();
+        for name in &names {
+            guards.push(holder.keeper.mutex(name).lock().await.expect("granted"));
+        }
+        client.networks[hung].cut();
+        let mut late = Vec::new();
+        for nth in 0..40 {
+            let (held, free) =
+                (client.keeper.mutex(&names[nth % 4]), client.keeper.mutex(&format!("free/{nth}")));
+            let begun = Instant::now();
+            let (tried, locked) = tokio::join!(async { (held.try_lock().await, begun.elapsed()) }, async {
+                (free.lock().await, begun.elapsed())
+            },);
+            assert!(tried.0.expect("answered").is_none(), "it is held");
+            locked.0.expect("granted").release().await.expect("released");
+            late.extend([tried.1, locked.1, begun.elapsed()].into_iter().filter(|took| *took > millis(50)));
+        }
+        // The first try, and what is asked beside it.
+        assert!(late.len() <= 3 && late.iter().all(|took| *took <= millis(600)), "{late:?} without {hung}");
+    }
+}
+
+/// A row that stays locked is asked about less and less often.
+#[tokio::test(start_paused = true)]
+async fn a_leave_that_can_not_be_done_for_now_is_not_sent_all_the_time() {
+    let world = World::founded(3).await;
+    let store = world.store(&networks(3)).await;
+    let held = claim("locked");
+    store.apply(&[Request::Claim(held.clone())]).await.expect("granted");
+    world.moods[0].set("locked", Some(Mood::NotNow));
+    store.apply(&[leave(&held)]).await.expect("released by two");
+    sleep(secs(30)).await;
+    assert!(world.moods[0].leaves() <= 50, "{} leaves in 30 s", world.moods[0].leaves());
+    world.moods[0].set("locked", None);
+    sleep(secs(5)).await;
+    let sent = world.moods[0].leaves();
+    sleep(secs(30)).await;
+    assert_eq!(world.moods[0].leaves(), sent, "it was done");
+}
+
+/// A claim is sent again because its member could do nothing, and its contender has left meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_claim_is_not_sent_after_its_leave() {
+    let world = World::founded(3).await;
+    let (ours, other) = (networks(3), world.client().await);
+    let store = world.store(&ours).await;
+    world.moods.iter().for_each(|moods| moods.set("stock", Some(Mood::NotNow)));
+    let waits = claim("stock");
+    let group = [Request::Claim(waits.clone())];
+    let claiming = timeout(millis(5), store.apply(&group)).await;
+    assert!(claiming.is_err(), "members can do nothing");
+    world.moods.iter().for_each(|moods| moods.set("stock", None));
+    store.apply(&[leave(&waits)]).await.expect("left");
+    // It would arrive after the tombstone has ended, and before it is too late itself.
+    ours.iter().for_each(|network| network.next(Fate::late(millis(4995))));
+    sleep(secs(6)).await;
+    ours.iter().for_each(Network::restore);
+    assert!(other.keeper.mutex("stock").try_lock().await.expect("answered").is_some(), "nobody holds it");
+}
+
+/// Members that refuse for good are not waited for, and their reason is told.
+#[tokio::test(start_paused = true)]
+async fn what_members_refuse_fails_at_once_with_their_reason() {
+    let world = World::founded(3).await;
+    let client = world.client().await;
+    let guard = client.keeper.mutex("held").lock().await.expect("granted");
+    world.moods[..2].iter().for_each(|moods| moods.set("stock", Some(Mood::Refuses)));
+    let begun = Instant::now();
+    let error = client.keeper.mutex("stock").lock().await.map(drop).expect_err("refused").to_string();
+    assert!(error.contains("no right to this name") && begun.elapsed() < millis(100), "{error}");
+    let error = client.keeper.mutex("stock").try_lock().await.map(drop).expect_err("refused").to_string();
+    assert!(error.contains("no right to this name") && begun.elapsed() < millis(100), "{error}");
+    for kind in [StoreErrorKind::Denied, StoreErrorKind::Config] {
+        world.moods[1..].iter().for_each(|moods| moods.deny(Some(kind)));
+        let begun = Instant::now();
+        let error = client.keeper.mutex("other").lock().await.map(drop).expect_err("refused").to_string();
+        assert!(error.contains("the password is wrong") && begun.elapsed() < millis(100), "{error}");
+    }
+    let error = guard.release().await.expect_err("too few were told").to_string();
+    assert!(error.contains("the password is wrong") && begun.elapsed() < millis(100), "{error}");
+    world.moods.iter().for_each(|moods| moods.deny(None));
+    world.moods.iter().for_each(|moods| moods.set("stock", None));
+    sleep(secs(5)).await;
+    for name in ["stock", "other", "held"] {
+        let tried = client.keeper.mutex(name).try_lock().await.expect("answered");
+        assert!(tried.is_some(), "{name} is free");
+    }
+}
+
+/// A free lock costs one command at each member, and so does its release.
+#[tokio::test(start_paused = true)]
+async fn a_free_lock_costs_one_command_per_member() {
+    let world = World::founded(3).await;
+    let client = world.client().await;
+    for nth in 1..=20 {
+        let guard = client.keeper.mutex("stock").lock().await.expect("granted");
+        guard.release().await.expect("released");
+        let groups: Vec<u64> = world.moods.iter().map(|moods| moods.groups()).collect();
+        assert_eq!(groups, [2 * nth; 3]);
+    }
 }
