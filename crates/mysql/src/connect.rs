@@ -11,7 +11,7 @@ use lockkeeper_core::{
 use crate::{
     check,
     connection::{Connection, Opened, Opener},
-    groups::Own,
+    own::Own,
     settings::Settings,
     store::MySqlStore,
     sweep, trouble, wakes,

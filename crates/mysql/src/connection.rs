@@ -27,7 +27,7 @@ use tokio::{
 
 use crate::{
     layout,
-    rows::other_store,
+    rows::another_store,
     server::ServerFacts,
     session::Session,
     settings::{Encryption, Settings},
@@ -99,7 +99,7 @@ impl Opener {
     fn remember(&self, now: Known) -> Result<u64, StoreError> {
         let mut known = support::lock(&self.known);
         match &*known {
-            Some(before) if before.id != now.id => return Err(other_store()),
+            Some(before) if before.id != now.id => return Err(another_store()),
             Some(before) if !before.facts.is_same_run(&now.facts) => {
                 tracing::info!(
                     "the server was restarted, or another one has taken over; all holds are renewed"

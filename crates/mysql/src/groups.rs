@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    KeeperId, Name, StoreError,
-    store::{Answer, Answers, Evict, Evicted, Left, Renew, Renewed, Request, StoreTime, Verdict, WakeSink},
+    Name, StoreError,
+    store::{Answer, Answers, Evict, Evicted, Left, Renew, Renewed, Request, StoreTime, Verdict},
 };
 use lockkeeper_rows::{BadRow, NeededName, Needs, Outcome, Snapshot};
 use mysql_async::Row;
@@ -13,11 +13,11 @@ use tokio::time::Instant;
 use crate::{
     connection::{After, Failure, Progress, Worked},
     flights,
+    own::Own,
     rows::ReadRows,
     session::Session,
     statements::{Busy, LockWait, Table},
     trouble,
-    wakes::Waits,
 };
 
 /// How often rows that were missing are made before a group gives up: somebody may remove them again.
@@ -25,17 +25,6 @@ const TRIES: usize = 3;
 
 /// How long renewals wait for names that others had locked, after all others of the group were renewed.
 const PATIENCE: Duration = Duration::from_millis(200);
-
-/// Whose requests these are, and where its own wakes go.
-#[derive(Clone)]
-pub(crate) struct Own {
-    pub(crate) keeper: KeeperId,
-    /// The id of the store.
-    pub(crate) id: Arc<str>,
-    pub(crate) prefix: Arc<str>,
-    pub(crate) wakes: WakeSink,
-    pub(crate) waits: Arc<Waits>,
-}
 
 /// One group on its way.
 #[derive(Clone)]

@@ -41,6 +41,7 @@ mod groups;
 mod layout;
 mod listing;
 mod member;
+mod own;
 mod rows;
 mod server;
 mod session;
@@ -51,6 +52,7 @@ mod sweep;
 #[cfg_attr(not(feature = "tls"), path = "without_tls.rs")]
 mod tls;
 mod trouble;
+mod waits;
 mod wakes;
 
 use lockkeeper_core::{StoreError, store::Connector, support::lease_option};

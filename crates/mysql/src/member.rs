@@ -16,7 +16,7 @@ use crate::{
     connection::{Failure, Worked},
     flights,
     groups::Group,
-    rows::{number, other_store, text},
+    rows::{another_store, number, text},
     statements::{CLOCK, Hex, LockWait},
     store::MySqlStore,
     trouble::{self, config, corrupt},
@@ -59,7 +59,7 @@ impl Group {
         let read = || -> Result<MemberState, StoreError> {
             let row = rows.first().ok_or_else(|| corrupt("the table store has no row"))?;
             if text(row, 0)? != Some(&*self.own.id) {
-                return Err(other_store());
+                return Err(another_store());
             }
             if number(row, 1)? != 1 {
                 return Err(config(

@@ -252,12 +252,12 @@ pub(crate) fn check_state(words: Option<&str>, id: &str) -> Result<(), StoreErro
         )));
     }
     if store != id {
-        return Err(other_store());
+        return Err(another_store());
     }
     Ok(())
 }
 
-pub(crate) fn other_store() -> StoreError {
+pub(crate) fn another_store() -> StoreError {
     corrupt(
         "another store answers under this URL: its tables were made anew, or the URL leads elsewhere now; connect again",
     )

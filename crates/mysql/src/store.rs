@@ -19,7 +19,8 @@ use tokio::time::Instant;
 
 use crate::{
     connection::{Connection, Lane, Worked, Working},
-    groups::{Group, Own},
+    groups::Group,
+    own::Own,
     statements::LockWait,
 };
 

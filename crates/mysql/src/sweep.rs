@@ -19,7 +19,8 @@ use mysql_async::Row;
 use crate::{
     connection::{Connection, Progress, Worked},
     flights,
-    groups::{Group, Own},
+    groups::Group,
+    own::Own,
     rows::{bytes, maybe_number, name_of, number},
     session::Session,
     statements::{Busy, CLOCK, Hex, LockWait, Table, literals},

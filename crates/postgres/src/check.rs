@@ -15,7 +15,7 @@ use tokio_postgres::Row;
 
 use crate::{
     connection::{Connection, Failure, Opener, Worked},
-    groups::unread,
+    flights::unread,
     rows::get,
     session::Session,
     settings::{Settings, Statements},

@@ -11,7 +11,7 @@ use lockkeeper_core::{
 use crate::{
     check,
     connection::{Connection, Opener},
-    groups::Own,
+    own::Own,
     session::Session,
     settings::Settings,
     store::PostgresStore,

@@ -27,9 +27,10 @@ use tokio::{
 use tokio_postgres::Config;
 
 use crate::{
-    home::another_store,
     layout,
-    session::{Life, ServerFacts, Session},
+    origin::another_store,
+    server::ServerFacts,
+    session::{Life, Session},
     settings::Settings,
     trouble,
 };
@@ -111,7 +112,7 @@ impl Opener {
         let (mut session, facts) = greeted.map_err(|_| trouble::too_slow().not_applied())??;
         let id = layout::settle(&session, &self.settings.schema, &facts.user).await?;
         self.remember(&id, &facts, session.life())?;
-        session.at_home(&facts, id);
+        session.set_origin(&facts, id);
         Ok(session)
     }
 

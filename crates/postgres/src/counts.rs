@@ -14,9 +14,9 @@ use tokio_postgres::Row;
 
 use crate::{
     connection::{Failure, Worked},
-    flights::{self, Call},
-    groups::{Group, messages, unread},
-    home::{Header, Home},
+    flights::{self, Call, unread},
+    groups::{Group, messages},
+    origin::{Header, Origin},
     rows::{get, name_from_bytes},
     session::Session,
     statements::Statement,
@@ -36,8 +36,8 @@ pub(crate) struct ReadLatch {
 }
 
 impl ReadLatch {
-    /// Takes the rows of `Statement::ReadLatch`, which must have been answered at home.
-    pub(crate) fn new(rows: &[Row], home: &Home) -> Result<Self, StoreError> {
+    /// Takes the rows of `Statement::ReadLatch`, which must have been answered by the server process and the store of `origin`.
+    pub(crate) fn new(rows: &[Row], origin: &Origin) -> Result<Self, StoreError> {
         let start = Now { lease: StoreTime(0), wall: 0 };
         let mut read = Self {
             snapshot: CountSnapshot {
@@ -51,7 +51,7 @@ impl ReadLatch {
             watchers: Vec::new(),
         };
         for row in rows {
-            read.take(row, home)?;
+            read.take(row, origin)?;
         }
         if read.snapshot.now == start {
             return Err(corrupt("the table store has no row; drop the schema, or restore it"));
@@ -59,13 +59,13 @@ impl ReadLatch {
         Ok(read)
     }
 
-    fn take(&mut self, row: &Row, home: &Home) -> Result<(), StoreError> {
+    fn take(&mut self, row: &Row, origin: &Origin) -> Result<(), StoreError> {
         let (first, second): (i64, i64) = (get(row, 1)?, get(row, 2)?);
         let numbers: [Option<i64>; 4] = [get(row, 3)?, get(row, 4)?, get(row, 5)?, get(row, 6)?];
         let word: Option<&str> = get(row, 7)?;
         match get::<i32>(row, 0)? {
             0 => {
-                self.header = home.header(numbers[3].unwrap_or_default(), word.unwrap_or_default())?;
+                self.header = origin.header(numbers[3].unwrap_or_default(), word.unwrap_or_default())?;
                 let wall = second.cast_unsigned();
                 self.snapshot.now = Now { lease: StoreTime(wall), wall };
                 self.snapshot.floor = high_water_from(first)?;
@@ -93,7 +93,7 @@ impl Group {
         let read = Call { statement: Statement::ReadLatch, parameters: &[&name, &op] };
         if count.action == CountAction::Read {
             let rows = self.session.query(read.statement, read.parameters).await.map_err(unread)?;
-            let read = ReadLatch::new(&rows, &self.session.home).map_err(Failure::closes)?;
+            let read = ReadLatch::new(&rows, &self.session.origin).map_err(Failure::closes)?;
             return Ok(answers(&read, &read.snapshot.count(&count)));
         }
         for _ in 0..TRIES {
@@ -107,7 +107,7 @@ impl Group {
                 &[Statement::WriteLatch, Statement::Notify],
             )
             .await?;
-            let read = match ReadLatch::new(&flight.read, &self.session.home) {
+            let read = match ReadLatch::new(&flight.read, &self.session.origin) {
                 Ok(read) => read,
                 Err(error) => return Err(flights::give_up(&self.session, error).await),
             };
@@ -178,7 +178,7 @@ impl Group {
                 continue;
             };
             let admitted = get::<i32>(row, 1).and_then(|backend| {
-                self.session.home.header(backend.into(), get(row, 2)?)?;
+                self.session.origin.header(backend.into(), get(row, 2)?)?;
                 Ok(admit(Some(get(row, 0)?), &order)?)
             });
             let admitted = match admitted {

@@ -240,3 +240,13 @@ async fn begin_to_send(session: &Arc<Session>, messages: Vec<Messages>) {
         }
     }
 }
+
+/// A lone statement failed that changes nothing that matters.
+pub(crate) fn unread(error: tokio_postgres::Error) -> Failure {
+    let severity = trouble::severity(&error);
+    let error = trouble::explain(error).not_applied();
+    match severity {
+        Severity::LostRace => Failure::keeps(error),
+        Severity::Fatal => Failure::closes(error),
+    }
+}

@@ -7,7 +7,7 @@ use std::{
 
 use lockkeeper_core::{
     KeeperId, Name, StoreError,
-    store::{Answer, Answers, Evict, Evicted, Left, Renew, Renewed, Request, Verdict, Wake, WakeSink},
+    store::{Answer, Answers, Evict, Evicted, Left, Renew, Renewed, Request, Verdict, Wake},
 };
 use lockkeeper_rows::{BadRow, NeededName, Needs, Outcome, Snapshot, Stored};
 use tokio::time::Instant;
@@ -15,33 +15,17 @@ use tokio_postgres::Row;
 
 use crate::{
     connection::{After, Failure, Progress, Worked},
-    flights::{self, Call, LockWait, Messages},
-    home::Header,
+    flights::{self, Call, LockWait, Messages, unread},
+    origin::Header,
+    own::Own,
     rows::{Parameters, ReadRows, name_from_bytes},
     session::{Parameter, Session},
     statements::Statement,
-    told::Told,
-    trouble::{self, Severity},
-    wakes,
+    trouble, wakes,
 };
 
 /// How often rows that were missing are made before a group gives up: somebody may remove them again.
 const TRIES: usize = 3;
-
-/// Whose requests these are, and where its own wakes go.
-#[derive(Clone, Debug)]
-pub(crate) struct Own {
-    pub(crate) keeper: KeeperId,
-    pub(crate) wakes: WakeSink,
-    /// What was warned of.
-    pub(crate) told: Arc<Told>,
-}
-
-impl Own {
-    pub(crate) fn new(keeper: KeeperId, wakes: WakeSink) -> Self {
-        Self { keeper, wakes, told: Arc::default() }
-    }
-}
 
 /// One group on its way.
 #[derive(Clone)]
@@ -208,7 +192,7 @@ impl Group {
     pub(crate) async fn read_only(&self, names: &[Name], contenders: &[String]) -> Worked<ReadRows> {
         let names = bytes_of(names);
         let rows = self.session.query(Statement::Read, &[&names, &contenders]).await.map_err(unread)?;
-        ReadRows::new(&rows, &self.session.home).map_err(Failure::closes)
+        ReadRows::new(&rows, &self.session.origin).map_err(Failure::closes)
     }
 
     /// Answers polls from a read without locks, if nothing has to be written for them.
@@ -235,7 +219,7 @@ impl Group {
         names.retain(|name| !damaged.contains_key(name));
         let mut acted = act(read.snapshot(names.iter().cloned()));
         if acted.is_err() {
-            let again = || ReadRows::new(&rows, &self.session.home);
+            let again = || ReadRows::new(&rows, &self.session.origin);
             let closer = again().and_then(|closer| Ok((closer.look_closer(&names), again()?)));
             match closer {
                 Ok((found, anew)) => (damaged, read) = (found, anew),
@@ -283,7 +267,7 @@ impl Group {
                 &[Statement::WriteRows, Statement::WriteAll, Statement::Notify],
             )
             .await?;
-            let taken = ReadRows::new(&flight.read, &self.session.home).and_then(|read| {
+            let taken = ReadRows::new(&flight.read, &self.session.origin).and_then(|read| {
                 let locked = flight.locked.iter().map(|row| name_from_bytes(crate::rows::get(row, 0)?));
                 Ok((read, locked.collect::<Result<BTreeSet<Name>, StoreError>>()?))
             });
@@ -372,16 +356,6 @@ fn not_now(request: &Request, error: &StoreError) -> Answer {
     match request {
         Request::Claim(_) => Answer::Claim(Verdict::NotNow(error.clone())),
         Request::Leave(_) => Answer::Leave(Left::NotNow),
-    }
-}
-
-/// A lone statement failed that changes nothing that matters.
-pub(crate) fn unread(error: tokio_postgres::Error) -> Failure {
-    let severity = trouble::severity(&error);
-    let error = trouble::explain(error).not_applied();
-    match severity {
-        Severity::LostRace => Failure::keeps(error),
-        Severity::Fatal => Failure::closes(error),
     }
 }
 

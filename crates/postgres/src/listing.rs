@@ -9,7 +9,8 @@ use lockkeeper_rows::{page, view};
 use crate::{
     connection::{Failure, Worked},
     counts::bounds,
-    groups::{Group, unread},
+    flights::unread,
+    groups::Group,
     rows::{damaged, get, name_from_bytes},
     statements::Statement,
 };

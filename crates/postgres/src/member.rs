@@ -13,9 +13,9 @@ use tokio_postgres::error::SqlState;
 
 use crate::{
     connection::{Failure, Worked},
-    flights::LockWait,
-    groups::{Group, unread},
-    home,
+    flights::{LockWait, unread},
+    groups::Group,
+    origin,
     rows::get,
     store::PostgresStore,
     trouble,
@@ -66,8 +66,8 @@ impl Group {
             rows.first().ok_or_else(|| Failure::closes(trouble::corrupt("the table store has no row")))?;
         let text = |column| get::<Option<&str>>(row, column).map_err(Failure::closes);
         let number = |column| get::<i64>(row, column).map(i64::cast_unsigned).map_err(Failure::closes);
-        if text(0)? != Some(&self.session.home.store) {
-            return Err(Failure::closes(home::another_store()));
+        if text(0)? != Some(&self.session.origin.store) {
+            return Err(Failure::closes(origin::another_store()));
         }
         let incarnation = text(1)?.unwrap_or_default().into();
         let record = text(4)?.map(Arc::from);

@@ -17,7 +17,7 @@ use lockkeeper_rows::{
 use tokio_postgres::Row;
 
 use crate::{
-    home::{Header, Home},
+    origin::{Header, Origin},
     trouble::{corrupt, explain},
 };
 
@@ -46,8 +46,8 @@ fn at(micros: i64) -> Now {
 }
 
 impl ReadRows {
-    /// Takes the rows of `Statement::Read`, which must have been answered at home.
-    pub(crate) fn new(rows: &[Row], home: &Home) -> Result<Self, StoreError> {
+    /// Takes the rows of `Statement::Read`, which must have been answered by the server process and the store of `origin`.
+    pub(crate) fn new(rows: &[Row], origin: &Origin) -> Result<Self, StoreError> {
         let mut read = Self {
             now: at(0),
             floor: HighWater(0),
@@ -59,7 +59,7 @@ impl ReadRows {
             watchers: HashMap::new(),
         };
         for row in rows {
-            read.take(row, home)?;
+            read.take(row, origin)?;
         }
         if read.now.wall == 0 {
             return Err(corrupt("the table store has no row; drop the schema, or restore it"));
@@ -67,13 +67,13 @@ impl ReadRows {
         Ok(read)
     }
 
-    fn take(&mut self, row: &Row, home: &Home) -> Result<(), StoreError> {
+    fn take(&mut self, row: &Row, origin: &Origin) -> Result<(), StoreError> {
         let (part, slot): (i32, i32) = (get(row, 0)?, get(row, 2)?);
         let (high_water, number): (i64, i64) = (get(row, 3)?, get(row, 4)?);
         let text: Option<&str> = get(row, 5)?;
         match part {
             0 => {
-                self.header = home.header(slot.into(), text.unwrap_or_default())?;
+                self.header = origin.header(slot.into(), text.unwrap_or_default())?;
                 self.now = at(number);
                 self.floor = high_water_from(high_water)?;
             }

@@ -22,7 +22,8 @@ use tokio_postgres::{
 };
 
 use crate::{
-    home::Home,
+    origin::Origin,
+    server::{FACTS, ServerFacts, refuse_foreign},
     settings::{Encryption, Settings, Statements},
     statements::{COUNT, Statement},
     tls,
@@ -35,7 +36,7 @@ pub(crate) type Parameter<'a> = &'a (dyn ToSql + Sync);
 /// An open connection.
 pub(crate) struct Session {
     /// Where its answers must come from. Nothing is read before it is known.
-    pub(crate) home: Home,
+    pub(crate) origin: Origin,
     /// The schema, in quotes.
     pub(crate) schema: String,
     client: Client,
@@ -73,33 +74,11 @@ impl Life {
 #[derive(Debug, Default)]
 pub(crate) struct Warnings(AtomicU64);
 
-/// What the server is.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct ServerFacts {
-    /// When it started, in microseconds: another value means that it is another server, or this one after a restart.
-    pub(crate) started: i64,
-    /// Its timeline, which grows with each replica that takes over.
-    pub(crate) timeline: i32,
-    /// The server process of this session.
-    pub(crate) backend: i32,
-    /// Who this session is to the server.
-    pub(crate) user: String,
-}
-
 /// Statements are planned once for a session: to plan them costs more than to run them, and the server would do it for each
 /// anew. A plan that is kept must not depend on how large tables were when it was made, so it goes by primary keys only.
 /// Where nothing else than a scan is possible, such a plan seems dear, and would be compiled.
 const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off \
                      -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off";
-
-/// What [`ServerFacts`] are made of. The setting is one of this session's own, which it gave when it connected: behind a
-/// pooler, the server has not got it.
-const FACTS: &str = "
-SELECT current_setting('server_version_num')::integer, pg_is_in_recovery(),
-    (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
-    CASE WHEN pg_is_in_recovery() THEN 0
-        ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer END,
-    pg_backend_pid(), current_user::text, current_setting('lockkeeper.session', true)";
 
 impl Session {
     /// Connects to the server that `driver` names.
@@ -128,7 +107,7 @@ impl Session {
         };
         let texts = Statement::ALL.iter().map(|statement| statement.text(&settings.schema));
         Ok(Self {
-            home: Home::default(),
+            origin: Origin::default(),
             schema: format!("\"{}\"", settings.schema),
             client,
             token,
@@ -208,9 +187,9 @@ impl Session {
     }
 
     /// Settles where its answers must come from.
-    pub(crate) fn at_home(&mut self, facts: &ServerFacts, store: String) {
+    pub(crate) fn set_origin(&mut self, facts: &ServerFacts, store: String) {
         let is_own = self.statements == Statements::Prepared;
-        self.home = Home { backend: is_own.then_some(facts.backend.into()), store };
+        self.origin = Origin { backend: is_own.then_some(facts.backend.into()), store };
     }
 
     /// Runs statements without parameters, and waits for them.
@@ -306,26 +285,6 @@ async fn all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
     done.into_iter().flatten().collect()
 }
 
-/// Databases that speak the same protocol, but in which leases would meet several clocks, or whose locks do not wait for
-/// each other.
-fn refuse_foreign(version: &str) -> Result<(), StoreError> {
-    let foreign = [
-        ("CockroachDB", "its nodes have clocks of their own"),
-        ("-YB-", "its nodes have clocks of their own"),
-        ("Yugabyte", "its nodes have clocks of their own"),
-        ("Greenplum", "its segments have clocks of their own"),
-        ("Materialize", "it locks no rows"),
-        ("RisingWave", "it locks no rows"),
-    ];
-    match foreign.into_iter().find(|(word, _)| version.contains(word)) {
-        Some((_, why)) => {
-            let name = version.split(" (").next().unwrap_or_default();
-            Err(config(format!("the server is {name}, which cannot keep locks: {why}; use PostgreSQL")))
-        }
-        None => Ok(()),
-    }
-}
-
 /// Reads and writes the socket until the connection ends.
 pub(crate) async fn drive<T>(
     mut connection: Connection<Socket, T>,
@@ -351,20 +310,6 @@ pub(crate) async fn drive<T>(
                 tracing::debug!(%error, "a connection to the server ended");
                 return;
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn databases_with_many_clocks_are_refused() {
-        assert!(refuse_foreign("PostgreSQL 15.8 (Debian 15.8-0+deb12u1) on x86_64-pc-linux-gnu").is_ok());
-        for other in ["CockroachDB CCL v23.1.0 (x86_64)", "PostgreSQL 11.2-YB-2.20.1.0-b0 on x86_64"] {
-            let error = refuse_foreign(other).expect_err("refused").to_string();
-            assert!(error.contains("clocks") && error.contains("use PostgreSQL"), "{error}");
         }
     }
 }

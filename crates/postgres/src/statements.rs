@@ -48,7 +48,7 @@ const LOCK: &str = "SELECT name FROM {s}.resource WHERE name = ANY ($1) ORDER BY
 const LOCK_FREE: &str =
     "SELECT name FROM {s}.resource WHERE name = ANY ($1) ORDER BY name FOR UPDATE SKIP LOCKED";
 
-/// Stands for what `Home::header` reads: the transaction, whether commits wait for replicas, and the store's id.
+/// Stands for what `Origin::header` reads: the transaction, whether commits wait for replicas, and the store's id.
 const HEADER: &str = "{header}";
 const HEADER_SQL: &str = "coalesce(pg_current_xact_id_if_assigned()::text, '-')
     || CASE current_setting('synchronous_standby_names') WHEN '' THEN ' alone ' ELSE ' replicated ' END || id";

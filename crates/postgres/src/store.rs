@@ -21,7 +21,8 @@ use crate::{
     connection::{Connection, Worked, Working},
     counts,
     flights::LockWait,
-    groups::{Group, Own},
+    groups::Group,
+    own::Own,
     wakes::Listener,
     watching::Subscription,
 };

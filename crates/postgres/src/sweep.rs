@@ -14,8 +14,9 @@ use lockkeeper_core::{
 
 use crate::{
     connection::{Connection, Opener, Progress, Working},
-    flights::{self, Call, LockWait},
-    groups::{Group, Own, unread},
+    flights::{self, Call, LockWait, unread},
+    groups::Group,
+    own::Own,
     rows::{ReadRows, get, name_from_bytes},
     session::{Parameter, Session},
     settings::Settings,
@@ -171,7 +172,7 @@ impl Sweep {
                 let read = Call { statement: Statement::Read, parameters: &[&no_names, &nobody] };
                 let sweep = Statement::SweepResources;
                 let flight = flights::first(&session, LockWait::Brief, lock, read, &[sweep]).await?;
-                if let Err(error) = ReadRows::new(&flight.read, &session.home) {
+                if let Err(error) = ReadRows::new(&flight.read, &session.origin) {
                     return Err(flights::give_up(&session, error).await);
                 }
                 let locked: Vec<&[u8]> = flight.locked.iter().filter_map(|row| get(row, 0).ok()).collect();
@@ -194,7 +195,7 @@ impl Sweep {
                 let read = Call { statement: Statement::Read, parameters: &[&no_names, &nobody] };
                 let sweep = Statement::SweepLatches;
                 let flight = flights::first(&session, LockWait::Brief, lock, read, &[sweep]).await?;
-                if let Err(error) = ReadRows::new(&flight.read, &session.home) {
+                if let Err(error) = ReadRows::new(&flight.read, &session.origin) {
                     return Err(flights::give_up(&session, error).await);
                 }
                 let locked: Vec<&[u8]> = flight.locked.iter().filter_map(|row| get(row, 0).ok()).collect();

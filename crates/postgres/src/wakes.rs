@@ -22,7 +22,7 @@ use tokio::{
 
 use crate::{
     connection::{Connection, Failure, Opener, Worked, Working},
-    groups::unread,
+    flights::unread,
     session::{Messages, Session},
     settings::Statements,
     trouble,

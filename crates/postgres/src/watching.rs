@@ -16,8 +16,9 @@ use tokio::sync::watch;
 use crate::{
     connection::{Connection, Failure, Worked},
     counts::ReadLatch,
-    flights::{self, Call, LockWait},
-    groups::{Group, Own, unread},
+    flights::{self, Call, LockWait, unread},
+    groups::Group,
+    own::Own,
     rows::ReadRows,
     statements::Statement,
     trouble,
@@ -128,11 +129,11 @@ impl Group {
                 let read = Call { statement: Statement::Read, parameters: &[&names, &nobody] };
                 flights::first(&self.session, self.wait, lock, read, &[statement]).await?
             };
-            let at_home = match is_latch {
-                true => ReadLatch::new(&flight.read, &self.session.home).map(drop),
-                false => ReadRows::new(&flight.read, &self.session.home).map(drop),
+            let answered = match is_latch {
+                true => ReadLatch::new(&flight.read, &self.session.origin).map(drop),
+                false => ReadRows::new(&flight.read, &self.session.origin).map(drop),
             };
-            if let Err(error) = at_home {
+            if let Err(error) = answered {
                 return Err(flights::give_up(&self.session, error).await);
             }
             if flight.locked.is_empty() {

@@ -10,7 +10,7 @@ use crate::trouble::{corrupt, pooler, replica};
 /// may choose at any time, the same name may stand for a stranger's statement, on other tables. So each read says where it
 /// was answered before anything is written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Home {
+pub(crate) struct Origin {
     /// The server process that has the prepared statements. `None` behind a pooler: nothing is prepared there.
     pub(crate) backend: Option<i64>,
     /// The id of the store.
@@ -26,7 +26,7 @@ pub(crate) struct Header {
     pub(crate) waits_for_replicas: bool,
 }
 
-impl Home {
+impl Origin {
     /// Takes the header of a read that `backend` answered; 0 stands for a replica.
     ///
     /// # Errors
@@ -66,20 +66,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_answers_from_home_count() {
-        let home = Home { backend: Some(7), store: "abc".into() };
-        let header = home.header(7, "123 alone abc").expect("from home");
+    fn only_answers_of_its_own_process_and_store_count() {
+        let origin = Origin { backend: Some(7), store: "abc".into() };
+        let header = origin.header(7, "123 alone abc").expect("its own");
         assert_eq!(header, Header { transaction: Some("123".into()), waits_for_replicas: false });
-        let header = home.header(7, "- replicated abc").expect("from home");
+        let header = origin.header(7, "- replicated abc").expect("its own");
         assert_eq!(header, Header { transaction: None, waits_for_replicas: true });
-        let elsewhere = home.header(8, "123 alone abc").expect_err("another process");
+        let elsewhere = origin.header(8, "123 alone abc").expect_err("another process");
         assert!(elsewhere.to_string().contains("pooler=true") && !elsewhere.maybe_applied(), "{elsewhere}");
         for wrong in ["123 alone other", "", "123 alone", "123 alone abc d"] {
-            assert_eq!(home.header(7, wrong).expect_err(wrong).kind(), StoreErrorKind::Corrupt);
+            assert_eq!(origin.header(7, wrong).expect_err(wrong).kind(), StoreErrorKind::Corrupt);
         }
-        assert!(home.header(0, "- alone abc").expect_err("a replica").is_passing());
-        let pooled = Home { backend: None, store: "abc".into() };
+        assert!(origin.header(0, "- alone abc").expect_err("a replica").is_passing());
+        let pooled = Origin { backend: None, store: "abc".into() };
         assert!(pooled.header(8, "- alone abc").is_ok());
-        assert!(Home::default().header(8, "- alone abc").is_err(), "no store is known yet");
+        assert!(Origin::default().header(8, "- alone abc").is_err(), "no store is known yet");
     }
 }
