@@ -77,21 +77,8 @@ pub mod telemetry {
     pub use lockkeeper_core::{Stats, telemetry::*};
 }
 
-/// Founding a quorum.
 #[cfg(feature = "quorum")]
-pub mod quorum {
-    use crate::{StoreError, url};
-
-    /// Founds the quorum that `url` names, so that its members vote at once. The caller vouches that no client has used
-    /// them as members of a quorum for at least the longest lease. Without this, the members of a new quorum begin to vote
-    /// when a client has watched all of them for that long.
-    ///
-    /// # Errors
-    /// [`StoreError`] if a member cannot be reached, or is a member of a quorum already.
-    pub async fn found_fresh(url: &str) -> Result<(), StoreError> {
-        lockkeeper_quorum::found_fresh(url, url::connector).await
-    }
-}
+pub mod quorum;
 
 /// The same primitives for threads, with [`connect`](blocking::connect) by URL.
 pub mod blocking {

@@ -135,6 +135,13 @@ impl Attempt {
         }
     }
 
+    /// Another server has this member's place, so what the one before has granted does not count any more.
+    pub fn forget(&mut self, member: usize) {
+        if let Some(at) = self.members.get_mut(member) {
+            at.forget();
+        }
+    }
+
     /// What to send next. Call it after every answer; what is under way is not asked for again.
     pub fn next(&mut self, now: BootTime) -> Vec<Ask> {
         self.count(now);

@@ -9,16 +9,17 @@ use lockkeeper_core::{
     Capability, StoreError, StoreErrorKind,
     clock::BootTime,
     store::{Answer, Connector, Context, MemberAnswers, MemberState, Store, WakeSink},
-    support::{background::Background, duration::show},
+    support::background::Background,
 };
 use tokio::task::JoinSet;
 
 use crate::{
     link::Link,
-    quorum::{Parts, Quorum},
-    record::{Identity, Record},
+    quorum::{Parts, Quorum, fnv},
+    record::{Identity, Record, Seat},
+    seating::{Seating, Standing, standing},
     settings::{Settings, config},
-    steward,
+    steward::{self, Steward},
     store::{CAPABILITY, QuorumStore},
     views::is_durable,
 };
@@ -52,11 +53,25 @@ pub(crate) struct Entrance {
     connectors: Arc<[Connector]>,
     context: Context,
     woken: Woken,
+    /// The place that an operator has given to another server.
+    replaced: Option<usize>,
 }
 
 impl Entrance {
     pub(crate) fn new(connectors: &Arc<[Connector]>, context: &Context) -> Self {
-        Self { connectors: connectors.clone(), context: context.clone(), woken: Arc::default() }
+        let (connectors, context) = (connectors.clone(), context.clone());
+        Self { connectors, context, woken: Arc::default(), replaced: None }
+    }
+
+    /// The server at this place takes it over from another one.
+    pub(crate) fn replacing(self, place: usize) -> Self {
+        Self { replaced: Some(place), ..self }
+    }
+
+    /// What the server at `place`, which is reached as `url`, counts as: whoever has the place, if an operator said so.
+    pub(crate) fn label(&self, identity: &Identity, place: usize, url: &str) -> Arc<str> {
+        let seat = identity.seats.get(place).filter(|_| self.replaced == Some(place));
+        seat.map_or_else(|| url.into(), |seat| seat.label.clone())
     }
 
     /// Connects a member, and asks what it is.
@@ -93,13 +108,39 @@ async fn open(
 ) -> Result<QuorumStore, StoreError> {
     let entrance = Entrance::new(connectors, &context);
     let (found, errors) = enter_all(&entrance, settings, &context, Wanted::Majority).await?;
-    let identity = identify(settings, &found, &errors)?;
+    let urls: Vec<String> = (0..connectors.len())
+        .map(|member| {
+            let found = found.iter().find(|found| found.member == member);
+            found.map_or_else(|| "…".to_owned(), |found| found.store.url().to_string())
+        })
+        .collect();
+    let quorum = assemble(settings, &entrance, found, errors, &context)?;
+    let steward = Steward::new(entrance, connectors.len());
+    let tended = steward::tend_always(Arc::downgrade(&quorum), steward);
+    let id = format!("quorum {:x}", quorum.identity.identity().name);
+    Ok(QuorumStore {
+        url: format!("quorum:{}", urls.join(",")).into(),
+        id,
+        _steward: Background::spawn(&context.background, tended),
+        quorum,
+    })
+}
+
+/// The quorum of members that were reached.
+pub(crate) fn assemble(
+    settings: &Settings,
+    entrance: &Entrance,
+    found: Vec<Found>,
+    errors: Vec<(usize, StoreError)>,
+    context: &Context,
+) -> Result<Arc<Quorum>, StoreError> {
+    let identity = identify(settings, entrance, &found, &errors)?;
     let mut capability = CAPABILITY.clone();
     capability.max_lease = settings.max_lease;
     limit(&mut capability, settings, &found);
-    let links: Vec<Link> = (0..connectors.len()).map(Link::new).collect();
+    let links: Vec<Link> = (0..settings.members.len()).map(Link::new).collect();
     let quorum = Arc::new(Quorum::new(Parts {
-        identity,
+        identity: Seating::new(identity),
         majority: settings.majority,
         links,
         capability,
@@ -113,23 +154,10 @@ async fn open(
     for (member, error) in errors {
         quorum.links[member].failed(&error);
     }
-    let urls: Vec<String> = (0..connectors.len())
-        .map(|member| {
-            let found = found.iter().find(|found| found.member == member);
-            found.map_or_else(|| "…".to_owned(), |found| found.store.url().to_string())
-        })
-        .collect();
     for found in found {
         steward::greet(&quorum, found);
     }
-    let tended = steward::tend_always(Arc::downgrade(&quorum), entrance);
-    let id = format!("quorum of {}", quorum.identity.members.join(" "));
-    Ok(QuorumStore {
-        url: format!("quorum:{}", urls.join(",")).into(),
-        id,
-        _steward: Background::spawn(&context.background, tended),
-        quorum,
-    })
+    Ok(quorum)
 }
 
 /// How many members are waited for.
@@ -138,6 +166,8 @@ pub(crate) enum Wanted {
     /// A majority, and the others for as long as a member may take.
     Majority,
     All,
+    /// Whoever is there.
+    Any,
 }
 
 /// The members that were reached, and why the others were not.
@@ -181,7 +211,11 @@ pub(crate) async fn enter_all(
         }
     }
     refuse_duplicates(&found)?;
-    let wanted = if wanted == Wanted::All { count } else { needed };
+    let wanted = match wanted {
+        Wanted::Majority => needed,
+        Wanted::All => count,
+        Wanted::Any => 0,
+    };
     if found.len() < wanted {
         return Err(unreached(&errors, wanted));
     }
@@ -214,41 +248,45 @@ fn unreached(errors: &[(usize, StoreError)], wanted: usize) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
 }
 
-/// Which quorum this is: what members have in their records, or the members themselves if it was not founded yet.
+/// Which quorum this is and who has its places: what members have in their records, or the members themselves if it was not
+/// founded yet.
 pub(crate) fn identify(
     settings: &Settings,
+    entrance: &Entrance,
     found: &[Found],
     errors: &[(usize, StoreError)],
 ) -> Result<Identity, StoreError> {
-    let records = found.iter().filter_map(|found| Some((found, Record::of(&found.state.membership)?.quorum)));
-    let records: Vec<(&Found, Identity)> = records.collect();
-    let identity = match records.first() {
-        Some((_, identity)) => identity.clone(),
-        None if found.len() == settings.members.len() => Identity {
-            max_lease: settings.max_lease,
-            members: found.iter().map(|found| Arc::from(found.store.id())).collect(),
-        },
+    let records: Vec<Record> = found.iter().filter_map(|found| Record::of(&found.state.membership)).collect();
+    let mut identity = match records.first() {
+        Some(record) => record.quorum.clone(),
+        None if found.len() == settings.members.len() => unfounded(settings, found),
         None => return Err(unreached(errors, settings.members.len())),
     };
-    let other = |found: &Found, why: String| {
-        config(format!("{} belongs to another quorum: {why}; use the same URL everywhere", found.store.url()))
-    };
-    for (found, recorded) in &records {
-        if recorded.max_lease != settings.max_lease {
-            let max_lease = show(recorded.max_lease);
-            return Err(other(found, format!("its max_lease is {max_lease}")));
-        }
-        if *recorded != identity {
-            return Err(other(found, "it has other members than the rest".into()));
+    for record in &records {
+        if record.quorum.is_same_quorum(&identity) {
+            identity.join(&record.quorum);
         }
     }
-    let in_place = |found: &&Found| {
-        identity.members.get(found.member).is_some_and(|id| **id == *found.store.id())
-            && identity.members.len() == settings.members.len()
-    };
-    match found.iter().find(|found| !in_place(found)) {
-        None => Ok(identity),
-        Some(found) => Err(other(found, "it has other members, or the same in another order".into())),
+    let named = Identity { max_lease: settings.max_lease, ..identity.clone() };
+    for found in found {
+        let label = entrance.label(&identity, found.member, found.store.url());
+        if let Standing::Refused(why) = standing(&named, found.member, &label, &found.state.membership) {
+            return Err(config(format!("{} is no member: {why}", found.store.url())));
+        }
+    }
+    match identity.seats.len() == settings.members.len() {
+        true => Ok(named),
+        false => Err(config("the quorum was founded with more members; use the same URL everywhere")),
+    }
+}
+
+/// A quorum that nobody has founded yet. Everybody comes to the same name.
+fn unfounded(settings: &Settings, found: &[Found]) -> Identity {
+    let ids: Vec<&str> = found.iter().map(|found| found.store.id()).collect();
+    Identity {
+        name: fnv(&ids.join(" ")),
+        max_lease: settings.max_lease,
+        seats: found.iter().map(|found| Seat::empty(found.store.url())).collect(),
     }
 }
 

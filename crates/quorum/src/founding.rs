@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 use crate::{
     connect::{Entrance, Found, Wanted, enter_all, identify},
     link::Link,
+    record::{Record, Seat},
     settings::{Settings, config},
     steward::{founding_mark, mark, vote},
 };
@@ -19,19 +20,23 @@ use crate::{
 /// How long a member may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Founds the quorum at once. All members must be there, and none may have a record.
-pub(crate) async fn found_fresh(settings: &Settings, connectors: Vec<Connector>) -> Result<(), StoreError> {
-    let context = Context {
+/// What commands connect with.
+pub(crate) fn context() -> Context {
+    Context {
         keeper: KeeperId::random(),
         wakes: WakeSink::new(|_| {}),
         background: Handle::current(),
         clock: Clock::boot(),
         request_limit: LIMIT,
-    };
-    let connectors: Arc<[Connector]> = connectors.into();
+    }
+}
+
+/// Founds the quorum at once. All members must be there, and none may have a record.
+pub(crate) async fn found_fresh(settings: &Settings, connectors: Vec<Connector>) -> Result<(), StoreError> {
+    let (context, connectors) = (context(), Arc::<[Connector]>::from(connectors));
     let entrance = Entrance::new(&connectors, &context);
     let (found, errors) = enter_all(&entrance, settings, &context, Wanted::All).await?;
-    let founded = found_all(settings, &found, &errors).await;
+    let founded = found_all(settings, &entrance, &found, &errors).await;
     for found in found {
         found.store.close().await;
     }
@@ -40,16 +45,19 @@ pub(crate) async fn found_fresh(settings: &Settings, connectors: Vec<Connector>)
 
 async fn found_all(
     settings: &Settings,
+    entrance: &Entrance,
     found: &[Found],
     errors: &[(usize, StoreError)],
 ) -> Result<(), StoreError> {
     if let Some(known) = found.iter().find(|found| found.state.membership.record.is_some()) {
         return Err(config(format!(
-            "{} is a member of a quorum already, whose members begin to vote by themselves when that is safe",
+            "{} is a member of a quorum already, whose members begin to vote by themselves when that is safe; look at it \
+             with `lockkeeper quorum show`, and wait for it with `lockkeeper quorum found` without --fresh",
             known.store.url()
         )));
     }
-    let identity = identify(settings, found, errors)?;
+    let mut identity = identify(settings, entrance, found, errors)?;
+    identity.seats = identity.seats.iter().map(|empty: &Seat| empty.next(&empty.label)).collect();
     let links: Vec<Link> = found.iter().map(|found| Link::new(found.member)).collect();
     let changed = |done: bool, link: &Link| match done {
         true => Ok(()),
@@ -64,7 +72,10 @@ async fn found_all(
     }
     let mut states = Vec::new();
     for link in &links {
-        states.push(link.member()?.state().await?);
+        let state = link.member()?.state().await?;
+        let is_marked = |record: Record| record.quorum == identity && record.own == link.index;
+        changed(Record::of(&state.membership).is_some_and(is_marked), link)?;
+        states.push(state);
     }
     let since = founding_mark(states.iter());
     for (link, state) in links.iter().zip(&states) {

@@ -26,8 +26,10 @@ mod founding;
 mod life_line;
 mod link;
 mod majority;
+mod operator;
 mod quorum;
 mod record;
+mod seating;
 mod settings;
 mod steward;
 mod store;
@@ -37,6 +39,7 @@ use lockkeeper_core::{StoreError, store::Connector};
 
 pub use attempt::{Ask, Attempt, Ended, Hold, Request, Said, Sharing, Stamp};
 pub use majority::Majority;
+pub use operator::MemberReport;
 pub use store::CAPABILITY;
 
 /// The settings that a URL may have before its members.
@@ -53,8 +56,7 @@ pub fn connector(
     url: &str,
     member: impl Fn(&str) -> Result<Connector, StoreError>,
 ) -> Result<Connector, StoreError> {
-    let settings = settings::Settings::parse(url)?;
-    let members = settings.members.iter().map(|url| member(url)).collect::<Result<Vec<_>, _>>()?;
+    let (settings, members) = connectors(url, member)?;
     Ok(connect::connector(settings, members))
 }
 
@@ -66,6 +68,16 @@ pub fn members(url: &str) -> Result<Vec<String>, StoreError> {
     Ok(settings::Settings::parse(url)?.members)
 }
 
+/// The settings of a URL and the connectors of its members.
+fn connectors(
+    url: &str,
+    member: impl Fn(&str) -> Result<Connector, StoreError>,
+) -> Result<(settings::Settings, Vec<Connector>), StoreError> {
+    let settings = settings::Settings::parse(url)?;
+    let members = settings.members.iter().map(|url| member(url)).collect::<Result<Vec<_>, _>>()?;
+    Ok((settings, members))
+}
+
 /// Founds the quorum that `url` names, so that its members vote at once. The caller vouches that no client has used them as
 /// members of a quorum for at least the longest lease.
 ///
@@ -75,9 +87,68 @@ pub async fn found_fresh(
     url: &str,
     member: impl Fn(&str) -> Result<Connector, StoreError>,
 ) -> Result<(), StoreError> {
-    let settings = settings::Settings::parse(url)?;
-    let members = settings.members.iter().map(|url| member(url)).collect::<Result<Vec<_>, _>>()?;
+    let (settings, members) = connectors(url, member)?;
     founding::found_fresh(&settings, members).await
+}
+
+/// Founds the quorum that `url` names: watches all its members for the longest lease, and has them vote. `tell` hears what
+/// is waited for.
+///
+/// # Errors
+/// [`StoreError`] if a member cannot be reached or belongs to another quorum.
+pub async fn found(
+    url: &str,
+    member: impl Fn(&str) -> Result<Connector, StoreError>,
+    tell: impl FnMut(&str),
+) -> Result<(), StoreError> {
+    let (settings, members) = connectors(url, member)?;
+    operator::have_vote(&settings, members, connect::Wanted::All, tell).await
+}
+
+/// Watches members that may have lost their data for the longest lease, and has them vote again, if they can be reached.
+/// `tell` hears what is waited for.
+///
+/// # Errors
+/// [`StoreError`] if no majority can be reached, or a member belongs to another quorum.
+pub async fn rejoin(
+    url: &str,
+    member: impl Fn(&str) -> Result<Connector, StoreError>,
+    tell: impl FnMut(&str),
+) -> Result<(), StoreError> {
+    let (settings, members) = connectors(url, member)?;
+    operator::have_vote(&settings, members, connect::Wanted::Majority, tell).await
+}
+
+/// Has the server `new` take the place of the member `old`, which is dead or about to go. All other members learn of it, and
+/// the new one votes when they have known of it for the longest lease. It may be started again if it was ended half-way.
+/// From then on, all clients have to name the new server in their URL.
+///
+/// # Errors
+/// [`StoreError`] if `old` is not in `url`, if another member cannot be reached or does not vote, or if the new one belongs
+/// to another quorum.
+pub async fn replace(
+    url: &str,
+    old: &str,
+    new: &str,
+    member: impl Fn(&str) -> Result<Connector, StoreError>,
+    tell: impl FnMut(&str),
+) -> Result<(), StoreError> {
+    let mut settings = settings::Settings::parse(url)?;
+    let place = settings.replace(old, new)?;
+    let members = settings.members.iter().map(|url| member(url)).collect::<Result<Vec<_>, _>>()?;
+    operator::replace(&settings, members, place, tell).await
+}
+
+/// Looks at the members of the quorum that `url` names. It changes nothing.
+///
+/// # Errors
+/// [`StoreError`] if the URL is wrong, or two members are the same server. A member that cannot be reached is in the report.
+pub async fn show(
+    url: &str,
+    member: impl Fn(&str) -> Result<Connector, StoreError>,
+) -> Result<Vec<MemberReport>, StoreError> {
+    let (settings, members) = connectors(url, member)?;
+    operator::show_all(&settings, members).await
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ use lockkeeper_core::{
 
 use crate::{
     contest::Outgoing,
-    record::{Identity, Vote},
+    record::{Record, Vote},
+    seating::Seating,
 };
 
 /// How long after it was sent a claim may still take effect at a member.
@@ -48,9 +49,10 @@ struct Health {
     clock: Option<(BootTime, StoreTime)>,
     /// Its wall clock, and when that was heard.
     wall: Option<(BootTime, u64)>,
-    membership: Option<Membership>,
-    /// The membership without a vote that is watched, and since when.
-    watched: Option<(Membership, BootTime)>,
+    /// Its membership, and since when it was always the same.
+    membership: Option<(Membership, BootTime)>,
+    /// Whether it votes with that, and as of which version of the seats.
+    vote: Option<(u64, Vote)>,
     trouble: Option<StoreError>,
 }
 
@@ -133,20 +135,20 @@ impl Link {
         received: BootTime,
         now: StoreTime,
         membership: &Membership,
-        quorum: &Identity,
+        seating: &Seating,
     ) -> Vote {
         let mut health = self.health();
         health.suspect = false;
         health.trouble = None;
         health.clock = Some((received, now));
-        health.saw(membership, received, quorum)
+        health.saw(self.index, membership, received, seating)
     }
 
     /// It said what it is.
-    pub(crate) fn is_at(&self, received: BootTime, state: &MemberState, quorum: &Identity) -> Vote {
+    pub(crate) fn is_at(&self, received: BootTime, state: &MemberState, seating: &Seating) -> Vote {
         let mut health = self.health();
         health.wall = Some((received, state.wall));
-        health.saw(&state.membership, received, quorum)
+        health.saw(self.index, &state.membership, received, seating)
     }
 
     /// Until when, on its own clock, a claim that is sent now may take effect.
@@ -163,15 +165,30 @@ impl Link {
         Some(wall + u64::try_from(now.since(received).as_micros()).unwrap_or_default())
     }
 
-    /// Whether it votes, as last heard.
-    pub(crate) fn votes(&self, quorum: &Identity) -> bool {
-        let health = self.health();
-        health.membership.as_ref().is_some_and(|membership| Vote::of(membership, quorum) != Vote::None)
+    /// The error of its last request, if that failed.
+    pub(crate) fn trouble(&self) -> Option<StoreError> {
+        self.health().trouble.clone()
     }
 
-    /// The membership without a vote that it has, and since when this client has seen it.
-    pub(crate) fn watched(&self) -> Option<(Membership, BootTime)> {
-        self.health().watched.clone()
+    /// Whether it votes, as last heard.
+    pub(crate) fn votes(&self, seating: &Seating) -> bool {
+        self.health().vote(self.index, seating) != Vote::None
+    }
+
+    /// Whether this was its membership when it was last heard.
+    pub(crate) fn knows(&self, membership: &Membership) -> bool {
+        self.health().membership.as_ref().is_some_and(|(known, _)| known == membership)
+    }
+
+    /// Its membership as last heard, and since when this client has seen the same.
+    pub(crate) fn membership(&self) -> Option<(Membership, BootTime)> {
+        self.health().membership.clone()
+    }
+
+    /// Whether it does not know of all seats.
+    pub(crate) fn lags(&self, seating: &Seating) -> bool {
+        let record = self.health().membership.as_ref().and_then(|(membership, _)| Record::of(membership));
+        record.is_some_and(|record| record.quorum.seats != seating.identity().seats)
     }
 
     /// What is wrong with it, if anything. `wait`: how long a member is watched before it votes.
@@ -180,9 +197,13 @@ impl Link {
         if let Some(error) = &health.trouble {
             return Some(error.to_string());
         }
-        if let Some((_, since)) = &health.watched {
+        let votes = matches!(health.vote, Some((_, Vote::Since(_))));
+        if let Some((_, since)) = health.membership.as_ref().filter(|_| !votes) {
             let left = since.after(wait).since(now);
-            return Some(format!("does not vote, and will in {} at the earliest", show(left)));
+            return Some(format!(
+                "does not vote, and will in {} if a client stays for that long; `lockkeeper quorum rejoin` does",
+                show(left)
+            ));
         }
         if health.suspect {
             return Some("is too slow".into());
@@ -192,16 +213,21 @@ impl Link {
 }
 
 impl Health {
-    fn saw(&mut self, membership: &Membership, now: BootTime, quorum: &Identity) -> Vote {
-        let vote = Vote::of(membership, quorum);
-        match &self.watched {
-            _ if vote != Vote::None => self.watched = None,
-            Some((before, _)) if before == membership => {}
-            _ => self.watched = Some((membership.clone(), now)),
+    fn saw(&mut self, place: usize, membership: &Membership, now: BootTime, seating: &Seating) -> Vote {
+        if self.membership.as_ref().is_none_or(|(known, _)| known != membership) {
+            self.membership = Some((membership.clone(), now));
+            self.vote = None;
         }
-        if self.membership.as_ref() != Some(membership) {
-            self.membership = Some(membership.clone());
-        }
+        self.vote(place, seating)
+    }
+
+    /// Reading a record takes time, so it is read once for each version of the seats.
+    fn vote(&mut self, place: usize, seating: &Seating) -> Vote {
+        let version = seating.version();
+        let known = self.vote.filter(|(of, _)| *of == version).map(|(_, vote)| vote);
+        let read = || self.membership.as_ref().map_or(Vote::None, |(it, _)| seating.vote(place, it));
+        let vote = known.unwrap_or_else(read);
+        self.vote = Some((version, vote));
         vote
     }
 }

@@ -28,14 +28,14 @@ use crate::{
     Attempt, Majority, Sharing,
     contest::{Contest, Outgoing, Renewal},
     link::Link,
-    record::Identity,
+    seating::Seating,
 };
 use contests::Contests;
 pub(crate) use judging::{Departure, Judged, as_grant};
 
 /// A quorum, as one keeper uses it.
 pub(crate) struct Quorum {
-    pub(crate) identity: Identity,
+    pub(crate) identity: Seating,
     pub(crate) majority: Majority,
     pub(crate) links: Vec<Link>,
     pub(crate) capability: Capability,
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Quorum {
 
 /// What a quorum is made of, beside its state.
 pub(crate) struct Parts {
-    pub(crate) identity: Identity,
+    pub(crate) identity: Seating,
     pub(crate) majority: Majority,
     pub(crate) links: Vec<Link>,
     pub(crate) capability: Capability,
@@ -300,7 +300,7 @@ impl Quorum {
 }
 
 /// FNV-1a, so that every client has the same order of gates.
-fn fnv(text: &str) -> u64 {
+pub(crate) fn fnv(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -63,6 +63,35 @@ impl Settings {
     }
 }
 
+impl Settings {
+    /// Puts another member in the place of one, which is named by its URL, with or without its password, or by its number.
+    /// Gives the place.
+    pub(crate) fn replace(&mut self, old: &str, new: &str) -> Result<usize, StoreError> {
+        let new = member(new)?;
+        let is_old =
+            |(nth, url): (usize, &String)| url == old || plain(url) == old || (nth + 1).to_string() == old;
+        let place = self.members.iter().enumerate().position(is_old);
+        let place = place.ok_or_else(|| {
+            config("the server to replace is not in the quorum's URL; name it as there, or by its number")
+        })?;
+        if self.members.contains(&new) {
+            return Err(config("the new server is a member already; name one that is not"));
+        }
+        self.members[place] = new;
+        Ok(place)
+    }
+}
+
+/// A URL without user, password and options, which may have passwords in them.
+pub(crate) fn plain(url: &str) -> String {
+    let url = url.split('?').next().unwrap_or_default();
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+    let address = authority.rsplit_once('@').map_or(authority, |(_, address)| address);
+    // A password with a slash in it: what follows may be a part of it.
+    if path.contains('@') { format!("{scheme}://…") } else { format!("{scheme}://{address}{path}") }
+}
+
 /// Whether an item is a setting that is not known, and no URL.
 fn is_setting(item: &str) -> bool {
     item.split_once('=').is_some_and(|(key, _)| !key.contains([':', '/']))
@@ -113,6 +142,26 @@ mod tests {
         assert_eq!(settings.members, ["redis://a", "sqlite:/x,y.db", "memory:c"]);
         let plain = Settings::parse("quorum:memory:a,memory:b,memory:c").expect("good");
         assert_eq!((plain.max_lease, plain.lease), (Duration::from_secs(60), None));
+    }
+
+    #[test]
+    fn a_member_is_replaced_by_url_or_number() {
+        let url = "quorum:redis://ada:canary@a:7,redis://b,sqlite:/c.db";
+        for old in ["redis://ada:canary@a:7", "redis://a:7", "1"] {
+            let mut settings = Settings::parse(url).expect("good");
+            assert_eq!(settings.replace(old, "redis://d").expect("replaced"), 0);
+            assert_eq!(settings.members, ["redis://d", "redis://b", "sqlite:/c.db"]);
+        }
+        for (old, new, word) in [
+            ("redis://x", "redis://d", "not in the quorum's URL"),
+            ("redis://b", "sqlite:/c.db", "already"),
+            ("redis://b", "zookeeper://d", "by itself"),
+        ] {
+            let error = Settings::parse(url).expect("good").replace(old, new).expect_err(old).to_string();
+            assert!(error.contains(word) && !error.contains("canary"), "{error}");
+        }
+        assert_eq!(plain("postgres://u:a/b@h/db?password=x"), "postgres://…");
+        assert_eq!(plain("postgres://u:p@h/db?password=x"), "postgres://h/db");
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! Looks after members: connects those that were not there, and has them vote when it is safe.
+//! Looks after members: connects those that were not there, seats those that have no place, and has them vote when it is safe.
 //!
 //! Every client does this for itself, and compare-and-set on the member's record decides between them. A member that does
-//! not vote first gets a record without a vote, which is like no other. A client that has seen this very record for longer
-//! than any lease knows that the member has kept all its grants for that long, and that no hold from before is left.
+//! not vote gets a new seat: first a majority of others take it into their records, and then the member gets a record of its
+//! own, without a vote, which is like no other. A client that has seen this very record for longer than any lease knows that
+//! the member has kept all its grants for that long, that no hold from before is left, and that for as long nobody has had
+//! votes from a majority for the server that had the place before.
 
 use std::{
     sync::{Arc, Weak},
@@ -10,129 +12,83 @@ use std::{
 };
 
 use lockkeeper_core::{
-    GrantNumber, KeeperId, StoreError,
+    GrantNumber, StoreError, StoreErrorKind,
+    clock::BootTime,
     store::{Enrolment, MemberState, Membership},
+    support::{backoff::Backoff, duration::show},
 };
 
 use crate::{
     connect::{Entrance, Found},
     link::Link,
     quorum::Quorum,
-    record::{Identity, Record, Vote},
+    record::{Identity, Record, Seat},
+    seating::Standing,
+    settings::config,
 };
 
 /// How often members are looked at that are not connected or do not vote.
 const SOON: Duration = Duration::from_millis(500);
+/// The shortest pause.
+const PAUSE: Backoff = Backoff::new(SOON, SOON);
 /// How often all is looked at in any case.
 const LATER: Duration = Duration::from_secs(20);
 /// What marks are raised by beyond what is needed: other names of the member are granted meanwhile.
 const ROOM: GrantNumber = 1_000_000;
+
+/// Who looks after the members of a quorum for one client.
+pub(crate) struct Steward {
+    entrance: Entrance,
+    /// Seats that this client has made, others may know of, and no server has.
+    free: Vec<Option<Seat>>,
+    /// The seats as last known, and when others were seen to have changed them.
+    seats: Vec<(Option<Seat>, Option<BootTime>)>,
+    /// What was last said about each member.
+    said: Vec<Option<String>>,
+}
 
 /// Takes a member in that was connected.
 pub(crate) fn greet(quorum: &Quorum, found: Found) {
     let Found { member, store, state, greeting, received } = found;
     let link = &quorum.links[member];
     link.connect(store);
+    quorum.learn(link, &state.membership);
     link.is_at(received, &state, &quorum.identity);
+    quorum.learn(link, &greeting.membership);
     link.answered(received, greeting.answers.now, &greeting.membership, &quorum.identity);
 }
 
 /// Looks after members for as long as the quorum is used.
-pub(crate) async fn tend_always(quorum: Weak<Quorum>, entrance: Entrance) {
+pub(crate) async fn tend_always(quorum: Weak<Quorum>, mut steward: Steward) {
     let mut pause = Duration::ZERO;
     loop {
         let Some(strong) = quorum.upgrade() else { return };
         drop(tokio::time::timeout(pause, strong.stewards.notified()).await);
-        // Whoever notified may do so often.
-        tokio::time::sleep(pause.min(SOON)).await;
-        pause = if tend(&strong, &entrance).await { LATER } else { SOON };
+        // Whoever notified may do so often. Clients that found a quorum at the same time come apart.
+        tokio::time::sleep(pause.min(PAUSE.clone().jittered())).await;
+        pause = if steward.tend(&strong).await { LATER } else { SOON };
         strong.sweep();
     }
 }
 
-/// Looks at all members once. True: nothing is left to do.
-async fn tend(quorum: &Arc<Quorum>, entrance: &Entrance) -> bool {
-    for link in &quorum.links {
-        if link.store().is_none() {
-            connect(quorum, entrance, link).await;
-        }
-    }
-    let absent = quorum.links.iter().filter(|link| !link.votes(&quorum.identity)).count();
-    if absent == 0 {
-        return true;
-    }
-    for link in &quorum.links {
-        if !link.votes(&quorum.identity) && link.store().is_some() {
-            // A member that does not answer is looked at again soon.
-            drop(begin_watch(quorum, link).await);
-        }
-    }
-    let voters = quorum.links.len() - absent;
-    let result = if voters >= quorum.majority.needed() { rejoin(quorum).await } else { found(quorum).await };
-    if let Err(error) = result {
-        tracing::debug!(%error, "members do not vote yet");
-    }
-    false
+/// Reads what a member is, and takes note of it.
+async fn look(
+    quorum: &Quorum,
+    link: &Link,
+    entrance: &Entrance,
+) -> Result<(MemberState, Standing), StoreError> {
+    let slow = |_| StoreError::new(StoreErrorKind::Unreachable, "it is too slow");
+    let asked = tokio::time::timeout(quorum.request_limit, link.member()?.state()).await;
+    let state = asked.map_err(slow).flatten()?;
+    quorum.learn(link, &state.membership);
+    link.is_at(quorum.clock.now(), &state, &quorum.identity);
+    let standing = quorum.identity.standing(link.index, &label(quorum, link, entrance), &state.membership);
+    Ok((state, standing))
 }
 
-async fn connect(quorum: &Arc<Quorum>, entrance: &Entrance, link: &Link) {
-    let entered = tokio::time::timeout(quorum.request_limit, entrance.clone().enter(link.index)).await;
-    match entered {
-        Ok(Ok(found)) => {
-            let is_ours = Record::of(&found.state.membership)
-                .is_none_or(|record| record.quorum == quorum.identity)
-                && *quorum.identity.members[link.index] == *found.store.id();
-            if !is_ours {
-                let why =
-                    "it is another server than the quorum was founded with, or belongs to another quorum";
-                return link.failed(&crate::settings::config(why));
-            }
-            greet(quorum, found);
-        }
-        Ok(Err(error)) => link.failed(&error),
-        Err(_) => {}
-    }
-}
-
-/// Reads what a member is, and takes note of its vote.
-async fn look(quorum: &Quorum, link: &Link) -> Result<(MemberState, Vote), StoreError> {
-    let state = link.member()?.state().await?;
-    let vote = link.is_at(quorum.clock.now(), &state, &quorum.identity);
-    Ok((state, vote))
-}
-
-/// Gives a member that does not vote a record that is like no other.
-async fn begin_watch(quorum: &Quorum, link: &Link) -> Result<(), StoreError> {
-    let (state, vote) = look(quorum, link).await?;
-    if vote != Vote::None {
-        return Ok(());
-    }
-    let is_watched = |record: &Record| record.quorum == quorum.identity && record.voter.is_none();
-    match Record::of(&state.membership) {
-        Some(record) if record.quorum != quorum.identity => {
-            let why = "it belongs to another quorum; remove its record, or use the same URL everywhere";
-            let error = crate::settings::config(why);
-            link.failed(&error);
-            return Err(error);
-        }
-        Some(record) if is_watched(&record) => return Ok(()),
-        _ => {}
-    }
-    tracing::info!(
-        member = link.shown(),
-        "does not vote; it will after it was watched for the longest lease"
-    );
-    mark(&quorum.identity, link, &state).await?;
-    look(quorum, link).await?;
-    Ok(())
-}
-
-/// Writes a record without a vote.
-pub(crate) async fn mark(quorum: &Identity, link: &Link, state: &MemberState) -> Result<bool, StoreError> {
-    // No vote counts by this number: it only makes the record unique.
-    let since = GrantNumber::from_str_radix(&KeeperId::random().to_string()[..12], 16).unwrap_or_default();
-    let record = Record { quorum: quorum.clone(), since, voter: None };
-    enrol(link, &state.membership, &record, state.high_water + ROOM).await
+/// What the server counts as that a link leads to.
+fn label(quorum: &Quorum, link: &Link, entrance: &Entrance) -> Arc<str> {
+    entrance.label(&quorum.identity.identity(), link.index, &link.shown())
 }
 
 async fn enrol(
@@ -145,57 +101,22 @@ async fn enrol(
     link.member()?.enrol(&Enrolment { expected: expected.clone(), record, high_water }).await
 }
 
-/// Whether a member was seen with this membership, which has no vote, for longer than any lease.
-fn is_watched(quorum: &Quorum, link: &Link, membership: &Membership) -> bool {
-    let now = quorum.clock.now();
-    let marked = Record::of(membership).is_some_and(|record| record.quorum == quorum.identity);
-    let watched = link
-        .watched()
-        .is_some_and(|(watched, since)| watched == *membership && now.since(since) > quorum.watch_time());
-    marked && watched
+/// Writes a record without a vote. Its seat is new, so it is like no other. It says when that was, for people.
+pub(crate) async fn mark(quorum: &Identity, link: &Link, state: &MemberState) -> Result<bool, StoreError> {
+    let record = Record { quorum: quorum.clone(), own: link.index, since: state.wall, voter: None };
+    enrol(link, &state.membership, &record, state.high_water + ROOM).await
 }
 
-/// Has members vote again, with a mark above those of a majority of others.
-async fn rejoin(quorum: &Quorum) -> Result<(), StoreError> {
-    for link in quorum.links.iter().filter(|link| link.watched().is_some()) {
-        // One that does not answer keeps no other from voting.
-        let Ok((state, vote)) = look(quorum, link).await else { continue };
-        if vote != Vote::None || !is_watched(quorum, link, &state.membership) {
-            continue;
-        }
-        let mut marks = Vec::new();
-        for other in quorum.links.iter().filter(|other| other.index != link.index) {
-            if let Ok((state, Vote::Since(_))) = look(quorum, other).await {
-                marks.push(state.high_water);
-            }
-        }
-        if marks.len() < quorum.majority.needed() {
-            return Ok(());
-        }
-        let mark = marks.into_iter().max().unwrap_or(0).max(state.high_water) + ROOM;
-        drop(begin_to_vote(quorum, link, &state.membership, mark).await);
-    }
-    Ok(())
-}
-
-/// Has all members vote, if too few do: the quorum is new, or too many members have lost their data. All members have its
-/// record before the first one votes.
-async fn found(quorum: &Quorum) -> Result<(), StoreError> {
-    let mut states = Vec::new();
-    for link in &quorum.links {
-        let (state, vote) = look(quorum, link).await?;
-        if vote == Vote::None && !is_watched(quorum, link, &state.membership) {
-            return Ok(());
-        }
-        states.push((link, state, vote));
-    }
-    let mark = founding_mark(states.iter().map(|(_, state, _)| state));
-    for (link, state, vote) in states {
-        if vote == Vote::None {
-            begin_to_vote(quorum, link, &state.membership, mark).await?;
-        }
-    }
-    Ok(())
+/// Writes a record with a vote.
+pub(crate) async fn vote(
+    quorum: &Identity,
+    link: &Link,
+    membership: &Membership,
+    since: GrantNumber,
+) -> Result<bool, StoreError> {
+    let voter = Some(membership.incarnation.clone());
+    let record = Record { quorum: quorum.clone(), own: link.index, since, voter };
+    enrol(link, membership, &record, since).await
 }
 
 /// The mark that members begin with: above all marks, and not below the median of the clocks.
@@ -210,26 +131,283 @@ pub(crate) fn founding_mark<'a>(states: impl Iterator<Item = &'a MemberState>) -
     marks.max(median) + ROOM
 }
 
-async fn begin_to_vote(
-    quorum: &Quorum,
-    link: &Link,
-    membership: &Membership,
-    mark: GrantNumber,
-) -> Result<(), StoreError> {
-    if vote(&quorum.identity, link, membership, mark).await? {
-        tracing::info!(member = link.shown(), "votes");
-    }
-    look(quorum, link).await?;
-    Ok(())
+/// Whether a member was seen with this membership for longer than any lease.
+fn is_watched(quorum: &Quorum, link: &Link, membership: &Membership) -> bool {
+    let now = quorum.clock.now();
+    let seen = link.membership();
+    seen.is_some_and(|(seen, since)| seen == *membership && now.since(since) > quorum.watch_time())
 }
 
-/// Writes a record with a vote.
-pub(crate) async fn vote(
-    quorum: &Identity,
-    link: &Link,
-    membership: &Membership,
-    since: GrantNumber,
-) -> Result<bool, StoreError> {
-    let record = Record { quorum: quorum.clone(), since, voter: Some(membership.incarnation.clone()) };
-    enrol(link, membership, &record, since).await
+impl Steward {
+    pub(crate) fn new(entrance: Entrance, members: usize) -> Self {
+        let (free, said, seats) = (vec![None; members], vec![None; members], vec![(None, None); members]);
+        Self { entrance, free, seats, said }
+    }
+
+    /// Takes note of seats that others have changed.
+    fn note_seats(&mut self, quorum: &Quorum) {
+        for (place, (seat, changed)) in self.seats.iter_mut().enumerate() {
+            let now = quorum.identity.seat(place);
+            if seat.is_some() && *seat != now && self.free[place] != now {
+                *changed = Some(quorum.clock.now());
+            }
+            *seat = now;
+        }
+    }
+
+    /// Whether the server that was seated at a place last should have had the time to vote. Clients that reach different
+    /// servers there would otherwise take the place from each other all the time.
+    fn had_time(&self, quorum: &Quorum, place: usize) -> bool {
+        let changed = self.seats[place].1;
+        changed.is_none_or(|changed| quorum.clock.now().since(changed) > 2 * quorum.watch_time())
+    }
+
+    /// Looks at all members once. True: nothing is left to do.
+    pub(crate) async fn tend(&mut self, quorum: &Arc<Quorum>) -> bool {
+        for link in &quorum.links {
+            if link.store().is_none() {
+                self.connect(quorum, link).await;
+            }
+        }
+        let done = |link: &Link| link.votes(&quorum.identity) && !link.lags(&quorum.identity);
+        if quorum.links.iter().all(done) {
+            self.said.fill(None);
+            return true;
+        }
+        for link in quorum.links.iter().filter(|link| link.store().is_some()) {
+            // A member that does not answer is looked at again soon.
+            if !link.votes(&quorum.identity) {
+                drop(look(quorum, link, &self.entrance).await);
+            }
+        }
+        self.note_seats(quorum);
+        let voters = quorum.links.iter().filter(|link| link.votes(&quorum.identity)).count();
+        let result = match voters >= quorum.majority.needed() {
+            true => self.rejoin(quorum).await,
+            false => self.found(quorum).await,
+        };
+        if let Err(error) = result {
+            tracing::debug!(%error, "members do not vote yet");
+        }
+        self.tell(quorum);
+        false
+    }
+
+    async fn connect(&self, quorum: &Arc<Quorum>, link: &Link) {
+        let entered =
+            tokio::time::timeout(quorum.request_limit, self.entrance.clone().enter(link.index)).await;
+        match entered {
+            Ok(Ok(found)) => {
+                let label = self.entrance.label(&quorum.identity.identity(), link.index, found.store.url());
+                let standing = quorum.identity.standing(link.index, &label, &found.state.membership);
+                if let Standing::Refused(why) = standing {
+                    return link.failed(&config(why));
+                }
+                greet(quorum, found);
+            }
+            Ok(Err(error)) => link.failed(&error),
+            Err(_) => {}
+        }
+    }
+
+    /// Says what members are waited for, whenever that changes.
+    fn tell(&mut self, quorum: &Quorum) {
+        let wait = quorum.watch_time();
+        for (link, said) in quorum.links.iter().zip(&mut self.said) {
+            let waits = link.store().is_some() && !link.votes(&quorum.identity);
+            let trouble = link.trouble().map(|error| error.to_string());
+            let what = match (&trouble, waits) {
+                (Some(trouble), _) => Some(trouble.clone()),
+                (None, true) => {
+                    Some(format!("does not vote; it will after it was watched for {}", show(wait)))
+                }
+                (None, false) => None,
+            };
+            if *said == what {
+                continue;
+            }
+            let member = link.shown();
+            match (&what, trouble) {
+                (Some(what), Some(_)) => tracing::warn!(member, "a member of the quorum is missing: {what}"),
+                (Some(what), None) => tracing::info!(member, "a member of the quorum {what}"),
+                (None, _) => tracing::info!(member, "a member of the quorum votes"),
+            }
+            *said = what;
+        }
+    }
+
+    /// Has a member that has its place or gets it know of all these seats. True: it does.
+    async fn update(&self, quorum: &Quorum, link: &Link, wanted: &Identity) -> Result<bool, StoreError> {
+        let (state, standing) = look(quorum, link, &self.entrance).await?;
+        let Some(mut record) = Record::of(&state.membership) else { return Ok(false) };
+        if !matches!(standing, Standing::Votes(_) | Standing::Watched) {
+            return Ok(false);
+        }
+        if record.quorum.join(wanted).is_empty() {
+            return Ok(true);
+        }
+        let updated = enrol(link, &state.membership, &record, state.high_water + ROOM).await?;
+        look(quorum, link, &self.entrance).await?;
+        Ok(updated)
+    }
+
+    /// The seat for the server at this place.
+    fn new_seat(&mut self, quorum: &Quorum, link: &Link) -> Option<Seat> {
+        let now = quorum.identity.seat(link.index)?;
+        // One that others know of already, and that no server has, is as good as a new one.
+        let free = self.free[link.index].take().filter(|free| *free == now);
+        let seat = free.unwrap_or_else(|| now.next(&link.shown()));
+        self.free[link.index] = Some(seat.clone());
+        Some(seat)
+    }
+
+    /// Writes a record without a vote into a member that gets a new seat.
+    async fn mark(
+        &mut self,
+        quorum: &Quorum,
+        identity: &Identity,
+        link: &Link,
+        state: &MemberState,
+    ) -> Result<(), StoreError> {
+        let marked = mark(identity, link, state).await;
+        // A server that may have the seat keeps others from it.
+        if !matches!(&marked, Ok(false)) && !matches!(&marked, Err(error) if !error.maybe_applied()) {
+            self.free[link.index] = None;
+        }
+        if marked? {
+            self.seats[link.index] = (identity.seats.get(link.index).cloned(), None);
+        }
+        look(quorum, link, &self.entrance).await?;
+        Ok(())
+    }
+
+    /// Gives a member a new seat, which a majority of others know of before it does.
+    async fn seat(&mut self, quorum: &Quorum, link: &Link, state: &MemberState) -> Result<(), StoreError> {
+        let Some(seat) = self.new_seat(quorum, link) else { return Ok(()) };
+        let mut wanted = quorum.identity.identity();
+        wanted.seats[link.index] = seat.clone();
+        let mut told = 0;
+        for other in quorum.links.iter().filter(|other| other.index != link.index) {
+            if other.votes(&quorum.identity) && matches!(self.update(quorum, other, &wanted).await, Ok(true))
+            {
+                told += 1;
+            }
+        }
+        // Somebody else may have made a later seat meanwhile.
+        let identity = quorum.identity.identity();
+        if told < quorum.majority.needed() || identity.seats[link.index] != seat {
+            return Ok(());
+        }
+        self.mark(quorum, &identity, link, state).await
+    }
+
+    /// Seats members that have no place, and has those vote that were watched, with marks above those of a majority of
+    /// others.
+    async fn rejoin(&mut self, quorum: &Quorum) -> Result<(), StoreError> {
+        let identity = quorum.identity.identity();
+        for link in quorum.links.iter().filter(|link| link.votes(&quorum.identity)) {
+            if link.lags(&quorum.identity) {
+                drop(self.update(quorum, link, &identity).await);
+            }
+        }
+        for link in quorum.links.iter().filter(|link| link.store().is_some()) {
+            if link.votes(&quorum.identity) {
+                continue;
+            }
+            // One that does not answer keeps no other from voting.
+            let Ok((state, standing)) = look(quorum, link, &self.entrance).await else { continue };
+            let watched = is_watched(quorum, link, &state.membership);
+            let done = match standing {
+                Standing::Vacant if self.had_time(quorum, link.index) => {
+                    self.seat(quorum, link, &state).await
+                }
+                Standing::Outdated if watched && self.had_time(quorum, link.index) => {
+                    self.seat(quorum, link, &state).await
+                }
+                Standing::Watched if watched => self.vote_again(quorum, link, &state).await,
+                Standing::Refused(why) => Err(config(why)),
+                _ => Ok(()),
+            };
+            if let Err(error) = done {
+                link.failed(&error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a member vote that was watched, with a mark above those of a majority of others that know of its seat.
+    async fn vote_again(&self, quorum: &Quorum, link: &Link, state: &MemberState) -> Result<(), StoreError> {
+        let seat = quorum.identity.seat(link.index);
+        let mut marks = Vec::new();
+        for other in quorum.links.iter().filter(|other| other.index != link.index) {
+            let Ok((state, Standing::Votes(_))) = look(quorum, other, &self.entrance).await else { continue };
+            let knows = |record: Record| record.quorum.seats.get(link.index) == seat.as_ref();
+            if Record::of(&state.membership).is_some_and(knows) {
+                marks.push(state.high_water);
+            }
+        }
+        if marks.len() < quorum.majority.needed() || quorum.identity.seat(link.index) != seat {
+            return Ok(());
+        }
+        let mark = marks.into_iter().max().unwrap_or(0).max(state.high_water) + ROOM;
+        vote(&quorum.identity.identity(), link, &state.membership, mark).await?;
+        look(quorum, link, &self.entrance).await?;
+        Ok(())
+    }
+
+    /// Has all members vote, if too few do: the quorum is new, or too many members have lost their data. All members have a
+    /// record with the same seats before the first one votes.
+    async fn found(&mut self, quorum: &Quorum) -> Result<(), StoreError> {
+        let mut all = Vec::new();
+        for link in &quorum.links {
+            let (state, standing) = look(quorum, link, &self.entrance).await?;
+            if let Standing::Refused(why) = standing {
+                let error = config(why);
+                link.failed(&error);
+                return Err(error);
+            }
+            all.push((link, state, standing));
+        }
+        let is_seated = |standing: &Standing| matches!(standing, Standing::Votes(_) | Standing::Watched);
+        let mut identity = quorum.identity.identity();
+        for (link, _, _) in all.iter().filter(|(_, _, standing)| !is_seated(standing)) {
+            identity.seats[link.index] = self.new_seat(quorum, link).unwrap_or_else(|| Seat::empty(""));
+        }
+        let mut updated = true;
+        for (link, _, _) in all.iter().filter(|(_, _, standing)| is_seated(standing)) {
+            let lagged = link.lags(&quorum.identity);
+            updated &= self.update(quorum, link, &identity).await? && !lagged;
+        }
+        // Somebody else may have made later seats meanwhile.
+        if !updated || !identity.clone().join(&quorum.identity.identity()).is_empty() {
+            return Ok(());
+        }
+        let vacant: Vec<_> = all.iter().filter(|(_, _, standing)| !is_seated(standing)).collect();
+        for (link, state, _) in &vacant {
+            self.mark(quorum, &identity, link, state).await?;
+        }
+        if vacant.is_empty() { self.vote_all(quorum, &identity, &all).await } else { Ok(()) }
+    }
+
+    /// Has all members vote that do not, if all of these were watched for long enough.
+    async fn vote_all(
+        &self,
+        quorum: &Quorum,
+        identity: &Identity,
+        all: &[(&Link, MemberState, Standing)],
+    ) -> Result<(), StoreError> {
+        let waits = || all.iter().filter(|(_, _, standing)| *standing == Standing::Watched);
+        let are_same = all.iter().all(|(_, state, _)| {
+            Record::of(&state.membership).is_some_and(|record| record.quorum == *identity)
+        });
+        if !are_same || !waits().all(|(link, state, _)| is_watched(quorum, link, &state.membership)) {
+            return Ok(());
+        }
+        let mark = founding_mark(all.iter().map(|(_, state, _)| state));
+        for (link, state, _) in waits() {
+            vote(identity, link, &state.membership, mark).await?;
+            look(quorum, link, &self.entrance).await?;
+        }
+        Ok(())
+    }
 }

@@ -128,6 +128,14 @@ impl AtMember {
         }
     }
 
+    /// The hold there does not count any more.
+    pub(super) fn forget(&mut self) {
+        if self.place == Place::Held {
+            self.place = Place::Gone;
+        }
+        self.raising = None;
+    }
+
     /// Where the contender is. A hold is over when its deadline has passed.
     pub(super) fn place(&self, now: BootTime) -> Place {
         match self.hold {

@@ -242,6 +242,31 @@ fn replacement() -> World {
     World { marks, records, replaces: true, lease: 1, last_tick: 2, prefix, ..World::of(vec![old, new]) }
 }
 
+/// Another server is seated at the first place, while a client still reaches the one before. The others count for both. The
+/// client holds by members 0 and 1. Members 1 and 2 know of the new server since tick 0, and the client renews at tick 2.
+fn new_seat() -> World {
+    let old = Who { renewals: 1, leaves: false, ..Who::exclusive() };
+    let new =
+        Who { members: vec![3, 2, 1], quorum: Quorum::Other, begins: 9, leaves: false, ..Who::exclusive() };
+    let prefix = vec![
+        Step::Begin(0),
+        Step::Do(0, 0),
+        Step::Do(0, 1),
+        Step::Record(1),
+        Step::Record(2),
+        Step::Tick,
+        Step::Tick,
+        Step::Renew(0),
+    ];
+    World { learns: true, lease: 3, last_tick: 4, clients: vec![old, new], prefix, ..replacement() }
+}
+
+/// The same, and nobody knows of the new server yet.
+fn seating() -> World {
+    let old = Who { renewals: 1, leaves: false, ..Who::exclusive() };
+    World { learns: true, clients: vec![old, replacement().clients[1].clone()], ..replacement() }
+}
+
 /// Two permits and three that want one, each with another gate.
 fn semaphore() -> World {
     let permit = |members: [usize; 3]| Who { members: members.into(), leaves: false, ..Who::reader() };
@@ -312,6 +337,17 @@ fn quorums_that_share_members_are_sound() {
 #[test]
 fn a_replacement_is_sound() {
     prove("replacement", replacement());
+}
+
+#[test]
+fn a_new_seat_is_sound() {
+    prove("a new seat", new_seat());
+}
+
+#[test]
+fn counting_two_servers_at_one_place_is_refuted() {
+    refute(new_seat().with(Fault::CountsBoth), EXCLUSION);
+    refute(seating().with(Fault::ReplaceAtOnce), EXCLUSION);
 }
 
 #[test]

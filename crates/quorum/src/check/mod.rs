@@ -64,4 +64,6 @@ enum Fault {
     ReplaceAtOnce,
     /// A member votes for a quorum before all its members have its record.
     FoundOneByOne,
+    /// A client that hears of another server at a place still counts what the one before has said.
+    CountsBoth,
 }

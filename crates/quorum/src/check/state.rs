@@ -43,6 +43,8 @@ impl Packet {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Client {
+    /// Who it believes to have the places.
+    pub(super) quorum: Quorum,
     pub(super) attempt: Attempt,
     pub(super) seq: u64,
     pub(super) gave_way: u8,
@@ -132,17 +134,35 @@ impl State {
     pub(super) fn arrive(&mut self, world: &World, packet: &Packet) -> Packet {
         let What::Request { request, claims_until } = packet.what else { unreachable!("a request") };
         let who = &world.clients[packet.client];
+        let member = who.members[packet.member];
+        self.learn(world, packet.client, member);
+        // Those who stay have the same seat in both.
+        let stays = world.learns && (1..world.records.len() - 1).contains(&member);
+        let own = self.members[member].record.filter(|_| stays).map(|record| record.quorum);
         let asker = Asker {
             contender: contender(packet.client, packet.seq),
             units: who.units,
             capacity: world.capacity,
             lease: super::TICK * world.lease,
-            quorum: who.quorum,
+            quorum: own.unwrap_or(self.clients[packet.client].quorum),
             claims_until,
         };
-        let member = who.members[packet.member];
         let said = self.members[member].process(self.tick, &asker, request, world.fault);
         Packet { what: What::Answer(said), ..packet.clone() }
+    }
+
+    /// A client that is answered by a member that knows of the new server forgets what the one before has said.
+    fn learn(&mut self, world: &World, client: usize, member: usize) {
+        let (record, client) = (self.members[member].record, &mut self.clients[client]);
+        if !world.learns || client.quorum == Quorum::Other {
+            return;
+        }
+        if record.is_some_and(|record| record.quorum == Quorum::Other) {
+            client.quorum = Quorum::Other;
+            if world.fault != Fault::CountsBoth {
+                client.attempt.forget(0);
+            }
+        }
     }
 
     /// A client takes an answer, and sends what comes next.

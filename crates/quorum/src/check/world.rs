@@ -53,6 +53,8 @@ pub(super) struct World {
     pub(super) evicts: bool,
     /// Whether the first member is replaced by the last.
     pub(super) replaces: bool,
+    /// Whether the others count for both quorums meanwhile, and clients of the old one learn of the new one from them.
+    pub(super) learns: bool,
     /// Whether the quorums have to be founded first.
     pub(super) founds: bool,
     /// How many raises get no answer in time, although they may still arrive.
@@ -79,6 +81,8 @@ pub(super) enum Step {
     Watch(usize),
     GiveWay(usize),
     Remove(usize),
+    /// A member learns of another quorum.
+    Record(usize),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -160,6 +164,7 @@ impl World {
             gate_changes: 0,
             evicts: false,
             replaces: false,
+            learns: false,
             founds: false,
             silences: 0,
             bumps: 0,
@@ -375,6 +380,7 @@ impl Model for World {
                 .collect(),
             clients: (0..self.clients.len())
                 .map(|client| Client {
+                    quorum: self.clients[client].quorum,
                     attempt: self.attempt(client),
                     seq: 0,
                     gave_way: 0,
@@ -530,6 +536,7 @@ impl World {
                 Step::Watch(member) => Action::Watch(member),
                 Step::GiveWay(client) => Action::GiveWay(client),
                 Step::Remove(member) => Action::Remove(member),
+                Step::Record(member) => Action::Record(member, Quorum::Other),
                 Step::Do(client, member) => Action::Exchange(oldest(client, member)),
                 Step::Arrive(client, member) => Action::Arrive(oldest(client, member)),
             };

@@ -11,7 +11,7 @@ use std::{
 use lockkeeper_core::{
     StoreError, StoreErrorKind,
     clock::BootTime,
-    store::{Answer, MemberAnswers, Renew, Topic, Verdict, Wake},
+    store::{Answer, MemberAnswers, Membership, Renew, StoreTime, Topic, Verdict, Wake},
     support::backoff::Backoff,
 };
 
@@ -113,8 +113,7 @@ impl Quorum {
             batch.iter().filter_map(|one| one.contest.request(link, &one.ask, sent)).collect();
         let asked = async { link.member()?.apply(&requests).await };
         let MemberAnswers { membership, answers } = self.ask(link, asked).await?;
-        let vote = link.answered(self.clock.now(), answers.now, &membership, &self.identity);
-        self.saw_vote(vote);
+        let vote = self.heard(link, self.clock.now(), answers.now, &membership);
         answers.each.iter().for_each(|answer| self.saw_number(answer));
         Ok((vote, answers.each))
     }
@@ -126,8 +125,7 @@ impl Quorum {
         match self.ask(link, asked).await {
             Ok(answered) => {
                 let (now, answers) = (self.clock.now(), answered.answers);
-                let vote = link.answered(now, answers.now, &answered.membership, &self.identity);
-                self.saw_vote(vote);
+                let vote = self.heard(link, now, answers.now, &answered.membership);
                 for (one, answer) in batch.iter().zip(answers.each) {
                     one.contest.take_renewed(&one.ask, sent, vote, answer);
                 }
@@ -137,9 +135,27 @@ impl Quorum {
         }
     }
 
-    fn saw_vote(&self, vote: Vote) {
+    /// A member answered. What it knows of seats is learned before its answer counts. All answers are taken by the
+    /// keeper's thread, so none that was judged before is taken after.
+    fn heard(&self, link: &Link, received: BootTime, now: StoreTime, membership: &Membership) -> Vote {
+        self.learn(link, membership);
+        let vote = link.answered(received, now, membership, &self.identity);
         if vote == Vote::None {
             self.stewards.notify_one();
+        }
+        vote
+    }
+
+    /// Learns who has which place. What the server said that had it before does not count any more: others count the votes
+    /// of the new one as soon as the grants are over that it does not know of.
+    pub(crate) fn learn(&self, link: &Link, membership: &Membership) {
+        if link.knows(membership) {
+            return;
+        }
+        for place in self.identity.learn(membership) {
+            for contest in self.contests_of(None) {
+                contest.state().attempt.forget(place);
+            }
         }
     }
 

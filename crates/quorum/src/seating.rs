@@ -1,0 +1,184 @@
+//! Who has the places of a quorum, as one client knows it, and what that makes of a member.
+//!
+//! A client only ever learns of later seats. Whoever is told of one forgets what the server before it has said: see
+//! [`Quorum::learn`](crate::quorum::Quorum::learn).
+
+use std::{
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkeeper_core::{
+    GrantNumber,
+    store::Membership,
+    support::{self, duration::show},
+};
+
+use crate::record::{Identity, Record, Seat, Vote};
+
+/// Who has which place.
+#[derive(Debug)]
+pub(crate) struct Seating {
+    pub(crate) max_lease: Duration,
+    identity: Mutex<Identity>,
+    /// Grows with every change.
+    version: AtomicU64,
+}
+
+/// What a server is for the quorum at the place where a client reaches it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// It has the place and votes, since this mark.
+    Votes(GrantNumber),
+    /// It has the place, and will vote when it was watched for long enough.
+    Watched,
+    /// It has no seat that counts: it is new, or may have lost its data.
+    Vacant,
+    /// It votes with a seat that another one has taken over.
+    Outdated,
+    /// It cannot have the place, and why.
+    Refused(String),
+}
+
+impl Seating {
+    pub(crate) fn new(identity: Identity) -> Self {
+        Self { max_lease: identity.max_lease, identity: Mutex::new(identity), version: AtomicU64::new(0) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Identity> {
+        support::lock(&self.identity)
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.lock().clone()
+    }
+
+    pub(crate) fn seat(&self, place: usize) -> Option<Seat> {
+        self.lock().seats.get(place).cloned()
+    }
+
+    /// Grows with every change.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Takes over later seats from the record of a member, and says at which places.
+    pub(crate) fn learn(&self, membership: &Membership) -> Vec<usize> {
+        let Some(record) = Record::of(membership) else { return Vec::new() };
+        let mut identity = self.lock();
+        if !identity.is_same_quorum(&record.quorum) {
+            return Vec::new();
+        }
+        let changed = identity.join(&record.quorum);
+        if !changed.is_empty() {
+            self.version.fetch_add(1, Ordering::AcqRel);
+        }
+        changed
+    }
+
+    /// What the server with this membership is at `place`, where it is reached as `label`.
+    pub(crate) fn standing(&self, place: usize, label: &str, membership: &Membership) -> Standing {
+        standing(&self.lock(), place, label, membership)
+    }
+
+    /// Whether the server with this membership votes at `place`.
+    pub(crate) fn vote(&self, place: usize, membership: &Membership) -> Vote {
+        let Some(record) = Record::of(membership) else { return Vote::None };
+        let identity = self.lock();
+        let votes = identity.is_same_quorum(&record.quorum)
+            && record.own == place
+            && identity.seats.get(place) == Some(record.seat())
+            && record.voter.as_ref() == Some(&membership.incarnation);
+        if votes { Vote::Since(record.since) } else { Vote::None }
+    }
+}
+
+/// What the server with this membership is at `place`, where it is reached as `label`.
+pub(crate) fn standing(identity: &Identity, place: usize, label: &str, membership: &Membership) -> Standing {
+    let Some(seat) = identity.seats.get(place) else {
+        return Standing::Refused("the quorum has fewer members".into());
+    };
+    let is_known = *seat.label == *label || seat.turn == 0;
+    let vacant = || match is_known {
+        true => Standing::Vacant,
+        false => Standing::Refused(format!(
+            "member {} of the quorum is {} by now; name that one in the URL, or have this one take its place with \
+             `lockkeeper quorum replace`",
+            place + 1,
+            seat.label
+        )),
+    };
+    let Some(text) = &membership.record else { return vacant() };
+    let Some(record) = Record::parse(text) else {
+        return Standing::Refused(
+            "it has a record of another version; use the same version everywhere".into(),
+        );
+    };
+    let votes = record.voter.as_ref() == Some(&membership.incarnation);
+    let other = |why: String| {
+        Standing::Refused(format!("it belongs to another quorum: {why}; use the same URL everywhere"))
+    };
+    if record.quorum.max_lease != identity.max_lease {
+        return other(format!("its max_lease is {}", show(record.quorum.max_lease)));
+    }
+    if !record.quorum.is_same_quorum(identity) {
+        return other("it has other members than the rest".into());
+    }
+    if record.own != place {
+        return other("it has the same members in another order".into());
+    }
+    match record.seat() == seat {
+        true if votes => Standing::Votes(record.since),
+        true if record.voter.is_none() => Standing::Watched,
+        true => vacant(),
+        false if votes && is_known => Standing::Outdated,
+        false => vacant(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn membership(record: &Record, incarnation: &str) -> Membership {
+        Membership { record: Some(record.to_string().into()), incarnation: incarnation.into() }
+    }
+
+    #[test]
+    fn a_member_votes_with_its_own_seat_in_its_own_incarnation() {
+        let seats = vec![Seat::empty("a").next("a"), Seat::empty("b").next("b"), Seat::empty("c").next("c")];
+        let quorum = Identity { name: 1, max_lease: Duration::from_secs(60), seats };
+        let seating = Seating::new(quorum.clone());
+        let record = Record { quorum: quorum.clone(), own: 1, since: 7, voter: Some("x".into()) };
+        let standing = |record: &Record| seating.standing(1, "b", &membership(record, "x"));
+        assert_eq!(seating.vote(1, &membership(&record, "x")), Vote::Since(7));
+        assert_eq!(standing(&record), Standing::Votes(7));
+        assert_eq!(seating.vote(1, &membership(&record, "y")), Vote::None, "it has started again");
+        assert_eq!(seating.standing(1, "b", &membership(&record, "y")), Standing::Vacant);
+        assert_eq!(seating.vote(2, &membership(&record, "x")), Vote::None, "it has another place");
+        assert_eq!(standing(&Record { voter: None, ..record.clone() }), Standing::Watched);
+        let other = Identity { name: 2, ..quorum.clone() };
+        assert!(matches!(standing(&Record { quorum: other, ..record.clone() }), Standing::Refused(_)));
+        // Another one takes the place.
+        let mut later = quorum.clone();
+        later.seats[1] = quorum.seats[1].next("b");
+        let told = Record { quorum: later, own: 0, since: 7, voter: None };
+        assert_eq!(seating.learn(&membership(&told, "x")), [1]);
+        assert_eq!(seating.vote(1, &membership(&record, "x")), Vote::None);
+        assert_eq!(standing(&record), Standing::Outdated);
+        assert_eq!(seating.learn(&membership(&record, "x")), [0; 0], "what is older is not learned");
+    }
+
+    #[test]
+    fn a_server_under_another_name_is_no_member_that_lost_its_data() {
+        let seats = vec![Seat::empty("a").next("a")];
+        let seating = Seating::new(Identity { name: 1, max_lease: Duration::from_secs(60), seats });
+        let empty = Membership { record: None, incarnation: "x".into() };
+        assert_eq!(seating.standing(0, "a", &empty), Standing::Vacant);
+        let Standing::Refused(why) = seating.standing(0, "b", &empty) else { panic!("refused") };
+        assert!(why.contains("quorum replace") && why.contains("is a by now"), "{why}");
+    }
+}

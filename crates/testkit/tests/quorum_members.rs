@@ -1,0 +1,85 @@
+//! Members of a quorum that are real servers: what becomes of one that restarts without its data.
+
+use std::time::Duration;
+
+use lockkeeper::Keeper;
+use lockkeeper_testkit::servers::Redis;
+use tokio::time::{sleep, timeout};
+
+const SOON: Duration = Duration::from_secs(40);
+
+fn url(servers: &[Redis]) -> String {
+    let members: Vec<String> = servers.iter().map(Redis::url).collect();
+    format!("quorum:max_lease=2s,lease=2s,{}", members.join(","))
+}
+
+async fn locks(keeper: &Keeper, name: &str) -> bool {
+    match keeper.mutex(name).try_lock().await {
+        Ok(Some(guard)) => guard.release().await.is_ok(),
+        _ => false,
+    }
+}
+
+/// One restarts empty, so that it has another id. A client that starts afterwards is not refused, and has it vote again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_member_that_restarted_empty_votes_again_for_new_clients() {
+    let servers: Vec<Redis> = (0..3).map(|_| Redis::start().expect("started")).collect();
+    lockkeeper::quorum::found_fresh(&url(&servers)).await.expect("founded");
+    let before = lockkeeper::connect(&url(&servers)).await.expect("connected");
+    assert!(locks(&before, "stock").await);
+    before.close().await;
+    servers[1].restart_empty().expect("restarted");
+    let after = lockkeeper::connect(&url(&servers)).await.expect("a new client is not refused");
+    assert!(locks(&after, "stock").await, "two vote");
+    // The two others are needed until it votes.
+    let is_done = async {
+        while !lockkeeper::quorum::show(&url(&servers))
+            .await
+            .expect("shown")
+            .iter()
+            .all(|member| member.votes)
+        {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(SOON, is_done).await.expect("it votes again");
+    servers[0].process().kill();
+    let late = lockkeeper::connect(&url(&servers)).await.expect("two are there");
+    for keeper in [&after, &late] {
+        timeout(SOON, async { while !locks(keeper, "stock").await {} }).await.expect("members 2 and 3 vote");
+    }
+}
+
+/// A dead server is replaced. Clients that name the old one are refused with what to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_member_is_replaced() {
+    let mut servers: Vec<Redis> = (0..4).map(|_| Redis::start().expect("started")).collect();
+    let new = servers.pop().expect("four");
+    let old_url = url(&servers);
+    lockkeeper::quorum::found_fresh(&old_url).await.expect("founded");
+    let before = lockkeeper::connect(&old_url).await.expect("connected");
+    let guard = before.mutex("stock").lock().await.expect("granted");
+    let token = guard.token();
+    let mut told = Vec::new();
+    let (old, tell) = (servers[1].url(), |what: &str| told.push(what.to_owned()));
+    // It still answers, which clients with an old URL notice.
+    lockkeeper::quorum::replace(&old_url, &old, &new.url(), tell).await.expect("replaced");
+    assert!(told.iter().any(|what| what.contains("does not vote")), "{told:?}");
+    assert!(guard.is_held(), "the two others have it all the while");
+    let error = lockkeeper::connect(&old_url).await.map(drop).expect_err("an old URL").to_string();
+    assert!(error.contains("member 2 of the quorum is") && error.contains("name that one"), "{error}");
+    // Once more does nothing.
+    lockkeeper::quorum::replace(&old_url, &old, &new.url(), |_| {}).await.expect("it is done");
+    servers[1] = new;
+    let after = lockkeeper::connect(&url(&servers)).await.expect("connected");
+    assert!(!locks(&after, "stock").await, "it is held");
+    guard.release().await.expect("released");
+    servers[0].process().kill();
+    let guard =
+        timeout(SOON, after.mutex("stock").lock()).await.expect("in time").expect("members 2 and 3 vote");
+    assert!(guard.token() > token);
+    // Without member 1, nobody else can be replaced.
+    let error =
+        lockkeeper::quorum::replace(&url(&servers), "3", &old, |_| {}).await.expect_err("one is down");
+    assert!(error.to_string().contains("could be reached"), "{error}");
+}
