@@ -37,6 +37,8 @@ pub struct Attempt {
     round: Stamp,
     /// The number that a majority is to show. It never falls.
     target: GrantNumber,
+    /// Whether all members are to show the same number, so that another process can go on with the hold.
+    levels: bool,
     phase: Phase,
     #[cfg(test)]
     mistake: Option<Mistake>,
@@ -71,6 +73,7 @@ impl Attempt {
             next_stamp: Stamp(1),
             round: Stamp(0),
             target: 0,
+            levels: false,
             phase: Phase::Asking,
             #[cfg(test)]
             mistake: None,
@@ -78,8 +81,8 @@ impl Attempt {
     }
 
     /// An attempt that goes on with the hold of another process, which was granted this number. It sends nothing but
-    /// renewals and leaves. Members count only if they show exactly this number, because it is not known whether others
-    /// share the hold.
+    /// renewals and leaves. Members count only if they all show the same number, and not a lower one. A member that has
+    /// granted anew meanwhile, to a late copy of a claim, shows another one: whoever held in between had a higher number.
     pub fn adopt(majority: Majority, number: GrantNumber) -> Self {
         let mut attempt = Self::new(majority, Sharing::Shared, 0);
         (attempt.phase, attempt.target) = (Phase::Adopting { number }, number);
@@ -147,7 +150,11 @@ impl Attempt {
         self.count(now);
         match self.phase {
             Phase::Asking => self.next_while_asking(now),
-            Phase::Holding { .. } => self.create_again(now),
+            Phase::Holding { .. } => {
+                let mut asks = self.create_again(now);
+                asks.extend(self.level(now));
+                asks
+            }
             Phase::Adopting { .. } | Phase::Ended(_) => Vec::new(),
         }
     }
@@ -165,7 +172,7 @@ impl Attempt {
                 asks
             }
             Place::Held => {
-                let mut asks = self.raise(now);
+                let mut asks = self.raise_to(self.target, now);
                 asks.extend(others.into_iter().filter_map(|member| self.enter(member, now)));
                 asks
             }
@@ -186,11 +193,11 @@ impl Attempt {
         (free && self.waits && !at.is_claiming()).then(|| self.claim(member, true))
     }
 
-    /// Raises numbers below the target, and those from before the member voted, where that is not under way.
-    fn raise(&mut self, now: BootTime) -> Vec<Ask> {
+    /// Raises numbers below this one, and those from before the member voted, where that is not under way.
+    fn raise_to(&mut self, number: GrantNumber, now: BootTime) -> Vec<Ask> {
         let low = (0..self.members.len()).filter_map(|member| {
             let at = &self.members[member];
-            let to = at.low(self.target, now).filter(|to| !at.is_raising(*to))?;
+            let to = at.low(number, now).filter(|to| !at.is_raising(*to))?;
             Some((member, to))
         });
         let low: Vec<(usize, GrantNumber)> = low.collect();
@@ -215,6 +222,23 @@ impl Attempt {
         gone.into_iter().map(|member| self.claim(member, false)).collect()
     }
 
+    /// From now on, all members are to show the same number.
+    pub fn begin_to_level(&mut self) {
+        self.levels = true;
+    }
+
+    /// The number that all members are to show: the highest of them. Only of an exclusive hold, because others take the
+    /// number that a member shows for the floor that they must not exceed.
+    fn top(&self, now: BootTime) -> Option<GrantNumber> {
+        let levels = self.levels && self.sharing == Sharing::Exclusive;
+        self.members.iter().filter(|_| levels).filter_map(|at| at.vote(now)).map(|vote| vote.number).max()
+    }
+
+    /// Raises numbers below the highest.
+    fn level(&mut self, now: BootTime) -> Vec<Ask> {
+        self.top(now).map_or_else(Vec::new, |top| self.raise_to(top, now))
+    }
+
     /// Asks again at every member where it waits in line.
     pub fn ask_again(&mut self, now: BootTime) -> Vec<Ask> {
         let in_line = |at: &AtMember| at.place(now) == Place::InLine && !at.is_claiming();
@@ -228,7 +252,8 @@ impl Attempt {
         self.round = self.next_stamp;
         let (everywhere, at_least) = match self.phase {
             Phase::Asking => (false, 0),
-            Phase::Holding { number, .. } | Phase::Adopting { number } => (true, number),
+            Phase::Holding { .. } => (true, self.top(now).unwrap_or(0).max(self.target)),
+            Phase::Adopting { number } => (true, number),
             Phase::Ended(_) => return Vec::new(),
         };
         let asked = |at: &AtMember| match at.place(now) {
@@ -268,7 +293,7 @@ impl Attempt {
     /// not tell its floor, and nothing was changed.
     pub fn share(&mut self, now: BootTime) -> bool {
         let before = std::mem::replace(&mut self.sharing, Sharing::Shared);
-        let enough = self.hold(now).is_some();
+        let enough = self.hold(now).is_some_and(|hold| hold.number == self.target);
         if !enough {
             self.sharing = before;
         }
@@ -281,9 +306,11 @@ impl Attempt {
         self.hold(now).is_some() && confirmed >= self.majority.needed()
     }
 
-    /// How many members have answered in the latest round of renewals.
-    pub fn heard_in_round(&self) -> usize {
-        self.members.iter().filter(|at| at.heard >= self.round).count()
+    /// Whether so many members have said in the latest round of renewals that they do not have it, or have no vote, that the
+    /// others are no majority.
+    pub fn is_refuted(&self, now: BootTime) -> bool {
+        let against = |at: &&AtMember| at.heard >= self.round && !at.counts(now);
+        self.members.len() - self.members.iter().filter(against).count() < self.majority.needed()
     }
 
     /// How many members have ever answered.

@@ -107,6 +107,13 @@ impl Note {
     }
 }
 
+/// When a request was sent, and when its answer came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) sent: BootTime,
+    pub(crate) received: BootTime,
+}
+
 /// What became of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
@@ -244,8 +251,10 @@ impl Contest {
     }
 
     /// Takes an answer to a claim or leave.
-    pub(crate) fn take(&self, ask: &Ask, sent: BootTime, vote: Vote, answer: Answer) -> Taken {
-        let mut state = self.state();
+    pub(crate) fn take(&self, ask: &Ask, at: Moment, vote: Vote, answer: Answer) -> Taken {
+        let (mut state, sent) = (self.state(), at.sent);
+        // A hold whose time is over stays lost, whatever comes now.
+        state.attempt.count(at.received);
         let in_line = matches!(ask.request, Request::Claim { queue: true, .. });
         let (said, note) = match answer {
             Answer::Claim(Verdict::Granted(grant)) => (held(&grant, vote), granted(vote)),
@@ -292,8 +301,9 @@ impl Contest {
     }
 
     /// Takes an answer to a renewal.
-    pub(crate) fn take_renewed(&self, ask: &Ask, sent: BootTime, vote: Vote, answer: Renewed) {
-        let mut state = self.state();
+    pub(crate) fn take_renewed(&self, ask: &Ask, at: Moment, vote: Vote, answer: Renewed) {
+        let (mut state, sent) = (self.state(), at.sent);
+        state.attempt.count(at.received);
         state.is_answered(ask.member);
         let (said, note) = match answer {
             Renewed::Held(grant) => (held(&grant, vote), granted(vote)),

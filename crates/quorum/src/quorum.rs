@@ -19,7 +19,7 @@ use lockkeeper_core::{
     Capability, ContenderId, GrantNumber, Name, Units,
     clock::{BootTime, Clock},
     deadline::margin,
-    store::{Claim, Leave, Topic, Wake, WakeSink},
+    store::{Attachment, Claim, Leave, Topic, Wake, WakeSink},
     support,
 };
 use tokio::{runtime::Handle, sync::Notify};
@@ -150,7 +150,10 @@ impl Quorum {
         }
         let sharing = if claim.units == Units::All { Sharing::Exclusive } else { Sharing::Shared };
         let attempt = Attempt::new(self.majority, sharing, self.gate(&claim.name));
-        let attempt = if claim.queue { attempt } else { attempt.trying() };
+        let mut attempt = if claim.queue { attempt } else { attempt.trying() };
+        if claim.attachment == Attachment::Detached {
+            attempt.begin_to_level();
+        }
         let renewal = Renewal { lease: claim.lease, lower_to: None, detach: false };
         let (name, contender, members) = (claim.name.clone(), claim.contender, self.links.len());
         let contest = Contest::new(name, contender, Some(claim.clone()), attempt, renewal, members);

@@ -222,6 +222,9 @@ impl QuorumStore {
         let lease = renew.lease.min(self.quorum.identity.max_lease);
         let next = Renewal { lease, lower_to: renew.lower_to, detach: renew.detach };
         state.renewal = state.renewal.followed_by(next);
+        if state.renewal.detach {
+            state.attempt.begin_to_level();
+        }
         (state.renewed, state.touched) = (now, now);
         let asks = state.attempt.renew(now);
         Ok(contest.outgoing(&mut state, asks))
@@ -274,13 +277,11 @@ impl QuorumStore {
         if let Some(hold) = hold.filter(|_| state.attempt.is_confirmed(now)) {
             return Some(Renewed::Held(as_grant(&hold, asked)));
         }
-        if state.outstanding().next().is_some() {
-            return None;
+        // The lease of another process is not there, whatever the members say that have not answered.
+        if contest.claim.is_none() && hold.is_none() && state.attempt.is_refuted(now) {
+            return Some(Renewed::Gone);
         }
-        // A majority has answered, and the lease of another process is not there.
-        let enough = state.attempt.heard_in_round() >= self.quorum.majority.needed();
-        let adopts_in_vain = contest.claim.is_none() && hold.is_none() && enough;
-        Some(if adopts_in_vain { Renewed::Gone } else { Renewed::Unknown })
+        state.outstanding().next().is_none().then_some(Renewed::Unknown)
     }
 }
 

@@ -23,9 +23,6 @@ impl Attempt {
                 at.forget_lost(now);
             }
         }
-        if let Phase::Holding { number, .. } = self.phase {
-            self.target = number;
-        }
         let mut stamps = under_way.clone();
         stamps.extend([Stamp(0), self.round]);
         stamps.extend(self.members.iter().flat_map(|at| at.stamps()));

@@ -11,7 +11,7 @@ impl Attempt {
     /// What it holds now, if anything.
     pub fn hold(&self, now: BootTime) -> Option<Hold> {
         let Phase::Holding { number, floor } = self.phase else { return None };
-        let deadline = self.deadline(number, now)?;
+        let deadline = self.deadline(now)?;
         Some(Hold { number, floor, deadline })
     }
 
@@ -20,7 +20,7 @@ impl Attempt {
         match self.phase {
             Phase::Asking => self.count_grants(now),
             Phase::Adopting { number } => self.count_adopted(number, now),
-            Phase::Holding { number, .. } if self.deadline(number, now).is_none() => {
+            Phase::Holding { .. } if self.deadline(now).is_none() => {
                 self.phase = Phase::Ended(Ended::Lost);
             }
             Phase::Holding { .. } | Phase::Ended(_) => {}
@@ -28,7 +28,11 @@ impl Attempt {
     }
 
     fn count_adopted(&mut self, number: GrantNumber, now: BootTime) {
-        if self.counted(number, now).count() >= self.majority.needed() {
+        let shown = self.members.iter().filter_map(|at| self.fresh_vote(at, now)).map(|vote| vote.number);
+        let mut shown = shown.filter(|shown| *shown >= number);
+        let same = shown.find(|shown| self.counted(*shown, now).count() >= self.majority.needed());
+        if let Some(same) = same {
+            self.target = same;
             self.phase = Phase::Holding { number, floor: number };
         }
     }
@@ -85,7 +89,44 @@ impl Attempt {
         floors.min().unwrap_or(self.target).min(self.target)
     }
 
-    fn deadline(&self, number: GrantNumber, now: BootTime) -> Option<BootTime> {
-        self.majority.largest(self.counted(number, now).map(|vote| vote.deadline))
+    fn deadline(&self, now: BootTime) -> Option<BootTime> {
+        self.majority.largest(self.counted(self.target, now).map(|vote| vote.deadline))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Majority, Said};
+
+    /// One of the members may have granted anew, after somebody else held with a number in between.
+    #[test]
+    fn whoever_goes_on_with_a_lease_counts_members_that_show_the_same_number() {
+        let now = BootTime(1_000_000_000_000);
+        for (shown, is_held) in [
+            ([105, 105, 105], true),
+            ([105, 105, 200], true),
+            ([110, 200, 110], true),
+            ([105, 110, 200], false),
+            ([100, 100, 105], false),
+        ] {
+            let mut attempt = Attempt::adopt(Majority::of(3).expect("odd"), 105);
+            for ask in attempt.renew(now) {
+                let (number, remaining) = (shown[ask.member], Duration::from_secs(30));
+                let said = Said::Held { number, floor: number, remaining, votes: true, since: 0 };
+                attempt.hear(ask.member, ask.stamp, now, &said);
+            }
+            attempt.count(now);
+            let hold = attempt.hold(now);
+            assert_eq!(hold.map(|hold| hold.number), is_held.then_some(105), "{shown:?}");
+            assert!(!attempt.is_refuted(now), "{shown:?}: a majority has it");
+            assert_eq!(
+                attempt.share(now),
+                is_held && shown[0] == 105,
+                "others would take {shown:?} for its floor"
+            );
+        }
     }
 }

@@ -17,7 +17,7 @@ use lockkeeper_core::{
 
 use super::Quorum;
 use crate::{
-    contest::{Contest, Outgoing, Taken},
+    contest::{Contest, Moment, Outgoing, Taken},
     link::Link,
     record::Vote,
 };
@@ -79,9 +79,10 @@ impl Quorum {
         let sent = self.clock.now();
         match self.apply(member, &batch, sent).await {
             Ok((vote, answers)) => {
+                let at = self.moment(sent);
                 let (mut again, mut leave_later, mut done) = (Vec::new(), Vec::new(), Vec::new());
                 for (one, answer) in batch.into_iter().zip(answers) {
-                    match one.contest.take(&one.ask, sent, vote, answer) {
+                    match one.contest.take(&one.ask, at, vote, answer) {
                         Taken::NotNow if one.is_leave() => leave_later.push(one),
                         Taken::NotNow => again.push(Outgoing { tries: one.tries + 1, ..one }),
                         Taken::Refused => one.contest.changed.notify_waiters(),
@@ -126,13 +127,18 @@ impl Quorum {
             Ok(answered) => {
                 let (now, answers) = (self.clock.now(), answered.answers);
                 let vote = self.heard(link, now, answers.now, &answered.membership);
+                let at = Moment { sent, received: now };
                 for (one, answer) in batch.iter().zip(answers.each) {
-                    one.contest.take_renewed(&one.ask, sent, vote, answer);
+                    one.contest.take_renewed(&one.ask, at, vote, answer);
                 }
                 self.go_on(&batch);
             }
             Err(error) => self.unanswered(member, batch, &error),
         }
+    }
+
+    fn moment(&self, sent: BootTime) -> Moment {
+        Moment { sent, received: self.clock.now() }
     }
 
     /// A member answered. What it knows of seats is learned before its answer counts. All answers are taken by the
@@ -229,9 +235,9 @@ impl Quorum {
                     vec![None; leaves.len()]
                 }
             };
-            let (mut done, mut again) = (Vec::new(), Vec::new());
+            let (at, mut done, mut again) = (self.moment(sent), Vec::new(), Vec::new());
             for ((leave, until), answer) in leaves.into_iter().zip(untils).zip(answers) {
-                let taken = answer.map(|(vote, answer)| leave.contest.take(&leave.ask, sent, vote, answer));
+                let taken = answer.map(|(vote, answer)| leave.contest.take(&leave.ask, at, vote, answer));
                 match taken {
                     None | Some(Taken::NotNow) => again.push((leave, until)),
                     Some(_) => done.push(leave),

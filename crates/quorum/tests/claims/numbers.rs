@@ -10,9 +10,10 @@ use lockkeeper_core::{
     },
     testing::{Fate, Network},
 };
+use tokio::time::sleep;
 
 use super::{claim, leave};
-use crate::world::{World, networks};
+use crate::world::{World, networks, secs};
 
 /// A world in which each member's numbers are far above those of the one before.
 async fn uneven() -> World {
@@ -25,15 +26,17 @@ async fn uneven() -> World {
     world
 }
 
-/// Has it granted by the last two members, while the first one hears the claim and not that its number is too low. Later
-/// the first one is not there.
+async fn granted(store: &Arc<dyn Store>, claim: &Claim) -> GrantNumber {
+    let answers = store.apply(&[Request::Claim(claim.clone())]).await.expect("answered").each;
+    let [Answer::Claim(Verdict::Granted(grant))] = &answers[..] else { panic!("{answers:?}") };
+    grant.number
+}
+
+/// Has it granted by the last two members, while the first one hears the claim and not that its number is too low.
 async fn granted_unevenly(store: &Arc<dyn Store>, networks: &[Network], claim: &Claim) -> GrantNumber {
     networks[0].next(Fate::GOOD);
     networks[0].next(Fate::LOST_REQUEST);
-    let answers = store.apply(&[Request::Claim(claim.clone())]).await.expect("answered").each;
-    let [Answer::Claim(Verdict::Granted(grant))] = &answers[..] else { panic!("{answers:?}") };
-    networks[0].cut();
-    grant.number
+    granted(store, claim).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -44,6 +47,7 @@ async fn a_holder_is_shown_and_evicted_by_its_token() {
         let (store, operator) = (world.store(&ours).await, world.store(&theirs).await);
         let held = claim("stock");
         let number = granted_unevenly(&store, &ours, &held).await;
+        ours[0].cut();
         if how == Eviction::Graceful {
             theirs[0].cut();
         }
@@ -85,4 +89,57 @@ async fn a_detach_is_not_undone_by_a_renewal() {
         assert!(view.holders[0].detached, "only its lease ends it");
         store.apply(&[leave(&held)]).await.expect("left");
     }
+}
+
+/// The members of a detached lease show different numbers, and one of them is not there.
+#[tokio::test(start_paused = true)]
+async fn another_process_goes_on_with_a_lease_without_one_member() {
+    for (attachment, missing) in [Attachment::Detached, Attachment::Detachable]
+        .into_iter()
+        .flat_map(|one| (0..3).map(move |n| (one, n)))
+    {
+        let world = uneven().await;
+        let (ours, theirs) = (networks(3), networks(3));
+        let (store, other) = (world.store(&ours).await, world.store(&theirs).await);
+        let held = Claim { attachment, ..claim("stock") };
+        let number = if attachment == Attachment::Detachable {
+            let number = granted_unevenly(&store, &ours, &held).await;
+            store.renew(&[renewal(&held, true)]).await.expect("detached");
+            number
+        } else {
+            granted(&store, &held).await
+        };
+        sleep(secs(1)).await;
+        theirs[missing].cut();
+        for _ in 0..3 {
+            let going_on = Renew { at_least: number, ..renewal(&held, true) };
+            let renewed = other.renew(&[going_on]).await.expect("answered").each;
+            let is_held = matches!(&renewed[..], [Renewed::Held(grant)] if grant.number == number);
+            assert!(is_held, "{renewed:?}, {attachment:?} without {missing}");
+        }
+        other.apply(&[leave(&held)]).await.expect("left");
+        theirs[missing].restore();
+        sleep(secs(5)).await;
+        let next = store.apply(&[Request::Claim(claim("stock"))]).await.expect("answered").each;
+        assert!(matches!(&next[..], [Answer::Claim(Verdict::Granted(grant))] if grant.number > number));
+    }
+}
+
+/// Two members do not have it, or one does not and another is not there: only the first is an answer.
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_gone_when_a_majority_says_so() {
+    let world = World::founded(3).await;
+    let (ours, theirs) = (networks(3), networks(3));
+    let (store, other) = (world.store(&ours).await, world.store(&theirs).await);
+    let held = Claim { attachment: Attachment::Detached, ..claim("stock") };
+    let going_on = [Renew { at_least: granted(&store, &held).await, ..renewal(&held, true) }];
+    let members = world.member_stores().await;
+    members[0].apply(&[leave(&held)]).await.expect("left");
+    theirs[1].cut();
+    other.renew(&going_on).await.expect_err("the member that is not there may have it");
+    theirs[1].restore();
+    assert!(matches!(&other.renew(&going_on).await.expect("answered").each[..], [Renewed::Held(_)]));
+    members[1].apply(&[leave(&held)]).await.expect("left");
+    theirs[2].cut();
+    assert!(matches!(&other.renew(&going_on).await.expect("answered").each[..], [Renewed::Gone]));
 }
