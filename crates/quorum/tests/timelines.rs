@@ -150,6 +150,28 @@ async fn a_member_that_lost_its_data_votes_again_later() {
     assert!(after.token() > token);
 }
 
+/// Of two members that lost their data one is down again. The other one votes all the same.
+#[tokio::test(start_paused = true)]
+async fn a_member_votes_again_although_another_is_down() {
+    for (down, back) in [(0, 1), (1, 0), (4, 2)] {
+        let world = World::founded(5).await;
+        let client = world.client().await;
+        client.keeper.mutex("stock").lock().await.expect("granted").release().await.expect("released");
+        world.servers[down].lose_data();
+        world.servers[back].lose_data();
+        // The client hears of both.
+        client.keeper.mutex("stock").lock().await.expect("granted").release().await.expect("released");
+        sleep(secs(1)).await;
+        client.networks[down].cut();
+        sleep(secs(180)).await;
+        // One more is down, so that the majority needs the one that came back.
+        client.networks[3].cut();
+        let granted = timeout(secs(20), client.keeper.mutex("stock").lock()).await.expect("in time");
+        let guard = granted.unwrap_or_else(|error| panic!("{back} does not vote: {error}"));
+        assert!(guard.is_held());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_new_quorum_votes_by_itself() {
     let world = World::new(3);
