@@ -138,7 +138,7 @@ function makeRow(row, old, tools, first) {
     const first = now.holders[0];
     say(held, first ? ticking(first.held_ms + more) : "");
     if (first) left.set(first, more);
-    say(waited, now.longest_wait_ms === null ? "" : ticking(now.longest_wait_ms + more));
+    say(waited, now.longest_wait_ms === null ? "" : `up to ${ticking(now.longest_wait_ms + more)}`);
   };
   return element;
 }

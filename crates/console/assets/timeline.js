@@ -37,7 +37,7 @@ export function timeline() {
     const height = Math.max(1, lanes.length) * LANE + AXIS;
     const summary = describe(data);
     names.replaceChildren(...lanes.map((lane) =>
-      h("span", { title: plain(who(lane)) }, h("b", {}, plain(lane.program)), ` ${plain(lane.host)}`)));
+      h("span", { title: plain(who(lane)) }, h("b", {}, plain(lane.program)), ` ${plain(where(lane, lanes))}`)));
     picture.replaceChildren(s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": summary },
       s("defs", {}, s("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
         s("rect", { width: 6, height: 6, class: "hatch-ground" }), s("rect", { width: 2, height: 6, class: "hatch-line" }))),
@@ -54,6 +54,12 @@ export function timeline() {
     draw();
   }
   return { root, show };
+}
+
+// Where a process runs. Its number is there if another one of the same program runs on that host.
+function where(lane, lanes) {
+  const alike = lanes.filter((other) => other.program === lane.program && other.host === lane.host);
+  return alike.length > 1 && lane.pid ? `${lane.pid} @ ${lane.host}` : lane.host;
 }
 
 function span(item, x) {
@@ -92,15 +98,16 @@ function unseen(data, x, height) {
 }
 
 function axis(data, x, y) {
-  const total = data.to_ms - data.from_ms;
+  const end = x(data.to_ms);
   const step = [60_000, 120_000, 300_000, 600_000, 900_000].find((step) => x(data.from_ms + step) >= 80) ?? 1_200_000;
   const marks = [];
   // Whole minutes of the local time.
-  for (let at = Math.ceil(data.from_ms / step) * step; at <= data.to_ms - total / 30; at += step) marks.push(at);
+  for (let at = Math.ceil(data.from_ms / step) * step; at <= data.to_ms; at += step) marks.push(at);
   return s("g", { class: "axis" }, marks.map((at) => [
     s("line", { x1: x(at), x2: x(at), y1: 0, y2: y + 4 }),
-    x(at) > 20 && s("text", { x: x(at), y: y + 17, "text-anchor": "middle" }, clock(at).slice(0, 5)),
-  ]), s("text", { x: x(data.to_ms), y: y + 17, "text-anchor": "end" }, "now"));
+    // The first one would be cut off, and the last one would touch "now".
+    x(at) > 20 && x(at) < end - 50 && s("text", { x: x(at), y: y + 17, "text-anchor": "middle" }, clock(at).slice(0, 5)),
+  ]), s("text", { x: end, y: y + 17, "text-anchor": "end" }, "now"));
 }
 
 function describe(data) {

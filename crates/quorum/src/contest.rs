@@ -72,6 +72,15 @@ pub(crate) struct Renewal {
     pub(crate) detach: bool,
 }
 
+impl Renewal {
+    /// What the next renewal asks for. A hold that is to be detached or lowered stays so: a round that a later one has
+    /// overtaken may have reached too few members.
+    pub(crate) fn followed_by(self, next: Self) -> Self {
+        let lower_to = next.lower_to.or(self.lower_to);
+        Self { lease: next.lease, lower_to, detach: next.detach || self.detach }
+    }
+}
+
 /// A position in the queue of a member.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
@@ -114,6 +123,8 @@ pub(crate) enum Taken {
 pub(crate) struct Outgoing {
     pub(crate) contest: Arc<Contest>,
     pub(crate) ask: Ask,
+    /// What it asks for if it is a renewal: that of the round that it belongs to, not of a later one.
+    pub(crate) renewal: Renewal,
     /// How often it was answered with *not now*.
     pub(crate) tries: u32,
 }
@@ -131,6 +142,20 @@ impl Outgoing {
         if error.maybe_applied() {
             state.attempt.silent(self.ask.member, self.ask.stamp);
             state.unsure[self.ask.member] = true;
+        }
+    }
+
+    /// The renewal that the member is asked for.
+    pub(crate) fn to_renewal(&self) -> Option<Renew> {
+        let Renewal { lease, lower_to, detach } = self.renewal;
+        let (name, contender) = (self.contest.name.clone(), self.contest.contender);
+        match self.ask.request {
+            Request::Raise { to } => {
+                let lease = Duration::ZERO;
+                Some(Renew { name, contender, lease, lower_to: None, detach: false, at_least: to })
+            }
+            Request::Renew { at_least } => Some(Renew { name, contender, lease, lower_to, detach, at_least }),
+            Request::Claim { .. } | Request::Leave { .. } => None,
         }
     }
 
@@ -180,7 +205,8 @@ impl Contest {
 
     /// The asks of its attempt, as requests to send.
     pub(crate) fn outgoing(self: &Arc<Self>, state: &mut ContestState, asks: Vec<Ask>) -> Vec<Outgoing> {
-        let outgoing = asks.into_iter().map(|ask| Outgoing { contest: self.clone(), ask, tries: 0 });
+        let renewal = state.renewal;
+        let outgoing = asks.into_iter().map(|ask| Outgoing { contest: self.clone(), ask, renewal, tries: 0 });
         let outgoing: Vec<Outgoing> = outgoing.collect();
         for Ask { member, request, .. } in outgoing.iter().map(|one| one.ask) {
             state.hinted[member] &= !matches!(request, Request::Claim { .. });
@@ -214,20 +240,6 @@ impl Contest {
                 }))
             }
             Request::Raise { .. } | Request::Renew { .. } => None,
-        }
-    }
-
-    /// The renewal that a member is asked for.
-    pub(crate) fn renewal(&self, ask: &Ask) -> Option<Renew> {
-        let Renewal { lease, lower_to, detach } = self.state().renewal;
-        let (name, contender) = (self.name.clone(), self.contender);
-        match ask.request {
-            Request::Raise { to } => {
-                let lease = Duration::ZERO;
-                Some(Renew { name, contender, lease, lower_to: None, detach: false, at_least: to })
-            }
-            Request::Renew { at_least } => Some(Renew { name, contender, lease, lower_to, detach, at_least }),
-            Request::Claim { .. } | Request::Leave { .. } => None,
         }
     }
 

@@ -39,6 +39,14 @@ impl Majority {
         values.into_iter().nth(self.needed() - 1)
     }
 
+    /// The same if some values are not known: the smallest value that a majority may not exceed, since those may be small.
+    pub(crate) fn smallest_possible<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
+        let mut values: Vec<T> = values.into_iter().collect();
+        values.sort_unstable();
+        let unknown = self.members.saturating_sub(values.len());
+        values.into_iter().nth((self.needed() - 1).saturating_sub(unknown))
+    }
+
     /// The largest value that a majority reaches: the needed-th largest, if there are so many.
     pub(crate) fn largest<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
         let mut values: Vec<T> = values.into_iter().collect();
@@ -68,6 +76,14 @@ mod tests {
         assert_eq!(
             (three.smallest([9, 5, 7]), three.smallest([9, 5]), three.smallest([9])),
             (Some(7), Some(9), None)
+        );
+        assert_eq!(
+            (
+                three.smallest_possible([9, 5, 7]),
+                three.smallest_possible([9, 5]),
+                three.smallest_possible([9])
+            ),
+            (Some(7), Some(5), Some(9))
         );
         assert_eq!(
             (three.largest([9, 5, 7]), three.largest([9, 5]), three.largest([9])),

@@ -220,7 +220,8 @@ impl QuorumStore {
             return Err(StoreError::new(StoreErrorKind::Conflict, message).not_applied());
         }
         let lease = renew.lease.min(self.quorum.identity.max_lease);
-        state.renewal = Renewal { lease, lower_to: renew.lower_to, detach: renew.detach };
+        let next = Renewal { lease, lower_to: renew.lower_to, detach: renew.detach };
+        state.renewal = state.renewal.followed_by(next);
         (state.renewed, state.touched) = (now, now);
         let asks = state.attempt.renew(now);
         Ok(contest.outgoing(&mut state, asks))

@@ -1,16 +1,12 @@
 //! What operators see and do: members are asked side by side, and what a majority shows counts.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     ContenderId, Name, StoreError, StoreErrorKind, Survives, Token,
     store::{
         Admit, Admitted, BoxFuture, Evict, Evicted, Eviction, HolderView, Leave, ListQuery, Page, Request,
-        ResourceView, Store, Topic, WaiterView, Watch,
+        ResourceView, Store, StoreTime, Topic, WaiterView, Watch,
     },
 };
 use tokio::task::JoinSet;
@@ -126,7 +122,8 @@ impl Quorum {
     }
 
     fn merged_holder(&self, shown: Vec<HolderView>) -> Option<HolderView> {
-        let token = self.majority.smallest(shown.iter().map(|holder| holder.token))?;
+        // Members that do not answer have shown the same number to the holder, or a lower one that it has raised.
+        let token = self.majority.smallest_possible(shown.iter().map(|holder| holder.token))?;
         let remaining =
             self.majority.largest(shown.iter().map(|holder| holder.remaining.unwrap_or_default()));
         let evicted = shown.iter().any(|holder| holder.evicted);
@@ -168,7 +165,8 @@ impl Quorum {
         Ok(Page { resources, next })
     }
 
-    /// Takes a lock back, from each member with the number that it has there.
+    /// Takes a lock back, from each member with the number that it has there. The contender alone says which hold it is: it
+    /// is used for one acquisition, and members' numbers differ.
     pub(crate) async fn evict(&self, order: &Evict) -> Result<Evicted, StoreError> {
         let views = self.views(&order.name).await?;
         let number = |view: &Option<ResourceView>| {
@@ -177,36 +175,25 @@ impl Quorum {
         };
         let shown: BTreeMap<usize, Token> =
             views.iter().filter_map(|told| Some((told.member, number(&told.answer)?))).collect();
-        let token = self.majority.smallest(shown.values().copied());
-        if token.is_none_or(|token| token.number() != order.number) {
+        let (members, needed) = (self.links.len(), self.majority.needed());
+        if shown.len() + (members - views.len()) < needed {
             return Ok(Evicted::NotHeld);
         }
-        let all: BTreeSet<usize> = (0..self.links.len()).collect();
         let sent = self.clock.now();
         let told = self.ask_all(|store, member| {
             let number = shown.get(&member).map_or(order.number, |token| token.number());
-            let order = Evict { number, ..order.clone() };
             // Late claims must not bring it back.
             let tombstone_until = Some(self.links[member].not_after(sent));
-            Box::pin(async move {
-                let evicted = store.evict(&order).await?;
-                if order.how == Eviction::Immediate {
-                    let (name, contender) = (order.name, order.contender);
-                    let hold_at_least = Duration::ZERO;
-                    let leave = Leave { name, contender, tombstone_until, hold_at_least };
-                    store.apply(&[Request::Leave(leave)]).await?;
-                }
-                Ok(evicted)
-            })
+            Box::pin(evict_at(store, Evict { number, ..order.clone() }, tombstone_until))
         });
         let told = told.await?;
-        let reached: BTreeSet<usize> = told.iter().map(|told| told.member).collect();
         let done = told.iter().filter(|told| told.answer == Evicted::Done).count();
-        if order.how == Eviction::Immediate && reached != all {
+        let missing = members - told.len();
+        if missing > 0 && (order.how == Eviction::Immediate || done < needed && done + missing >= needed) {
             let message = "some members did not answer, and the lock may come back there; evict it again";
             return Err(StoreError::new(StoreErrorKind::Unreachable, message));
         }
-        Ok(if done >= self.majority.needed() { Evicted::Done } else { Evicted::NotHeld })
+        Ok(if done >= needed { Evicted::Done } else { Evicted::NotHeld })
     }
 
     /// Shows a token to the fences of all members. A rejection is final.
@@ -226,6 +213,21 @@ impl Quorum {
         });
         Ok(stale.max().map_or(Admitted::Yes, |highest| Admitted::Stale { highest }))
     }
+}
+
+/// Takes a lock back from one member.
+async fn evict_at(
+    store: Arc<dyn Store>,
+    order: Evict,
+    tombstone_until: Option<StoreTime>,
+) -> Result<Evicted, StoreError> {
+    let evicted = store.evict(&order).await?;
+    if order.how == Eviction::Immediate {
+        let (name, contender, hold_at_least) = (order.name, order.contender, Duration::ZERO);
+        let leave = Leave { name, contender, tombstone_until, hold_at_least };
+        store.apply(&[Request::Leave(leave)]).await?;
+    }
+    Ok(evicted)
 }
 
 /// Whether a member keeps what it was told.

@@ -12,9 +12,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-#[cfg(feature = "full")]
-use crate::world::eventually;
-use crate::world::{Done, Running, World};
+use crate::world::{Done, Running, World, eventually};
 
 /// A server process.
 pub(crate) struct Served {
@@ -74,6 +72,23 @@ fn the_token_is_printed_once_and_is_in_no_log() {
     assert!(done.err.contains("\"granted\"") && !done.err.contains(&token), "{}", done.err);
     // The lease belongs to nobody's process: the server has ended, and it is still held.
     assert_eq!(world.holders("a"), 1);
+}
+
+#[test]
+fn a_signal_tells_those_who_wait_and_ends_it() {
+    let world = World::new();
+    let (server, url, token) = start(&world);
+    let acquire = format!("{url}/v1/acquire");
+    let (status, held) = ask(&world, &acquire, &token, Some("{\"name\":\"a\",\"lease\":\"1m\"}"));
+    assert_eq!(status, "200", "{held}");
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| ask(&world, &acquire, &token, Some("{\"name\":\"a\",\"wait\":\"5m\"}")));
+        eventually("it waits", || (world.waiters("a") == 1).then_some(()));
+        server.end();
+        let (status, told) = waits.join().expect("answered");
+        assert!(status == "503" && told.contains("shutting_down"), "{status} {told}");
+    });
+    assert_eq!((world.holders("a"), world.waiters("a")), (1, 0));
 }
 
 #[test]

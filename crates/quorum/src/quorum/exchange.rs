@@ -120,7 +120,7 @@ impl Quorum {
 
     async fn exchange_renewals(self: Arc<Self>, member: usize, batch: Vec<Outgoing>) {
         let (link, sent) = (&self.links[member], self.clock.now());
-        let renewals: Vec<Renew> = batch.iter().filter_map(|one| one.contest.renewal(&one.ask)).collect();
+        let renewals: Vec<Renew> = batch.iter().filter_map(Outgoing::to_renewal).collect();
         let asked = async { link.member()?.renew(&renewals).await };
         match self.ask(link, asked).await {
             Ok(answered) => {

@@ -1,5 +1,7 @@
 //! How soon claims are answered, and what they are told, while members are slow, silent or in trouble.
 
+mod numbers;
+
 use std::time::Duration;
 
 use lockkeeper_core::{

@@ -73,17 +73,29 @@ impl World {
         Ok(Client { keeper, networks })
     }
 
-    /// The store of a client without a keeper, for tests that send groups of their own.
-    pub(crate) async fn store(&self, networks: &[Network]) -> Arc<dyn Store> {
-        let connector = lockkeeper_quorum::connector(&self.url, self.member(networks)).expect("a good URL");
-        let context = Context {
+    fn context(&self) -> Context {
+        Context {
             keeper: KeeperId::random(),
             wakes: WakeSink::new(drop),
             background: tokio::runtime::Handle::current(),
             clock: self.clock.clock(),
             request_limit: secs(2),
-        };
-        connector.connect(context).await.expect("connected")
+        }
+    }
+
+    /// The store of a client without a keeper, for tests that send groups of their own.
+    pub(crate) async fn store(&self, networks: &[Network]) -> Arc<dyn Store> {
+        let connector = lockkeeper_quorum::connector(&self.url, self.member(networks)).expect("a good URL");
+        connector.connect(self.context()).await.expect("connected")
+    }
+
+    /// The members as stores of their own.
+    pub(crate) async fn member_stores(&self) -> Vec<Arc<dyn Store>> {
+        let mut stores = Vec::new();
+        for server in self.servers.iter() {
+            stores.push(server.connector("memory:").connect(self.context()).await.expect("connected"));
+        }
+        stores
     }
 
     pub(crate) async fn client(&self) -> Client {

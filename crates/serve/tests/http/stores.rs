@@ -158,6 +158,32 @@ async fn zookeeper_is_served_and_waiting_callers_are_capped() {
     waits.remove(0).await.expect("answered");
 }
 
+/// How many scripts a server has run.
+fn scripts(redis: &Redis) -> u64 {
+    let stats = redis.info("commandstats", "cmdstat_evalsha").expect("it counts");
+    let calls = stats.split(',').find_map(|part| part.strip_prefix("calls=")).expect("a count");
+    calls.parse().expect("a number")
+}
+
+/// Acquiring and releasing are one request to the store each, and so is what the server looks at once a second by itself.
+#[tokio::test]
+async fn a_pair_of_calls_is_two_requests_to_the_store() {
+    const PAIRS: u64 = 200;
+    let redis = Redis::start().expect("a server");
+    let world = on(&redis.url()).await;
+    let lease = world.acquire("pair").await;
+    world.release(&lease).await;
+    let (before, started) = (scripts(&redis), Instant::now());
+    for _ in 0..PAIRS {
+        let lease = world.acquire("pair").await;
+        world.release(&lease).await;
+    }
+    let (sent, seconds) = (scripts(&redis) - before, started.elapsed().as_secs() + 1);
+    // A look at readiness, and one at the lock in each of two samples that may show it.
+    let own = 4 * seconds;
+    assert!((2 * PAIRS..=2 * PAIRS + own).contains(&sent), "{sent} for {PAIRS} pairs in {seconds} s");
+}
+
 /// The store goes and comes back: callers are told to come again, and the server goes on.
 #[tokio::test]
 async fn an_outage_of_the_store_is_503_and_ends() {
