@@ -65,6 +65,9 @@ pub(crate) enum Action {
     Doctor(DoctorArgs),
     /// Print the SQL that makes the store's tables and gives its user the rights, for users who may not make tables
     Schema,
+    /// Look at the members of a quorum, have them vote, or replace one
+    #[cfg(feature = "quorum")]
+    Quorum(QuorumArgs),
     /// Serve locks over HTTP, for programs in every language
     #[cfg(feature = "serve")]
     Serve(ServeArgs),
@@ -218,6 +221,39 @@ pub(crate) enum LatchAction {
     Reset,
     /// Delete it
     Delete,
+}
+
+#[cfg(feature = "quorum")]
+#[derive(Args, Debug)]
+pub(crate) struct QuorumArgs {
+    #[command(subcommand)]
+    pub(crate) action: QuorumAction,
+}
+
+#[cfg(feature = "quorum")]
+#[derive(Subcommand, Debug)]
+pub(crate) enum QuorumAction {
+    /// Watch all members of a new quorum for the longest lease, and have them vote
+    Found {
+        /// Have them vote at once: no client has used these servers as members for the longest lease
+        #[arg(long)]
+        fresh: bool,
+    },
+    /// Watch members that may have lost their data for the longest lease, and have them vote again
+    Rejoin,
+    /// Have the server NEW take the place of OLD, which is dead or about to go
+    Replace {
+        /// The member to replace: its URL, or its number in the quorum's URL
+        old: String,
+        /// The URL of the new server
+        new: String,
+    },
+    /// Print for each member whether it votes, what is wrong with it, and how far its clock is off
+    Show {
+        /// Print one array of objects
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Args, Debug)]

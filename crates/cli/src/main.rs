@@ -19,6 +19,8 @@ mod lease;
 mod observe;
 mod processes;
 mod progress;
+#[cfg(feature = "quorum")]
+mod quorum;
 mod run;
 #[cfg(feature = "serve")]
 mod serve;
@@ -114,6 +116,10 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
     if let Action::Doctor(args) = &cli.action {
         return runtime.block_on(doctor::doctor(&cli.store, args));
     }
+    #[cfg(feature = "quorum")]
+    if let Action::Quorum(args) = &cli.action {
+        return runtime.block_on(quorum::quorum(&cli.store, args));
+    }
     runtime.block_on(async {
         let connected = &store::connect(&cli.store).await?;
         let keeper = &connected.keeper;
@@ -130,6 +136,8 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
             Action::Watch(args) => watch::watch(keeper, args).await,
             Action::Evict(args) => evict::evict(keeper, args).await,
             Action::Completions { .. } | Action::Doctor(_) | Action::Man | Action::Schema => Ok(0),
+            #[cfg(feature = "quorum")]
+            Action::Quorum(_) => Ok(0),
             #[cfg(feature = "serve")]
             Action::Serve(_) => Ok(0),
         };
