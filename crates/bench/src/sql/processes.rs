@@ -146,6 +146,7 @@ fn rows(rounds: &[Comparison], later: f64, kind: Kind, pace: &Pace) -> Vec<Row> 
 /// A process with a keeper, which drops its guards.
 pub(crate) async fn keeper(url: &str, length: Duration) -> Result<Vec<(u64, u64)>, Failure> {
     let keeper = lockkeeper::connect(url).await?;
+    wait_once(&keeper).await?;
     let mutex = keeper.mutex("bench/w3p");
     let started = wait_for_go()?;
     let mut times = Vec::new();
@@ -157,6 +158,17 @@ pub(crate) async fn keeper(url: &str, length: Duration) -> Result<Vec<(u64, u64)
     }
     keeper.close().await;
     Ok(times)
+}
+
+/// Waits for a lock that the keeper holds itself, so that the connection for waiters is open and proved before the round
+/// begins: the others have all of theirs by then.
+async fn wait_once(keeper: &lockkeeper::Keeper) -> Result<(), Failure> {
+    let mutex = keeper.mutex(&format!("bench/w3p/{}", std::process::id())).fifo();
+    let held = mutex.lock().await?;
+    if mutex.lock_within(Duration::from_secs(1)).await.is_ok() {
+        return Err("two guards of one lock".into());
+    }
+    Ok(held.release().await?)
 }
 
 /// A process with the lock table.
