@@ -53,7 +53,7 @@ pub(crate) async fn w4(bench: &Bench) -> Result<Vec<Row>, Failure> {
         row("client CPU of the drain, ms", |drain| Some(drain.cpu.as_secs_f64() * 1e3));
     }
     if let Some(sql) = &bench.sql {
-        rows.extend(sql::drain_of_another(bench, &sql.server).await?);
+        rows.extend(sql::drain_of_another(&bench.keeper, bench.pace, &sql.server).await?);
     }
     let sql_goals = bench.sql.as_ref().map(|sql| sql.server.waiting_goals());
     let goals: &[_] = match (bench.keeper.capability().store, &sql_goals) {

@@ -12,8 +12,8 @@ use redis::Value;
 use crate::{
     check,
     layout::{self, Keys, slot},
-    member::RunIds,
     opener::Opener,
+    run_ids::RunIds,
     servers::{Priority, Servers},
     settings::Settings,
     store::{RedisStore, SUBSCRIBE_LIMIT},

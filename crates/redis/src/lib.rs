@@ -42,6 +42,7 @@ mod member;
 mod messages;
 mod opener;
 mod replicas;
+mod run_ids;
 mod runtime;
 mod scripts;
 mod sentinels;

@@ -4,11 +4,7 @@
 //! which is another one after every start. A connection ends with the process at its other end, so the run id is asked for
 //! once for each connection.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use lockkeeper_core::{
     StoreError, StoreErrorKind,
@@ -16,14 +12,12 @@ use lockkeeper_core::{
         Answer, Answers, Enrolment, Member, MemberAnswers, MemberState, Membership, Renew, Renewed, Reply,
         Request, StoreTime,
     },
-    support,
 };
 use redis::{Cmd, Value};
 
 use crate::{
     calls::{ScriptReply, Source},
     codec::{self, Reader},
-    connection::Generation,
     groups::{Part, plain_leaves_first, read_answer},
     opener::checked,
     replicas::Written,
@@ -32,10 +26,6 @@ use crate::{
     store::RedisStore,
     trouble,
 };
-
-/// The run ids at the other ends of connections.
-#[derive(Debug, Default)]
-pub(crate) struct RunIds(Mutex<HashMap<Priority, (Generation, Arc<str>)>>);
 
 /// What `member.lua` says.
 struct Kept {
@@ -71,8 +61,7 @@ impl RedisStore {
 
     /// The run id of the server at the other end of the connection that a reply came over.
     async fn run_id(&self, priority: Priority, source: &Source) -> Result<Arc<str>, StoreError> {
-        let known = support::lock(&self.run_ids.0).get(&priority).cloned();
-        if let Some((_, run_id)) = known.filter(|(generation, _)| *generation == source.generation) {
+        if let Some(run_id) = self.run_ids.at(priority, source.generation) {
             return Ok(run_id);
         }
         let mut info = redis::cmd("INFO");
@@ -92,7 +81,7 @@ impl RedisStore {
         };
         let run_id = text.lines().find_map(|row| row.strip_prefix("run_id:")).map(str::trim);
         let run_id: Arc<str> = run_id.ok_or_else(|| trouble::nonsense("no run id"))?.into();
-        support::lock(&self.run_ids.0).insert(priority, (source.generation, run_id.clone()));
+        self.run_ids.learn(priority, source.generation, run_id.clone());
         Ok(run_id)
     }
 

@@ -18,7 +18,7 @@ use lockkeeper_core::{
 use crate::{
     codec::{Reader, reason_argument},
     layout::{Keys, slot},
-    member::RunIds,
+    run_ids::RunIds,
     scripts::{Call, EVICT, FENCE},
     servers::{Priority, Servers},
     wakes::{Listeners, Subscription},

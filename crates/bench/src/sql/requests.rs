@@ -8,11 +8,10 @@ use tokio::task::JoinSet;
 use super::{Kind, Server, relay::Relay};
 use crate::{
     Failure,
-    bench::Bench,
     judge::{Limit, Median},
     peer::Peer,
     table::Row,
-    workload::Workload,
+    workload::{Pace, Workload},
 };
 
 /// So many times, and so many locks each: most have no sign of life in between, and the median is that of locks alone.
@@ -111,17 +110,21 @@ impl Peer for Relayed {
 }
 
 /// 64 tasks wait for a lock that another keeper holds: how soon they are through once it is free.
-pub(crate) async fn drain_of_another(bench: &Bench, server: &Server) -> Result<Vec<Row>, Failure> {
+pub(crate) async fn drain_of_another(
+    keeper: &Keeper,
+    pace: Pace,
+    server: &Server,
+) -> Result<Vec<Row>, Failure> {
     let holder = lockkeeper::connect(&server.url()).await?;
     let (mut drains, name) = (Vec::new(), "bench/another");
-    for _ in 0..bench.pace.waits {
+    for _ in 0..pace.waits {
         let held = holder.mutex(name).lock().await?;
         let mut tasks = JoinSet::new();
         for _ in 0..WAITERS {
-            let mutex = bench.keeper.mutex(name);
+            let mutex = keeper.mutex(name);
             tasks.spawn(async move { Ok::<_, Failure>(mutex.lock().await?.release().await?) });
         }
-        tokio::time::sleep(bench.pace.wait / 2).await;
+        tokio::time::sleep(pace.wait / 2).await;
         if tasks.try_join_next().is_some() {
             return Err("a waiter did not wait for the holder".into());
         }
