@@ -221,3 +221,23 @@ async fn a_free_lock_costs_one_command_per_member() {
         assert_eq!(groups, [2 * nth; 3]);
     }
 }
+
+/// A connection comes back, and hundreds of contenders ask again: no member gets more at once than it takes.
+#[tokio::test(start_paused = true)]
+async fn groups_are_not_larger_than_members_take_them() {
+    let world = World::founded(3).await;
+    let ours = networks(3);
+    let (holder, store) = (world.client().await, world.store(&ours).await);
+    let mut guards = Vec::new();
+    let limit = store.capability().group_limit;
+    for nth in 0..3 * limit {
+        let name = format!("stock/{nth}");
+        guards.push(holder.keeper.mutex(&name).lock().await.expect("granted"));
+        store.apply(&[Request::Claim(claim(&name))]).await.expect("in line");
+    }
+    ours.iter().for_each(Network::restore);
+    sleep(millis(100)).await;
+    let largest: Vec<usize> = world.moods.iter().map(|moods| moods.largest()).collect();
+    assert!(largest.iter().all(|largest| (1..=limit).contains(largest)), "{largest:?}");
+    assert!(largest.contains(&limit), "{largest:?}: all ask at once");
+}
