@@ -183,26 +183,34 @@ impl QuorumStore {
 
     async fn renew_group(&self, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
         let (quorum, asked) = (&self.quorum, self.quorum.clock.now());
-        let mut outgoing = Vec::new();
-        let mut contests = Vec::with_capacity(leases.len());
+        let (mut outgoing, mut refused) = (Vec::new(), None);
+        let mut entries = Vec::with_capacity(leases.len());
         for renew in leases {
             let Some(contest) = self.renewed_contest(renew) else {
-                contests.push(None);
+                entries.push(Err(Renewed::Gone));
                 continue;
             };
-            outgoing.extend(self.begin_to_renew(&contest, renew, asked)?);
-            contests.push(Some(contest));
+            entries.push(match self.begin_to_renew(&contest, renew, asked) {
+                Ok(asks) => {
+                    outgoing.extend(asks);
+                    Ok(contest)
+                }
+                Err(error) => {
+                    refused = Some(error);
+                    Err(Renewed::Unknown)
+                }
+            });
         }
         quorum.send(outgoing);
         let mut each = Vec::with_capacity(leases.len());
-        for contest in &contests {
-            each.push(match contest {
-                Some(contest) => self.renewed(contest, asked).await,
-                None => Renewed::Gone,
+        for entry in entries {
+            each.push(match entry {
+                Ok(contest) => self.renewed(&contest, asked).await,
+                Err(renewed) => renewed,
             });
         }
         if !each.is_empty() && each.iter().all(|renewed| *renewed == Renewed::Unknown) {
-            return Err(quorum.unreachable());
+            return Err(refused.unwrap_or_else(|| quorum.unconfirmed()));
         }
         Ok(Answers { now: self.now(), each })
     }

@@ -29,7 +29,7 @@ const NOT_NOW_PAUSE: Duration = Duration::from_millis(15);
 const LEAVE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 impl Quorum {
-    /// Sends requests: one for each member, and one more for its renewals.
+    /// Sends requests: one group for each member, and one more for its renewals.
     pub(crate) fn send(self: &Arc<Self>, outgoing: Vec<Outgoing>) {
         let mut batches: Vec<(Vec<Outgoing>, Vec<Outgoing>)> = Vec::new();
         batches.resize_with(self.links.len(), Default::default);
@@ -38,15 +38,25 @@ impl Quorum {
             if outgoing.is_renewal() { renewals.push(outgoing) } else { requests.push(outgoing) }
         }
         for (member, (requests, renewals)) in batches.into_iter().enumerate() {
-            if !requests.is_empty() {
+            for requests in self.groups(requests) {
                 let leaves = requests.iter().filter(|outgoing| outgoing.is_leave()).count();
                 self.leaving.fetch_add(leaves, Ordering::AcqRel);
                 self.background.spawn(self.clone().exchange(member, requests));
             }
-            if !renewals.is_empty() {
+            for renewals in self.groups(renewals) {
                 self.background.spawn(self.clone().exchange_renewals(member, renewals));
             }
         }
+    }
+
+    /// Parts that a member takes with one request: after a push, more may be sent than the engine asks for at once.
+    fn groups(&self, mut requests: Vec<Outgoing>) -> Vec<Vec<Outgoing>> {
+        let mut groups = Vec::new();
+        while !requests.is_empty() {
+            let rest = requests.split_off(requests.len().min(self.capability.group_limit.max(1)));
+            groups.push(std::mem::replace(&mut requests, rest));
+        }
+        groups
     }
 
     /// Asks a member. It is suspected as soon as it is slow.

@@ -270,14 +270,22 @@ impl Quorum {
 
     /// The error of a request that too few members answered.
     pub(crate) fn unreachable(&self) -> StoreError {
+        self.too_few_that("answered")
+    }
+
+    /// The error of a renewal that too few members confirmed. They may have answered with numbers that differ.
+    pub(crate) fn unconfirmed(&self) -> StoreError {
+        self.too_few_that("confirmed the lease")
+    }
+
+    fn too_few_that(&self, what: &str) -> StoreError {
         let now = self.clock.now();
         let each = self.links.iter().map(|link| {
             let what = link.complaint(now, self.watch_time()).unwrap_or_else(|| "is well".into());
             format!("{}: {what}", link.shown())
         });
         let each: Vec<String> = each.collect();
-        let needed = self.majority.needed();
-        let message = format!("fewer than {needed} members answered; {}", each.join("; "));
+        let message = format!("fewer than {} members {what}; {}", self.majority.needed(), each.join("; "));
         StoreError::new(StoreErrorKind::Unreachable, message)
     }
 }

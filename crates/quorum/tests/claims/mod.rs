@@ -221,3 +221,43 @@ async fn a_free_lock_costs_one_command_per_member() {
         assert_eq!(groups, [2 * nth; 3]);
     }
 }
+
+/// A connection comes back, and hundreds of contenders ask again: no member gets more at once than it takes.
+#[tokio::test(start_paused = true)]
+async fn groups_are_not_larger_than_members_take_them() {
+    let world = World::founded(3).await;
+    let ours = networks(3);
+    let (holder, store) = (world.client().await, world.store(&ours).await);
+    let mut guards = Vec::new();
+    let limit = store.capability().group_limit;
+    for nth in 0..3 * limit {
+        let name = format!("stock/{nth}");
+        guards.push(holder.keeper.mutex(&name).lock().await.expect("granted"));
+        store.apply(&[Request::Claim(claim(&name))]).await.expect("in line");
+    }
+    ours.iter().for_each(Network::restore);
+    sleep(millis(100)).await;
+    let largest: Vec<usize> = world.moods.iter().map(|moods| moods.largest()).collect();
+    assert!(largest.iter().all(|largest| (1..=limit).contains(largest)), "{largest:?}");
+    assert!(largest.contains(&limit), "{largest:?}: all ask at once");
+}
+
+/// A contender that waited left the members that had granted. These answers say nothing about its release.
+#[tokio::test(start_paused = true)]
+async fn answers_to_earlier_leaves_are_no_release() {
+    for blocked in 0..3 {
+        let world = World::founded(3).await;
+        let (waiter, member) = (world.client().await, world.member_stores().await.swap_remove(blocked));
+        // One member is busy. If it is the gate, the other two grant and are left again.
+        let first = claim("stock");
+        member.apply(&[Request::Claim(first.clone())]).await.expect("granted");
+        let mutex = waiter.keeper.mutex("stock");
+        let waits = tokio::spawn(async move { mutex.lock().await });
+        sleep(secs(1)).await;
+        member.apply(&[leave(&first)]).await.expect("left");
+        let guard = waits.await.expect("ended").expect("granted");
+        waiter.networks.iter().for_each(Network::cut);
+        let error = guard.release().await.expect_err("nobody was told");
+        assert!(error.to_string().contains("fewer than 2 members"), "{error}");
+    }
+}

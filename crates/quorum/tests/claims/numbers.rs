@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{
-    GrantNumber,
+    GrantNumber, Units,
     store::{
         Answer, Attachment, Claim, Evict, Evicted, Eviction, ListQuery, Renew, Renewed, Request, Store,
         Verdict,
@@ -142,4 +142,22 @@ async fn a_lease_is_gone_when_a_majority_says_so() {
     members[1].apply(&[leave(&held)]).await.expect("left");
     theirs[2].cut();
     assert!(matches!(&other.renew(&going_on).await.expect("answered").each[..], [Renewed::Gone]));
+}
+
+/// Too few members show the number of one lock, so it cannot be shared. Another one is renewed all the same.
+#[tokio::test(start_paused = true)]
+async fn a_downgrade_that_is_refused_keeps_no_other_lease_from_being_renewed() {
+    let world = uneven().await;
+    let ours = networks(3);
+    let store = world.store(&ours).await;
+    let (held, other) = (claim("stock"), claim("other"));
+    granted_unevenly(&store, &ours, &held).await;
+    granted(&store, &other).await;
+    let lowered = Renew { lower_to: Some(Units::ONE), ..renewal(&held, false) };
+    let group = [renewal(&other, false), lowered.clone(), renewal(&other, false)];
+    let renewed = store.renew(&group).await.expect("two were answered").each;
+    let as_expected = matches!(&renewed[..], [Renewed::Held(_), Renewed::Unknown, Renewed::Held(_)]);
+    assert!(as_expected, "{renewed:?}");
+    let error = store.renew(&[lowered]).await.expect_err("refused").to_string();
+    assert!(error.contains("cannot be shared"), "{error}");
 }

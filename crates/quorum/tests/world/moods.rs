@@ -34,6 +34,8 @@ struct State {
     denies: Option<StoreErrorKind>,
     /// How many groups of claims and leaves it was asked for.
     groups: u64,
+    /// The most requests that came together.
+    largest: usize,
     /// The leaves that it was asked for.
     leaves: u64,
 }
@@ -58,6 +60,10 @@ impl Moods {
 
     pub(crate) fn groups(&self) -> u64 {
         self.state().groups
+    }
+
+    pub(crate) fn largest(&self) -> usize {
+        self.state().largest
     }
 
     pub(crate) fn leaves(&self) -> u64 {
@@ -171,7 +177,11 @@ impl Store for Moody {
 impl Member for Moody {
     fn apply<'a>(&'a self, group: &'a [Request]) -> Reply<'a, MemberAnswers<Answer>> {
         Box::pin(async move {
-            self.moods.state().groups += u64::from(!group.is_empty());
+            {
+                let mut state = self.moods.state();
+                state.groups += u64::from(!group.is_empty());
+                state.largest = state.largest.max(group.len());
+            }
             self.moods.denied()?;
             let own: Vec<Option<Answer>> = group.iter().map(|request| self.moods.answer(request)).collect();
             let passed = group.iter().zip(&own).filter(|(_, own)| own.is_none());
