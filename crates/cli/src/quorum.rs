@@ -36,7 +36,9 @@ pub(crate) async fn quorum(args: &StoreArgs, quorum: &QuorumArgs) -> Result<u8, 
         }
         QuorumAction::Replace { old, new } => {
             quorum::replace(&url, old, new, text::say).await?;
-            text::say("the new server votes; name it in the URL of every client, in the place of the old one");
+            text::say(
+                "the new server votes; name it in the URL of every client, in the place of the old one",
+            );
         }
         QuorumAction::Show { json } => return show(&url, *json).await,
     }
