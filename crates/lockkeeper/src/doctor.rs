@@ -124,7 +124,7 @@ pub async fn examine(url: &str) -> Result<Examination, StoreError> {
             Examination::new(Vec::new(), found)
         }
         #[cfg(feature = "quorum")]
-        "quorum" => Box::pin(examine_members(&lockkeeper_quorum::members(&url)?)).await?,
+        "quorum" => Box::pin(examine_members(&url)).await?,
         #[cfg(feature = "redis")]
         scheme if scheme.starts_with("redis") => {
             let lockkeeper_redis::Examination { servers, findings, .. } =
@@ -150,29 +150,63 @@ pub async fn examine(url: &str) -> Result<Examination, StoreError> {
     })
 }
 
-/// What puts the members of a quorum at risk, and members that one failure takes together.
+/// What puts the members of a quorum at risk, members that do not answer or vote, and those that one failure takes together.
 #[cfg(feature = "quorum")]
-async fn examine_members(members: &[String]) -> Result<Examination, StoreError> {
+async fn examine_members(url: &str) -> Result<Examination, StoreError> {
+    let members = lockkeeper_quorum::members(url)?;
     let mut all = Examination::default();
-    for (nth, member) in members.iter().enumerate() {
-        let of_member = examine(member).await?;
-        let numbered = |server: Option<String>| {
-            let number = format!("member {}", nth + 1);
+    for report in crate::quorum::show(url).await? {
+        let member = &members[report.number - 1];
+        let named = |server: Option<String>| {
+            let number = format!("member {}", report.number);
             Some(server.map_or_else(|| number.clone(), |server| format!("{number}, {server}")))
         };
-        all.servers.extend(of_member.servers);
-        let found = of_member.findings.into_iter();
-        all.findings.extend(found.map(|it| Finding { server: numbered(it.server), ..it }));
-        if let Some(other) = members[..nth].iter().position(|other| host(other) == host(member)) {
+        all.findings.extend(of_vote(&report).map(|it| Finding { server: named(it.server), ..it }));
+        if report.answers {
+            match examine(member).await {
+                Ok(found) => {
+                    all.servers.extend(found.servers);
+                    let found = found.findings.into_iter();
+                    all.findings.extend(found.map(|it| Finding { server: named(it.server), ..it }));
+                }
+                Err(error) => {
+                    let message = format!("it cannot be checked: {error}");
+                    all.findings
+                        .push(Finding { server: named(None), ..Finding::of_store("Unchecked", &message) });
+                }
+            }
+        }
+        let before = &members[..report.number - 1];
+        if let Some(other) = before.iter().position(|other| host(other) == host(member)) {
             let message = format!(
                 "members {} and {} are on one host, whose failure takes both; a quorum needs servers that fail independently",
                 other + 1,
-                nth + 1
+                report.number
             );
             all.findings.push(Finding::of_store("SharedHost", &message));
         }
     }
     Ok(all)
+}
+
+/// What is wrong with the vote of a member.
+#[cfg(feature = "quorum")]
+fn of_vote(report: &crate::quorum::MemberReport) -> Option<Finding> {
+    let trouble = report.trouble.as_deref().unwrap_or("it waits to be watched");
+    let (risk, message) = match (report.answers, report.votes, report.votes_in) {
+        (_, true, _) => return None,
+        (false, ..) => ("Unreachable", format!("it cannot be reached ({trouble}); start it, or replace it")),
+        (true, false, None) => ("NoVote", format!("it does not vote: {trouble}")),
+        (true, false, Some(time)) => {
+            let time = lockkeeper_core::support::duration::show(time);
+            let message = format!(
+                "it does not vote, and will in {time} if a client stays for that long ({trouble}); `lockkeeper quorum rejoin` \
+                 does"
+            );
+            ("NoVote", message)
+        }
+    };
+    Some(Finding { server: Some(report.url.clone()), ..Finding::of_store(risk, &message) })
 }
 
 /// The host that a URL names. What is on this host has none.
@@ -208,8 +242,18 @@ mod tests {
 
     #[tokio::test]
     async fn members_that_share_a_host_are_found() {
-        let found = check("quorum:memory:one,memory:two,memory:three").await.expect("checked");
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found.iter().all(|finding| finding.risk == "SharedHost"), "{found:?}");
+        let servers = ["one", "two", "three"].map(crate::memory::MemoryServer::named);
+        let url = "quorum:memory:one,memory:two,memory:three";
+        let risks = |found: Vec<Finding>| found.into_iter().map(|finding| finding.risk).collect::<Vec<_>>();
+        let new = risks(check(url).await.expect("checked"));
+        assert_eq!(new, ["NoVote", "NoVote", "SharedHost", "NoVote", "SharedHost"]);
+        crate::quorum::found_fresh(url).await.expect("founded");
+        assert_eq!(risks(check(url).await.expect("checked")), ["SharedHost", "SharedHost"]);
+        servers[1].lose_data();
+        let found = check(url).await.expect("checked");
+        let lost = found.iter().find(|finding| finding.risk == "NoVote").expect("it does not vote");
+        let server = lost.server.as_deref();
+        assert_eq!(server, Some("member 2, memory:two"));
+        assert!(lost.message.contains("quorum rejoin"), "{lost:?}");
     }
 }

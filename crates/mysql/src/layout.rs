@@ -93,17 +93,23 @@ pub(crate) struct Account {
     pub(crate) host: String,
 }
 
+/// What a member of a quorum keeps. It is made when the store is first asked to be one.
+pub(crate) const MEMBER: &str = "CREATE TABLE IF NOT EXISTS {p}member (
+    only_one TINYINT NOT NULL PRIMARY KEY,
+    record MEDIUMBLOB NOT NULL
+) ENGINE = InnoDB";
+
 /// The SQL that makes the store in a database, if it is not there, and lets a user use it: for somebody who has the right to.
 pub(crate) fn sql(settings: &Settings, account: &Account) -> String {
     let quoted = |name: &str| format!("`{}`", name.replace('`', "``"));
     let database = quoted(&settings.database);
     let mut text = format!("CREATE DATABASE IF NOT EXISTS {database};\nUSE {database};\n");
-    for table in TABLES {
+    for table in TABLES.iter().chain([&MEMBER]) {
         text += &format!("{table};\n");
     }
     text += &format!("{};\n", insert(&KeeperId::random().to_string()));
     let account = format!("{}@{}", quoted(&account.user), quoted(&account.host));
-    for name in NAMES {
+    for name in NAMES.iter().chain([&"member"]) {
         text += &format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.{{p}}{name} TO {account};\n");
     }
     text.replace("{p}", &settings.prefix)

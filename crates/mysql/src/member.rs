@@ -16,16 +16,12 @@ use crate::{
     connection::{Failure, Worked},
     flights,
     groups::Group,
+    layout,
     rows::{another_store, number, text},
     statements::{CLOCK, Hex, LockWait},
     store::MySqlStore,
     trouble::{self, config, corrupt},
 };
-
-const MAKE: &str = "CREATE TABLE IF NOT EXISTS {p}member (
-    only_one TINYINT NOT NULL PRIMARY KEY,
-    record MEDIUMBLOB NOT NULL
-) ENGINE = InnoDB";
 
 /// Whether the marks of all resources are read. That takes time, and only a member that begins to vote needs it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -92,7 +88,7 @@ impl Group {
 
     /// Makes the table if it is not there.
     async fn state(self) -> Worked<MemberState> {
-        match self.session.run(&self.in_tables(MAKE)).await {
+        match self.session.run(&self.in_tables(layout::MEMBER)).await {
             // It may have been made for this user.
             Err(failed) if matches!(trouble::code(&failed.error), Some(1044 | 1142)) => {}
             Err(failed) => return Err(Failure::closes(trouble::explain(failed.error).not_applied())),

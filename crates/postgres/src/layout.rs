@@ -127,17 +127,27 @@ END
 $lockkeeper$;
 ";
 
+/// What a member of a quorum keeps. It is made when the store is first asked to be one.
+pub(crate) const MEMBER: &str = "
+CREATE TABLE IF NOT EXISTS {s}.member (only_one boolean PRIMARY KEY CHECK (only_one), record text NOT NULL)";
+
 /// The SQL that makes the store, if it is not there, and lets a user use it: for somebody who has the right to.
 pub(crate) fn sql(schema: &str, user: &str) -> String {
     let made = UNLESS_THERE.replace("{steps}", &STEPS.concat());
     let made = made.replace("{insert}", &insert(&KeeperId::random().to_string()));
     let made = made.replace("{making}", &MAKING.to_string()).replace("{schema}", schema);
-    in_schema(&made, schema) + &rights(schema, user)
+    let member =
+        format!("{MEMBER};\nGRANT SELECT, INSERT, UPDATE, DELETE ON {{s}}.member TO {};\n", quoted(user));
+    in_schema(&made, schema) + &rights(schema, user) + in_schema(member.trim_start(), schema).as_str()
+}
+
+fn quoted(user: &str) -> String {
+    format!("\"{}\"", user.replace('"', "\"\""))
 }
 
 /// The SQL that gives a user all rights that it needs.
 fn rights(schema: &str, user: &str) -> String {
-    let user = format!("\"{}\"", user.replace('"', "\"\""));
+    let user = quoted(user);
     let tables = NAMES.map(|name| format!("{{s}}.{name}")).join(", ");
     let rights = format!(
         "GRANT USAGE ON SCHEMA {{s}} TO {user};\nGRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {user};\n"

@@ -15,14 +15,11 @@ use crate::{
     connection::{Failure, Worked},
     flights::{LockWait, unread},
     groups::Group,
-    origin,
+    layout, origin,
     rows::get,
     store::PostgresStore,
     trouble,
 };
-
-const MAKE: &str = "
-CREATE TABLE IF NOT EXISTS {s}.member (only_one boolean PRIMARY KEY CHECK (only_one), record text NOT NULL)";
 
 /// The store's id, the incarnation, the clock, the high-water mark of all resources, and the record.
 const READ: &str = "
@@ -97,7 +94,7 @@ impl Group {
 
     /// Makes the table if it is not there.
     async fn state(self) -> Worked<MemberState> {
-        match self.session.batch(&self.in_schema(MAKE)).await {
+        match self.session.batch(&self.in_schema(layout::MEMBER)).await {
             // Two processes made it at the same moment.
             Err(error) if error.code() == Some(&SqlState::UNIQUE_VIOLATION) => {}
             Err(error) if error.code() == Some(&SqlState::DUPLICATE_TABLE) => {}

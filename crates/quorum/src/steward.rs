@@ -270,8 +270,9 @@ impl Steward {
         state: &MemberState,
     ) -> Result<(), StoreError> {
         let marked = mark(identity, link, state).await;
-        // A server that may have the seat keeps others from it.
-        if !matches!(&marked, Ok(false)) && !matches!(&marked, Err(error) if !error.maybe_applied()) {
+        // A server that may have the seat keeps others from it. That it was not written is certain only if nothing was sent:
+        // a connection may have led to another server meanwhile.
+        if !matches!(&marked, Err(error) if !error.maybe_applied()) {
             self.free[link.index] = None;
         }
         if marked? {

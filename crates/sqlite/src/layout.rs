@@ -98,11 +98,15 @@ ALTER TABLE entry ADD COLUMN number INTEGER;
 const FREE_EVERYTHING: &str =
     "DELETE FROM entry; DELETE FROM grave; DELETE FROM counted; DELETE FROM watcher;";
 
+/// What a member of a quorum keeps. It is made when the store is first asked to be one.
+pub(crate) const MEMBER: &str = "
+CREATE TABLE IF NOT EXISTS member (only_one INTEGER PRIMARY KEY CHECK (only_one = 1), record TEXT NOT NULL) STRICT";
+
 /// The SQL that makes the tables in a new file, for somebody who sets it up for others. Its boot is none, so the first keeper
 /// makes it that of its own.
 pub(crate) fn sql(path: &Path) -> String {
     let (path, steps, newest) = (path.display(), STEPS.join(";\n"), number(STEPS));
-    let id = new_id();
+    let (id, member) = (new_id(), MEMBER.trim_start());
     format!(
         "-- For a new file: sqlite3 -bail FILE < THIS. FILE is {path}
 -- Its users have to read and write it, and to make files in its folder, such as members of a group:
@@ -110,6 +114,7 @@ pub(crate) fn sql(path: &Path) -> String {
 BEGIN IMMEDIATE;
 {steps}
 INSERT INTO store VALUES (1, '{id}', {newest}, '', 0);
+{member};
 PRAGMA application_id = {APPLICATION};
 COMMIT;
 "

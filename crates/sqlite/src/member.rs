@@ -14,9 +14,6 @@ use rusqlite::{OptionalExtension, Result, Transaction};
 
 use crate::{database::Database, layout, store::SqliteStore, ticket::Urgency};
 
-const MAKE: &str = "
-CREATE TABLE IF NOT EXISTS member (only_one INTEGER PRIMARY KEY CHECK (only_one = 1), record TEXT NOT NULL) STRICT";
-
 /// The record; `None` if there is none.
 fn record(transaction: &Transaction<'_>) -> Result<Option<String>> {
     let is_there = "SELECT count(*) > 0 FROM sqlite_schema WHERE type = 'table' AND name = 'member'";
@@ -85,7 +82,7 @@ impl Member for SqliteStore {
                 if !is_expected || high_water(transaction)? > least {
                     return Ok(false);
                 }
-                transaction.execute_batch(MAKE)?;
+                transaction.execute_batch(layout::MEMBER)?;
                 transaction.execute("INSERT OR REPLACE INTO member VALUES (1, ?)", [&*new])?;
                 layout::write_high_water(transaction, least)?;
                 Ok(true)

@@ -154,6 +154,19 @@ pub async fn tables_do_not_grow(url: &str, sizes: impl Fn() -> Vec<(String, u64)
     }
 }
 
+/// Whether the user of this URL may use the store as a member of a quorum.
+///
+/// # Panics
+/// If not.
+pub async fn is_member(url: &str) {
+    let others = ["a", "b"].map(|name| lockkeeper::memory::MemoryServer::named(&format!("beside-{name}")));
+    let quorum = format!("quorum:memory:beside-a,memory:beside-b,{}", url.replace(',', "%2C"));
+    lockkeeper::quorum::found_fresh(&quorum).await.expect("it may be a member");
+    let members = lockkeeper::quorum::show(&quorum).await.expect("shown");
+    assert!(members.iter().all(|member| member.votes), "{members:?}");
+    drop(others);
+}
+
 /// A user locks, waits, fences and counts. `somebody_waits` looks into the tables.
 ///
 /// # Panics

@@ -15,6 +15,8 @@ mod outages;
 #[cfg(feature = "serve")]
 mod prometheus;
 mod pty;
+#[cfg(feature = "quorum")]
+mod quorum;
 mod schema;
 #[cfg(feature = "serve")]
 mod serve;
