@@ -15,7 +15,8 @@ const COLUMNS = [
 
 export function locksPage(query, tools) {
   let shown = null;
-  let first = true;
+  /** The address of the last view. Rows that come with another one are new to the reader, and not to the store. */
+  let asked = null;
   let typed = null;
   const filter = h("input", {
     id: "filter", type: "search", placeholder: "Names that start with …", "data-filter": true, spellcheck: "false",
@@ -72,8 +73,9 @@ export function locksPage(query, tools) {
       if (name === sort) cell.setAttribute("aria-sort", up ? "ascending" : "descending");
       else cell.removeAttribute("aria-sort");
     }
-    list(body, view.rows, (row) => `${row.kind === "latch"} ${row.name}`, looks, (row, old) => makeRow(row, old, tools, first));
-    first = false;
+    const same = asked === location.hash;
+    asked = location.hash;
+    list(body, view.rows, (row) => `${row.kind === "latch"} ${row.name}`, looks, (row, old) => makeRow(row, old, tools, same));
     nothing.hidden = view.rows.length > 0;
     table.hidden = view.rows.length === 0;
     say(nothing, filter.value ? `No lock has a name that starts with “${plain(filter.value)}”.` : "Nothing is locked. Locks appear here by themselves.");
@@ -115,7 +117,7 @@ function cell(name, title, ...children) {
   return h("td", { class: `c-${name}`, role: "cell", "data-title": title }, children);
 }
 
-function makeRow(row, old, tools, first) {
+function makeRow(row, old, tools, same) {
   const holder = row.holders[0];
   const held = h("span", {});
   const left = leaseBar();
@@ -129,7 +131,7 @@ function makeRow(row, old, tools, first) {
     cell("lease", "Lease left", holder && left.root),
     cell(row.kind === "election" ? "waiting candidates" : "waiting", "Waiting", row.waiters > 0 && h("strong", {}, count(row.waiters)), row.waiters > 0 && waited),
     cell("token", "Token", holder ? h("code", { title: holder.token }, `…${holder.token.slice(-6)}`) : ""));
-  const moved = old ? old.token !== holder?.token : !first;
+  const moved = same && (!old || old.token !== holder?.token);
   element.token = holder?.token;
   if (moved) element.classList.add("moved");
   let now = row;

@@ -28,6 +28,8 @@ use crate::{
 const UNWRITTEN: usize = 16_384;
 /// How many more there may be of what administrators did: others cannot push it out.
 const RESERVE: usize = 4_096;
+/// How many bytes are written at once, or a line more. Pipes keep 4 KiB whole, also if others write to them.
+const PIECE: usize = 3 * 1024;
 /// How long the end of the server waits for lines to be written.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
 
@@ -101,29 +103,46 @@ impl Log {
     }
 }
 
+/// Writes what comes, and all that has come meanwhile in one piece: with much to tell, calls of the system cost more than lines.
 fn write(items: &Receiver<Item>, mut output: Output, lost: &AtomicU64) {
-    let mut put = |line: Map<String, Value>| {
-        let text = terminal::json(Value::Object(line).to_string());
-        // Nobody may be there to read it.
-        drop(writeln!(output, "{text}"));
-    };
-    for item in items {
-        match item {
-            Item::Line(line, _one) => {
-                let missing = lost.swap(0, Ordering::Relaxed);
-                if missing > 0 {
-                    let mut said = Map::new();
-                    said.insert("time".into(), moment::show(SystemTime::now()).into());
-                    said.insert("level".into(), "warn".into());
-                    said.insert("what".into(), "lines of this log were lost".into());
-                    said.insert("lines".into(), missing.into());
-                    put(said);
+    let (mut text, mut lines, mut waiting) = (String::new(), Vec::new(), Vec::new());
+    while let Ok(first) = items.recv() {
+        let mut next = Some(first);
+        while let Some(item) = next {
+            match item {
+                Item::Line(line, one) => {
+                    add_lost(&mut text, lost.swap(0, Ordering::Relaxed));
+                    add(&mut text, line);
+                    lines.push(one);
                 }
-                put(line);
+                Item::Flush(done) => waiting.push(done),
             }
-            // The server may have ended its wait.
-            Item::Flush(done) => drop(done.try_send(())),
+            next = if text.len() < PIECE { items.try_recv().ok() } else { None };
         }
+        // Nobody may be there to read it.
+        drop(output.write_all(text.as_bytes()));
+        text.clear();
+        lines.clear();
+        for done in waiting.drain(..) {
+            // The server may have ended its wait.
+            let _ = done.try_send(());
+        }
+    }
+}
+
+fn add(text: &mut String, line: Map<String, Value>) {
+    text.push_str(&terminal::json(Value::Object(line).to_string()));
+    text.push('\n');
+}
+
+fn add_lost(text: &mut String, missing: u64) {
+    if missing > 0 {
+        let mut said = Map::new();
+        said.insert("time".into(), moment::show(SystemTime::now()).into());
+        said.insert("level".into(), "warn".into());
+        said.insert("what".into(), "lines of this log were lost".into());
+        said.insert("lines".into(), missing.into());
+        add(text, said);
     }
 }
 

@@ -15,9 +15,10 @@ use crate::Failure;
 const ARGUMENTS: [&str; 5] =
     ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1360,1000"];
 
-/// Notes the longest task. Browsers tell those of 50 ms and more.
-const WATCH: &str = "window.longest = 0; new PerformanceObserver((list) => { for (const entry of list.getEntries()) \
-                     longest = Math.max(longest, entry.duration) }).observe({ type: 'longtask', buffered: true })";
+/// Notes the longest task and what the page was then. Browsers tell tasks of 50 ms and more.
+const WATCH: &str = "window.longest = [0, '']; new PerformanceObserver((list) => { for (const entry of list.getEntries()) \
+                     if (entry.duration > longest[0]) longest = [entry.duration, location.hash] }).observe({ type: \
+                     'longtask', buffered: true })";
 
 /// The pages that somebody goes through.
 const PAGES: [&str; 6] = [
@@ -44,7 +45,11 @@ pub(super) fn longest_task(url: &str, wait: Duration) -> Result<f64, Failure> {
         let page = browser.run("return document.body.innerText", &json!([]))?;
         return Err(format!("the page shows no lock: {page}").into());
     }
-    browser.run("return longest", &json!([]))?.as_f64().ok_or_else(|| "the page tells no time".into())
+    let longest = browser.run("return longest", &json!([]))?;
+    if let Some(page) = longest[1].as_str().filter(|page| !page.is_empty()) {
+        eprintln!("the longest task was at {page}");
+    }
+    longest[0].as_f64().ok_or_else(|| "the page tells no time".into())
 }
 
 /// A chromium with one window.

@@ -1,19 +1,25 @@
 //! The least that a server of locks on Redis can do: two axum handlers that run two scripts of one line. No token, no queue,
 //! no checks, no log.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::post, serve::ListenerExt as _};
-use redis::{Client, Script, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Client, Script, aio::MultiplexedConnection};
 use serde_json::{Value, json};
 
 use crate::{
     Failure,
     redis::{CLAIM, RELEASE},
 };
+
+/// How long an answer may take. The client's own limit is short for a machine with much else to do.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 struct Scripts {
@@ -25,7 +31,8 @@ struct Scripts {
 
 /// Serves until its process is ended; prints where.
 pub(crate) async fn serve(url: &str) -> Result<(), Failure> {
-    let mut connection = Client::open(url)?.get_multiplexed_async_connection().await?;
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+    let mut connection = Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?;
     let claim: String = Script::new(CLAIM).prepare_invoke().load_async(&mut connection).await?;
     let release: String = Script::new(RELEASE).prepare_invoke().load_async(&mut connection).await?;
     let scripts = Scripts { connection, claim: claim.into(), release: release.into(), count: Arc::default() };

@@ -10,8 +10,9 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// How long a page may take to show something.
-const LIMIT: Duration = Duration::from_secs(30);
+/// How long a page may take to show something. On a busy machine a listing of many locks takes seconds, and the next one comes
+/// 20 times as long after it.
+const LIMIT: Duration = Duration::from_secs(120);
 /// How often it is looked at.
 const LOOK: Duration = Duration::from_millis(30);
 
@@ -55,7 +56,8 @@ impl Browser {
         ];
         let chrome = json!({ "args": args });
         let logs = json!({ "browser": "ALL" });
-        let wanted = json!({ "goog:chromeOptions": chrome, "goog:loggingPrefs": logs });
+        let limits = json!({ "script": LIMIT.as_millis() as u64 });
+        let wanted = json!({ "goog:chromeOptions": chrome, "goog:loggingPrefs": logs, "timeouts": limits });
         let session = browser.call("POST", "", &json!({ "capabilities": { "alwaysMatch": wanted } }));
         browser.session = format!("/{}", session["sessionId"].as_str().expect("a session"));
         browser

@@ -31,7 +31,7 @@ async fn signed_in_by_the_link_one_sees_a_lock_appear_its_queue_grow_and_its_hol
         .collect();
     browser.until("document.querySelector('td.c-waiting strong')?.innerText === '2'");
     guard.release().await.expect("held");
-    browser.until("/second|third/.test(document.querySelector('td.c-held').innerText)");
+    browser.until("/second|third/.test(document.querySelector('tr.moved td.c-held')?.innerText)");
     browser.until("document.querySelector('td.c-waiting strong')?.innerText === '1'");
     for waiter in waiters {
         waiter.abort();
@@ -66,6 +66,8 @@ async fn five_thousand_locks_are_filtered_sorted_and_paged() {
     assert_eq!(browser.run("return document.querySelector('th.c-name').ariaSort"), "descending");
     browser.click(".pager button:last-child");
     browser.until("document.querySelector('td.c-name').innerText === 'lock/4949'");
+    // Rows light up when something happens to a lock, and not because the reader went somewhere.
+    assert_eq!(browser.count("tr.moved"), 0);
     browser.press("/");
     browser.until("document.activeElement.id === 'filter'");
     browser.press("lock/12");

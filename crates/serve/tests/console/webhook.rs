@@ -60,7 +60,7 @@ async fn alarms_reach_a_receiver_that_is_down_slow_and_back() {
     guard.release().await.expect("held");
     world.browser.until("document.querySelector('.alarms.past li')");
     answer(client, "204 Thanks").await;
-    let ended = tokio::time::timeout(Duration::from_secs(30), receive(&listener)).await.expect("in time");
+    let ended = tokio::time::timeout(Duration::from_secs(120), receive(&listener)).await.expect("in time");
     assert_eq!(ended.1["event"], "ended");
     assert_eq!(ended.1["alarm"]["id"], raised["alarm"]["id"]);
     answer(ended.0, "200 OK").await;
