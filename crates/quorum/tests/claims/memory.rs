@@ -1,14 +1,12 @@
 //! What a client keeps, and for how long.
 
-use std::time::Duration;
-
 use lockkeeper_core::{
     store::{Answer, Attachment, Claim, ListQuery, Renew, Renewed, Request, Verdict},
     testing::Network,
 };
 use tokio::time::sleep;
 
-use super::{claim, leave};
+use super::claim;
 use crate::world::{World, networks, secs};
 
 fn going_on(held: &Claim, at_least: u64) -> Renew {
@@ -56,29 +54,4 @@ async fn contenders_without_an_owner_are_forgotten() {
         let left = member.list(&ListQuery { limit: 100, ..ListQuery::default() }).await.expect("answered");
         assert!(left.resources.is_empty(), "{left:?}");
     }
-}
-
-/// Ten times as many releases take ten times as long, also while a member does not answer.
-#[tokio::test(start_paused = true)]
-async fn releases_cost_no_more_when_there_were_many_before() {
-    let world = World::founded(3).await;
-    let ours = networks(3);
-    let store = world.store(&ours).await;
-    ours[0].cut();
-    let mut took: Vec<Duration> = Vec::new();
-    for part in 0..40 {
-        let begun = std::time::Instant::now();
-        for group in 0..5 {
-            let claims: Vec<_> = (0..100).map(|nth| claim(&format!("stock/{part}/{group}/{nth}"))).collect();
-            let group: Vec<_> = claims.iter().cloned().map(Request::Claim).collect();
-            store.apply(&group).await.expect("granted by two");
-            let group: Vec<_> = claims.iter().map(leave).collect();
-            store.apply(&group).await.expect("released by two");
-        }
-        took.push(begun.elapsed());
-    }
-    // The fastest of several: what else the machine does is not meant.
-    let fastest = |parts: &[Duration]| parts.iter().min().copied().unwrap_or_default();
-    let (first, last) = (fastest(&took[..10]), fastest(&took[30..]));
-    assert!(last < first * 4, "{first:?} for the first 500, {last:?} for the last");
 }
