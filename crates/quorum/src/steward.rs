@@ -376,8 +376,7 @@ impl Steward {
         }
         let mut updated = true;
         for (link, _, _) in all.iter().filter(|(_, _, standing)| is_seated(standing)) {
-            let lagged = link.lags(&quorum.identity);
-            updated &= self.update(quorum, link, &identity).await? && !lagged;
+            updated &= self.update(quorum, link, &identity).await?;
         }
         // Somebody else may have made later seats meanwhile.
         if !updated || !identity.clone().join(&quorum.identity.identity()).is_empty() {
