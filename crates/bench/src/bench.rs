@@ -12,7 +12,7 @@ use crate::{
     Failure,
     files::{FileLockPeer, FlockPeer, RowPeer},
     peers::{DroppedPeer, KeeperPeer, TokioPeer},
-    redis,
+    quorum, redis,
     rounds::Contestant,
     sql,
     workload::{Pace, Workload},
@@ -34,6 +34,8 @@ pub(crate) struct Bench {
     pub(crate) zookeeper: Option<ZooKeeper>,
     /// The server, if the store is Redis; started by this program if the URL names none.
     pub(crate) redis: Option<redis::Server>,
+    /// The servers that were started for a quorum.
+    pub(crate) quorum: Option<quorum::Members>,
     /// The PostgreSQL or MariaDB server that was started for this run.
     pub(crate) sql: Option<Sql>,
 }
@@ -49,9 +51,11 @@ impl Bench {
         let requests = RequestCounter::default();
         let (redis, mut zookeeper) = (redis::Server::of(url)?, ZooKeeper::for_url(url)?);
         let database = sql::Server::for_url(url)?;
+        let quorum = quorum::Members::for_url(url).await?;
+        let of_quorum = quorum.as_ref().map(quorum::Members::url);
         let of_database = database.as_ref().map(sql::Server::url);
         let started = redis.as_ref().map(redis::Server::url).or(zookeeper.as_ref().map(ZooKeeper::url));
-        let url = started.or(of_database.as_deref()).unwrap_or(url);
+        let url = started.or(of_database.as_deref()).or(of_quorum.as_deref()).unwrap_or(url);
         if sql::Kind::of(url).is_some() {
             pace.locks = pace.locks.min(sql::HELD);
         }
@@ -69,13 +73,30 @@ impl Bench {
         if let Some(zookeeper) = &mut zookeeper {
             peers.extend(zookeeper.peers().await?);
         }
+        if let Some(members) = &quorum {
+            [usual, dropped, fifo] = [usual, dropped, fifo].map(|ours| members.metered(ours));
+            peers = members.peers().await?;
+        }
         let mut sql = None;
         if let Some(server) = database {
             [usual, dropped, fifo] = [usual, dropped, fifo].map(|ours| server.metered(ours));
             peers = server.peers();
             sql = Some(Sql { relayed: sql::Relayed::connect(&server).await?, server });
         }
-        Ok(Self { peers, folder, usual, dropped, fifo, keeper, requests, pace, redis, zookeeper, sql })
+        Ok(Self {
+            peers,
+            folder,
+            usual,
+            dropped,
+            fifo,
+            keeper,
+            requests,
+            pace,
+            redis,
+            zookeeper,
+            quorum,
+            sql,
+        })
     }
 
     pub(crate) fn folder(&self) -> Option<&Path> {

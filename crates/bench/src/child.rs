@@ -5,7 +5,7 @@ use std::{io::Write as _, path::Path, time::Duration};
 use crate::{
     Failure,
     processes::{self, runtime},
-    redis, serve, sql, tokens, waiting_processes, zookeeper,
+    quorum, redis, serve, sql, tokens, waiting_processes, zookeeper,
 };
 
 /// What a child process does.
@@ -43,6 +43,9 @@ pub(crate) fn main(words: &[String]) -> Result<(), Failure> {
         }
         ["barest", url, own, millis] => {
             runtime()?.block_on(redis::barest(url, own, Duration::from_millis(millis.parse()?)))?
+        }
+        ["redlock", urls, name, millis] => {
+            runtime()?.block_on(quorum::redlock(urls, name, Duration::from_millis(millis.parse()?)))?
         }
         _ => return Err("a child has other words".into()),
     };

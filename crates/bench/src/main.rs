@@ -17,6 +17,7 @@ mod metered;
 mod peer;
 mod peers;
 mod processes;
+mod quorum;
 mod rates;
 mod redis;
 mod rounds;
@@ -44,7 +45,7 @@ const USAGE: &str =
     "usage: lockkeeper-bench [STORE_URL] [w1 w2 w3 w3p w4 w4p held given_up ...] [--quick | --rounds N --waits N
   --seconds S]
   STORE_URL  the store to measure (default memory:); redis:, zookeeper:, postgres: and mysql: start a
-             server, and peers
+             server, and peers; quorum: starts five Redis servers
   w1         one task, one name
   w2         64 tasks, 64 names
   w3         16 tasks, one name

@@ -4,7 +4,7 @@ use crate::{
     Failure,
     bench::Bench,
     judge::{Limit, Median, Verdict},
-    redis,
+    quorum, redis,
     rounds::{Contestant, Load, Raced, Round, fairness, interleaved},
     table::Row,
     workload::{Pace, Workload},
@@ -32,6 +32,7 @@ async fn uncontended(
     let results = race(bench, ours, &load).await?;
     let mut rows: Vec<Row> = results.iter().flat_map(|result| speed(workload, result)).collect();
     rows.extend(ratios(workload, &results, count, &bench.pace));
+    let rows = quorum::judged(workload, rows, &results, &bench.pace);
     Ok(redis::judged(workload, rows, &results, &bench.pace))
 }
 

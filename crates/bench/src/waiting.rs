@@ -6,7 +6,7 @@ use crate::{
     bench::Bench,
     drain::Drain,
     judge::{Limit, Median},
-    redis,
+    quorum, redis,
     rounds::Contestant,
     sql,
     table::Row,
@@ -48,7 +48,12 @@ pub(crate) async fn w4(bench: &Bench) -> Result<Vec<Row>, Failure> {
         };
         row("client CPU while 64 wait, % of a core", |drain| Some(drain.cpu_percent));
         let at_the_server = index == 0 && bench.sql.is_some();
-        row(if at_the_server { sql::WAITING } else { REQUESTS }, |drain| drain.requests);
+        let what = match bench.quorum {
+            Some(_) => quorum::WAITING.0,
+            None if at_the_server => sql::WAITING,
+            None => REQUESTS,
+        };
+        row(what, |drain| drain.requests);
         row("drain of 64 waiters, ms", |drain| Some(drain.drained.as_secs_f64() * 1e3));
         row("client CPU of the drain, ms", |drain| Some(drain.cpu.as_secs_f64() * 1e3));
     }
@@ -60,6 +65,7 @@ pub(crate) async fn w4(bench: &Bench) -> Result<Vec<Row>, Failure> {
         (_, Some(goals)) => goals,
         ("sqlite", _) => &SQLITE_GOALS,
         ("redis", _) => &redis::WAITING_GOALS,
+        ("quorum", _) => &[quorum::WAITING],
         _ => &[],
     };
     rows = rows.into_iter().map(|row| row.held_to("lockkeeper", goals)).collect();

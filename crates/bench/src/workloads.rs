@@ -1,8 +1,8 @@
 //! Which function measures which workload.
 
 use crate::{
-    Failure, bench::Bench, console, given_up, held, judge::Verdict, rates, redis, serve, sql, table::Row,
-    tokens, waiting, waiting_processes, workload::Workload,
+    Failure, bench::Bench, console, given_up, held, judge::Verdict, quorum, rates, redis, serve, sql,
+    table::Row, tokens, waiting, waiting_processes, workload::Workload,
 };
 
 /// How often a workload is repeated until its rates are conclusive.
@@ -30,10 +30,11 @@ async fn measure(bench: &Bench, workload: Workload) -> Result<Vec<Row>, Failure>
         Workload::W1 => rates::w1(bench).await,
         Workload::W2 => rates::w2(bench).await,
         Workload::W3 => rates::w3(bench).await,
-        Workload::W3p => match (&bench.redis, &bench.sql) {
-            (Some(server), _) => redis::w3p(server, &bench.pace).await,
-            (None, Some(sql)) => sql::w3p(&sql.server, &bench.pace).await,
-            (None, None) => tokens::w3p(bench).await,
+        Workload::W3p => match (&bench.redis, &bench.sql, &bench.quorum) {
+            (Some(server), ..) => redis::w3p(server, &bench.pace).await,
+            (None, Some(sql), _) => sql::w3p(&sql.server, &bench.pace).await,
+            (None, None, Some(members)) => quorum::w3p(members, &bench.pace).await,
+            (None, None, None) => tokens::w3p(bench).await,
         },
         Workload::W4 => waiting::w4(bench).await,
         Workload::W4p => waiting_processes::w4p(bench).await,

@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 use lockkeeper_testkit::servers::{Postgres, Redis, ZooKeeper};
 use serde_json::{Value, json};
 
-use crate::{client::LIMIT, world::World};
+use crate::{
+    client::{Answer, LIMIT},
+    world::World,
+};
 
 async fn on(store: &str) -> World {
     World::with(|settings| settings.store = store.into()).await
@@ -16,8 +19,46 @@ async fn serves(store: &str) {
     let (one, two) = (on(store).await, on(store).await);
     locks(&one, &two).await;
     queues(&one, &two).await;
-    others(&one, &two).await;
+    permits(&one, &two).await;
+    let led = elections(&one, &two).await;
+    fences(&one, &two, &led.get("token")).await;
+    latches(&one, &two).await;
+    evicts(&one, &two, &led.get("lease")).await;
     ends(one, &two).await;
+}
+
+/// The same on a quorum, which has no semaphores and no latches, and fences only where members keep their data.
+async fn serves_as_quorum(members: &[String], has_fences: bool) {
+    let store = format!("quorum:{}", members.join(","));
+    lockkeeper::quorum::found_fresh(&store).await.expect("founded");
+    let (one, two) = (on(&store).await, on(&store).await);
+    locks(&one, &two).await;
+    queues(&one, &two).await;
+    let led = elections(&one, &two).await;
+    if has_fences {
+        fences(&one, &two, &led.get("token")).await;
+    } else {
+        let fence = json!({ "name": "f", "token": led.get("token") });
+        let why = "keep the fence with the data";
+        refused(&one, ("/v1/fence", &fence), (503, "refused"), why).await;
+    }
+    evicts(&one, &two, &led.get("lease")).await;
+    let why = "no semaphores and no latches";
+    for call in [
+        ("/v1/acquire", &json!({ "name": "s", "permits": "2/3" })),
+        ("/v1/latch/create", &json!({ "name": "l", "count": 1 })),
+        ("/v1/latch/wait", &json!({ "name": "l", "wait": "1s" })),
+    ] {
+        refused(&one, call, (400, "invalid"), why).await;
+    }
+    ends(one, &two).await;
+}
+
+/// What the store does not have is refused, and the answer says why.
+async fn refused(world: &World, (path, body): (&str, &Value), expected: (u16, &str), why: &str) {
+    let answer = world.user().post(path, body).await;
+    assert_eq!((answer.status, answer.code().as_str()), expected, "{answer:?}");
+    assert!(answer.get("message").contains(why), "{answer:?}");
 }
 
 async fn locks(one: &World, two: &World) {
@@ -62,19 +103,28 @@ async fn queues(one: &World, two: &World) {
     one.until_counts("q", (0, 0)).await;
 }
 
-async fn others(one: &World, two: &World) {
+async fn permits(one: &World, two: &World) {
     let permits = json!({ "name": "s", "permits": "2/3" });
     let permit = one.user().post("/v1/acquire", &permits).await;
     assert_eq!(permit.status, 200, "{permit:?}");
     assert_eq!(two.user().post("/v1/acquire", &permits).await.code(), "busy");
     assert_eq!(two.user().post("/v1/acquire", &json!({ "name": "s" })).await.code(), "other_capacity");
+}
 
+/// Leaves its leader there.
+async fn elections(one: &World, two: &World) -> Answer {
     let led = one.user().post("/v1/acquire", &json!({ "name": "e", "value": "here" })).await;
     assert_eq!(two.look().get("/v1/leader?name=e").await.json()["leader"]["value"], json!("here"));
-    let fence = |token: String| json!({ "name": "f", "token": token });
-    assert_eq!(one.user().post("/v1/fence", &fence(led.get("token"))).await.status, 200);
-    assert_eq!(two.user().post("/v1/fence", &fence("1024".into())).await.code(), "stale_token");
+    led
+}
 
+async fn fences(one: &World, two: &World, token: &str) {
+    let fence = |token: &str| json!({ "name": "f", "token": token });
+    assert_eq!(one.user().post("/v1/fence", &fence(token)).await.status, 200);
+    assert_eq!(two.user().post("/v1/fence", &fence("1024")).await.code(), "stale_token");
+}
+
+async fn latches(one: &World, two: &World) {
     assert_eq!(one.user().post("/v1/latch/create", &json!({ "name": "l", "count": 1 })).await.status, 200);
     let waits = tokio::spawn({
         let user = two.user();
@@ -82,11 +132,12 @@ async fn others(one: &World, two: &World) {
     });
     assert_eq!(one.user().post("/v1/latch/down", &json!({ "name": "l" })).await.get("remaining"), "0");
     assert_eq!(waits.await.expect("answered").status, 200);
+}
 
+async fn evicts(one: &World, two: &World, lease: &str) {
     let evicted = two.admin().post("/v1/evict", &json!({ "name": "e", "reason": "test", "now": true })).await;
     assert_eq!(evicted.json()["evicted"][0]["done"], json!(true));
-    let lease = json!({ "lease": led.get("lease") });
-    assert_eq!(one.user().post("/v1/renew", &lease).await.code(), "not_held");
+    assert_eq!(one.user().post("/v1/renew", &json!({ "lease": lease })).await.code(), "not_held");
 }
 
 /// One of them ends: what it granted is still held, and whoever waited there is told.
@@ -118,6 +169,19 @@ async fn sqlite_is_served() {
 async fn redis_is_served() {
     let redis = Redis::start().expect("a server");
     serves(&redis.url()).await;
+}
+
+#[tokio::test]
+async fn a_quorum_of_files_is_served() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name| format!("sqlite:{}", folder.path().join(name).display());
+    serves_as_quorum(&["a.db", "b.db", "c.db"].map(file), true).await;
+}
+
+#[tokio::test]
+async fn a_quorum_of_redis_servers_is_served() {
+    let servers = [(); 3].map(|()| Redis::start().expect("a server"));
+    serves_as_quorum(&servers.each_ref().map(Redis::url), false).await;
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use std::{
 use lockkeeper_core::clock::Clock;
 use lockkeeper_testkit::{
     dice::Dice,
-    history::{self, Verdict},
+    history::{self, Loss, Report, Rules, Verdict},
     load::{Deck, crew, number, percent, task, times},
     processes::{Crew, Task},
 };
@@ -24,7 +24,7 @@ use crate::{
 /// How soon a section ends while three members are up and vote, nearly always.
 const WINDOW: Duration = secs(2);
 
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     Clock::boot().now().0
 }
 
@@ -47,7 +47,9 @@ fn many_processes_while_two_members_of_five_are_in_trouble() {
     while crew.sections() < sections || count < least {
         // Faults come in step with the sections, two at a time.
         let due = (count - count % 2) * sections / least;
-        crew.listen(secs(60), |crew| crew.sections() >= due);
+        while !crew.listen(millis(100), |crew| crew.sections() >= due) {
+            members.look();
+        }
         let trouble = deck.draw().expect("there are some");
         while !members.strike(trouble, &mut dice) {
             let pause = millis(50) + dice.up_to(100);
@@ -56,9 +58,6 @@ fn many_processes_while_two_members_of_five_are_in_trouble() {
         *faults.entry(trouble).or_insert(0) += 1;
         count += 1;
         println!("{:?} {trouble:?} after {} sections", started.elapsed(), crew.sections());
-        if count % 2 == 0 {
-            crew.listen(dice.up_to(800), |_| false);
-        }
         assert!(count < 10 * least.max(100), "only {} sections", crew.sections());
     }
     members.heal(|time| {
@@ -75,7 +74,7 @@ fn many_processes_while_two_members_of_five_are_in_trouble() {
 }
 
 /// Waits until some more sections have been served.
-fn go_on(crew: &mut Crew, sections: usize) {
+pub(crate) fn go_on(crew: &mut Crew, sections: usize) {
     let enough = crew.sections() + sections;
     let served = crew.listen(secs(60), |crew| crew.sections() >= enough);
     assert!(served, "only {} of {enough} sections", crew.sections());
@@ -93,14 +92,44 @@ fn served(crew: &Crew, from: u64, to: u64) -> f64 {
 }
 
 /// No two held at any time, whatever befell the members: nobody was stopped, and no majority forgot anything.
-fn judge(mut crew: Crew, sections: usize) {
+fn judge(crew: Crew, sections: usize) {
+    let report = evidence(crew, sections, Vec::new());
+    assert_eq!(report.verdict, Verdict::Safe, "{report}");
+    assert!(report.accepted > 0 && report.refused == 0, "{report}");
+}
+
+/// Ends the crew, and holds what it saw against the rules of a quorum.
+pub(crate) fn evidence(mut crew: Crew, sections: usize, losses: Vec<Loss>) -> Report {
     let ended = crew.finish(secs(60));
-    let (history, mut rules) = crew.into_evidence();
-    rules.readers_alike = true;
-    rules.least = sections;
+    let (history, rules) = crew.into_evidence();
+    let rules = Rules { readers_alike: true, least: sections, losses, ..rules };
     let report = history::check(&history, &rules);
     println!("{report}");
     assert!(ended, "some workers did not end\n{report}");
-    assert_eq!(report.verdict, Verdict::Safe, "{report}");
-    assert!(report.accepted > 0 && report.refused == 0, "{report}");
+    report
+}
+
+/// Whichever two are gone for long, the other three serve as ever.
+#[test]
+fn two_members_that_are_gone_for_long_stop_nobody() {
+    for trouble in [Trouble::CutOff, Trouble::Stopped, Trouble::Killed] {
+        let (mut members, folder) = (Members::found(5), tempfile::tempdir().expect("a folder"));
+        let mut crew = crew(WORKER, Task { resources: 16, tasks: 12, ..task(&members.url(), &folder) }, 6);
+        go_on(&mut crew, 100);
+        let begun = now();
+        for member in [1, 3] {
+            members.each[member].begin(trouble, Instant::now() + secs(12));
+        }
+        crew.listen(secs(12), |_| false);
+        let ended = now();
+        let served = served(&crew, begun, ended);
+        println!("{trouble:?}: {} sections, {:.1} %", crew.sections(), served * 100.0);
+        members.heal(|time| {
+            crew.listen(time, |_| false);
+        });
+        crew.store_recovered();
+        go_on(&mut crew, 100);
+        judge(crew, 100);
+        assert!(served > 0.9, "{trouble:?}: only {:.1} %", served * 100.0);
+    }
 }

@@ -2,7 +2,9 @@
 //! `LOCKKEEPER_FAULTS` set how much of it there is: `./soak quorum`.
 #![cfg(target_os = "linux")]
 
+mod clocks;
 mod crews;
+mod debate;
 mod members;
 
 use std::time::Duration;

@@ -61,7 +61,7 @@ impl Member {
         Ok(Self { server, proxy, state: State::Well })
     }
 
-    fn begin(&mut self, trouble: Trouble, until: Instant) {
+    pub(crate) fn begin(&mut self, trouble: Trouble, until: Instant) {
         match trouble {
             Trouble::Killed | Trouble::Emptied => self.server.process().kill(),
             Trouble::Stopped => self.server.process().pause(),
@@ -131,10 +131,15 @@ impl Members {
         format!("quorum:max_lease={}s,{}", MAX_LEASE.as_secs(), addresses.join(","))
     }
 
-    /// Ends what is over, and gives the trouble to some member, if two at most are in one then. Members lose their data one
-    /// at a time: the next one does when the last one votes again. False: it is too early for this trouble.
-    pub(crate) fn strike(&mut self, trouble: Trouble, dice: &mut Dice) -> bool {
+    /// Ends the troubles that are over, and takes note of members that vote again.
+    pub(crate) fn look(&mut self) {
         self.each.iter_mut().for_each(Member::look);
+    }
+
+    /// Gives the trouble to some member, if two at most are in one then. Members lose their data one at a time: the next one
+    /// does when the last one votes again. False: it is too early for this trouble.
+    pub(crate) fn strike(&mut self, trouble: Trouble, dice: &mut Dice) -> bool {
+        self.look();
         let in_trouble = self.each.iter().filter(|member| member.state != State::Well).count();
         let loses = |state| matches!(state, State::In(Trouble::Emptied, _) | State::After(Trouble::Emptied));
         let is_losing = self.each.iter().any(|member| loses(member.state));
@@ -143,7 +148,9 @@ impl Members {
         }
         let mut well: Vec<_> = self.each.iter_mut().filter(|member| member.state == State::Well).collect();
         let chosen = dice.below(well.len() as u64) as usize;
-        well[chosen].begin(trouble, Instant::now() + millis(100) + dice.up_to(1400));
+        // Mostly shorter than a lease and the time in which a member is watched, and now and then much longer.
+        let most = if dice.chance(200) { 6000 } else { 1400 };
+        well[chosen].begin(trouble, Instant::now() + millis(100) + dice.up_to(most));
         true
     }
 
@@ -151,7 +158,7 @@ impl Members {
     pub(crate) fn heal(&mut self, mut meanwhile: impl FnMut(Duration)) {
         let begun = Instant::now();
         while self.each.iter().any(|member| member.state != State::Well) {
-            self.each.iter_mut().for_each(Member::look);
+            self.look();
             meanwhile(millis(100));
             assert!(begun.elapsed() < secs(60), "they do not vote again: {:?}", self.states());
         }
