@@ -11,6 +11,7 @@ use std::{
 use lockkeeper_core::{
     StoreError, StoreErrorKind,
     clock::BootTime,
+    model::WAIT_LEASE,
     store::{Answer, MemberAnswers, Membership, Renew, StoreTime, Topic, Verdict, Wake},
     support::backoff::Backoff,
 };
@@ -199,7 +200,7 @@ impl Quorum {
         }
     }
 
-    /// A member did not answer. Leaves are sent until the longest lease is over.
+    /// A member did not answer. Leaves are sent again.
     fn unanswered(self: &Arc<Self>, member: usize, batch: Vec<Outgoing>, error: &StoreError) {
         let (leaves, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(Outgoing::is_leave);
         for one in others {
@@ -213,9 +214,10 @@ impl Quorum {
         self.leave_later(member, leaves);
     }
 
-    /// These leaves were not done, and are sent again.
+    /// These leaves were not done, and are sent again until what they end is over by itself: a hold, or a position in the
+    /// queue, which would keep those behind it waiting.
     fn leave_later(self: &Arc<Self>, member: usize, leaves: Vec<Outgoing>) {
-        let until = self.clock.now().after(self.identity.max_lease);
+        let until = self.clock.now().after(self.identity.max_lease.max(WAIT_LEASE));
         if !leaves.is_empty() && self.links[member].leave_later(leaves, until) {
             self.background.spawn(self.clone().leave_all_later(member));
         }

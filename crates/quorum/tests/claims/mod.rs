@@ -261,3 +261,34 @@ async fn answers_to_earlier_leaves_are_no_release() {
         assert!(error.to_string().contains("fewer than 2 members"), "{error}");
     }
 }
+
+/// A position in a queue lasts longer than the longest lease here, so its leave is sent for longer, too: otherwise those behind
+/// it would wait for a contender that is not there any more.
+#[tokio::test(start_paused = true)]
+async fn a_position_is_left_also_at_a_member_that_was_away_for_longer_than_any_lease() {
+    let mut world = World::new(3);
+    world.url = world.url.replace("quorum:", "quorum:max_lease=2s,");
+    lockkeeper_quorum::found_fresh(&world.url, world.member(&networks(3))).await.expect("founded");
+    let (holder, other) = (world.client().await, world.client().await);
+    let _guard = holder.keeper.mutex("stock").lease(secs(1)).lock().await.expect("granted");
+    let mutex = other.keeper.mutex("stock").lease(secs(1));
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    let waiting = async || {
+        let mut waiting = 0;
+        for member in world.member_stores().await {
+            let view = member.inspect(&"stock".parse().expect("a name")).await.expect("answered");
+            waiting += view.map_or(0, |view| view.waiters.len());
+        }
+        waiting
+    };
+    while waiting().await == 0 {
+        sleep(millis(1)).await;
+    }
+    other.networks.iter().for_each(Network::cut);
+    waiter.abort();
+    sleep(secs(4)).await;
+    assert_eq!(waiting().await, 1, "its position is still there");
+    other.networks.iter().for_each(Network::restore);
+    sleep(secs(3)).await;
+    assert_eq!(waiting().await, 0, "and it has left");
+}
