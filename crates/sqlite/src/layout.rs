@@ -291,6 +291,7 @@ mod tests {
     fn the_sql_for_somebody_else_makes_the_same_tables() {
         let (mut own, mut given) = (memory(), memory());
         settle(&mut own, Path::new(FILE), "boot", nobody).expect("made");
+        own.execute_batch(MEMBER).expect("it is asked to be a member");
         given.execute_batch(&sql(Path::new(FILE))).expect("it is good SQL");
         let tables = |connection: &Connection| -> Vec<(String, String)> {
             let mut all = connection
