@@ -214,6 +214,10 @@ impl From<LatchError> for Problem {
 impl From<FenceError> for Problem {
     fn from(error: FenceError) -> Self {
         match error {
+            // This store has no fences, so trying again never helps.
+            FenceError::Store(error) if error.kind() == StoreErrorKind::Unsupported => {
+                Self::invalid(sentence::of(&error))
+            }
             FenceError::Store(error) => error.into(),
             FenceError::Stale { .. } => Self::new(Code::StaleToken, sentence::of(&error)),
             _ => Self::invalid(sentence::of(&error)),

@@ -40,7 +40,7 @@ async fn serves_as_quorum(members: &[String], has_fences: bool) {
     } else {
         let fence = json!({ "name": "f", "token": led.get("token") });
         let why = "keep the fence with the data";
-        refused(&one, ("/v1/fence", &fence), (503, "refused"), why).await;
+        refused(&one, ("/v1/fence", &fence), (400, "invalid"), why).await;
     }
     evicts(&one, &two, &led.get("lease")).await;
     let why = "no semaphores and no latches";
