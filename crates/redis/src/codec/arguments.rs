@@ -19,6 +19,9 @@ const LAST_TIME: u64 = 9_999_999_999_999_999;
 /// The last time until which something can be kept: keys last a minute longer, and scripts compute with doubles.
 const LAST_END: u64 = (1 << 53) - 1 - 60_000_000;
 
+/// Claims for grants with this number or more are rare enough for the long way, which keeps numbers below 2^53.
+const HIGHEST_LEAST: u64 = 1 << 52;
+
 /// The end of something that a script keeps, as an argument.
 pub(crate) fn end(time: StoreTime) -> u64 {
     time.0.min(LAST_END)
@@ -139,10 +142,15 @@ fn push_common(command: &mut Cmd, claim: &Claim, mode: Mode, scratch: &mut Strin
     _ = write!(scratch, "{not_after:016}{way}{:020}", claim.stamp);
     command.arg("s").arg(&*scratch).arg(lease);
     // The lease, a minute, and a second and a bit, as uncontended.lua expects it.
-    match claim.capacity.allows(claim.units) && mode.by_one_set && claim.at_least == 0 {
-        true => command.arg(lease / 1000 + 61_001),
-        false => command.arg(""),
-    };
+    let by_one_set = claim.capacity.allows(claim.units) && mode.by_one_set && claim.at_least < HIGHEST_LEAST;
+    scratch.clear();
+    if by_one_set {
+        _ = write!(scratch, "{}", lease / 1000 + 61_001);
+    }
+    if by_one_set && claim.at_least > 0 {
+        _ = write!(scratch, "{:016}", claim.at_least);
+    }
+    command.arg(&*scratch);
     scratch.clear();
     _ = write!(scratch, " {} {} {lease} ", claim.capacity, claim.units);
     rarities::push(scratch, claim);

@@ -6,8 +6,9 @@
 -- then per entry, claim:  the id. Before it, if they are not those of the claim before, 's' and: not_after,
 --                         'q' (queue) or 't' (try) in capitals if a grant must be written also if it was made before,
 --                         and the stamp, as one text; the lease; how many milliseconds a key with such a lease lasts,
---                         or '' if one SET must not grant it, which a server without memory refuses; the holder's row
---                         from behind the id on
+--                         and behind it, as 16 digits, the least number of the grant, if it is to have one; or '' if
+--                         one SET must not grant it, which a server without memory refuses; the holder's row from
+--                         behind the id on
 --            leave:  'b', id, the end of the tombstone or '', hold_at_least
 -- Reply      nonce, now, then per entry: 9 number (granted now, alone, for the whole lease), 0 (the same, and the
 --            number is now), 1 number floor remaining (granted), 2 ahead retry_in (busy), 3 (stale), 4 capacity

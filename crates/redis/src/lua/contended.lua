@@ -22,12 +22,12 @@ for entry = 1, #KEYS - 1 do
       end
       if to then
         local claim = elements[3]
-        local waited, first = now - sub(claim, 1, 16), match(claim, '^ all all (%d+) [-fd]+ ', 55)
-        -- If its grant is to have a least number, resource.lua knows how. If it asked longer ago, the key might not last as long as its lease.
+        local waited, first, least = now - sub(claim, 1, 16), match(claim, '^ all all (%d+) [-fd]*n?(%d*) ', 55)
+        -- If it asked longer ago, the key might not last as long as its lease.
         if not first or waited < 0 or waited > WAIT_LEASE - FIRST_LEASE then break end
         -- The rest of the list begins with the claim of the first waiter, which its row as a holder replaces.
         call('LTRIM', key, '2', '-1')
-        local number = next_number()
+        local number = next_number(least ~= '' and number_text(least) or nil)
         first = math.min(first, FIRST_LEASE)
         call('LSET', key, '0', sub(head, 1, 43) .. number .. ' ' .. now_text
           .. string.format(' %016d ---- ', now + first) .. to .. sub(claim, 55))

@@ -274,17 +274,10 @@ local function library()
     return r.capacity == 'all' and used < math.huge or r.capacity ~= 'all' and used <= tonumber(r.capacity)
   end
 
-  -- The next number, at least this one. The clock has no part in it.
-  local function next_at_least(least)
-    raise_high_water(0)
-    raise_high_water(math.max(tonumber(least), (tonumber(high_water) or 0) + 1))
-    return high_water
-  end
-
   local function grant(r, holder)
     if r.used then r.used = r.used + count_of(holder.units) end
     local least = string.match(holder.details, '^[fd]*n(%d+)')
-    holder.number, holder.granted = tonumber(least and next_at_least(least) or next_number()), now
+    holder.number, holder.granted = tonumber(next_number(least and number_text(least))), now
     r.holders[#r.holders + 1] = holder
     add(r, holder)
     r.changed = true

@@ -23,11 +23,13 @@ end
 -- A claim without memory must not keep the other entries from being done: see without_memory() in resource.lua.
 if mixed and done == 0 then call('PERSIST', KEYS[1]) end
 
-local at, limit, life, first, before, after = leaves + 3, nil, nil, nil, nil, nil
+local at, limit, life, least, first, before, after = leaves + 3, nil, nil, nil, nil, nil, nil
 for entry = leaves + 1, #KEYS - 1 do
   local key, word = KEYS[entry + 1], ARGV[at]
   if word == 's' then
     limit, life, after, word = ARGV[at + 1], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]
+    least = #life > 16 and string.sub(life, -16)
+    if least then life = string.sub(life, 1, -17) end
     before = life ~= '' and limit >= now_text
     if before then
       -- The text of the key before the holder's number, and between its number and its id.
@@ -39,9 +41,10 @@ for entry = leaves + 1, #KEYS - 1 do
   end
   at = at + (word == 'b' and 4 or 1)
   if before and word ~= 'b' then
-    local number = high_water and string.format('%016d', high_water + 1) or now_text
+    local number, following = least or now_text, high_water and string.format('%016d', high_water + 1)
+    if following and following > number then number = following end
     if call('SET', key, first .. number .. before .. word .. after, 'PX', life, 'NX') then
-      if not high_water then
+      if not high_water or number > reserved then
         reserved = #KEYS == 2 and number or string.format('%016d', number + #KEYS)
         local last = redis.pcall('SET', KEYS[1], reserved, 'GET')
         -- A mark that is no text or no number was put there by another program: treated as if it had been lost.

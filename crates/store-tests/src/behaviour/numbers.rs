@@ -19,6 +19,7 @@ tests! {
 async fn numbers_are_as_high_as_asked_for(fixture: &Fixture) -> Outcome {
     let asker = Asker::connect(fixture).await?;
     a_grant_has_the_number_that_is_asked_for(&asker).await?;
+    each_claim_of_a_group_has_its_own(&asker).await?;
     a_waiter_keeps_the_number_that_it_asks_for(&asker).await?;
     a_number_is_raised_while_it_is_held(&asker, fixture).await?;
     asker.store.close().await;
@@ -102,6 +103,38 @@ async fn a_grant_has_the_number_that_is_asked_for(asker: &Asker) -> Outcome {
     let third = asker.claim(3, Units::All, 0).await?.expect("free");
     assert!(third.number > second.number);
     asker.leave(3).await
+}
+
+/// Also where the numbers of a group are reserved together.
+async fn each_claim_of_a_group_has_its_own(asker: &Asker) -> Outcome {
+    let least = asker.far_ahead().await?;
+    let asked = [least, 0, least + 1_000_000, 1, least + 500_000];
+    let name = |nth: usize| Name::new(format!("{}/{nth}", asker.name)).expect("a good name");
+    let claim = |(nth, at_least): (usize, &GrantNumber)| {
+        let claim = testing::claim(&name(nth), asker.contender(31 + nth as u64));
+        Request::Claim(Claim { lease: Duration::from_secs(60), at_least: *at_least, ..claim })
+    };
+    let group: Vec<Request> = asked.iter().enumerate().map(claim).collect();
+    let answers = asker.store.apply(&group).await?.each;
+    for (answer, at_least) in answers.iter().zip(asked) {
+        let Answer::Claim(Verdict::Granted(grant)) = answer else {
+            return Err(Failure::new(format!("{answers:?}")));
+        };
+        assert!(grant.number >= at_least && grant.floor == grant.number, "{answers:?}");
+    }
+    let leave = |nth: usize| {
+        let contender = asker.contender(31 + nth as u64);
+        Request::Leave(Leave {
+            name: name(nth),
+            contender,
+            tombstone_until: None,
+            hold_at_least: Duration::ZERO,
+        })
+    };
+    let group: Vec<Request> = (0..asked.len()).map(leave).collect();
+    let left = asker.store.apply(&group).await?.each;
+    assert!(left.iter().all(|left| matches!(left, Answer::Leave(Left::Released))), "{left:?}");
+    Ok(())
 }
 
 async fn a_waiter_keeps_the_number_that_it_asks_for(asker: &Asker) -> Outcome {
