@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
-    ContenderId, Name, StoreError, StoreErrorKind, Survives, Token,
+    ContenderId, GrantNumber, Name, StoreError, StoreErrorKind, Survives,
     store::{
         Admit, Admitted, BoxFuture, Evict, Evicted, Eviction, HolderView, Leave, ListQuery, Page, Request,
         ResourceView, Store, StoreTime, Topic, WaiterView, Watch,
@@ -169,19 +169,20 @@ impl Quorum {
     /// is used for one acquisition, and members' numbers differ.
     pub(crate) async fn evict(&self, order: &Evict) -> Result<Evicted, StoreError> {
         let views = self.views(&order.name).await?;
-        let number = |view: &Option<ResourceView>| {
-            let mut holders = view.iter().flat_map(|view| &view.holders);
-            holders.find(|holder| holder.contender == order.contender).map(|holder| holder.token)
+        let holder = |told: &Told<Option<ResourceView>>| {
+            let holders = told.answer.clone().into_iter().flat_map(|view| view.holders);
+            let mut holders = holders.filter(|holder| holder.contender == order.contender);
+            Some((told.member, holders.next()?))
         };
-        let shown: BTreeMap<usize, Token> =
-            views.iter().filter_map(|told| Some((told.member, number(&told.answer)?))).collect();
+        let shown: BTreeMap<usize, HolderView> = views.iter().filter_map(holder).collect();
         let (members, needed) = (self.links.len(), self.majority.needed());
-        if shown.len() + (members - views.len()) < needed {
+        let missing = members - views.len();
+        if shown.len() + missing < needed || !self.may_have(order.number, &shown, missing) {
             return Ok(Evicted::NotHeld);
         }
         let sent = self.clock.now();
         let told = self.ask_all(|store, member| {
-            let number = shown.get(&member).map_or(order.number, |token| token.number());
+            let number = shown.get(&member).map_or(order.number, |holder| holder.token.number());
             // Late claims must not bring it back.
             let tombstone_until = Some(self.links[member].not_after(sent));
             Box::pin(evict_at(store, Evict { number, ..order.clone() }, tombstone_until))
@@ -194,6 +195,15 @@ impl Quorum {
             return Err(StoreError::new(StoreErrorKind::Unreachable, message));
         }
         Ok(if done >= needed { Evicted::Done } else { Evicted::NotHeld })
+    }
+
+    /// Whether a holder that members show so may have been told this number. Members show it or a higher one, but for those
+    /// that were away. All of those that keep a detached lease may have been raised above it.
+    fn may_have(&self, number: GrantNumber, shown: &BTreeMap<usize, HolderView>, missing: usize) -> bool {
+        let numbers = || shown.values().map(|holder| holder.token.number());
+        let detached = shown.values().filter(|holder| holder.detached).count();
+        let may_be_lower = missing > 0 || detached >= self.majority.needed();
+        numbers().max() >= Some(number) && (may_be_lower || numbers().min() <= Some(number))
     }
 
     /// Shows a token to the fences of all members. A rejection is final.
