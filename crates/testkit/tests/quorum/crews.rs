@@ -32,8 +32,6 @@ pub(crate) fn now() -> u64 {
 fn many_processes_while_two_members_of_five_are_in_trouble() {
     let sections = number("LOCKKEEPER_SECTIONS", 10_000);
     let least = times(2 * Trouble::ALL.len(), 200);
-    // The short form runs beside many other tests, and is so short that one bad moment counts for much.
-    let least_share = if percent().is_some() { 0.99 } else { 0.9 };
     let seed = number("LOCKKEEPER_SEED", 1) as u64;
     let (started, mut dice, folder) =
         (Instant::now(), Dice::new(seed), tempfile::tempdir().expect("a folder"));
@@ -66,11 +64,15 @@ fn many_processes_while_two_members_of_five_are_in_trouble() {
     let ended = now();
     crew.store_recovered();
     go_on(&mut crew, 100);
-    let share = served(&crew, begun, ended);
+    let (share, longest) = served(&crew, begun, ended);
     println!("{count} faults: {faults:?}; served within {WINDOW:?} at {:.2} % of all times", share * 100.0);
     judge(crew, sections);
     println!("{:?}", started.elapsed());
-    assert!(share >= least_share, "only {:.2} %", share * 100.0);
+    // The short form takes some 20 s, of which one bad moment is a large share: there it must not be a long one.
+    match percent() {
+        Some(_) => assert!(share >= 0.99, "only {:.2} %", share * 100.0),
+        None => assert!(longest <= secs(10), "nobody was served for {longest:?}"),
+    }
 }
 
 /// Waits until some more sections have been served.
@@ -80,15 +82,17 @@ pub(crate) fn go_on(crew: &mut Crew, sections: usize) {
     assert!(served, "only {} of {enough} sections", crew.sections());
 }
 
-/// At how many of all moments between the two a section ended within the window that began there.
-fn served(crew: &Crew, from: u64, to: u64) -> f64 {
+/// At how many of all moments between the two a section ended within the window that began there, and the longest time in
+/// which none did.
+fn served(crew: &Crew, from: u64, to: u64) -> (f64, Duration) {
     let mut ends: Vec<u64> = crew.releases().filter(|end| (from..to).contains(end)).collect();
     ends.extend([from, to]);
     ends.sort_unstable();
     let gaps = ends.windows(2).map(|pair| Duration::from_nanos(pair[1] - pair[0]));
     let too_long: Duration = gaps.clone().map(|gap| gap.saturating_sub(WINDOW)).sum();
-    println!("the longest time without the end of a section was {:?}", gaps.max().unwrap_or_default());
-    1.0 - too_long.as_secs_f64() / Duration::from_nanos(to - from).as_secs_f64()
+    let longest = gaps.max().unwrap_or_default();
+    println!("the longest time without the end of a section was {longest:?}");
+    (1.0 - too_long.as_secs_f64() / Duration::from_nanos(to - from).as_secs_f64(), longest)
 }
 
 /// No two held at any time, whatever befell the members: nobody was stopped, and no majority forgot anything.
@@ -122,7 +126,7 @@ fn two_members_that_are_gone_for_long_stop_nobody() {
         }
         crew.listen(secs(12), |_| false);
         let ended = now();
-        let served = served(&crew, begun, ended);
+        let (served, _) = served(&crew, begun, ended);
         println!("{trouble:?}: {} sections, {:.1} %", crew.sections(), served * 100.0);
         members.heal(|time| {
             crew.listen(time, |_| false);
