@@ -164,10 +164,10 @@ impl Attempt {
         match self.members[self.gate].place(now) {
             // Whoever is next in line at the gate needs the others. Staying there would overtake it, or block it.
             Place::InLine | Place::Busy => {
-                let held =
-                    others.into_iter().filter(|member| self.members[*member].place(now) == Place::Held);
-                let held: Vec<usize> = held.collect();
-                let mut asks: Vec<Ask> = held.into_iter().map(|member| self.leave_one(member)).collect();
+                let is_there = |at: &AtMember| matches!(at.place(now), Place::Held | Place::InLine);
+                let there = others.into_iter().filter(|member| is_there(&self.members[*member]));
+                let there: Vec<usize> = there.collect();
+                let mut asks: Vec<Ask> = there.into_iter().map(|member| self.leave_one(member)).collect();
                 asks.extend(self.enter(self.gate, now));
                 asks
             }
@@ -271,9 +271,9 @@ impl Attempt {
         if gate == self.gate || self.phase != Phase::Asking {
             return Vec::new();
         }
-        let left = self.leave_one(self.gate);
-        self.gate = gate;
-        vec![left]
+        let before = std::mem::replace(&mut self.gate, gate);
+        // Where nothing was sent, nothing is to be left, and its id stays usable.
+        self.is_there(before).then(|| self.leave_one(before)).into_iter().collect()
     }
 
     /// Gives everything back. The attempt is over.
@@ -283,10 +283,13 @@ impl Attempt {
             Phase::Ended(Ended::Lost) => Ended::Lost,
             _ => Ended::Left,
         });
-        let there = |at: &AtMember| at.heard > Stamp(0) || at.may_arrive();
-        let members: Vec<usize> =
-            (0..self.members.len()).filter(|member| there(&self.members[*member])).collect();
+        let members: Vec<usize> = (0..self.members.len()).filter(|member| self.is_there(*member)).collect();
         members.into_iter().map(|member| self.leave_one(member)).collect()
+    }
+
+    /// Whether it may hold or wait at this member.
+    fn is_there(&self, member: usize) -> bool {
+        self.members.get(member).is_some_and(|at| at.heard > Stamp(0) || at.may_arrive())
     }
 
     /// From now on others may hold at the same time. False: too few members show exactly its number, so that others could
@@ -326,6 +329,16 @@ impl Attempt {
     /// Whether the answer to a claim at this member is waited for.
     pub fn is_claiming(&self, member: usize) -> bool {
         self.members.get(member).is_some_and(AtMember::is_claiming)
+    }
+
+    /// Whether a claim that was sent to this member has no answer, and may still arrive.
+    pub fn may_arrive(&self, member: usize) -> bool {
+        self.members.get(member).is_some_and(AtMember::may_arrive)
+    }
+
+    /// Whether the answer to a claim is under way, even if it says nothing any more.
+    pub fn awaits_claim(&self, member: usize) -> bool {
+        self.members.get(member).is_some_and(AtMember::awaits_claim)
     }
 
     /// Whether a leave was sent to this member that has no answer.

@@ -1,21 +1,19 @@
 //! Connects a keeper to the members of a quorum, as soon as a majority is there.
 
-use std::{
-    sync::{Arc, OnceLock, Weak},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     Capability, StoreError, StoreErrorKind,
-    clock::BootTime,
-    store::{Answer, Connector, Context, MemberAnswers, MemberState, Store, WakeSink},
+    store::{Connector, Context, Store},
     support::background::Background,
 };
-use tokio::task::JoinSet;
+use tokio::{sync::Notify, task::JoinSet};
 
 use crate::{
+    entrance::{Entrance, Found},
     link::Link,
-    quorum::{Parts, Quorum, fnv},
+    outbox::Outbox,
+    quorum::{self, Quorum, fnv},
     record::{Identity, Record, Seat},
     seating::{Seating, Standing, standing},
     settings::{Settings, config},
@@ -34,73 +32,6 @@ pub(crate) fn connector(settings: Settings, members: Vec<Connector>) -> Connecto
     connector.with_lease(lease)
 }
 
-/// A member that is connected, and what it said first.
-pub(crate) struct Found {
-    pub(crate) member: usize,
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) state: MemberState,
-    /// Its answer to an empty group, which tells its clock, and when that came.
-    pub(crate) greeting: MemberAnswers<Answer>,
-    pub(crate) received: BootTime,
-}
-
-/// The quorum that members wake, once there is one.
-type Woken = Arc<OnceLock<Weak<Quorum>>>;
-
-/// How a member is connected.
-#[derive(Clone)]
-pub(crate) struct Entrance {
-    connectors: Arc<[Connector]>,
-    context: Context,
-    woken: Woken,
-    /// The place that an operator has given to another server.
-    replaced: Option<usize>,
-}
-
-impl Entrance {
-    pub(crate) fn new(connectors: &Arc<[Connector]>, context: &Context) -> Self {
-        let (connectors, context) = (connectors.clone(), context.clone());
-        Self { connectors, context, woken: Arc::default(), replaced: None }
-    }
-
-    /// The server at this place takes it over from another one.
-    pub(crate) fn replacing(self, place: usize) -> Self {
-        Self { replaced: Some(place), ..self }
-    }
-
-    /// What the server at `place`, which is reached as `url`, counts as: whoever has the place, if an operator said so.
-    pub(crate) fn label(&self, identity: &Identity, place: usize, url: &str) -> Arc<str> {
-        let seat = identity.seats.get(place).filter(|_| self.replaced == Some(place));
-        seat.map_or_else(|| url.into(), |seat| seat.label.clone())
-    }
-
-    /// Connects a member, and asks what it is.
-    pub(crate) async fn enter(self, member: usize) -> Result<Found, StoreError> {
-        let woken = self.woken.clone();
-        let wakes = WakeSink::new(move |wake| {
-            if let Some(quorum) = woken.get().and_then(Weak::upgrade) {
-                quorum.pushed(wake);
-            }
-        });
-        let clock = self.context.clock.clone();
-        let context = Context { wakes, ..self.context };
-        let store = self.connectors[member].connect(context).await?;
-        let refused = || {
-            let kind = store.capability().store;
-            config(format!(
-                "{} ({kind}) cannot be a member of a quorum; members are single servers of Redis, PostgreSQL, MariaDB or \
-                 MySQL, and SQLite files",
-                store.url()
-            ))
-        };
-        let there = store.member().filter(|_| store.capability().may_be_member).ok_or_else(refused)?;
-        let state = there.state().await?;
-        let greeting = there.apply(&[]).await?;
-        let received = clock.now();
-        Ok(Found { member, store, state, greeting, received })
-    }
-}
-
 async fn open(
     settings: &Settings,
     connectors: &Arc<[Connector]>,
@@ -115,7 +46,7 @@ async fn open(
         })
         .collect();
     let quorum = assemble(settings, &entrance, found, errors, &context)?;
-    let steward = Steward::new(entrance, connectors.len());
+    let steward = Steward::new(entrance, &quorum);
     let tended = steward::tend_always(Arc::downgrade(&quorum), steward);
     let id = format!("quorum {:x}", quorum.identity.identity().name);
     Ok(QuorumStore {
@@ -138,19 +69,22 @@ pub(crate) fn assemble(
     let mut capability = CAPABILITY.clone();
     capability.max_lease = settings.max_lease;
     limit(&mut capability, settings, &found);
-    let links: Vec<Link> = (0..settings.members.len()).map(Link::new).collect();
-    let quorum = Arc::new(Quorum::new(Parts {
+    let (suspected, members) = (Arc::new(Notify::new()), 0..settings.members.len());
+    let quorum = Arc::new(Quorum {
         identity: Seating::new(identity),
         majority: settings.majority,
-        links,
+        links: members.clone().map(|member| Link::new(member, suspected.clone())).collect(),
+        outboxes: members.map(|_| Outbox::default()).collect(),
         capability,
         clock: context.clock.clone(),
         background: context.background.clone(),
         wakes: context.wakes.clone(),
         request_limit: context.request_limit,
-    }));
-    // Nobody else sets it.
-    drop(entrance.woken.set(Arc::downgrade(&quorum)));
+        suspected,
+        stewards: Notify::new(),
+        state: quorum::State::default(),
+    });
+    entrance.leads_to(&quorum);
     for (member, error) in errors {
         quorum.links[member].failed(&error);
     }

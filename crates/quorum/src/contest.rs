@@ -47,7 +47,7 @@ pub(crate) struct ContestState {
     /// Since when it holds at its gate without holding altogether.
     pub(crate) at_gate_since: Option<BootTime>,
     /// Whether the engine was told that it waits, so that it has to be told of a grant.
-    pub(crate) told_busy: bool,
+    pub(crate) told_waiting: bool,
     /// Per member, whether something was pushed while a claim was in flight there: its answer may be older.
     hinted: Vec<bool>,
     /// Another capacity that is in use at a member.
@@ -141,6 +141,11 @@ impl Outgoing {
         matches!(self.ask.request, Request::Leave { .. })
     }
 
+    /// Whether it is a leave, and the answer to a claim of its contender is under way.
+    pub(crate) fn waits_for_claim(&self) -> bool {
+        self.is_leave() && self.contest.state().attempt.awaits_claim(self.ask.member)
+    }
+
     /// A leave failed with this error. If it may arrive later, its contender's id must not be used at that member again, even
     /// if another copy of the leave is answered: the late one would end what a new claim brings.
     pub(crate) fn leave_failed(&self, error: &StoreError) {
@@ -189,7 +194,7 @@ impl Contest {
             outstanding: vec![0; members],
             position: None,
             at_gate_since: None,
-            told_busy: false,
+            told_waiting: false,
             hinted: vec![false; members],
             mismatch: None,
             claims_until: vec![None; members],
@@ -225,10 +230,10 @@ impl Contest {
     /// The claim or leave that a member is asked for.
     pub(crate) fn request(&self, link: &Link, ask: &Ask, sent: BootTime) -> Option<StoreRequest> {
         let mut state = self.state();
-        let until = &mut state.claims_until[ask.member];
         match ask.request {
             Request::Claim { queue, at_least } => {
                 let claim = self.claim.as_ref()?;
+                let until = &mut state.claims_until[ask.member];
                 let again = until.is_some();
                 let not_after = link.not_after(sent);
                 *until = Some(until.unwrap_or_default().max(not_after));
@@ -238,7 +243,9 @@ impl Contest {
             Request::Leave { tombstone } => {
                 // A contender of another process may have sent claims that are not known here.
                 let unknown = self.claim.is_none().then(|| link.not_after(sent));
-                let tombstone_until = until.filter(|_| tombstone).max(unknown);
+                // The answers to its claims may have come since the leave was decided on.
+                let may_arrive = tombstone && state.attempt.may_arrive(ask.member);
+                let tombstone_until = state.claims_until[ask.member].filter(|_| may_arrive).max(unknown);
                 Some(StoreRequest::Leave(Leave {
                     name: self.name.clone(),
                     contender: self.contender,
@@ -340,6 +347,22 @@ impl Contest {
     }
 }
 
+impl Contest {
+    /// Takes a leave as done if no claim of the contender was ever sent to that member.
+    pub(crate) fn was_never_there(&self, ask: &Ask) -> bool {
+        let mut state = self.state();
+        let is_leave = matches!(ask.request, Request::Leave { .. });
+        let never = is_leave && self.claim.is_some() && state.claims_until[ask.member].is_none();
+        if never {
+            if !state.attempt.is_late(ask.member, ask.stamp) {
+                state.left[ask.member] = Some(Left::NotThere);
+            }
+            state.attempt.hear(ask.member, ask.stamp, BootTime(0), &Said::Left);
+        }
+        never
+    }
+}
+
 impl ContestState {
     /// A request that is no leave is not under way any more.
     fn is_answered(&mut self, member: usize) {
@@ -359,8 +382,15 @@ impl ContestState {
         self.ask_now(now)
     }
 
+    /// Takes note of since when it holds at its gate.
+    pub(crate) fn note_gate(&mut self, now: BootTime) {
+        let is_held = self.attempt.is_held(self.attempt.gate(), now);
+        self.at_gate_since = self.at_gate_since.or(Some(now)).filter(|_| is_held);
+    }
+
     /// What to ask after the answer to this request.
     pub(crate) fn goes_on(&mut self, answered: &Ask, now: BootTime) -> Vec<Ask> {
+        self.note_gate(now);
         match std::mem::take(&mut self.hinted[answered.member]) {
             true => self.ask_now(now),
             false if self.mismatch.is_some() => Vec::new(),

@@ -10,7 +10,8 @@ use lockkeeper_core::{
 use tokio::runtime::Handle;
 
 use crate::{
-    connect::{Entrance, Found, Wanted, enter_all, identify},
+    connect::{Wanted, enter_all, identify},
+    entrance::{Entrance, Found},
     link::Link,
     record::{Record, Seat},
     settings::{Settings, config},
@@ -58,7 +59,7 @@ async fn found_all(
     }
     let mut identity = identify(settings, entrance, found, errors)?;
     identity.seats = identity.seats.iter().map(|empty: &Seat| empty.next(&empty.label)).collect();
-    let links: Vec<Link> = found.iter().map(|found| Link::new(found.member)).collect();
+    let links: Vec<Link> = found.iter().map(|found| Link::new(found.member, Arc::default())).collect();
     let changed = |done: bool, link: &Link| match done {
         true => Ok(()),
         false => {

@@ -21,12 +21,14 @@
 mod attempt;
 mod connect;
 mod contest;
+mod entrance;
 mod founding;
 #[cfg(unix)]
 mod life_line;
 mod link;
 mod majority;
 mod operator;
+mod outbox;
 mod quorum;
 mod record;
 mod seating;

@@ -1,8 +1,7 @@
 //! One member as a client sees it: its connection, its clock, whether it votes, and what is wrong with it.
 
 use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -12,9 +11,9 @@ use lockkeeper_core::{
     store::{Member, MemberState, Membership, Store, StoreTime},
     support::{self, duration::show},
 };
+use tokio::sync::Notify;
 
 use crate::{
-    contest::Outgoing,
     record::{Record, Vote},
     seating::Seating,
 };
@@ -29,15 +28,10 @@ pub(crate) struct Link {
     pub(crate) index: usize,
     connected: OnceLock<Arc<dyn Store>>,
     health: Mutex<Health>,
-    leaves: Mutex<Leaves>,
-}
-
-/// Leaves that the member has not answered, each with the time until which it is sent.
-#[derive(Debug, Default)]
-struct Leaves {
-    waiting: VecDeque<(Outgoing, BootTime)>,
-    /// Whether a task sends them.
-    are_sent: bool,
+    /// Whether it is being asked whether it answers again.
+    pub(crate) is_asked: AtomicBool,
+    /// Told when the member becomes suspected.
+    suspected: Arc<Notify>,
 }
 
 /// What was last heard of a member.
@@ -57,8 +51,14 @@ struct Health {
 }
 
 impl Link {
-    pub(crate) fn new(index: usize) -> Self {
-        Self { index, connected: OnceLock::new(), health: Mutex::default(), leaves: Mutex::default() }
+    pub(crate) fn new(index: usize, suspected: Arc<Notify>) -> Self {
+        Self {
+            index,
+            connected: OnceLock::new(),
+            health: Mutex::default(),
+            is_asked: AtomicBool::new(false),
+            suspected,
+        }
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
@@ -93,55 +93,38 @@ impl Link {
         self.health().suspect || self.store().is_none()
     }
 
-    /// These leaves are to be sent again. True: the caller has to start the task that sends them.
-    pub(crate) fn leave_later(&self, leaves: Vec<Outgoing>, until: BootTime) -> bool {
-        let mut waiting = support::lock(&self.leaves);
-        waiting.waiting.extend(leaves.into_iter().map(|leave| (leave, until)));
-        !std::mem::replace(&mut waiting.are_sent, true)
-    }
-
-    /// Takes some of the leaves to send, with those that are not sent any more. Without any to send, the task ends.
-    pub(crate) fn leaves(&self, now: BootTime, most: usize) -> (Vec<(Outgoing, BootTime)>, Vec<Outgoing>) {
-        let mut leaves = support::lock(&self.leaves);
-        let (mut next, mut given_up) = (Vec::new(), Vec::new());
-        while next.len() < most
-            && let Some((leave, until)) = leaves.waiting.pop_front()
-        {
-            if until <= now { given_up.push(leave) } else { next.push((leave, until)) }
-        }
-        leaves.are_sent = !next.is_empty();
-        (next, given_up)
-    }
-
-    /// These leaves were not done. Others are sent before them.
-    pub(crate) fn not_left(&self, leaves: impl IntoIterator<Item = (Outgoing, BootTime)>) {
-        support::lock(&self.leaves).waiting.extend(leaves);
-    }
-
     /// It has not answered in time. True: that is new.
     pub(crate) fn suspect(&self) -> bool {
-        !std::mem::replace(&mut self.health().suspect, true)
+        let is_new = !std::mem::replace(&mut self.health().suspect, true);
+        if is_new {
+            self.suspected.notify_one();
+        }
+        is_new
     }
 
     pub(crate) fn failed(&self, error: &StoreError) {
-        let mut health = self.health();
-        health.suspect = true;
-        health.trouble = Some(error.clone());
+        self.suspect();
+        self.health().trouble = Some(error.clone());
     }
 
-    /// It answered. Gives its vote.
+    /// Whether it is connected, and suspected.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.store().is_some() && self.health().suspect
+    }
+
+    /// It answered. Gives its vote, and whether it was suspected before.
     pub(crate) fn answered(
         &self,
         received: BootTime,
         now: StoreTime,
         membership: &Membership,
         seating: &Seating,
-    ) -> Vote {
+    ) -> (Vote, bool) {
         let mut health = self.health();
-        health.suspect = false;
+        let is_back = std::mem::take(&mut health.suspect);
         health.trouble = None;
         health.clock = Some((received, now));
-        health.saw(self.index, membership, received, seating)
+        (health.saw(self.index, membership, received, seating), is_back)
     }
 
     /// It said what it is.

@@ -16,7 +16,8 @@ use lockkeeper_core::{
 };
 
 use crate::{
-    connect::{Entrance, Found, Wanted, assemble, enter_all},
+    connect::{Wanted, assemble, enter_all},
+    entrance::{Entrance, Found},
     founding::context,
     quorum::Quorum,
     record::{Identity, Record},
@@ -140,7 +141,7 @@ pub(crate) async fn have_vote(
     let entrance = Entrance::new(&connectors, &context);
     let (found, errors) = enter_all(&entrance, settings, &context, wanted).await?;
     let quorum = assemble(settings, &entrance, found, errors, &context)?;
-    let done = tend(&quorum, Steward::new(entrance, connectors.len()), tell).await;
+    let done = tend(&quorum, Steward::new(entrance, &quorum), tell).await;
     close(&quorum).await;
     done
 }
@@ -156,7 +157,7 @@ pub(crate) async fn replace(
     let entrance = Entrance::new(&connectors, &context).replacing(place);
     let (found, errors) = enter_all(&entrance, settings, &context, Wanted::All).await?;
     let quorum = checked(settings, &entrance, found, errors, &context, place)?;
-    let done = tend(&quorum, Steward::new(entrance, connectors.len()), tell).await;
+    let done = tend(&quorum, Steward::new(entrance, &quorum), tell).await;
     close(&quorum).await;
     done
 }

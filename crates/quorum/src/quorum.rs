@@ -28,6 +28,7 @@ use crate::{
     Attempt, Majority, Sharing,
     contest::{Contest, Outgoing, Renewal},
     link::Link,
+    outbox::Outbox,
     seating::Seating,
 };
 use contests::Contests;
@@ -38,19 +39,28 @@ pub(crate) struct Quorum {
     pub(crate) identity: Seating,
     pub(crate) majority: Majority,
     pub(crate) links: Vec<Link>,
+    pub(crate) outboxes: Vec<Outbox>,
     pub(crate) capability: Capability,
     pub(crate) clock: Clock,
     pub(crate) background: Handle,
     pub(crate) wakes: WakeSink,
     pub(crate) request_limit: Duration,
+    /// Told when a member becomes suspected.
+    pub(crate) suspected: Arc<Notify>,
+    /// Somebody should look after members that do not vote.
+    pub(crate) stewards: Notify,
+    pub(crate) state: State,
+}
+
+/// What changes while a quorum is used.
+#[derive(Default)]
+pub(crate) struct State {
     contests: Mutex<Contests>,
     /// The highest grant number that was seen.
     seen: AtomicU64,
     /// How many leaves are being sent, and who waits for their end.
     leaving: AtomicUsize,
     left: Notify,
-    /// Somebody should look after members that do not vote.
-    pub(crate) stewards: Notify,
 }
 
 impl std::fmt::Debug for Quorum {
@@ -61,38 +71,7 @@ impl std::fmt::Debug for Quorum {
     }
 }
 
-/// What a quorum is made of, beside its state.
-pub(crate) struct Parts {
-    pub(crate) identity: Seating,
-    pub(crate) majority: Majority,
-    pub(crate) links: Vec<Link>,
-    pub(crate) capability: Capability,
-    pub(crate) clock: Clock,
-    pub(crate) background: Handle,
-    pub(crate) wakes: WakeSink,
-    pub(crate) request_limit: Duration,
-}
-
 impl Quorum {
-    pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { identity, majority, links, capability, clock, background, wakes, request_limit } = parts;
-        Self {
-            identity,
-            majority,
-            links,
-            capability,
-            clock,
-            background,
-            wakes,
-            request_limit,
-            contests: Mutex::default(),
-            seen: AtomicU64::new(0),
-            leaving: AtomicUsize::new(0),
-            left: Notify::new(),
-            stewards: Notify::new(),
-        }
-    }
-
     /// How long a member may take before it counts as slow.
     pub(crate) fn member_limit(&self) -> Duration {
         self.request_limit / 4
@@ -105,7 +84,7 @@ impl Quorum {
     }
 
     fn contests(&self) -> MutexGuard<'_, Contests> {
-        support::lock(&self.contests)
+        support::lock(&self.state.contests)
     }
 
     pub(crate) fn contest(&self, contender: ContenderId) -> Option<Arc<Contest>> {
@@ -138,7 +117,7 @@ impl Quorum {
         let mut walls: Vec<GrantNumber> = self.links.iter().filter_map(|link| link.wall(now)).collect();
         walls.sort_unstable();
         let median = walls.get(walls.len().saturating_sub(1) / 2).copied().unwrap_or(0);
-        median.max(self.seen.load(Ordering::Relaxed) + 1)
+        median.max(self.state.seen.load(Ordering::Relaxed) + 1)
     }
 
     /// A claim comes in. Gives what to send; `None` if its id is used up.

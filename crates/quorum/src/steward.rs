@@ -15,11 +15,11 @@ use lockkeeper_core::{
     GrantNumber, StoreError, StoreErrorKind,
     clock::BootTime,
     store::{Enrolment, MemberState, Membership},
-    support::{backoff::Backoff, duration::show},
+    support::{background::Background, backoff::Backoff, duration::show},
 };
 
 use crate::{
-    connect::{Entrance, Found},
+    entrance::{Entrance, Found},
     link::Link,
     quorum::Quorum,
     record::{Identity, Record, Seat},
@@ -45,6 +45,8 @@ pub(crate) struct Steward {
     seats: Vec<(Option<Seat>, Option<BootTime>)>,
     /// What was last said about each member.
     said: Vec<Option<String>>,
+    /// Asks members that are suspected.
+    _asks: Background,
 }
 
 /// Takes a member in that was connected.
@@ -68,6 +70,17 @@ pub(crate) async fn tend_always(quorum: Weak<Quorum>, mut steward: Steward) {
         tokio::time::sleep(pause.min(PAUSE.clone().jittered())).await;
         pause = if steward.tend(&strong).await { LATER } else { SOON };
         strong.sweep();
+    }
+}
+
+/// Asks members that are suspected, for as long as the quorum is used.
+async fn ask_silent_always(quorum: Weak<Quorum>) {
+    loop {
+        let Some(strong) = quorum.upgrade() else { return };
+        strong.ask_silent().await;
+        let suspected = strong.suspected.clone();
+        drop(strong);
+        suspected.notified().await;
     }
 }
 
@@ -139,9 +152,11 @@ fn is_watched(quorum: &Quorum, link: &Link, membership: &Membership) -> bool {
 }
 
 impl Steward {
-    pub(crate) fn new(entrance: Entrance, members: usize) -> Self {
+    pub(crate) fn new(entrance: Entrance, quorum: &Arc<Quorum>) -> Self {
+        let members = quorum.links.len();
+        let asks = Background::spawn(&quorum.background, ask_silent_always(Arc::downgrade(quorum)));
         let (free, said, seats) = (vec![None; members], vec![None; members], vec![(None, None); members]);
-        Self { entrance, free, seats, said }
+        Self { entrance, free, seats, said, _asks: asks }
     }
 
     /// Takes note of seats that others have changed.
@@ -176,7 +191,7 @@ impl Steward {
         }
         for link in quorum.links.iter().filter(|link| link.store().is_some()) {
             // A member that does not answer is looked at again soon.
-            if !link.votes(&quorum.identity) {
+            if !link.votes(&quorum.identity) && !link.is_silent() {
                 drop(look(quorum, link, &self.entrance).await);
             }
         }
@@ -289,8 +304,9 @@ impl Steward {
         wanted.seats[link.index] = seat.clone();
         let mut told = 0;
         for other in quorum.links.iter().filter(|other| other.index != link.index) {
-            if other.votes(&quorum.identity) && matches!(self.update(quorum, other, &wanted).await, Ok(true))
-            {
+            // One that is suspected would only keep the others waiting.
+            let may_answer = !other.is_suspect() && other.votes(&quorum.identity);
+            if may_answer && matches!(self.update(quorum, other, &wanted).await, Ok(true)) {
                 told += 1;
             }
         }
@@ -307,12 +323,12 @@ impl Steward {
     async fn rejoin(&mut self, quorum: &Quorum) -> Result<(), StoreError> {
         let identity = quorum.identity.identity();
         for link in quorum.links.iter().filter(|link| link.votes(&quorum.identity)) {
-            if link.lags(&quorum.identity) {
+            if link.lags(&quorum.identity) && !link.is_suspect() {
                 drop(self.update(quorum, link, &identity).await);
             }
         }
         for link in quorum.links.iter().filter(|link| link.store().is_some()) {
-            if link.votes(&quorum.identity) {
+            if link.votes(&quorum.identity) || link.is_silent() {
                 continue;
             }
             // One that does not answer keeps no other from voting.
@@ -340,7 +356,8 @@ impl Steward {
     async fn vote_again(&self, quorum: &Quorum, link: &Link, state: &MemberState) -> Result<(), StoreError> {
         let seat = quorum.identity.seat(link.index);
         let mut marks = Vec::new();
-        for other in quorum.links.iter().filter(|other| other.index != link.index) {
+        let others = quorum.links.iter().filter(|other| other.index != link.index);
+        for other in others.filter(|other| !other.is_suspect()) {
             let Ok((state, Standing::Votes(_))) = look(quorum, other, &self.entrance).await else { continue };
             let knows = |record: Record| record.quorum.seats.get(link.index) == seat.as_ref();
             if Record::of(&state.membership).is_some_and(knows) {

@@ -28,7 +28,7 @@ use crate::{
 
 /// After a connection could not be opened, requests fail at once for a pause between these.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// How the address of a server is found.
 #[derive(Clone)]

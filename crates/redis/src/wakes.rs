@@ -28,7 +28,7 @@ use crate::{
 
 /// How long a listener pauses that could not connect.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The listeners of a keeper and its subscriptions.
 pub(crate) struct Listeners {

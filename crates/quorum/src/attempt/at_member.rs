@@ -170,6 +170,11 @@ impl AtMember {
         self.claims.iter().any(|(stamp, awaited)| *awaited == Awaited::Yes && *stamp >= self.from)
     }
 
+    /// Whether the answer to a claim is under way, even if it says nothing any more.
+    pub(super) fn awaits_claim(&self) -> bool {
+        self.claims.iter().any(|(_, awaited)| *awaited == Awaited::Yes)
+    }
+
     /// Whether a claim without an answer may still arrive.
     pub(super) fn may_arrive(&self) -> bool {
         !self.claims.is_empty()

@@ -28,6 +28,8 @@ const NOT_NOW_TRIES: u32 = 20;
 const NOT_NOW_PAUSE: Duration = Duration::from_millis(15);
 /// The pauses between copies of a leave.
 const LEAVE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+/// How often a member that is suspected is asked whether it answers again.
+const ASK_SILENT_PAUSE: Duration = Duration::from_millis(50);
 
 impl Quorum {
     /// Sends requests: one group for each member, and one more for its renewals.
@@ -39,13 +41,53 @@ impl Quorum {
             if outgoing.is_renewal() { renewals.push(outgoing) } else { requests.push(outgoing) }
         }
         for (member, (requests, renewals)) in batches.into_iter().enumerate() {
-            for requests in self.groups(requests) {
-                let leaves = requests.iter().filter(|outgoing| outgoing.is_leave()).count();
-                self.leaving.fetch_add(leaves, Ordering::AcqRel);
-                self.background.spawn(self.clone().exchange(member, requests));
-            }
+            let leaves = requests.iter().filter(|outgoing| outgoing.is_leave()).count();
+            self.state.leaving.fetch_add(leaves, Ordering::AcqRel);
+            let at_once = self.hold_back(member, requests);
+            self.begin_to_exchange(member, at_once);
             for renewals in self.groups(renewals) {
                 self.background.spawn(self.clone().exchange_renewals(member, renewals));
+            }
+        }
+    }
+
+    fn begin_to_exchange(self: &Arc<Self>, member: usize, requests: Vec<Outgoing>) {
+        for requests in self.groups(requests) {
+            self.background.spawn(self.clone().exchange(member, requests));
+        }
+    }
+
+    /// How long a leave waits for the answer to its claim, about.
+    fn hold_back_limit(&self) -> Duration {
+        self.member_limit() / 4
+    }
+
+    /// Holds leaves back that need no tombstone in a moment. Gives what is to be sent now.
+    fn hold_back(self: &Arc<Self>, member: usize, requests: Vec<Outgoing>) -> Vec<Outgoing> {
+        if requests.is_empty() || self.links[member].is_suspect() {
+            return requests;
+        }
+        let mut held_back = self.outboxes[member].held_back();
+        let at_once = held_back.sift(requests, self.clock.now().after(self.hold_back_limit()));
+        if held_back.begin_to_time() {
+            self.background.spawn(self.clone().send_late(member));
+        }
+        at_once
+    }
+
+    /// Sends what need not be held back any more.
+    fn send_due(self: &Arc<Self>, member: usize) {
+        let due = self.outboxes[member].held_back().due(self.clock.now());
+        self.begin_to_exchange(member, due);
+    }
+
+    /// Sends what was held back for too long, until nothing is held back.
+    async fn send_late(self: Arc<Self>, member: usize) {
+        loop {
+            tokio::time::sleep(self.hold_back_limit()).await;
+            self.send_due(member);
+            if self.outboxes[member].held_back().end_to_time() {
+                return;
             }
         }
     }
@@ -84,9 +126,17 @@ impl Quorum {
     /// Sends claims and leaves to a member, and takes the answers.
     async fn exchange(self: Arc<Self>, member: usize, mut batch: Vec<Outgoing>) {
         batch.retain(|one| !one.contest.is_pointless(&one.ask));
-        if batch.is_empty() {
-            return;
+        let never_there: Vec<Outgoing> =
+            batch.extract_if(.., |one| one.contest.was_never_there(&one.ask)).collect();
+        never_there.iter().for_each(|_| self.has_left());
+        self.go_on(&never_there);
+        if !batch.is_empty() {
+            self.ask_for(member, batch).await;
         }
+        self.send_due(member);
+    }
+
+    async fn ask_for(self: &Arc<Self>, member: usize, batch: Vec<Outgoing>) {
         let sent = self.clock.now();
         match self.apply(member, &batch, sent).await {
             Ok((vote, answers)) => {
@@ -115,7 +165,7 @@ impl Quorum {
 
     /// Has a member do claims and leaves, with one request.
     async fn apply(
-        &self,
+        self: &Arc<Self>,
         member: usize,
         batch: &[Outgoing],
         sent: BootTime,
@@ -154,13 +204,74 @@ impl Quorum {
 
     /// A member answered. What it knows of seats is learned before its answer counts. All answers are taken by the
     /// keeper's thread, so none that was judged before is taken after.
-    fn heard(&self, link: &Link, received: BootTime, now: StoreTime, membership: &Membership) -> Vote {
+    fn heard(
+        self: &Arc<Self>,
+        link: &Link,
+        received: BootTime,
+        now: StoreTime,
+        membership: &Membership,
+    ) -> Vote {
         self.learn(link, membership);
-        let vote = link.answered(received, now, membership, &self.identity);
+        let (vote, is_back) = link.answered(received, now, membership, &self.identity);
+        if is_back {
+            self.is_back(link);
+        }
         if vote == Vote::None {
             self.stewards.notify_one();
         }
         vote
+    }
+
+    /// A member answers again that was suspected: leaves that it missed are sent, and contenders that need it claim there.
+    fn is_back(self: &Arc<Self>, link: &Link) {
+        self.outboxes[link.index].is_back.notify_one();
+        let quorum = self.clone();
+        // Once its answer was taken.
+        self.background.spawn(async move {
+            let now = quorum.clock.now();
+            let mut outgoing = Vec::new();
+            for contest in quorum.contests_of(None) {
+                let mut state = contest.state();
+                if state.attempt.is_asking() && state.mismatch.is_none() {
+                    let asks = state.attempt.next(now);
+                    outgoing.extend(contest.outgoing(&mut state, asks));
+                }
+            }
+            quorum.send(outgoing);
+        });
+    }
+
+    /// Asks members that are suspected until they answer, and turns contenders to other gates.
+    pub(crate) async fn ask_silent(self: &Arc<Self>) {
+        while self.links.iter().any(Link::is_silent) {
+            for link in self.links.iter().filter(|link| link.is_silent()) {
+                if !link.is_asked.swap(true, Ordering::AcqRel) {
+                    self.background.spawn(self.clone().ask_whether_back(link.index));
+                }
+                self.leave_gate(link.index);
+            }
+            tokio::time::sleep(ASK_SILENT_PAUSE).await;
+        }
+    }
+
+    async fn ask_whether_back(self: Arc<Self>, member: usize) {
+        let (link, sent) = (&self.links[member], self.clock.now());
+        // Nothing else is to be done about a failure: the member is suspected already.
+        drop(self.apply(member, &[], sent).await);
+        link.is_asked.store(false, Ordering::Release);
+    }
+
+    /// Contenders whose gate this member is turn to another one.
+    fn leave_gate(self: &Arc<Self>, member: usize) {
+        let now = self.clock.now();
+        let mut outgoing = Vec::new();
+        for contest in self.contests_of(None) {
+            let mut state = contest.state();
+            if state.attempt.is_asking() && state.attempt.gate() == member {
+                outgoing.extend(self.leave_silent_gate(&contest, &mut state, now));
+            }
+        }
+        self.send(outgoing);
     }
 
     /// Learns who has which place. What the server said that had it before does not count any more: others count the votes
@@ -178,7 +289,7 @@ impl Quorum {
 
     fn saw_number(&self, answer: &Answer) {
         if let Answer::Claim(Verdict::Granted(grant)) = answer {
-            self.seen.fetch_max(grant.number, Ordering::Relaxed);
+            self.state.seen.fetch_max(grant.number, Ordering::Relaxed);
         }
     }
 
@@ -218,20 +329,23 @@ impl Quorum {
     /// queue, which would keep those behind it waiting.
     fn leave_later(self: &Arc<Self>, member: usize, leaves: Vec<Outgoing>) {
         let until = self.clock.now().after(self.identity.max_lease.max(WAIT_LEASE));
-        if !leaves.is_empty() && self.links[member].leave_later(leaves, until) {
+        if !leaves.is_empty() && self.outboxes[member].leaves().add(leaves, until) {
             self.background.spawn(self.clone().leave_all_later(member));
         }
     }
 
     /// Sends the leaves that a member has not done, all together, until it does.
     async fn leave_all_later(self: Arc<Self>, member: usize) {
-        let (link, mut backoff, mut goes_well) = (&self.links[member], LEAVE_BACKOFF, false);
+        let (outbox, mut backoff, mut goes_well) = (&self.outboxes[member], LEAVE_BACKOFF, false);
         loop {
             if !goes_well {
-                tokio::time::sleep(backoff.jittered()).await;
+                let is_back = tokio::time::timeout(backoff.jittered(), outbox.is_back.notified()).await;
+                if is_back.is_ok() {
+                    backoff.reset();
+                }
             }
             let sent = self.clock.now();
-            let (waiting, given_up) = link.leaves(sent, self.capability.group_limit);
+            let (waiting, given_up) = outbox.leaves().take(sent, self.capability.group_limit);
             for leave in given_up {
                 leave.leave_failed(&too_slow());
                 self.has_left();
@@ -260,22 +374,22 @@ impl Quorum {
                 backoff.reset();
             }
             done.iter().for_each(|_| self.has_left());
-            link.not_left(again);
+            outbox.leaves().put_back(again);
             self.go_on(&done);
         }
     }
 
     fn has_left(&self) {
-        self.leaving.fetch_sub(1, Ordering::AcqRel);
-        self.left.notify_waiters();
+        self.state.leaving.fetch_sub(1, Ordering::AcqRel);
+        self.state.left.notify_waiters();
     }
 
     /// Waits until all leaves were answered, but not for long.
     pub(crate) async fn all_left(&self) {
         let until = self.clock.now().after(self.member_limit());
         loop {
-            let left = self.left.notified();
-            if self.leaving.load(Ordering::Acquire) == 0 || self.clock.now() >= until {
+            let left = self.state.left.notified();
+            if self.state.leaving.load(Ordering::Acquire) == 0 || self.clock.now() >= until {
                 return;
             }
             drop(tokio::time::timeout(until.since(self.clock.now()), left).await);
@@ -302,8 +416,8 @@ impl Quorum {
     fn tell(&self, contest: &Contest) {
         let now = self.clock.now();
         let mut state = contest.state();
-        if state.told_busy && state.attempt.hold(now).is_some() {
-            state.told_busy = false;
+        if state.told_waiting && state.attempt.hold(now).is_some() {
+            state.told_waiting = false;
             drop(state);
             self.wakes.wake(Wake::Changed(Topic::Grants(contest.name.clone())));
         }

@@ -58,7 +58,7 @@ impl Quorum {
         }
         state.attempt.count(now);
         if let Some(hold) = state.attempt.hold(now) {
-            (state.at_gate_since, state.told_busy) = (None, false);
+            (state.at_gate_since, state.told_waiting) = (None, false);
             return Judged::Verdict(Verdict::Granted(as_grant(&hold, asked)));
         }
         if let Some(in_use) = state.mismatch {
@@ -71,13 +71,10 @@ impl Quorum {
             self.give_up(contest);
             return Judged::Verdict(Verdict::Again);
         }
-        if state.attempt.is_held(state.attempt.gate(), now) {
-            state.at_gate_since.get_or_insert(now);
-        } else {
-            state.at_gate_since = None;
-        }
+        state.note_gate(now);
         let judged = self.judge_unheld(contest, &state, asked, now);
-        state.told_busy |= matches!(judged, Judged::Verdict(Verdict::Busy { .. }));
+        // A waiter that is told of a failure asks again after a pause, which a grant ends.
+        state.told_waiting |= matches!(judged, Judged::Verdict(Verdict::Busy { .. }) | Judged::Failed(_));
         drop(state);
         let gives_up = match judged {
             Judged::Verdict(Verdict::Again) => true,
@@ -91,7 +88,7 @@ impl Quorum {
     }
 
     /// Turns to another gate if the one so far is silent.
-    fn leave_silent_gate(
+    pub(super) fn leave_silent_gate(
         &self,
         contest: &Arc<Contest>,
         state: &mut ContestState,
@@ -135,12 +132,18 @@ impl Quorum {
             let next = if now < slow { slow } else { asked.after(self.answer_limit()) };
             return Judged::Undecided(next.max(now.after(Duration::from_millis(5))));
         }
+        if waits && self.gives_way(contest, state, now) {
+            return Judged::Verdict(Verdict::Again);
+        }
         // All of a majority have granted, and too few of them vote.
         let held = self.held(state, now).count();
         if state.attempt.heard() < needed || held >= needed {
             return Judged::Failed(self.too_few(state, now));
         }
-        Judged::Verdict(if waits { self.judge_waiting(contest, state, now) } else { busy(state) })
+        Judged::Verdict(match waits {
+            true => Verdict::busy(0, (state.renewal.lease / 3).min(self.member_limit())),
+            false => busy(state),
+        })
     }
 
     /// Whether waiting for more answers to a claim is in vain.
@@ -149,11 +152,13 @@ impl Quorum {
         if now.since(asked) >= self.answer_limit() || state.outstanding().next().is_none() {
             return true;
         }
+        // A member that is suspected is not waited for, if a majority has answered without it. Otherwise it gets the time
+        // that any member gets. A waiter asks again, and what comes with it in one group must not wait for longer.
+        let is_silent = state.outstanding().all(|member| self.links[member].is_suspect());
         if attempt.heard() < needed {
-            return false;
+            return waits && is_silent && now.since(asked) >= self.member_limit();
         }
-        // A member that is suspected is not waited for, if a majority has answered without it.
-        if state.outstanding().all(|member| self.links[member].is_suspect()) {
+        if is_silent {
             return true;
         }
         let gate = attempt.gate();
@@ -164,25 +169,32 @@ impl Quorum {
         !waits && (is_refused || too_few)
     }
 
-    /// What a contender is told that waits without standing in line at its gate.
-    fn judge_waiting(&self, contest: &Contest, state: &ContestState, now: BootTime) -> Verdict {
+    /// Whether a contender that waits without standing in line at its gate is to come back with another id.
+    fn gives_way(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
         let (gate, needed) = (state.attempt.gate(), self.majority.needed());
         let held_for = state.at_gate_since.map_or(Duration::ZERO, |since| now.since(since));
-        let is_first = self.gates(&contest.name).next() == Some(gate);
-        let usable = |member: &usize| state.attempt.is_usable(*member, now);
-        let in_reach = |member: &usize| usable(member) && !self.links[*member].is_suspect();
-        let members = || 0..self.links.len();
-        // With too few members in reach it keeps the gate from contenders that reach a majority.
-        let gives_way =
-            held_for > 2 * self.member_limit() && (!is_first || members().filter(in_reach).count() < needed);
-        if gives_way || members().filter(usable).count() < needed {
-            return Verdict::Again;
-        }
-        Verdict::busy(0, (state.renewal.lease / 3).min(self.member_limit()))
+        let first = self.gates(&contest.name).next().unwrap_or(gate);
+        // A leave that is under way to a member that answers ends in a moment.
+        let usable = |link: &&Link| {
+            state.attempt.is_usable(link.index, now)
+                || !link.is_suspect() && !state.attempt.is_spent(link.index, now)
+        };
+        let in_reach = |link: &&Link| !link.is_suspect() && link.votes(&self.identity);
+        let voters = self.links.iter().filter(in_reach).count();
+        let own_voters = self.links.iter().filter(in_reach).filter(usable).count();
+        // Others that reach a majority need this gate, or wait at a gate that comes before it.
+        let too_long = match gate == first {
+            true => own_voters < needed && held_for > 2 * self.member_limit(),
+            false if self.links[first].is_suspect() => held_for > 2 * self.member_limit(),
+            false => held_for > self.member_limit() / 2,
+        };
+        // Another id would have a majority.
+        let is_unusable = own_voters < needed && voters >= needed;
+        too_long || is_unusable || self.links.iter().filter(usable).count() < needed
     }
 
-    /// Decides what the engine is told of a leave that it asked for at `asked`: when a majority has answered, and all others
-    /// that are not suspected, because one of them may be the gate of the next contender.
+    /// Decides what the engine is told of a leave that it asked for at `asked`: when too few members are left for a majority,
+    /// and all of them are suspected. Others are waited for, because one of them may be the gate of the next contender.
     pub(crate) fn judge_left(&self, contest: &Contest, asked: BootTime) -> Departure {
         let (now, needed, state) = (self.clock.now(), self.majority.needed(), contest.state());
         let answers: Vec<Left> = state.left.iter().flatten().copied().collect();
@@ -190,7 +202,9 @@ impl Quorum {
         let (released, queued) = (count(Left::Released), count(Left::LeftQueue));
         let slow = asked.after(self.member_limit());
         let missing = self.missing_leaves(&state);
-        let enough = answers.len() >= needed && (now >= slow || missing == Missing::Suspected);
+        // Whoever may still have it at fewer members than a majority does not hold.
+        let rest = self.links.iter().filter(|link| state.attempt.is_leaving(link.index)).count();
+        let enough = rest < needed && (now >= slow || missing == Missing::Suspected);
         if missing == Missing::None || enough {
             return Departure::Left(match (released, queued) {
                 (released, _) if released >= needed => Left::Released,
