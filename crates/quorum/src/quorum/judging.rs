@@ -54,7 +54,10 @@ impl Quorum {
             outgoing.extend(contest.outgoing(&mut state, asks));
         }
         if !outgoing.is_empty() {
+            // What is sent may be held back, which depends on the contest.
+            drop(state);
             self.send(outgoing);
+            state = contest.state();
         }
         state.attempt.count(now);
         if let Some(hold) = state.attempt.hold(now) {
