@@ -2,6 +2,7 @@
 
 mod memory;
 mod numbers;
+mod returning;
 
 use std::time::Duration;
 

@@ -38,6 +38,8 @@ struct State {
     largest: usize,
     /// The leaves that it was asked for.
     leaves: u64,
+    /// The leaves with tombstones among them.
+    tombstones: u64,
 }
 
 impl Moods {
@@ -70,6 +72,10 @@ impl Moods {
         self.state().leaves
     }
 
+    pub(crate) fn tombstones(&self) -> u64 {
+        self.state().tombstones
+    }
+
     pub(crate) fn wrap(&self, connector: Connector) -> Connector {
         let moods = self.clone();
         Connector::new(move |context| {
@@ -81,7 +87,10 @@ impl Moods {
     /// What it says to a request by itself.
     fn answer(&self, request: &Request) -> Option<Answer> {
         let mut state = self.state();
-        state.leaves += u64::from(matches!(request, Request::Leave(_)));
+        if let Request::Leave(leave) = request {
+            state.leaves += 1;
+            state.tombstones += u64::from(leave.tombstone_until.is_some());
+        }
         let mood = state.names.get(request.name().as_str())?;
         let error = |kind, text: &str| StoreError::new(kind, text).not_applied();
         match (mood, request) {
