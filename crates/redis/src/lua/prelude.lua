@@ -10,7 +10,5 @@ local call, time = redis.call, redis.call('TIME')
 local now_text = time[1] .. time[2]
 if #now_text ~= 16 then now_text = string.format('%016d', time[1] * 1000000 + time[2]) end
 
--- In a cluster each resource has channels of its own, and each slot a high-water mark: '{...}:mark'.
-local sharded = string.byte(KEYS[1], -6) == 125 -- '}'
 -- The last number that this script gave, and the last that it may give without writing the high-water mark.
 local high_water, reserved

@@ -1,3 +1,6 @@
+-- In a cluster each resource has channels of its own, and each slot a high-water mark: '{...}:mark'.
+local sharded = string.byte(KEYS[1], -6) == 125 -- '}'
+
 -- Publishes a grant to the keeper of the waiter. A message is a hint: a failure to send it must not undo the grant.
 local function publish_grant(key, id, number, floor, stamp, waited, lease)
   redis.pcall(sharded and 'SPUBLISH' or 'PUBLISH',

@@ -41,8 +41,11 @@ for entry = leaves + 1, #KEYS - 1 do
   end
   at = at + (word == 'b' and 4 or 1)
   if before and word ~= 'b' then
-    local number, following = least or now_text, high_water and string.format('%016d', high_water + 1)
-    if following and following > number then number = following end
+    local number = least or now_text
+    if high_water then
+      local following = string.format('%016d', high_water + 1)
+      if following > number then number = following end
+    end
     if call('SET', key, first .. number .. before .. word .. after, 'PX', life, 'NX') then
       if not high_water or number > reserved then
         reserved = #KEYS == 2 and number or string.format('%016d', number + #KEYS)
