@@ -3,6 +3,7 @@
 //! The files: `exchange.rs` sends what attempts ask for, and gives them the answers; `judging.rs` decides what the engine is
 //! told; this file begins and ends contests.
 
+mod awaited;
 mod contests;
 mod exchange;
 mod judging;
@@ -31,6 +32,7 @@ use crate::{
     outbox::Outbox,
     seating::Seating,
 };
+use awaited::Awaited;
 use contests::Contests;
 pub(crate) use judging::{Departure, Judged, as_grant};
 
@@ -56,6 +58,7 @@ pub(crate) struct Quorum {
 #[derive(Default)]
 pub(crate) struct State {
     contests: Mutex<Contests>,
+    awaited: Awaited,
     /// The highest grant number that was seen.
     seen: AtomicU64,
     /// How many leaves are being sent, and who waits for their end.

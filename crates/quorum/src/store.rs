@@ -133,13 +133,8 @@ impl QuorumStore {
     /// Waits until something is heard of a contender, or until this time. The timer belongs to the keeper's runtime: that of
     /// the caller may end.
     async fn heard(&self, contest: &Arc<Contest>, changed: Pin<&mut Notified<'_>>, until: BootTime) {
-        let (clock, woken) = (self.quorum.clock.clone(), contest.clone());
-        let timer = Background::spawn(&self.quorum.background, async move {
-            clock.sleep_until(until).await;
-            woken.changed.notify_waiters();
-        });
+        let _wait = self.quorum.wake_at(contest, until);
         changed.await;
-        drop(timer);
     }
 
     async fn verdict(&self, contest: &Arc<Contest>, asked: BootTime) -> Result<Verdict, StoreError> {

@@ -78,11 +78,12 @@ async fn to_most(connections: &[MultiplexedConnection], command: redis::Cmd) -> 
             sender.send(answer).await.ok();
         });
     }
-    for _ in 0..ENOUGH {
-        match answers.recv().await.ok_or("no answer")?? {
-            redis::Value::Nil | redis::Value::Int(0) => return Err("a name of its own was taken".into()),
-            _ => {}
-        }
+    drop(sender);
+    let mut yes = 0;
+    while yes < ENOUGH {
+        let answer = answers.recv().await.ok_or("a name of its own was taken")??;
+        // At a server whose last answer was not waited for, the release before may arrive after this claim.
+        yes += usize::from(!matches!(answer, redis::Value::Nil | redis::Value::Int(0)));
     }
     Ok(())
 }

@@ -31,6 +31,12 @@ const LEAVE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration:
 /// How often a member that is suspected is asked whether it answers again.
 const ASK_SILENT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Requests that go to one member together.
+enum Exchange {
+    Requests(usize, Vec<Outgoing>),
+    Renewals(usize, Vec<Outgoing>),
+}
+
 impl Quorum {
     /// Sends requests: one group for each member, and one more for its renewals.
     pub(crate) fn send(self: &Arc<Self>, outgoing: Vec<Outgoing>) {
@@ -40,20 +46,34 @@ impl Quorum {
             let (requests, renewals) = &mut batches[outgoing.ask.member];
             if outgoing.is_renewal() { renewals.push(outgoing) } else { requests.push(outgoing) }
         }
+        let mut exchanges: Vec<Exchange> = Vec::new();
         for (member, (requests, renewals)) in batches.into_iter().enumerate() {
             let leaves = requests.iter().filter(|outgoing| outgoing.is_leave()).count();
             self.state.leaving.fetch_add(leaves, Ordering::AcqRel);
             let at_once = self.hold_back(member, requests);
-            self.begin_to_exchange(member, at_once);
-            for renewals in self.groups(renewals) {
-                self.background.spawn(self.clone().exchange_renewals(member, renewals));
-            }
+            exchanges.extend(self.groups(at_once).into_iter().map(|group| Exchange::Requests(member, group)));
+            exchanges
+                .extend(self.groups(renewals).into_iter().map(|group| Exchange::Renewals(member, group)));
         }
+        self.begin_to_exchange(exchanges);
     }
 
-    fn begin_to_exchange(self: &Arc<Self>, member: usize, requests: Vec<Outgoing>) {
-        for requests in self.groups(requests) {
-            self.background.spawn(self.clone().exchange(member, requests));
+    /// Begins all of them, with one task that begins the others: a caller on another thread wakes that of the keeper once.
+    fn begin_to_exchange(self: &Arc<Self>, mut exchanges: Vec<Exchange>) {
+        let Some(last) = exchanges.pop() else { return };
+        let quorum = self.clone();
+        self.background.spawn(async move {
+            for exchange in exchanges {
+                tokio::spawn(quorum.clone().exchange_one(exchange));
+            }
+            quorum.exchange_one(last).await;
+        });
+    }
+
+    async fn exchange_one(self: Arc<Self>, exchange: Exchange) {
+        match exchange {
+            Exchange::Requests(member, group) => self.exchange(member, group).await,
+            Exchange::Renewals(member, group) => self.exchange_renewals(member, group).await,
         }
     }
 
@@ -78,7 +98,8 @@ impl Quorum {
     /// Sends what need not be held back any more.
     fn send_due(self: &Arc<Self>, member: usize) {
         let due = self.outboxes[member].held_back().due(self.clock.now());
-        self.begin_to_exchange(member, due);
+        let groups = self.groups(due).into_iter();
+        self.begin_to_exchange(groups.map(|group| Exchange::Requests(member, group)).collect());
     }
 
     /// Sends what was held back for too long, until nothing is held back.
@@ -405,8 +426,11 @@ impl Quorum {
             let mut state = contest.state();
             let asks = state.goes_on(&one.ask, now);
             outgoing.extend(contest.outgoing(&mut state, asks));
+            let is_decided = self.may_be_decided(contest, &state, now);
             drop(state);
-            contest.changed.notify_waiters();
+            if is_decided {
+                contest.changed.notify_waiters();
+            }
             self.tell(contest);
         }
         self.send(outgoing);

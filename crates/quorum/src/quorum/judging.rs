@@ -149,6 +149,22 @@ impl Quorum {
         })
     }
 
+    /// Whether a caller that waits for this contest may be told something now. Waking it for each answer would cost more than
+    /// the answer.
+    pub(super) fn may_be_decided(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
+        let (attempt, waits) = (&state.attempt, contest.waits());
+        let is_refused = || state.notes.iter().any(|note| matches!(note, Some(Note::Refused(_))));
+        if attempt.is_asking() {
+            let (gate, is_spent) = (attempt.gate(), attempt.is_spent(attempt.gate(), now));
+            return state.mismatch.is_some()
+                || is_spent
+                || waits && attempt.is_in_line(gate, now)
+                || self.is_decided(waits, state, state.touched, now)
+                || is_refused();
+        }
+        attempt.ended().is_none() || self.missing_leaves(state) != Missing::Some || is_refused()
+    }
+
     /// Whether waiting for more answers to a claim is in vain.
     fn is_decided(&self, waits: bool, state: &ContestState, asked: BootTime, now: BootTime) -> bool {
         let (attempt, needed) = (&state.attempt, self.majority.needed());
