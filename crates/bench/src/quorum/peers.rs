@@ -1,10 +1,12 @@
 //! Peers of a quorum in this process: the least that a lock on five servers can do, and the crate `rslock`, which is RedLock.
 
 use std::{
+    future::poll_fn,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -72,11 +74,16 @@ async fn to_most(connections: &[MultiplexedConnection], command: redis::Cmd) -> 
     let command = Arc::new(command);
     for connection in connections {
         let (mut connection, command, sender) = (connection.clone(), command.clone(), sender.clone());
-        tokio::spawn(async move {
+        let mut sent = Box::pin(async move {
             let answer = command.query_async::<redis::Value>(&mut connection).await;
             // Nobody waits for the last ones.
             sender.send(answer).await.ok();
         });
+        // It is on its way before the next request of this lock is: tasks begin in any order.
+        let begun = poll_fn(|context| Poll::Ready(sent.as_mut().poll(context))).await;
+        if begun.is_pending() {
+            tokio::spawn(sent);
+        }
     }
     drop(sender);
     let mut yes = 0;
