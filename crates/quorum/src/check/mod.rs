@@ -9,6 +9,7 @@ mod fences;
 mod member;
 mod promises;
 mod state;
+mod steps;
 mod world;
 
 use std::time::Duration;
