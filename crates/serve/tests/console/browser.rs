@@ -22,6 +22,24 @@ pub(crate) const ENTER: &str = "\u{e007}";
 pub(crate) const ESCAPE: &str = "\u{e00c}";
 pub(crate) const SPACE: &str = "\u{e00d}";
 
+/// Starts a driver. `None`: it got no port, and has ended.
+fn start_driver() -> Option<(Child, BufReader<ChildStdout>, u16)> {
+    let mut driver = Command::new("chromedriver")
+        .arg("--port=0")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("chromedriver, which ./test installs");
+    let mut said = BufReader::new(driver.stdout.take().expect("piped"));
+    let mut lines = (&mut said).lines().map_while(Result::ok);
+    let port =
+        lines.find_map(|line| line.split("successfully on port ").nth(1)?.trim_end_matches('.').parse().ok());
+    if port.is_none() {
+        driver.wait().expect("it has ended");
+    }
+    Some((driver, said, port?))
+}
+
 /// A chromium with one window.
 pub(crate) struct Browser {
     driver: Child,
@@ -33,18 +51,8 @@ pub(crate) struct Browser {
 
 impl Browser {
     pub(crate) fn start() -> Self {
-        let mut driver = Command::new("chromedriver")
-            .arg("--port=0")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("chromedriver, which ./test installs");
-        let mut said = BufReader::new(driver.stdout.take().expect("piped"));
-        let port = (&mut said)
-            .lines()
-            .map_while(Result::ok)
-            .find_map(|line| line.split("successfully on port ").nth(1)?.trim_end_matches('.').parse().ok())
-            .expect("a port");
+        // It takes one port twice, of IPv4 and of IPv6. Where another program has one of the two, it ends.
+        let (driver, said, port) = (0..20).find_map(|_| start_driver()).expect("chromedriver finds a port");
         let mut browser = Self { driver, _said: said, port, session: String::new() };
         let args = [
             "--headless=new",
