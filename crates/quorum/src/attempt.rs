@@ -164,7 +164,9 @@ impl Attempt {
         match self.members[self.gate].place(now) {
             // Whoever is next in line at the gate needs the others. Staying there would overtake it, or block it.
             Place::InLine | Place::Busy => {
-                let is_there = |at: &AtMember| matches!(at.place(now), Place::Held | Place::InLine);
+                let is_there = |at: &AtMember| {
+                    matches!(at.place(now), Place::Held | Place::InLine) || at.has_lost_claim()
+                };
                 let there = others.into_iter().filter(|member| is_there(&self.members[*member]));
                 let there: Vec<usize> = there.collect();
                 let mut asks: Vec<Ask> = there.into_iter().map(|member| self.leave_one(member)).collect();
@@ -272,8 +274,10 @@ impl Attempt {
             return Vec::new();
         }
         let before = std::mem::replace(&mut self.gate, gate);
-        // Where nothing was sent, nothing is to be left, and its id stays usable.
-        self.is_there(before).then(|| self.leave_one(before)).into_iter().collect()
+        // Where nothing was sent, nothing is to be left, and its id stays usable. A leave that may still arrive must stay the
+        // last one: the answer to another one would say that the id can be used there again.
+        let leaves = matches!(self.members[before].place(BootTime(0)), Place::Leaving | Place::Spent);
+        (self.is_there(before) && !leaves).then(|| self.leave_one(before)).into_iter().collect()
     }
 
     /// Gives everything back. The attempt is over.

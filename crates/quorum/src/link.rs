@@ -39,6 +39,13 @@ pub(crate) struct Link {
 struct Health {
     /// Whether its last request got no answer in time.
     suspect: bool,
+    /// Whether nobody has looked after its contenders since it is suspected.
+    is_new: bool,
+    /// Whether an empty request ended the last suspicion, and nothing else was answered since.
+    only_empty: bool,
+    /// Whether it was suspected again after that: it may be able to read and not to write. Empty requests end no suspicion
+    /// then.
+    is_doubted: bool,
     /// Its lease clock, and when that was heard.
     clock: Option<(BootTime, StoreTime)>,
     /// Its wall clock, and when that was heard.
@@ -95,7 +102,11 @@ impl Link {
 
     /// It has not answered in time. True: that is new.
     pub(crate) fn suspect(&self) -> bool {
-        let is_new = !std::mem::replace(&mut self.health().suspect, true);
+        let mut health = self.health();
+        let is_new = !std::mem::replace(&mut health.suspect, true);
+        health.is_new |= is_new;
+        health.is_doubted |= is_new && health.only_empty;
+        drop(health);
         if is_new {
             self.suspected.notify_one();
         }
@@ -107,21 +118,30 @@ impl Link {
         self.health().trouble = Some(error.clone());
     }
 
+    /// Whether this is asked for the first time since it is suspected.
+    pub(crate) fn is_newly_silent(&self) -> bool {
+        std::mem::take(&mut self.health().is_new)
+    }
+
     /// Whether it is connected, and suspected.
     pub(crate) fn is_silent(&self) -> bool {
         self.store().is_some() && self.health().suspect
     }
 
-    /// It answered. Gives its vote, and whether it was suspected before.
+    /// It answered, or only an empty request. Gives its vote, and whether it was suspected before.
     pub(crate) fn answered(
         &self,
         received: BootTime,
         now: StoreTime,
         membership: &Membership,
         seating: &Seating,
+        is_empty: bool,
     ) -> (Vote, bool) {
         let mut health = self.health();
-        let is_back = std::mem::take(&mut health.suspect);
+        let is_back = health.suspect && !(is_empty && health.is_doubted);
+        health.suspect &= !is_back;
+        health.only_empty = is_empty && (health.only_empty || is_back);
+        health.is_doubted &= is_empty;
         health.trouble = None;
         health.clock = Some((received, now));
         (health.saw(self.index, membership, received, seating), is_back)

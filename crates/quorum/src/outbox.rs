@@ -81,6 +81,10 @@ impl HeldBack {
     pub(crate) fn sift(&mut self, requests: Vec<Outgoing>, until: BootTime) -> Vec<Outgoing> {
         let mut at_once = Vec::with_capacity(requests.len());
         for request in requests {
+            // It was overtaken by a leave, and that leave may wait for it.
+            if request.contest.is_pointless(&request.ask) {
+                continue;
+            }
             let name = &request.contest.name;
             match self.waiting.get_mut(name) {
                 Some(before) if !request.is_leave() || request.waits_for_claim() => {

@@ -57,7 +57,7 @@ pub(crate) fn greet(quorum: &Quorum, found: Found) {
     quorum.learn(link, &state.membership);
     link.is_at(received, &state, &quorum.identity);
     quorum.learn(link, &greeting.membership);
-    link.answered(received, greeting.answers.now, &greeting.membership, &quorum.identity);
+    link.answered(received, greeting.answers.now, &greeting.membership, &quorum.identity, false);
 }
 
 /// Looks after members for as long as the quorum is used.

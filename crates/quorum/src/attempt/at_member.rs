@@ -175,6 +175,12 @@ impl AtMember {
         self.claims.iter().any(|(_, awaited)| *awaited == Awaited::Yes)
     }
 
+    /// Whether a claim since the last leave got no answer, so that it may hold or wait there without knowing it.
+    pub(super) fn has_lost_claim(&self) -> bool {
+        let is_lost = |(stamp, awaited): &(Stamp, Awaited)| *awaited == Awaited::No && *stamp >= self.from;
+        !self.is_claiming() && self.claims.iter().any(is_lost)
+    }
+
     /// Whether a claim without an answer may still arrive.
     pub(super) fn may_arrive(&self) -> bool {
         !self.claims.is_empty()

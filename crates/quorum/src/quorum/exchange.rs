@@ -60,13 +60,17 @@ impl Quorum {
 
     /// Begins all of them, with one task that begins the others: a caller on another thread wakes that of the keeper once.
     fn begin_to_exchange(self: &Arc<Self>, mut exchanges: Vec<Exchange>) {
-        let Some(last) = exchanges.pop() else { return };
+        if exchanges.is_empty() {
+            return;
+        }
+        let (first, rest) = (exchanges.remove(0), exchanges);
         let quorum = self.clone();
         self.background.spawn(async move {
-            for exchange in exchanges {
+            // The others begin in their order as soon as this one waits.
+            for exchange in rest {
                 tokio::spawn(quorum.clone().exchange_one(exchange));
             }
-            quorum.exchange_one(last).await;
+            quorum.exchange_one(first).await;
         });
     }
 
@@ -196,7 +200,7 @@ impl Quorum {
             batch.iter().filter_map(|one| one.contest.request(link, &one.ask, sent)).collect();
         let asked = async { link.member()?.apply(&requests).await };
         let MemberAnswers { membership, answers } = self.ask(link, asked).await?;
-        let vote = self.heard(link, self.clock.now(), answers.now, &membership);
+        let vote = self.heard(link, self.clock.now(), answers.now, &membership, batch.is_empty());
         answers.each.iter().for_each(|answer| self.saw_number(answer));
         Ok((vote, answers.each))
     }
@@ -208,7 +212,7 @@ impl Quorum {
         match self.ask(link, asked).await {
             Ok(answered) => {
                 let (now, answers) = (self.clock.now(), answered.answers);
-                let vote = self.heard(link, now, answers.now, &answered.membership);
+                let vote = self.heard(link, now, answers.now, &answered.membership, false);
                 let at = Moment { sent, received: now };
                 for (one, answer) in batch.iter().zip(answers.each) {
                     one.contest.take_renewed(&one.ask, at, vote, answer);
@@ -231,9 +235,10 @@ impl Quorum {
         received: BootTime,
         now: StoreTime,
         membership: &Membership,
+        is_empty: bool,
     ) -> Vote {
         self.learn(link, membership);
-        let (vote, is_back) = link.answered(received, now, membership, &self.identity);
+        let (vote, is_back) = link.answered(received, now, membership, &self.identity, is_empty);
         if is_back {
             self.is_back(link);
         }
@@ -269,7 +274,7 @@ impl Quorum {
                 if !link.is_asked.swap(true, Ordering::AcqRel) {
                     self.background.spawn(self.clone().ask_whether_back(link.index));
                 }
-                self.leave_gate(link.index);
+                self.leave_gate(link);
             }
             tokio::time::sleep(ASK_SILENT_PAUSE).await;
         }
@@ -282,14 +287,20 @@ impl Quorum {
         link.is_asked.store(false, Ordering::Release);
     }
 
-    /// Contenders whose gate this member is turn to another one.
-    fn leave_gate(self: &Arc<Self>, member: usize) {
-        let now = self.clock.now();
+    /// Contenders whose gate this member is turn to another one. Those that stand in line there do so when it has been asked
+    /// once more: one request that was lost must not cost them their positions.
+    fn leave_gate(self: &Arc<Self>, link: &Link) {
+        let (now, is_new) = (self.clock.now(), link.is_newly_silent());
         let mut outgoing = Vec::new();
         for contest in self.contests_of(None) {
             let mut state = contest.state();
-            if state.attempt.is_asking() && state.attempt.gate() == member {
+            let (gate, is_asking) = (state.attempt.gate(), state.attempt.is_asking());
+            let stays = is_new && state.attempt.is_in_line(gate, now);
+            if is_asking && gate == link.index && !stays {
                 outgoing.extend(self.leave_silent_gate(&contest, &mut state, now));
+                drop(state);
+                contest.changed.notify_waiters();
+                self.tell(&contest);
             }
         }
         self.send(outgoing);

@@ -162,7 +162,16 @@ impl Quorum {
                 || self.is_decided(waits, state, state.touched, now)
                 || is_refused();
         }
-        attempt.ended().is_none() || self.missing_leaves(state) != Missing::Some || is_refused()
+        let is_slow = now >= state.touched.after(self.member_limit());
+        attempt.ended().is_none()
+            || self.missing_leaves(state) != Missing::Some
+            || is_slow && self.may_have_it(state) < self.majority.needed()
+            || is_refused()
+    }
+
+    /// How many members may still have the lock of a contender that leaves.
+    fn may_have_it(&self, state: &ContestState) -> usize {
+        self.links.iter().filter(|link| state.attempt.is_leaving(link.index)).count()
     }
 
     /// Whether waiting for more answers to a claim is in vain.
@@ -222,8 +231,7 @@ impl Quorum {
         let slow = asked.after(self.member_limit());
         let missing = self.missing_leaves(&state);
         // Whoever may still have it at fewer members than a majority does not hold.
-        let rest = self.links.iter().filter(|link| state.attempt.is_leaving(link.index)).count();
-        let enough = rest < needed && (now >= slow || missing == Missing::Suspected);
+        let enough = self.may_have_it(&state) < needed && (now >= slow || missing == Missing::Suspected);
         if missing == Missing::None || enough {
             return Departure::Left(match (released, queued) {
                 (released, _) if released >= needed => Left::Released,

@@ -1,5 +1,6 @@
 //! How soon claims are answered, and what they are told, while members are slow, silent or in trouble.
 
+mod late;
 mod memory;
 mod numbers;
 mod returning;

@@ -31,7 +31,7 @@ async fn a_leave_waits_briefly_for_the_answer_to_its_claim() {
 }
 
 /// The member whose hold keeps everybody else from this name.
-async fn gate_of(world: &World, name: &str) -> usize {
+pub(super) async fn gate_of(world: &World, name: &str) -> usize {
     let client = world.client().await;
     for (member, store) in world.member_stores().await.into_iter().enumerate() {
         let other = claim(name);

@@ -32,6 +32,8 @@ struct State {
     names: HashMap<String, Mood>,
     /// Whether it answers requests of all kinds with this.
     denies: Option<StoreErrorKind>,
+    /// Whether it hangs on anything but an empty group.
+    hangs: bool,
     /// How many groups of claims and leaves it was asked for.
     groups: u64,
     /// The most requests that came together.
@@ -58,6 +60,11 @@ impl Moods {
     /// From now on every request fails like this.
     pub(crate) fn deny(&self, kind: Option<StoreErrorKind>) {
         self.state().denies = kind;
+    }
+
+    /// From now on it answers only what is empty.
+    pub(crate) fn hang(&self, hangs: bool) {
+        self.state().hangs = hangs;
     }
 
     pub(crate) fn groups(&self) -> u64 {
@@ -190,6 +197,9 @@ impl Member for Moody {
                 let mut state = self.moods.state();
                 state.groups += u64::from(!group.is_empty());
                 state.largest = state.largest.max(group.len());
+            }
+            if !group.is_empty() && self.moods.state().hangs {
+                std::future::pending::<()>().await;
             }
             self.moods.denied()?;
             let own: Vec<Option<Answer>> = group.iter().map(|request| self.moods.answer(request)).collect();
