@@ -119,14 +119,17 @@ pub async fn swallowed_replies(server: SocketAddr, url: impl Fn(SocketAddr) -> S
 /// among themselves would leave the tables alone.
 ///
 /// # Panics
-/// If the tables have more than doubled.
+/// If the tables have grown with every two thousand sections. They may grow now and then: while a transaction of the server's
+/// own upkeep lasts, no room is used again, and on a busy machine that may be seconds.
 pub async fn tables_do_not_grow(url: &str, sizes: impl Fn() -> Vec<(String, u64)>) {
+    /// Less than a fifth of what two thousand rows need.
+    const SOME: u64 = 32 * 1024;
     let mut keepers = Vec::new();
     for _ in 0..4 {
         keepers.push(lockkeeper::connect(url).await.expect("connected"));
     }
     let (sections, mut measured) = (Arc::new(AtomicUsize::new(0)), Vec::new());
-    for most in [1_000, 10_000] {
+    for most in [1_000, 3_000, 5_000, 7_000, 9_000, 11_000] {
         let (started, mut working) = (Instant::now(), JoinSet::new());
         for task in 0..24 {
             let (keeper, sections) = (keepers[task % keepers.len()].clone(), sections.clone());
@@ -141,14 +144,11 @@ pub async fn tables_do_not_grow(url: &str, sizes: impl Fn() -> Vec<(String, u64)
         sections.store(most, Ordering::Relaxed);
         let sizes = sizes();
         println!("{most} sections, the last in {:?}: {sizes:?}", started.elapsed());
-        measured.push(sizes);
+        assert!(sizes.len() >= 7, "{sizes:?}");
+        measured.push(sizes.iter().map(|(_, size)| size).sum::<u64>());
     }
-    // All tables together: one that was empty has more than doubled with its first row.
-    let [before, after] = [0, 1].map(|nth: usize| measured[nth].iter().map(|(_, size)| size).sum::<u64>());
-    assert!(
-        measured[0].len() >= 7 && after <= 2 * before,
-        "{before} bytes have become {after}: {measured:?}"
-    );
+    let least = measured.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).min();
+    assert!(least.is_some_and(|least| least <= SOME), "the tables have grown all the while: {measured:?}");
     for keeper in keepers {
         keeper.close().await;
     }
