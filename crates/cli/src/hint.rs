@@ -42,6 +42,13 @@ fn remedy(error: &Error, words: &[String]) -> Option<String> {
         }
         ErrorKind::InvalidSubcommand => {
             let wrong = subcommand?;
+            if wrong == "serve" {
+                // In a build with the server it is a subcommand, and never wrong.
+                let build = "cargo install --locked --path crates/cli --features full";
+                return Some(format!(
+                    "this lockkeeper was built without the feature `serve`; build it with {build}"
+                ));
+            }
             let guess = first(error, ContextKind::SuggestedSubcommand).map(str::to_owned);
             match guess.or_else(|| same_letters(wrong)) {
                 Some(meant) => Some(format!("did you mean {meant}?")),
@@ -114,6 +121,13 @@ mod tests {
             let explained = explained(&format!("lockkeeper {line}"));
             assert!(explained.ends_with(&format!("; {hint}")), "{line}: {explained}");
         }
+    }
+
+    #[cfg(not(feature = "serve"))]
+    #[test]
+    fn a_missing_server_is_named_as_such() {
+        let explained = explained("lockkeeper serve --demo");
+        assert!(explained.contains("without the feature `serve`"), "{explained}");
     }
 
     #[test]

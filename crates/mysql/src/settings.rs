@@ -145,7 +145,7 @@ impl Options {
             "request_limit" => self.request_limit = Some(time(key, value)?),
             _ => {
                 return Err(config(format!(
-                    "the URL has an option that the MySQL store does not know; it knows {}",
+                    "the URL has an option that the MySQL store does not know; it knows lease, {}",
                     OPTIONS.join(", ")
                 )));
             }

@@ -140,7 +140,7 @@ impl Options {
             "request_limit" => self.request_limit = Some(time(key, value)?),
             _ => {
                 return Err(config(format!(
-                    "the URL has an option that the PostgreSQL store does not know; it knows {}",
+                    "the URL has an option that the PostgreSQL store does not know; it knows lease, {}",
                     OPTIONS.join(", ")
                 )));
             }

@@ -187,7 +187,7 @@ impl Settings {
             "sentinel_password" => self.sentinel_login.password = Some(Secret(value.to_owned())),
             _ => {
                 return Err(config(format!(
-                    "the URL has an option that the Redis store does not know; it knows {}",
+                    "the URL has an option that the Redis store does not know; it knows lease, {}",
                     OPTIONS.join(", ")
                 )));
             }

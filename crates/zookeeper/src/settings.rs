@@ -162,7 +162,7 @@ impl Options {
                 ("auth", _) => return Err(config("auth is digest or sasl")),
                 _ => {
                     let all = OPTIONS.join(", ");
-                    return Err(config(format!("zookeeper:// has only the options {all}")));
+                    return Err(config(format!("zookeeper:// has only the options lease, {all}")));
                 }
             }
         }

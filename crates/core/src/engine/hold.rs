@@ -311,6 +311,12 @@ impl Hold {
         self.lost().and_then(|_| self.renewing().lost_because.clone())
     }
 
+    /// The store answered the last renewal, whatever it said.
+    pub(crate) fn was_heard(&self) {
+        let mut renewing = self.renewing();
+        (renewing.awaited, renewing.error) = (false, None);
+    }
+
     /// Why the last renewal failed; `None` if the store answered it.
     pub(crate) fn renewal_error(&self) -> Option<StoreError> {
         let renewing = self.renewing();

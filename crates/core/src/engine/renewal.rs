@@ -122,6 +122,10 @@ async fn renew_group(engine: Arc<Engine>, mut group: Vec<(Arc<Hold>, Duration)>)
 
 /// Takes in the answer to a renewal that was sent at `sent`.
 fn settle(engine: &Arc<Engine>, hold: &Hold, sent: BootTime, answer: Renewed, now: BootTime) {
+    if !matches!(answer, Renewed::Unknown) {
+        // Before it can be seen that it is lost.
+        hold.was_heard();
+    }
     match answer {
         // A late copy of its claim was granted anew, so this grant must be over (rule 3 of the design).
         Renewed::Held(grant) if grant.number != hold.number => {

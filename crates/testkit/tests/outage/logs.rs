@@ -5,7 +5,11 @@ use std::sync::{
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-use lockkeeper_core::{Keeper, StoreErrorKind, store::Renewed, testing::Virtual};
+use lockkeeper_core::{
+    Keeper, StoreErrorKind,
+    store::{Eviction, Renewed},
+    testing::Virtual,
+};
 use lockkeeper_testkit::{
     faulty::{Faults, Network, faulty},
     overrides::Overrides,
@@ -142,6 +146,21 @@ async fn an_outage_that_outlasts_all_leases_is_over_with_the_next_answer() {
     sleep(secs(5)).await;
     keeper.mutex(NAME).lock().await.expect("free").release().await.expect("held");
     assert_eq!(log.with("answers again").len(), 1, "{:#?}", log.with("store"));
+}
+
+/// The store answered, and said that it is over.
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_the_store_told_has_no_error_of_a_renewal() {
+    for how in [Eviction::Graceful, Eviction::Immediate] {
+        let world = Virtual::new();
+        let keeper = world.keeper().await;
+        let guard = keeper.mutex(NAME).lease(secs(3)).lock().await.expect("free");
+        let view = keeper.inspect(NAME).await.expect("answered").expect("held");
+        let holder = &view.holders[0];
+        keeper.evict(NAME, holder.contender, holder.token, how).await.expect("evicted");
+        guard.lost().await;
+        assert!(guard.renewal_error().is_none(), "{how:?}: {:?}", guard.renewal_error());
+    }
 }
 
 /// The lease is shorter than a request may take, so it ends before the renewal has failed.
