@@ -78,7 +78,7 @@ pub(crate) fn explain(error: Error) -> StoreError {
             (StoreErrorKind::Config, message)
         }
     };
-    StoreError::new(message.0, message.1).not_applied().with_source(error)
+    StoreError::new(message.0, message.1).not_applied()
 }
 
 /// There was no answer, or none that the driver understands.
@@ -110,7 +110,12 @@ fn unanswered(error: Error) -> StoreError {
         }
         _ => (Unreachable, "the connection to the server failed; check that it is up and can be reached"),
     };
-    StoreError::new(kind, message).with_source(error)
+    let explained = StoreError::new(kind, message);
+    match error {
+        // The driver's own words around it only repeat that it is one of input and output.
+        Error::Io(IoError::Io(io)) => explained.with_source(io),
+        other => explained.with_source(other),
+    }
 }
 
 #[cfg(feature = "tls")]

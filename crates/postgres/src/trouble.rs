@@ -90,7 +90,7 @@ pub(crate) fn explain(error: Error) -> StoreError {
     let said = error.as_db_error().map(|error| error.message().to_owned()).unwrap_or_default();
     let known = error.code().and_then(|code| lost_by_pooler(code, &said).or_else(|| known(code)));
     let Some((kind, remedy)) = known else { return unknown(error) };
-    StoreError::new(kind, format!("{remedy} (the server said: {said})")).not_applied().with_source(error)
+    StoreError::new(kind, format!("{remedy} (the server said: {said})")).not_applied()
 }
 
 fn unknown(error: Error) -> StoreError {
@@ -100,7 +100,7 @@ fn unknown(error: Error) -> StoreError {
         let passes = ["08", "53", "57", "58", "XX"].iter().any(|class| code.starts_with(class));
         let kind = if passes { StoreErrorKind::Unreachable } else { StoreErrorKind::Config };
         let message = format!("the server refused the request (the server said: {code} {said})");
-        return StoreError::new(kind, message).not_applied().with_source(error);
+        return StoreError::new(kind, message).not_applied();
     }
     // The driver tells this kind apart by its text only.
     if error.to_string().starts_with("error performing TLS handshake") {
