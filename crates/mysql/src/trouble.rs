@@ -206,6 +206,7 @@ fn wrong(code: u16) -> Option<Remedy> {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_core::support::sentence;
     use mysql_async::ServerError;
 
     use super::*;
@@ -228,7 +229,11 @@ mod tests {
             let explained = explain(error(code));
             assert_eq!(explained.kind(), kind, "{explained}");
             assert!(explained.to_string().contains(word) && !explained.maybe_applied(), "{explained}");
+            assert_eq!(sentence::of(&explained).matches("words").count(), 1, "the server's words, once");
         }
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        let told = sentence::of(&explain(Error::Io(IoError::Io(refused))));
+        assert_eq!(told.matches("refused").count(), 1, "{told}");
         assert_eq!(severity(&error(1205)), Severity::LostRace);
         assert_eq!(severity(&error(1317)), Severity::Fatal);
         let cut = explain(Error::Driver(DriverError::ConnectionClosed));
