@@ -4,7 +4,7 @@ use lockkeeper_core::{
     StoreErrorKind,
     clock::BootTime,
     store::{Answer, Claim, Request, Verdict},
-    testing::{Fate, Network},
+    testing::Fate,
 };
 use lockkeeper_quorum::{Attempt, Majority, Said, Sharing};
 use tokio::time::{Instant, sleep, timeout};
@@ -155,29 +155,28 @@ async fn a_release_is_answered_as_soon_as_it_is_decided() {
     assert!(begun.elapsed() <= millis(710), "{:?}", begun.elapsed());
 }
 
-/// A request of another name was lost, and the gate answers everything else.
+/// A request of another name was lost, and the gate answers everything else. The waiter does not ask meanwhile.
 #[tokio::test(start_paused = true)]
 async fn one_lost_request_costs_no_waiter_its_position() {
     for phase in 0..12 {
         let world = World::founded(3).await;
         let gate = gate_of(&world, "stock").await;
-        let (holder, waiter) = (world.client().await, world.client().await);
+        let ours = networks(3);
+        let (holder, waiter) = (world.client().await, world.store(&ours).await);
         let _guard = holder.keeper.mutex("stock").lock().await.expect("granted");
-        let mutex = waiter.keeper.mutex("stock");
-        let _waits = tokio::spawn(async move { mutex.lock().await });
-        sleep(millis(1300 + phase * 200)).await;
+        waiter.apply(&[Request::Claim(claim("stock"))]).await.expect("in line");
+        sleep(millis(100 + phase * 200)).await;
         let member = world.member_stores().await.swap_remove(gate);
         let name = "stock".parse().expect("a name");
         let waiting =
             async || member.inspect(&name).await.expect("answered").map_or(0, |it| it.waiters.len());
         assert_eq!(waiting().await, 1);
-        waiter.networks[gate].next(Fate::LOST_REQUEST);
-        let other = waiter.keeper.mutex("other");
-        let _other = tokio::spawn(async move { other.lock().await });
+        ours[gate].next(Fate::LOST_REQUEST);
+        let other = waiter.clone();
+        tokio::spawn(async move { drop(other.apply(&[Request::Claim(claim("other"))]).await) });
         for _ in 0..30 {
             sleep(millis(100)).await;
             assert_eq!(waiting().await, 1, "phase {phase}");
         }
-        waiter.networks.iter().for_each(Network::restore);
     }
 }
