@@ -276,8 +276,8 @@ impl Attempt {
         let before = std::mem::replace(&mut self.gate, gate);
         // Where nothing was sent, nothing is to be left, and its id stays usable. A leave that may still arrive must stay the
         // last one: the answer to another one would say that the id can be used there again.
-        let leaves = matches!(self.members[before].place(BootTime(0)), Place::Leaving | Place::Spent);
-        (self.is_there(before) && !leaves).then(|| self.leave_one(before)).into_iter().collect()
+        let leaves = self.is_there(before) && self.is_usable(before, BootTime(0));
+        leaves.then(|| self.leave_one(before)).into_iter().collect()
     }
 
     /// Gives everything back. The attempt is over.

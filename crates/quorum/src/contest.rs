@@ -345,9 +345,7 @@ impl Contest {
         }
         false
     }
-}
 
-impl Contest {
     /// Takes a leave as done if no claim of the contender was ever sent to that member.
     pub(crate) fn was_never_there(&self, ask: &Ask) -> bool {
         let mut state = self.state();

@@ -149,6 +149,11 @@ pub async fn tables_do_not_grow(url: &str, sizes: impl Fn() -> Vec<(String, u64)
     }
     let least = measured.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).min();
     assert!(least.is_some_and(|least| least <= SOME), "the tables have grown all the while: {measured:?}");
+    let grown = measured[measured.len() - 1].saturating_sub(measured[0]);
+    assert!(
+        grown <= 10 * SOME,
+        "the tables have grown by as much as rows of their own would need: {measured:?}"
+    );
     for keeper in keepers {
         keeper.close().await;
     }

@@ -118,7 +118,7 @@ async fn a_claim_whose_answer_was_lost_is_left_while_its_contender_waits() {
 
 /// A server that waits for a lost standby answers what it need not write for.
 #[tokio::test(start_paused = true)]
-async fn a_member_that_can_only_read_delays_one_lock() {
+async fn a_member_that_can_only_read_delays_two_locks_at_most() {
     let world = World::founded(3).await;
     let client = world.client().await;
     client.keeper.mutex("stock").lock().await.expect("granted").release().await.expect("released");

@@ -68,11 +68,10 @@ fn many_processes_while_two_members_of_five_are_in_trouble() {
     println!("{count} faults: {faults:?}; served within {WINDOW:?} at {:.2} % of all times", share * 100.0);
     judge(crew, sections);
     println!("{:?}", started.elapsed());
-    // The short form takes some 20 s, of which one bad moment is a large share: there it must not be a long one.
-    match percent() {
-        Some(_) => assert!(share >= 0.99, "only {:.2} %", share * 100.0),
-        None => assert!(longest <= secs(10), "nobody was served for {longest:?}"),
-    }
+    // The short form runs beside many other tests, and is so short that one bad moment counts for much.
+    let least_share = if percent().is_some() { 0.99 } else { 0.9 };
+    assert!(share >= least_share, "only {:.2} %", share * 100.0);
+    assert!(longest <= secs(10), "nobody was served for {longest:?}");
 }
 
 /// Waits until some more sections have been served.
