@@ -54,6 +54,7 @@ async fn open(
         id,
         _steward: Background::spawn(&context.background, tended),
         quorum,
+        left_over: Arc::default(),
     })
 }
 
@@ -107,7 +108,7 @@ pub(crate) enum Wanted {
 /// The members that were reached, and why the others were not.
 type Entered = (Vec<Found>, Vec<(usize, StoreError)>);
 
-/// Connects members side by side.
+/// Connects members side by side, on the caller's runtime: a store that can owns its connection there.
 pub(crate) async fn enter_all(
     entrance: &Entrance,
     settings: &Settings,
@@ -122,7 +123,7 @@ pub(crate) async fn enter_all(
             let entered = Box::pin(entered);
             (member, entered.await)
         };
-        entering.spawn_on(limited, &context.background);
+        entering.spawn(limited);
     }
     let (mut found, mut errors, begun) = (Vec::new(), Vec::new(), context.clock.now());
     while !entering.is_empty() {

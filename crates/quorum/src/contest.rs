@@ -15,7 +15,7 @@ use lockkeeper_core::{
 };
 use tokio::sync::Notify;
 
-use crate::{Ask, Attempt, Request, Said, link::Link, record::Vote};
+use crate::{Ask, Attempt, Request, Said, link::Link, record::Vote, seating::HeardVote};
 
 /// One contender.
 #[derive(Debug)]
@@ -258,8 +258,9 @@ impl Contest {
     }
 
     /// Takes an answer to a claim or leave.
-    pub(crate) fn take(&self, ask: &Ask, at: Moment, vote: Vote, answer: Answer) -> Taken {
+    pub(crate) fn take(&self, ask: &Ask, at: Moment, vote: HeardVote<'_>, answer: Answer) -> Taken {
         let (mut state, sent) = (self.state(), at.sent);
+        let vote = vote.that_counts();
         // A hold whose time is over stays lost, whatever comes now.
         state.attempt.count(at.received);
         let in_line = matches!(ask.request, Request::Claim { queue: true, .. });
@@ -308,8 +309,9 @@ impl Contest {
     }
 
     /// Takes an answer to a renewal.
-    pub(crate) fn take_renewed(&self, ask: &Ask, at: Moment, vote: Vote, answer: Renewed) {
+    pub(crate) fn take_renewed(&self, ask: &Ask, at: Moment, vote: HeardVote<'_>, answer: Renewed) {
         let (mut state, sent) = (self.state(), at.sent);
+        let vote = vote.that_counts();
         state.attempt.count(at.received);
         state.is_answered(ask.member);
         let (said, note) = match answer {

@@ -1,12 +1,13 @@
 //! The contenders of one keeper, and the members that they claim at.
 //!
-//! The files: `exchange.rs` sends what attempts ask for, and gives them the answers; `judging.rs` decides what the engine is
-//! told; this file begins and ends contests.
+//! The files: `exchange.rs` sends what attempts ask for, and gives them the answers; `under_way.rs` says who waits for these;
+//! `judging.rs` decides what the engine is told; this file begins and ends contests.
 
 mod awaited;
 mod contests;
 mod exchange;
 mod judging;
+mod under_way;
 
 use std::{
     sync::{
@@ -35,6 +36,7 @@ use crate::{
 use awaited::Awaited;
 use contests::Contests;
 pub(crate) use judging::{Departure, Judged, as_grant};
+pub(crate) use under_way::{LeftOver, UnderWay};
 
 /// A quorum, as one keeper uses it.
 pub(crate) struct Quorum {
@@ -59,6 +61,8 @@ pub(crate) struct Quorum {
 pub(crate) struct State {
     contests: Mutex<Contests>,
     awaited: Awaited,
+    /// Held while this client learns who has which place.
+    learning: Mutex<()>,
     /// The highest grant number that was seen.
     seen: AtomicU64,
     /// How many leaves are being sent, and who waits for their end.

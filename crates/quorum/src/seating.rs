@@ -28,6 +28,23 @@ pub(crate) struct Seating {
     version: AtomicU64,
 }
 
+/// What an answer says of its member's vote.
+#[derive(Clone, Copy)]
+pub(crate) struct HeardVote<'a> {
+    seating: &'a Seating,
+    vote: Vote,
+    /// The version of the seats before it was judged.
+    version: u64,
+}
+
+impl HeardVote<'_> {
+    /// The vote, unless other seats were learned since it was judged. For a caller that has the lock of a contest: what it
+    /// takes with this vote is forgotten by whoever learns of other seats later.
+    pub(crate) fn that_counts(self) -> Vote {
+        if self.seating.version() == self.version { self.vote } else { Vote::None }
+    }
+}
+
 /// What a server is for the quorum at the place where a client reaches it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
@@ -63,6 +80,11 @@ impl Seating {
     /// Grows with every change.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
+    }
+
+    /// A vote that was judged by the seats of this version, or by later ones.
+    pub(crate) fn heard(&self, vote: Vote, version: u64) -> HeardVote<'_> {
+        HeardVote { seating: self, vote, version }
     }
 
     /// Takes over later seats from the record of a member, and says at which places.

@@ -17,7 +17,7 @@ use tokio::sync::futures::Notified;
 use crate::{
     Attempt, Ended,
     contest::{Contest, Note, Outgoing, Renewal},
-    quorum::{Departure, Judged, Quorum, as_grant},
+    quorum::{Departure, Judged, LeftOver, Quorum, UnderWay, as_grant},
 };
 
 /// What a quorum can do. The longest lease is that of its URL.
@@ -44,6 +44,7 @@ pub(crate) struct QuorumStore {
     pub(crate) url: Arc<str>,
     pub(crate) id: String,
     pub(crate) quorum: Arc<Quorum>,
+    pub(crate) left_over: Arc<LeftOver>,
     /// Connects members, and has them vote.
     pub(crate) _steward: Background,
 }
@@ -67,6 +68,11 @@ impl Entry {
             Self::Leave(_) => Answer::Leave(Left::NotNow),
         }
     }
+}
+
+/// Whether nothing depends on the answers of members that are still under way.
+fn is_settled(answer: &Answer) -> bool {
+    matches!(answer, Answer::Claim(Verdict::Granted(_)) | Answer::Leave(Left::Released | Left::LeftQueue))
 }
 
 impl QuorumStore {
@@ -100,10 +106,18 @@ impl QuorumStore {
                 }
             });
         }
-        quorum.send(outgoing);
-        let mut each = Vec::with_capacity(group.len());
+        let mut under_way = UnderWay::begin(quorum, self.left_over.take(), quorum.exchanges(outgoing));
+        let answers = under_way.poll_until(self.answers(&entries, asked)).await?;
+        if answers.each.iter().all(is_settled) {
+            self.left_over.put(under_way);
+        }
+        Ok(answers)
+    }
+
+    async fn answers(&self, entries: &[Entry], asked: BootTime) -> Result<Answers<Answer>, StoreError> {
+        let mut each = Vec::with_capacity(entries.len());
         let mut failed = Vec::new();
-        for entry in &entries {
+        for entry in entries {
             each.push(match self.answer(entry, asked).await {
                 Ok(answer) => answer,
                 Err(error) => {
@@ -349,6 +363,7 @@ impl Store for QuorumStore {
     }
 
     fn leave_caller(&self) {
+        drop(self.left_over.take());
         for store in self.quorum.links.iter().filter_map(|link| link.store()) {
             store.leave_caller();
         }
@@ -356,6 +371,7 @@ impl Store for QuorumStore {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
+            drop(self.left_over.take());
             self.quorum.all_left().await;
             for store in self.quorum.links.iter().filter_map(|link| link.store()) {
                 drop(tokio::time::timeout(self.quorum.member_limit(), store.close()).await);

@@ -154,6 +154,13 @@ impl RedisStore {
         if self.servers.has_left_caller() && only_leaves() { Priority::Urgent } else { Priority::Normal }
     }
 
+    /// A claim that asks again may have missed a message.
+    pub(crate) fn check_listeners(&self, group: &[&Request]) {
+        if group.iter().any(|request| matches!(request, Request::Claim(claim) if claim.again)) {
+            self.listeners.check_runtime();
+        }
+    }
+
     async fn apply_sorted(&self, group: &[&Request]) -> Result<Answers<Answer>, StoreError> {
         for request in group {
             if let Request::Leave(leave) = request {
@@ -162,9 +169,7 @@ impl RedisStore {
         }
         let calls = self.apply_calls(group);
         let replies = self.servers.run(self.priority_of(group), &calls).await;
-        if group.iter().any(|request| matches!(request, Request::Claim(claim) if claim.again)) {
-            self.listeners.check_runtime();
-        }
+        self.check_listeners(group);
         let (mut applied, own_call) = (Applied::default(), calls.len() > 1);
         for (requests, reply) in group.chunks(self.entries_per_call(group.len())).zip(replies) {
             match reply.and_then(|reply| Part::read(requests, reply, read_answer)) {

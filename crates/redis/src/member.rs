@@ -102,7 +102,7 @@ impl RedisStore {
         let priority = self.priority_of(&sorted);
         let called = self.call_as_member(&MEMBER_APPLY, priority, &sorted, Request::name, push);
         let (reply, membership) = called.await?;
-        self.listeners.check_runtime();
+        self.check_listeners(&sorted);
         let mut part = Part::read(&sorted, reply, read_answer)?;
         part.source.server.open_urgent(&self.background);
         let written = Written { entries: 0..part.answers.len(), source: part.source };

@@ -1,7 +1,7 @@
 //! Sends what attempts ask for to members, and gives the attempts their answers.
 //!
-//! Every request to a member is a task on the keeper's thread, because an answer that is late must still be taken, and a
-//! leave must be sent until it is answered.
+//! An [`Exchange`] is one request to one member. It gives the exchanges that follow from its answer. `under_way.rs` polls
+//! all of them to their end: an answer that is late must still be taken, and a leave must be sent until it is answered.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -13,7 +13,7 @@ use lockkeeper_core::{
     clock::BootTime,
     model::WAIT_LEASE,
     store::{Answer, MemberAnswers, Membership, Renew, StoreTime, Topic, Verdict, Wake},
-    support::backoff::Backoff,
+    support::{self, backoff::Backoff},
 };
 
 use super::Quorum;
@@ -21,6 +21,7 @@ use crate::{
     contest::{Contest, Moment, Outgoing, Taken},
     link::Link,
     record::Vote,
+    seating::HeardVote,
 };
 
 /// How often a member may answer *not now* before that counts as no answer, and the pause in between.
@@ -32,14 +33,22 @@ const LEAVE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration:
 const ASK_SILENT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Requests that go to one member together.
-enum Exchange {
+pub(crate) enum Exchange {
     Requests(usize, Vec<Outgoing>),
     Renewals(usize, Vec<Outgoing>),
 }
 
 impl Quorum {
-    /// Sends requests: one group for each member, and one more for its renewals.
+    /// Sends requests, and has the keeper's runtime wait for the answers.
     pub(crate) fn send(self: &Arc<Self>, outgoing: Vec<Outgoing>) {
+        self.in_background(self.exchanges(outgoing));
+    }
+
+    /// What to send now of these requests: one group for each member, and one more for its renewals.
+    pub(crate) fn exchanges(self: &Arc<Self>, outgoing: Vec<Outgoing>) -> Vec<Exchange> {
+        if outgoing.is_empty() {
+            return Vec::new();
+        }
         let mut batches: Vec<(Vec<Outgoing>, Vec<Outgoing>)> = Vec::new();
         batches.resize_with(self.links.len(), Default::default);
         for outgoing in outgoing {
@@ -55,30 +64,18 @@ impl Quorum {
             exchanges
                 .extend(self.groups(renewals).into_iter().map(|group| Exchange::Renewals(member, group)));
         }
-        self.begin_to_exchange(exchanges);
+        exchanges
     }
 
-    /// Begins all of them, with one task that begins the others: a caller on another thread wakes that of the keeper once.
-    fn begin_to_exchange(self: &Arc<Self>, mut exchanges: Vec<Exchange>) {
-        if exchanges.is_empty() {
-            return;
-        }
-        let (first, rest) = (exchanges.remove(0), exchanges);
-        let quorum = self.clone();
-        self.background.spawn(async move {
-            // The others begin in their order as soon as this one waits.
-            for exchange in rest {
-                tokio::spawn(quorum.clone().exchange_one(exchange));
-            }
-            quorum.exchange_one(first).await;
-        });
-    }
-
-    async fn exchange_one(self: Arc<Self>, exchange: Exchange) {
-        match exchange {
-            Exchange::Requests(member, group) => self.exchange(member, group).await,
-            Exchange::Renewals(member, group) => self.exchange_renewals(member, group).await,
-        }
+    /// Asks a member, takes its answers, and says what is to be sent then.
+    pub(super) async fn exchange_one(self: Arc<Self>, exchange: Exchange) -> Vec<Exchange> {
+        let (member, follow_up) = match exchange {
+            Exchange::Requests(member, group) => (member, self.exchange(member, group).await),
+            Exchange::Renewals(member, group) => (member, self.exchange_renewals(member, group).await),
+        };
+        let mut next = self.exchanges(follow_up);
+        next.extend(self.due(member));
+        next
     }
 
     /// How long a leave waits for the answer to its claim, about.
@@ -99,18 +96,17 @@ impl Quorum {
         at_once
     }
 
-    /// Sends what need not be held back any more.
-    fn send_due(self: &Arc<Self>, member: usize) {
+    /// What need not be held back any more.
+    fn due(&self, member: usize) -> impl Iterator<Item = Exchange> {
         let due = self.outboxes[member].held_back().due(self.clock.now());
-        let groups = self.groups(due).into_iter();
-        self.begin_to_exchange(groups.map(|group| Exchange::Requests(member, group)).collect());
+        self.groups(due).into_iter().map(move |group| Exchange::Requests(member, group))
     }
 
     /// Sends what was held back for too long, until nothing is held back.
     async fn send_late(self: Arc<Self>, member: usize) {
         loop {
             tokio::time::sleep(self.hold_back_limit()).await;
-            self.send_due(member);
+            self.in_background(self.due(member).collect());
             if self.outboxes[member].held_back().end_to_time() {
                 return;
             }
@@ -149,19 +145,19 @@ impl Quorum {
     }
 
     /// Sends claims and leaves to a member, and takes the answers.
-    async fn exchange(self: Arc<Self>, member: usize, mut batch: Vec<Outgoing>) {
+    async fn exchange(self: &Arc<Self>, member: usize, mut batch: Vec<Outgoing>) -> Vec<Outgoing> {
         batch.retain(|one| !one.contest.is_pointless(&one.ask));
         let never_there: Vec<Outgoing> =
             batch.extract_if(.., |one| one.contest.was_never_there(&one.ask)).collect();
         never_there.iter().for_each(|_| self.has_left());
-        self.go_on(&never_there);
+        let mut next = self.go_on(&never_there);
         if !batch.is_empty() {
-            self.ask_for(member, batch).await;
+            next.extend(self.ask_for(member, batch).await);
         }
-        self.send_due(member);
+        next
     }
 
-    async fn ask_for(self: &Arc<Self>, member: usize, batch: Vec<Outgoing>) {
+    async fn ask_for(self: &Arc<Self>, member: usize, batch: Vec<Outgoing>) -> Vec<Outgoing> {
         let sent = self.clock.now();
         match self.apply(member, &batch, sent).await {
             Ok((vote, answers)) => {
@@ -182,9 +178,12 @@ impl Quorum {
                 }
                 self.claim_again(member, again);
                 self.leave_later(member, leave_later);
-                self.go_on(&done);
+                self.go_on(&done)
             }
-            Err(error) => self.unanswered(member, batch, &error),
+            Err(error) => {
+                self.unanswered(member, batch, &error);
+                Vec::new()
+            }
         }
     }
 
@@ -194,7 +193,7 @@ impl Quorum {
         member: usize,
         batch: &[Outgoing],
         sent: BootTime,
-    ) -> Result<(Vote, Vec<Answer>), StoreError> {
+    ) -> Result<(HeardVote<'_>, Vec<Answer>), StoreError> {
         let link = &self.links[member];
         let requests: Vec<_> =
             batch.iter().filter_map(|one| one.contest.request(link, &one.ask, sent)).collect();
@@ -205,7 +204,7 @@ impl Quorum {
         Ok((vote, answers.each))
     }
 
-    async fn exchange_renewals(self: Arc<Self>, member: usize, batch: Vec<Outgoing>) {
+    async fn exchange_renewals(self: &Arc<Self>, member: usize, batch: Vec<Outgoing>) -> Vec<Outgoing> {
         let (link, sent) = (&self.links[member], self.clock.now());
         let renewals: Vec<Renew> = batch.iter().filter_map(Outgoing::to_renewal).collect();
         let asked = async { link.member()?.renew(&renewals).await };
@@ -217,9 +216,12 @@ impl Quorum {
                 for (one, answer) in batch.iter().zip(answers.each) {
                     one.contest.take_renewed(&one.ask, at, vote, answer);
                 }
-                self.go_on(&batch);
+                self.go_on(&batch)
             }
-            Err(error) => self.unanswered(member, batch, &error),
+            Err(error) => {
+                self.unanswered(member, batch, &error);
+                Vec::new()
+            }
         }
     }
 
@@ -227,8 +229,7 @@ impl Quorum {
         Moment { sent, received: self.clock.now() }
     }
 
-    /// A member answered. What it knows of seats is learned before its answer counts. All answers are taken by the
-    /// keeper's thread, so none that was judged before is taken after.
+    /// A member answered. What it knows of seats is learned before its answer counts.
     fn heard(
         self: &Arc<Self>,
         link: &Link,
@@ -236,8 +237,9 @@ impl Quorum {
         now: StoreTime,
         membership: &Membership,
         is_empty: bool,
-    ) -> Vote {
+    ) -> HeardVote<'_> {
         self.learn(link, membership);
+        let version = self.identity.version();
         let (vote, is_back) = link.answered(received, now, membership, &self.identity, is_empty);
         if is_back {
             self.is_back(link);
@@ -245,7 +247,7 @@ impl Quorum {
         if vote == Vote::None {
             self.stewards.notify_one();
         }
-        vote
+        self.identity.heard(vote, version)
     }
 
     /// A member answers again that was suspected: leaves that it missed are sent, and contenders that need it claim there.
@@ -308,10 +310,14 @@ impl Quorum {
 
     /// Learns who has which place. What the server said that had it before does not count any more: others count the votes
     /// of the new one as soon as the grants are over that it does not know of.
+    ///
+    /// Answers may be taken on several threads. Nobody goes on while another one learns: an answer of a member that knows of
+    /// a seat never counts beside what the server before has said.
     pub(crate) fn learn(&self, link: &Link, membership: &Membership) {
         if link.knows(membership) {
             return;
         }
+        let _learning = support::lock(&self.state.learning);
         for place in self.identity.learn(membership) {
             for contest in self.contests_of(None) {
                 contest.state().attempt.forget(place);
@@ -338,7 +344,7 @@ impl Quorum {
             let quorum = self.clone();
             self.background.spawn(async move {
                 tokio::time::sleep(NOT_NOW_PAUSE).await;
-                quorum.exchange(member, again).await;
+                quorum.in_background(vec![Exchange::Requests(member, again)]);
             });
         }
     }
@@ -407,7 +413,7 @@ impl Quorum {
             }
             done.iter().for_each(|_| self.has_left());
             outbox.leaves().put_back(again);
-            self.go_on(&done);
+            self.send(self.go_on(&done));
         }
     }
 
@@ -428,8 +434,8 @@ impl Quorum {
         }
     }
 
-    /// Attempts go on after answers.
-    fn go_on(self: &Arc<Self>, batch: &[Outgoing]) {
+    /// Attempts go on after answers: what to send.
+    fn go_on(&self, batch: &[Outgoing]) -> Vec<Outgoing> {
         let now = self.clock.now();
         let mut outgoing = Vec::new();
         for one in batch {
@@ -444,7 +450,7 @@ impl Quorum {
             }
             self.tell(contest);
         }
-        self.send(outgoing);
+        outgoing
     }
 
     /// Tells the engine of a grant of a contender that it believes to wait.
