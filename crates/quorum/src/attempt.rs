@@ -39,6 +39,8 @@ pub struct Attempt {
     target: GrantNumber,
     /// Whether all members are to show the same number, so that another process can go on with the hold.
     levels: bool,
+    /// Whether the gate said by itself that it has granted, and is asked since then.
+    expects_gate: bool,
     phase: Phase,
     #[cfg(test)]
     mistake: Option<Mistake>,
@@ -74,6 +76,7 @@ impl Attempt {
             round: Stamp(0),
             target: 0,
             levels: false,
+            expects_gate: false,
             phase: Phase::Asking,
             #[cfg(test)]
             mistake: None,
@@ -106,6 +109,13 @@ impl Attempt {
         (0..self.members.len()).map(|member| self.claim(member, self.waits && member == self.gate)).collect()
     }
 
+    /// Claims at the gate only. While others hold, whatever else it got would be in their way. The other members are asked
+    /// when the gate has granted.
+    pub fn begin_at_gate(&mut self, at_least: GrantNumber) -> Vec<Ask> {
+        self.at_least = at_least;
+        vec![self.claim(self.gate, self.waits)]
+    }
+
     /// Takes the answer to the request that was sent to `member` with this stamp, at this time.
     pub fn hear(&mut self, member: usize, stamp: Stamp, sent: BootTime, said: &Said) {
         let any_order = self.makes(Mistake::LateAnswers);
@@ -116,6 +126,7 @@ impl Attempt {
             return;
         }
         at.take(stamp, sent, said, first_floor);
+        self.expects_gate &= member != self.gate;
         if let Said::Evicted(reason) = said
             && !matches!(self.phase, Phase::Ended(_))
         {
@@ -162,6 +173,7 @@ impl Attempt {
     fn next_while_asking(&mut self, now: BootTime) -> Vec<Ask> {
         let others: Vec<usize> = (0..self.members.len()).filter(|member| *member != self.gate).collect();
         match self.members[self.gate].place(now) {
+            Place::InLine if self.expects_gate && self.members[self.gate].is_claiming() => Vec::new(),
             // Whoever is next in line at the gate needs the others. Staying there would overtake it, or block it.
             Place::InLine | Place::Busy => {
                 let is_there = |at: &AtMember| {
@@ -241,6 +253,23 @@ impl Attempt {
         self.top(now).map_or_else(Vec::new, |top| self.raise_to(top, now))
     }
 
+    /// A member said by itself that it has granted. If it can only be the gate, all are asked at once: the answer of the
+    /// gate decides whether what the others grant is kept.
+    pub fn pushed(&mut self, now: BootTime) -> Vec<Ask> {
+        let gate = &self.members[self.gate];
+        if self.phase != Phase::Asking || gate.place(now) != Place::InLine || gate.is_claiming() {
+            let mut asks = self.next(now);
+            asks.extend(self.ask_again(now));
+            return asks;
+        }
+        self.expects_gate = true;
+        let mut asks = vec![self.claim(self.gate, true)];
+        let others = (0..self.members.len()).filter(|member| *member != self.gate);
+        let others: Vec<usize> = others.collect();
+        asks.extend(others.into_iter().filter_map(|member| self.enter(member, now)));
+        asks
+    }
+
     /// Asks again at every member where it waits in line.
     pub fn ask_again(&mut self, now: BootTime) -> Vec<Ask> {
         let in_line = |at: &AtMember| at.place(now) == Place::InLine && !at.is_claiming();
@@ -274,6 +303,7 @@ impl Attempt {
             return Vec::new();
         }
         let before = std::mem::replace(&mut self.gate, gate);
+        self.expects_gate = false;
         // Where nothing was sent, nothing is to be left, and its id stays usable. A leave that may still arrive must stay the
         // last one: the answer to another one would say that the id can be used there again.
         let leaves = self.is_there(before) && self.is_usable(before, BootTime(0));

@@ -374,12 +374,16 @@ impl ContestState {
         self.outstanding.iter().enumerate().filter(|(_, count)| **count > 0).map(|(member, _)| member)
     }
 
-    /// Something was pushed: what to ask now. Where a claim is in flight, its answer is followed by another one.
-    pub(crate) fn pushed(&mut self, now: BootTime) -> Vec<Ask> {
+    /// Something was pushed, perhaps that this contender is granted: what to ask now. Where a claim is in flight, its answer
+    /// is followed by another one.
+    pub(crate) fn pushed(&mut self, is_granted: bool, now: BootTime) -> Vec<Ask> {
         for (member, hinted) in self.hinted.iter_mut().enumerate() {
             *hinted |= self.attempt.is_claiming(member);
         }
-        self.ask_now(now)
+        match is_granted && self.mismatch.is_none() {
+            true => self.attempt.pushed(now),
+            false => self.ask_now(now),
+        }
     }
 
     /// Takes note of since when it holds at its gate.

@@ -4,6 +4,7 @@
 //! `judging.rs` decides what the engine is told; this file begins and ends contests.
 
 mod awaited;
+mod contended;
 mod contests;
 mod exchange;
 mod judging;
@@ -34,6 +35,7 @@ use crate::{
     seating::Seating,
 };
 use awaited::Awaited;
+use contended::Contended;
 use contests::Contests;
 pub(crate) use judging::{Departure, Judged, as_grant};
 pub(crate) use under_way::{LeftOver, UnderWay};
@@ -61,6 +63,7 @@ pub(crate) struct Quorum {
 pub(crate) struct State {
     contests: Mutex<Contests>,
     awaited: Awaited,
+    contended: Contended,
     /// Held while this client learns who has which place.
     learning: Mutex<()>,
     /// The highest grant number that was seen.
@@ -152,7 +155,11 @@ impl Quorum {
         drop(contests);
         let mut state = contest.state();
         (state.renewed, state.touched) = (now, now);
-        let asks = state.attempt.begin(self.at_least(now));
+        let at_least = self.at_least(now);
+        let asks = match claim.queue && self.state.contended.contains(&claim.name) {
+            true => state.attempt.begin_at_gate(at_least),
+            false => state.attempt.begin(at_least),
+        };
         let outgoing = contest.outgoing(&mut state, asks);
         drop(state);
         Some((contest, outgoing))
@@ -184,7 +191,7 @@ impl Quorum {
         let mut outgoing = Vec::new();
         for contest in contests {
             let mut state = contest.state();
-            let asks = state.pushed(now);
+            let asks = state.pushed(matches!(wake, Wake::Granted(..)), now);
             outgoing.extend(contest.outgoing(&mut state, asks));
         }
         self.send(outgoing);

@@ -83,6 +83,20 @@ fn another_gate() -> World {
     World { gate_changes: 1, prefix, clients, ..a_line() }
 }
 
+/// Both wait in line at the same member, ask it first, and ask all when it says that it has granted.
+fn a_line_at_the_gate() -> World {
+    let first = Who { asks_gate_first: true, ..Who::exclusive() };
+    let second = Who { leaves: false, ..first.clone() };
+    World { marks: vec![vec![0, 4, 0]], last_tick: 0, ..World::of(vec![first, second]) }
+}
+
+/// The same with a contender that has another gate and asks all at once.
+fn a_line_beside_another_gate() -> World {
+    let first = Who { asks_gate_first: true, ..Who::exclusive() };
+    let other = Who { members: vec![2, 1, 0], leaves: false, ..Who::exclusive() };
+    World { last_tick: 0, ..World::of(vec![first, other]) }
+}
+
 /// A contender without a majority gives way and comes again.
 fn giving_way() -> World {
     let one = Who { leaves: false, ..Who::exclusive() };
@@ -283,6 +297,12 @@ fn two_writers_are_sound() {
 fn a_line_is_sound() {
     prove("a line", a_line());
     prove("another gate", another_gate());
+}
+
+#[test]
+fn asking_the_gate_first_is_sound() {
+    prove("in line at one gate, which is asked first", a_line_at_the_gate());
+    prove("the same beside another gate", a_line_beside_another_gate());
 }
 
 #[test]

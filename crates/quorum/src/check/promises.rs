@@ -32,8 +32,12 @@ pub(super) fn of(world: &World) -> Vec<Property<World>> {
             !(done && state.clients[0].told.is_some() && state.voters_with(world, 0) >= world.needed())
         }),
     ];
-    if world.prefix.is_empty() && world.bumps == 0 {
+    let any_asks_all = world.clients.iter().any(|who| !who.asks_gate_first);
+    if world.prefix.is_empty() && world.bumps == 0 && any_asks_all {
         all.push(Property::sometimes("granted in one round", |_, state: &State| state.seen.one_round));
+    }
+    if world.prefix.is_empty() && !any_asks_all {
+        all.push(Property::sometimes("granted from the line", |_, state: &State| state.seen.from_line));
     }
     // A hold that ends and is granted again may have to be raised again.
     if world.last_tick == 0 {

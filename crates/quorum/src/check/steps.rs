@@ -281,7 +281,9 @@ impl Model for World {
         match action {
             Action::Tick => next.tick(self),
             Action::Begin(client) => {
-                let asks = next.clients[client].attempt.begin(0);
+                let attempt = &mut next.clients[client].attempt;
+                let gate_first = self.clients[client].asks_gate_first;
+                let asks = if gate_first { attempt.begin_at_gate(0) } else { attempt.begin(0) };
                 next.send(client, asks);
                 next.clients[client].begun = true;
             }
@@ -307,8 +309,13 @@ impl Model for World {
             }
             Action::Poll(client) => {
                 let attempt = &mut next.clients[client].attempt;
-                let mut asks = attempt.next(now);
-                asks.extend(attempt.ask_again(now));
+                let asks = if self.clients[client].asks_gate_first {
+                    attempt.pushed(now)
+                } else {
+                    let mut asks = attempt.next(now);
+                    asks.extend(attempt.ask_again(now));
+                    asks
+                };
                 if asks.is_empty() {
                     return None;
                 }

@@ -25,6 +25,8 @@ pub(super) struct Who {
     pub(super) gives_way: u8,
     /// Whether another process may go on with what it holds.
     pub(super) adopts: bool,
+    /// Whether it asks its gate first, and all members when that says by itself that it has granted.
+    pub(super) asks_gate_first: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -90,6 +92,7 @@ impl Who {
             leaves: true,
             gives_way: 0,
             adopts: false,
+            asks_gate_first: false,
         }
     }
 

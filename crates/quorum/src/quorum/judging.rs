@@ -62,6 +62,7 @@ impl Quorum {
         state.attempt.count(now);
         if let Some(hold) = state.attempt.hold(now) {
             (state.at_gate_since, state.told_waiting) = (None, false);
+            self.state.contended.granted(&contest.name, state.position.is_some());
             return Judged::Verdict(Verdict::Granted(as_grant(&hold, asked)));
         }
         if let Some(in_use) = state.mismatch {
@@ -103,8 +104,11 @@ impl Quorum {
             state.position.is_some_and(|position| now.since(position.asked) <= self.member_limit());
         let is_there =
             state.attempt.is_held(gate, now) || (state.attempt.is_in_line(gate, now) && is_confirmed);
+        if is_there || !self.links[gate].is_suspect() {
+            return Vec::new();
+        }
         let other = self.gate(&contest.name);
-        if is_there || other == gate || !self.links[gate].is_suspect() {
+        if other == gate {
             return Vec::new();
         }
         let mut asks = state.attempt.change_gate(other);
