@@ -122,17 +122,22 @@ impl Quorum {
         unsuspected.or_else(|| self.gates(name).next()).unwrap_or(0)
     }
 
-    /// The least number of a new grant: above all that were seen, and not below the median of the members' clocks.
-    fn at_least(&self, now: BootTime) -> GrantNumber {
+    /// The least number of new grants: above all that were seen, and not below the median of the members' clocks. All claims
+    /// of a group have the same, and members count up from it: they are cheaper to ask if little differs.
+    pub(crate) fn at_least(&self, now: BootTime) -> GrantNumber {
         let mut walls: Vec<GrantNumber> = self.links.iter().filter_map(|link| link.wall(now)).collect();
         walls.sort_unstable();
         let median = walls.get(walls.len().saturating_sub(1) / 2).copied().unwrap_or(0);
         median.max(self.state.seen.load(Ordering::Relaxed) + 1)
     }
 
-    /// A claim comes in. Gives what to send; `None` if its id is used up.
-    pub(crate) fn claim(&self, claim: &Claim) -> Option<(Arc<Contest>, Vec<Outgoing>)> {
-        let now = self.clock.now();
+    /// A claim comes in, for a number of at least `at_least`. Gives what to send; `None` if its id is used up.
+    pub(crate) fn claim(
+        &self,
+        claim: &Claim,
+        at_least: GrantNumber,
+        now: BootTime,
+    ) -> Option<(Arc<Contest>, Vec<Outgoing>)> {
         if let Some(contest) = self.contest(claim.contender) {
             let outgoing = self.ask_again(&contest, now);
             return Some((contest, outgoing));
@@ -155,7 +160,6 @@ impl Quorum {
         drop(contests);
         let mut state = contest.state();
         (state.renewed, state.touched) = (now, now);
-        let at_least = self.at_least(now);
         let asks = match claim.queue && self.state.contended.contains(&claim.name) {
             true => state.attempt.begin_at_gate(at_least),
             false => state.attempt.begin(at_least),

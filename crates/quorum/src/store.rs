@@ -88,11 +88,11 @@ impl QuorumStore {
                 return Err(quorum.unreachable().not_applied());
             }
         }
-        let mut outgoing = Vec::new();
+        let (mut outgoing, at_least) = (Vec::new(), quorum.at_least(asked));
         let mut entries = Vec::with_capacity(group.len());
         for request in group {
             entries.push(match request {
-                Request::Claim(claim) => match quorum.claim(claim) {
+                Request::Claim(claim) => match quorum.claim(claim, at_least, asked) {
                     Some((contest, asks)) => {
                         outgoing.extend(asks);
                         Entry::Claim(contest)
