@@ -125,6 +125,15 @@ pub(crate) enum Taken {
     NotNow,
 }
 
+/// What is to be done with a request that is about to be sent.
+pub(crate) enum Prepared {
+    Request(StoreRequest),
+    /// It says nothing any more.
+    Pointless,
+    /// It is a leave, and the contender was never at that member.
+    NeverThere,
+}
+
 /// A request of one contender to one member.
 #[derive(Clone, Debug)]
 pub(crate) struct Outgoing {
@@ -227,9 +236,30 @@ impl Contest {
         outgoing
     }
 
+    /// What is to be done with a claim or leave that is about to be sent.
+    pub(crate) fn prepare(&self, link: &Link, ask: &Ask, sent: BootTime) -> Prepared {
+        let mut state = self.state();
+        if state.is_pointless(ask) {
+            return Prepared::Pointless;
+        }
+        if self.claim.is_some() && state.was_never_there(ask) {
+            return Prepared::NeverThere;
+        }
+        self.request_of(&mut state, link, ask, sent).map_or(Prepared::Pointless, Prepared::Request)
+    }
+
     /// The claim or leave that a member is asked for.
     pub(crate) fn request(&self, link: &Link, ask: &Ask, sent: BootTime) -> Option<StoreRequest> {
-        let mut state = self.state();
+        self.request_of(&mut self.state(), link, ask, sent)
+    }
+
+    fn request_of(
+        &self,
+        state: &mut ContestState,
+        link: &Link,
+        ask: &Ask,
+        sent: BootTime,
+    ) -> Option<StoreRequest> {
         match ask.request {
             Request::Claim { queue, at_least } => {
                 let claim = self.claim.as_ref()?;
@@ -335,35 +365,45 @@ impl Contest {
         }
     }
 
+    /// Whether a request says nothing any more, so that it need not be sent.
+    pub(crate) fn is_pointless(&self, ask: &Ask) -> bool {
+        self.state().is_pointless(ask)
+    }
+}
+
+impl ContestState {
     /// Whether a request says nothing any more, so that it need not be sent: a leave was sent after it, or an answer to a
     /// later one was taken. A claim that is sent after its leave could outlast the tombstone.
-    pub(crate) fn is_pointless(&self, ask: &Ask) -> bool {
-        let mut state = self.state();
-        let is_late = state.attempt.is_late(ask.member, ask.stamp);
+    fn is_pointless(&mut self, ask: &Ask) -> bool {
+        let is_late = self.attempt.is_late(ask.member, ask.stamp);
         if is_late && !matches!(ask.request, Request::Leave { .. }) {
-            state.is_answered(ask.member);
-            state.attempt.unsent(ask.member, ask.stamp);
+            self.is_answered(ask.member);
+            self.attempt.unsent(ask.member, ask.stamp);
             return true;
         }
         false
     }
 
     /// Takes a leave as done if no claim of the contender was ever sent to that member.
-    pub(crate) fn was_never_there(&self, ask: &Ask) -> bool {
-        let mut state = self.state();
+    fn was_never_there(&mut self, ask: &Ask) -> bool {
         let is_leave = matches!(ask.request, Request::Leave { .. });
-        let never = is_leave && self.claim.is_some() && state.claims_until[ask.member].is_none();
+        let never = is_leave && self.claims_until[ask.member].is_none();
         if never {
-            if !state.attempt.is_late(ask.member, ask.stamp) {
-                state.left[ask.member] = Some(Left::NotThere);
+            if !self.attempt.is_late(ask.member, ask.stamp) {
+                self.left[ask.member] = Some(Left::NotThere);
             }
-            state.attempt.hear(ask.member, ask.stamp, BootTime(0), &Said::Left);
+            self.attempt.hear(ask.member, ask.stamp, BootTime(0), &Said::Left);
         }
         never
     }
-}
 
-impl ContestState {
+    /// Whether it holds, and the engine believes that it waits. From now on, the engine is told.
+    pub(crate) fn has_news(&mut self, now: BootTime) -> bool {
+        let has_news = self.told_waiting && self.attempt.hold(now).is_some();
+        self.told_waiting &= !has_news;
+        has_news
+    }
+
     /// A request that is no leave is not under way any more.
     fn is_answered(&mut self, member: usize) {
         self.outstanding[member] = self.outstanding[member].saturating_sub(1);

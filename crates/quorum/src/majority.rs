@@ -2,6 +2,9 @@
 
 use lockkeeper_core::InvalidInput;
 
+/// The most members that a quorum has.
+const MOST: usize = 7;
+
 /// How many members there are. Any two majorities share a member.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Majority {
@@ -33,10 +36,9 @@ impl Majority {
     }
 
     /// The smallest value that a majority does not exceed: the needed-th smallest, if there are so many.
-    pub(crate) fn smallest<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
-        let mut values: Vec<T> = values.into_iter().collect();
-        values.sort_unstable();
-        values.into_iter().nth(self.needed() - 1)
+    pub(crate) fn smallest<T: Ord + Copy>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
+        let mut room = [None; MOST];
+        sorted(&mut room, values).get(self.needed() - 1).copied().flatten()
     }
 
     /// The same if some values are not known: the smallest value that a majority may not exceed, since those may be small.
@@ -48,11 +50,22 @@ impl Majority {
     }
 
     /// The largest value that a majority reaches: the needed-th largest, if there are so many.
-    pub(crate) fn largest<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
-        let mut values: Vec<T> = values.into_iter().collect();
-        values.sort_unstable();
-        values.into_iter().rev().nth(self.needed() - 1)
+    pub(crate) fn largest<T: Ord + Copy>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
+        let mut room = [None; MOST];
+        let sorted = sorted(&mut room, values);
+        sorted.iter().rev().nth(self.needed() - 1).copied().flatten()
     }
+}
+
+/// The values in order, without the room that they do not need. There is at most one for each member.
+fn sorted<T: Ord + Copy>(room: &mut [Option<T>; MOST], values: impl IntoIterator<Item = T>) -> &[Option<T>] {
+    let mut count = 0;
+    for (value, place) in values.into_iter().zip(&mut *room) {
+        *place = Some(value);
+        count += 1;
+    }
+    room[..count].sort_unstable();
+    &room[..count]
 }
 
 #[cfg(test)]

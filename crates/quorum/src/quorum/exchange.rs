@@ -12,13 +12,13 @@ use lockkeeper_core::{
     StoreError, StoreErrorKind,
     clock::BootTime,
     model::WAIT_LEASE,
-    store::{Answer, MemberAnswers, Membership, Renew, StoreTime, Topic, Verdict, Wake},
+    store::{Answer, MemberAnswers, Membership, Renew, Request, StoreTime, Topic, Verdict, Wake},
     support::{self, backoff::Backoff},
 };
 
 use super::Quorum;
 use crate::{
-    contest::{Contest, Moment, Outgoing, Taken},
+    contest::{Contest, Moment, Outgoing, Prepared, Taken},
     link::Link,
     record::Vote,
     seating::HeardVote,
@@ -145,21 +145,36 @@ impl Quorum {
     }
 
     /// Sends claims and leaves to a member, and takes the answers.
-    async fn exchange(self: &Arc<Self>, member: usize, mut batch: Vec<Outgoing>) -> Vec<Outgoing> {
-        batch.retain(|one| !one.contest.is_pointless(&one.ask));
-        let never_there: Vec<Outgoing> =
-            batch.extract_if(.., |one| one.contest.was_never_there(&one.ask)).collect();
+    async fn exchange(self: &Arc<Self>, member: usize, group: Vec<Outgoing>) -> Vec<Outgoing> {
+        let (link, sent) = (&self.links[member], self.clock.now());
+        let (mut batch, mut never_there) = (Vec::with_capacity(group.len()), Vec::new());
+        let mut requests = Vec::with_capacity(group.len());
+        for one in group {
+            match one.contest.prepare(link, &one.ask, sent) {
+                Prepared::Request(request) => {
+                    requests.push(request);
+                    batch.push(one);
+                }
+                Prepared::NeverThere => never_there.push(one),
+                Prepared::Pointless => {}
+            }
+        }
         never_there.iter().for_each(|_| self.has_left());
         let mut next = self.go_on(&never_there);
         if !batch.is_empty() {
-            next.extend(self.ask_for(member, batch).await);
+            next.extend(self.ask_for(member, batch, &requests, sent).await);
         }
         next
     }
 
-    async fn ask_for(self: &Arc<Self>, member: usize, batch: Vec<Outgoing>) -> Vec<Outgoing> {
-        let sent = self.clock.now();
-        match self.apply(member, &batch, sent).await {
+    async fn ask_for(
+        self: &Arc<Self>,
+        member: usize,
+        batch: Vec<Outgoing>,
+        requests: &[Request],
+        sent: BootTime,
+    ) -> Vec<Outgoing> {
+        match self.apply(member, requests).await {
             Ok((vote, answers)) => {
                 let at = self.moment(sent);
                 let (mut again, mut leave_later, mut done) = (Vec::new(), Vec::new(), Vec::new());
@@ -191,15 +206,12 @@ impl Quorum {
     async fn apply(
         self: &Arc<Self>,
         member: usize,
-        batch: &[Outgoing],
-        sent: BootTime,
+        requests: &[Request],
     ) -> Result<(HeardVote<'_>, Vec<Answer>), StoreError> {
         let link = &self.links[member];
-        let requests: Vec<_> =
-            batch.iter().filter_map(|one| one.contest.request(link, &one.ask, sent)).collect();
-        let asked = async { link.member()?.apply(&requests).await };
+        let asked = async { link.member()?.apply(requests).await };
         let MemberAnswers { membership, answers } = self.ask(link, asked).await?;
-        let vote = self.heard(link, self.clock.now(), answers.now, &membership, batch.is_empty());
+        let vote = self.heard(link, self.clock.now(), answers.now, &membership, requests.is_empty());
         answers.each.iter().for_each(|answer| self.saw_number(answer));
         Ok((vote, answers.each))
     }
@@ -283,10 +295,9 @@ impl Quorum {
     }
 
     async fn ask_whether_back(self: Arc<Self>, member: usize) {
-        let (link, sent) = (&self.links[member], self.clock.now());
         // Nothing else is to be done about a failure: the member is suspected already.
-        drop(self.apply(member, &[], sent).await);
-        link.is_asked.store(false, Ordering::Release);
+        drop(self.apply(member, &[]).await);
+        self.links[member].is_asked.store(false, Ordering::Release);
     }
 
     /// Contenders whose gate this member is turn to another one. Those that stand in line there do so when it has been asked
@@ -300,9 +311,12 @@ impl Quorum {
             let stays = is_new && state.attempt.is_in_line(gate, now);
             if is_asking && gate == link.index && !stays {
                 outgoing.extend(self.leave_silent_gate(&contest, &mut state, now));
+                let has_news = state.has_news(now);
                 drop(state);
                 contest.changed.notify_waiters();
-                self.tell(&contest);
+                if has_news {
+                    self.tell(&contest);
+                }
             }
         }
         self.send(outgoing);
@@ -392,7 +406,10 @@ impl Quorum {
             if leaves.is_empty() {
                 return;
             }
-            let answers = match self.apply(member, &leaves, sent).await {
+            let link = &self.links[member];
+            let requests: Vec<_> =
+                leaves.iter().filter_map(|one| one.contest.request(link, &one.ask, sent)).collect();
+            let answers = match self.apply(member, &requests).await {
                 Ok((vote, answers)) => answers.into_iter().map(|answer| Some((vote, answer))).collect(),
                 Err(error) => {
                     leaves.iter().for_each(|leave| leave.leave_failed(&error));
@@ -443,25 +460,21 @@ impl Quorum {
             let mut state = contest.state();
             let asks = state.goes_on(&one.ask, now);
             outgoing.extend(contest.outgoing(&mut state, asks));
-            let is_decided = self.may_be_decided(contest, &state, now);
+            let (is_decided, has_news) = (self.may_be_decided(contest, &state, now), state.has_news(now));
             drop(state);
             if is_decided {
                 contest.changed.notify_waiters();
             }
-            self.tell(contest);
+            if has_news {
+                self.tell(contest);
+            }
         }
         outgoing
     }
 
     /// Tells the engine of a grant of a contender that it believes to wait.
     fn tell(&self, contest: &Contest) {
-        let now = self.clock.now();
-        let mut state = contest.state();
-        if state.told_waiting && state.attempt.hold(now).is_some() {
-            state.told_waiting = false;
-            drop(state);
-            self.wakes.wake(Wake::Changed(Topic::Grants(contest.name.clone())));
-        }
+        self.wakes.wake(Wake::Changed(Topic::Grants(contest.name.clone())));
     }
 }
 
