@@ -53,6 +53,7 @@ macro_rules! transition {
 
 pub(crate) static APPLY: LazyLock<Script> = script!(
     "prelude.lua",
+    "alone.lua",
     "uncontended.lua",
     "numbers.lua",
     "publish_grant.lua",
