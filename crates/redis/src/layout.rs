@@ -214,6 +214,10 @@ static TAGS: LazyLock<Vec<[u8; 3]>> = LazyLock::new(|| {
 
 /// Appends `text` with percent codes for the ASCII characters that `special` names. All others stay as they are.
 pub(crate) fn push_escaped(into: &mut String, text: &str, special: impl Fn(u8) -> bool) {
+    // Almost no text has such characters, and every request has texts.
+    if !text.bytes().any(|byte| byte.is_ascii() && special(byte)) {
+        return into.push_str(text);
+    }
     for letter in text.chars() {
         match u8::try_from(letter) {
             Ok(byte) if byte.is_ascii() && special(byte) => {
