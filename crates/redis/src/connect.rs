@@ -13,6 +13,7 @@ use crate::{
     check,
     layout::{self, Keys, slot},
     opener::Opener,
+    records::Records,
     run_ids::RunIds,
     servers::{Priority, Servers},
     settings::Settings,
@@ -59,6 +60,7 @@ async fn open(settings: Settings, context: Context) -> Result<RedisStore, StoreE
         _grants: grants,
         _follower: follower,
         run_ids: RunIds::default(),
+        records: Records::default(),
         background: context.background,
     })
 }

@@ -19,13 +19,16 @@ pub(crate) struct Keys {
     prefix: String,
     /// The key of the high-water mark that all resources share, unless this is a cluster.
     high_water: String,
+    /// The key of what the server keeps for the quorum that it is a member of.
+    member: String,
     /// Whether this is a cluster, where all keys of a script must be in the slot of its resource.
     sharded: bool,
 }
 
 impl Keys {
     pub(crate) fn new(namespace: &str, sharded: bool) -> Self {
-        Self { prefix: format!("{namespace}:"), high_water: format!("{namespace}:mark"), sharded }
+        let key = |what: &str| format!("{namespace}:{what}");
+        Self { prefix: key(""), high_water: key("mark"), member: key("member"), sharded }
     }
 
     pub(crate) fn is_sharded(&self) -> bool {
@@ -76,8 +79,8 @@ impl Keys {
     }
 
     /// What the server keeps for the quorum that it is a member of.
-    pub(crate) fn member(&self) -> String {
-        format!("{}member", self.prefix)
+    pub(crate) fn member(&self) -> &str {
+        &self.member
     }
 
     /// The version of the layout and the id of the store: see [`new_identity`].
@@ -211,6 +214,10 @@ static TAGS: LazyLock<Vec<[u8; 3]>> = LazyLock::new(|| {
 
 /// Appends `text` with percent codes for the ASCII characters that `special` names. All others stay as they are.
 pub(crate) fn push_escaped(into: &mut String, text: &str, special: impl Fn(u8) -> bool) {
+    // Almost no text has such characters, and every request has texts.
+    if !text.bytes().any(|byte| byte.is_ascii() && special(byte)) {
+        return into.push_str(text);
+    }
     for letter in text.chars() {
         match u8::try_from(letter) {
             Ok(byte) if byte.is_ascii() && special(byte) => {

@@ -41,6 +41,7 @@ mod listing;
 mod member;
 mod messages;
 mod opener;
+mod records;
 mod replicas;
 mod run_ids;
 mod runtime;

@@ -1,6 +1,6 @@
 //! The server as a member of a quorum: its record, and its incarnation.
 //!
-//! The record is a key. Scripts read it in the same step as they answer. The incarnation is the run id of the server,
+//! The record is a key. Scripts look at it in the same step as they answer. The incarnation is the run id of the server,
 //! which is another one after every start. A connection ends with the process at its other end, so the run id is asked for
 //! once for each connection.
 
@@ -20,6 +20,7 @@ use crate::{
     codec::{self, Reader},
     groups::{Part, plain_leaves_first, read_answer},
     opener::checked,
+    records::new_tag,
     replicas::Written,
     scripts::{Call, MEMBER, MEMBER_APPLY, MEMBER_RENEW, Script},
     servers::Priority,
@@ -46,17 +47,26 @@ impl RedisStore {
         name: fn(&T) -> &lockkeeper_core::Name,
         push: impl Fn(&mut Cmd, &[&T]) + Copy + Send + Sync,
     ) -> Result<(ScriptReply, Membership), StoreError> {
-        let record = self.keys.member();
+        let (record, known) = (self.keys.member(), self.records.known());
         let with_record = |command: &mut Cmd, group: &[&T]| {
             push(command, group);
-            command.arg(&record);
+            command.arg(record).arg(known.tag());
         };
         let call = self.calls(script, group, name, with_record).pop();
         let call = call.ok_or_else(|| trouble::nonsense("no request"))?;
         let mut reply = self.servers.run_one(priority, call).await?;
-        let record = std::mem::replace(&mut reply.more, Value::Nil);
+        let record = match std::mem::replace(&mut reply.more, Value::Nil) {
+            Value::Nil => known.record(),
+            kept => self.learn_record(kept),
+        };
         let incarnation = self.run_id(priority, &reply.source).await.map_err(StoreError::perhaps_applied)?;
-        Ok((reply, Membership { record: text(record), incarnation }))
+        Ok((reply, Membership { record, incarnation }))
+    }
+
+    /// Takes in the record that came with a reply.
+    fn learn_record(&self, kept: Value) -> Option<Arc<str>> {
+        let Value::BulkString(kept) = kept else { return None };
+        self.records.learn(str::from_utf8(&kept).ok()?)
     }
 
     /// The run id of the server at the other end of the connection that a reply came over.
@@ -130,16 +140,16 @@ impl RedisStore {
     async fn kept(&self, change: Option<&Enrolment>) -> Result<Kept, StoreError> {
         let (high_water, record) = (self.keys.shared_high_water(), self.keys.member());
         let call = Call::plain(&MEMBER, 2, move |command, nonce| {
-            command.arg(high_water).arg(&record).arg(nonce);
+            command.arg(high_water).arg(record).arg(nonce);
             if let Some(Enrolment { expected, record, high_water }) = change {
                 command.arg(expected.record.as_deref().unwrap_or_default()).arg(&**record);
-                command.arg(format!("{high_water:016}"));
+                command.arg(format!("{high_water:016}")).arg(new_tag());
             }
         });
         let mut reply = self.servers.run_one(Priority::Normal, call).await?;
         let (record, source) = (std::mem::replace(&mut reply.more, Value::Nil), reply.source.clone());
         let mut reader = Reader::new(reply);
-        let record = text(record).filter(|record| !record.is_empty());
+        let record = self.learn_record(record);
         let (now, high_water, changed) = (reader.time()?, reader.number()?, reader.number()? == 1);
         Ok(Kept { record, source, now, high_water, changed })
     }
@@ -154,13 +164,6 @@ impl RedisStore {
         let run_id =
             self.run_id(Priority::Normal, &after.source).await.map_err(StoreError::perhaps_applied)?;
         Ok(after.changed && run_id == enrolment.expected.incarnation)
-    }
-}
-
-fn text(value: Value) -> Option<Arc<str>> {
-    match value {
-        Value::BulkString(text) => String::from_utf8(text).ok().map(Into::into),
-        _ => None,
     }
 }
 

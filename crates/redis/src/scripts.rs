@@ -20,13 +20,17 @@ impl Script {
         Self { text, digest }
     }
 
-    /// The same script for a member of a quorum: its last argument is the key of the member's record, which is the second
-    /// value of the reply.
+    /// The same script for a member of a quorum. Its last two arguments are the key of the member's record, and the tag of
+    /// the record that the client knows. If the record has another tag, it is the second value of the reply, behind its tag.
     fn of_member(&self) -> Self {
         let text = &self.text;
         Self::new(format!(
-            "local record = redis.pcall('GET', table.remove(ARGV))\nlocal function act()\n{text}\nend\n\
-             return {{act(), type(record) == 'string' and record}}"
+            "local record, known = ARGV[#ARGV - 1], ARGV[#ARGV]\n\
+             local tag = redis.pcall('GETRANGE', record, '0', '15')\n\
+             local function act()\n{text}\nend\n\
+             if tag == known then return act() end\n\
+             record = redis.pcall('GET', record)\n\
+             return {{act(), type(record) == 'string' and record or ''}}"
         ))
     }
 
@@ -53,6 +57,7 @@ macro_rules! transition {
 
 pub(crate) static APPLY: LazyLock<Script> = script!(
     "prelude.lua",
+    "alone.lua",
     "uncontended.lua",
     "numbers.lua",
     "publish_grant.lua",

@@ -18,6 +18,7 @@ use lockkeeper_core::{
 use crate::{
     codec::{Reader, reason_argument},
     layout::{Keys, slot},
+    records::Records,
     run_ids::RunIds,
     scripts::{Call, EVICT, FENCE},
     servers::{Priority, Servers},
@@ -66,6 +67,7 @@ pub(crate) struct RedisStore {
     /// Moves to the new master when there is one.
     pub(crate) _follower: Option<Background>,
     pub(crate) run_ids: RunIds,
+    pub(crate) records: Records,
     /// The keeper's runtime.
     pub(crate) background: tokio::runtime::Handle,
 }

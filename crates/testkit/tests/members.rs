@@ -98,6 +98,19 @@ async fn keeps_a_record(url: &str) {
         won += u32::from(racer.await.expect("ended"));
     }
     assert_eq!(won, 1);
+
+    // Who knows one record is told of the next, also of one that was there before.
+    for record in ["one", "two", "one"] {
+        let (_, known) = claim(&first, 2, 0).await;
+        let now = state(&second).await;
+        assert_eq!(known, now.membership);
+        assert!(enrol(&second, &known, record, now.high_water).await);
+        assert_eq!(claim(&first, 2, 0).await.1.record.as_deref(), Some(record), "a claim that is sent again");
+        let renewed = member(&first).renew(&[first.renewal("stock", 2)]).await.expect("answered");
+        assert_eq!(renewed.membership.record.as_deref(), Some(record));
+        let left = member(&first).apply(&[Request::Leave(first.leave("stock", 2))]).await.expect("answered");
+        assert_eq!(left.membership.record.as_deref(), Some(record));
+    }
     first.store.close().await;
     second.store.close().await;
 }

@@ -38,9 +38,9 @@ pub(crate) const WAITING_GOALS: [(&str, Limit); 3] = [
 ];
 
 /// What scripts call on the server: these are counted there like commands that came to it.
-const INSIDE: [&str; 24] = [
-    "time", "mget", "get", "set", "del", "type", "setrange", "lrange", "lindex", "lpos", "llen", "lset",
-    "linsert", "lrem", "ltrim", "lpop", "rpush", "rename", "pexpire", "persist", "pttl", "publish",
+const INSIDE: [&str; 25] = [
+    "time", "mget", "get", "getrange", "set", "del", "type", "setrange", "lrange", "lindex", "lpos", "llen",
+    "lset", "linsert", "lrem", "ltrim", "lpop", "rpush", "rename", "pexpire", "persist", "pttl", "publish",
     "spublish", "info",
 ];
 

@@ -140,15 +140,15 @@ fn push_common(command: &mut Cmd, claim: &Claim, mode: Mode, scratch: &mut Strin
     };
     // Writing to a string cannot fail.
     _ = write!(scratch, "{not_after:016}{way}{:020}", claim.stamp);
-    command.arg("s").arg(&*scratch).arg(lease);
-    // The lease, a minute, and a second and a bit, as uncontended.lua expects it.
     let by_one_set = claim.capacity.allows(claim.units) && mode.by_one_set && claim.at_least < HIGHEST_LEAST;
+    if by_one_set && claim.at_least > 0 {
+        _ = write!(scratch, "{:016}", claim.at_least);
+    }
+    command.arg("s").arg(&*scratch).arg(lease);
+    // The lease, a minute, and a second and a bit, as alone.lua and uncontended.lua expect it.
     scratch.clear();
     if by_one_set {
         _ = write!(scratch, "{}", lease / 1000 + 61_001);
-    }
-    if by_one_set && claim.at_least > 0 {
-        _ = write!(scratch, "{:016}", claim.at_least);
     }
     command.arg(&*scratch);
     scratch.clear();

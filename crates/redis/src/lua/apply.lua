@@ -5,16 +5,15 @@
 -- ARGV[3..]  per plain leave: flags and id as in the row of the only holder
 -- then per entry, claim:  the id. Before it, if they are not those of the claim before, 's' and: not_after,
 --                         'q' (queue) or 't' (try) in capitals if a grant must be written also if it was made before,
---                         and the stamp, as one text; the lease; how many milliseconds a key with such a lease lasts,
---                         and behind it, as 16 digits, the least number of the grant, if it is to have one; or '' if
---                         one SET must not grant it, which a server without memory refuses; the holder's row from
---                         behind the id on
+--                         the stamp, and the least number of the grant, if it is to have one, as one text; the lease;
+--                         how many milliseconds a key with such a lease lasts, or '' if one SET must not grant it,
+--                         which a server without memory refuses; the holder's row from behind the id on
 --            leave:  'b', id, the end of the tombstone or '', hold_at_least
 -- Reply      nonce, now, then per entry: 9 number (granted now, alone, for the whole lease), 0 (the same, and the
 --            number is now), 1 number floor remaining (granted), 2 ahead retry_in (busy), 3 (stale), 4 capacity
 --            (mismatch), 5 (released), 6 (left the queue), 7 (not there), 8 (the key holds something else)
--- Invariant  A claim that is sent again never enters the queue twice (I9). uncontended.lua and contended.lua have done
---            most entries by now; resource.lua does the rest.
+-- Invariant  A claim that is sent again never enters the queue twice (I9). alone.lua, uncontended.lua and contended.lua
+--            have done most entries by now; resource.lua does the rest.
 local lib
 at = leaves + 3
 for entry = 1, #KEYS - 1 do
@@ -37,7 +36,7 @@ for entry = 1, #KEYS - 1 do
     if not reply and limit < now_text then
       reply = '3'
     elseif not reply then
-      local way, stamp = string.sub(limit, 17, 17), string.sub(limit, 18)
+      local way, stamp = string.sub(limit, 17, 17), string.sub(limit, 18, 37)
       local queue = way == 'q' or way == 'Q'
       lib = lib or library()
       reply = lib.claim(key, queue, ARGV[at], after, stamp, way == 'Q' or way == 'T')

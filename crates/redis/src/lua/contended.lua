@@ -60,12 +60,12 @@ for entry = 1, #KEYS - 1 do
         -- Also if the clock was set back.
         if math.abs(now - sub(waiter, 1, 16)) >= POSITION_KEPT then
           call('PERSIST', KEYS[1]) -- see without_memory() in resource.lua
-          call('LSET', key, index + 1, now_text .. sub(waiter, 17, 34) .. sub(limit, 18) .. sub(waiter, 55))
+          call('LSET', key, index + 1, now_text .. sub(waiter, 17, 34) .. sub(limit, 18, 37) .. sub(waiter, 55))
         else
           lasts = nil
         end
       else
-        ahead = (call('RPUSH', key, word, now_text .. ' ' .. now_text .. ' ' .. sub(limit, 18) .. after) - 3) / 2
+        ahead = (call('RPUSH', key, word, now_text .. ' ' .. now_text .. ' ' .. sub(limit, 18, 37) .. after) - 3) / 2
       end
       if lasts and now + WAIT_LEASE > lasts then
         call('LSET', key, '0', string.format('%016d', now + WAIT_LEASE + MINUTE) .. sub(head, 17))

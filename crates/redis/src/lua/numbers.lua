@@ -4,8 +4,8 @@ local function number_text(number)
 end
 
 -- The number of one more grant: the time, or this least number instead of it, or the high-water mark and one if that is
--- higher. One SET reads the high-water mark and reserves as many numbers as there are entries. uncontended.lua does the
--- same in its own way.
+-- higher. One SET reads the high-water mark and reserves as many numbers as there are entries. alone.lua and
+-- uncontended.lua do the same in their own ways.
 local function next_number(least)
   local number, following = least or now_text, high_water and string.format('%016d', high_water + 1)
   if following and following > number then number = following end

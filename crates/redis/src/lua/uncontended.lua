@@ -1,21 +1,22 @@
 -- The entries of a group that one SET or DEL can do. Most groups have no others, and end here before the functions for
 -- the rest are made. See apply.lua for arguments and reply, resource.lua for the rows of a key.
 -- Invariant  One SET claims a free resource. One DEL frees all resources whose only holder leaves and that have no
---            waiters. All other entries are not touched and have no reply yet.
+--            waiters. All other entries are not touched and have no reply yet. An entry that is alone was tried before.
 local replies, done, leaves = {}, 0, tonumber(ARGV[2])
 local mixed = leaves < 0
 if mixed then leaves = -1 - leaves end
-if leaves > 0 then
-  -- MGET gives no value for a list, where GET would fail.
-  local rows = call('MGET', unpack(KEYS, 2, leaves + 1))
+if alone then
+  if row then replies[1] = false end -- not a list, so contended.lua cannot do it
+elseif leaves > 0 then
+  local rows, find, sub = call('MGET', unpack(KEYS, 2, leaves + 1)), string.find, string.sub
   for entry = 1, leaves do
     local row = rows[entry]
-    if row and string.find(row, ARGV[entry + 2], 95, true) == 95 and string.sub(row, 78, 93) > now_text then
+    if row and find(row, ARGV[entry + 2], 95, true) == 95 and sub(row, 78, 93) > now_text then
       done = done + 1
       rows[done] = KEYS[entry + 1]
       replies[entry] = '5'
     elseif row then
-      replies[entry] = false -- not a list, so contended.lua cannot do it
+      replies[entry] = false
     end
   end
   if done > 0 then call('DEL', unpack(rows, 1, done)) end
@@ -24,12 +25,11 @@ end
 if mixed and done == 0 then call('PERSIST', KEYS[1]) end
 
 local at, limit, life, least, first, before, after = leaves + 3, nil, nil, nil, nil, nil, nil
-for entry = leaves + 1, #KEYS - 1 do
+for entry = leaves + 1, alone and 0 or #KEYS - 1 do
   local key, word = KEYS[entry + 1], ARGV[at]
   if word == 's' then
     limit, life, after, word = ARGV[at + 1], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]
-    least = #life > 16 and string.sub(life, -16)
-    if least then life = string.sub(life, 1, -17) end
+    least = #limit > 37 and string.sub(limit, 38)
     before = life ~= '' and limit >= now_text
     if before then
       -- The text of the key before the holder's number, and between its number and its id.
@@ -48,12 +48,11 @@ for entry = leaves + 1, #KEYS - 1 do
     end
     if call('SET', key, first .. number .. before .. word .. after, 'PX', life, 'NX') then
       if not high_water or number > reserved then
-        reserved = #KEYS == 2 and number or string.format('%016d', number + #KEYS)
+        reserved = string.format('%016d', number + #KEYS)
         local last = redis.pcall('SET', KEYS[1], reserved, 'GET')
-        -- A mark that is no text or no number was put there by another program: treated as if it had been lost.
+        -- As in alone.lua.
         if last and last.err then last = call('SET', KEYS[1], reserved) and nil end
         if last and last >= number and tonumber(last) then
-          -- The clock is not above the high-water mark.
           number, reserved = string.format('%016d', last + 1), string.format('%016d', last + #KEYS)
           call('SET', KEYS[1], reserved)
           call('SET', key, first .. number .. before .. word .. after, 'KEEPTTL')
