@@ -78,10 +78,16 @@ pub(crate) fn push_group(command: &mut Cmd, group: &[&Request], must_write: bool
                 // A claim that is sent again mostly belongs to a waiter.
                 let by_one_set = !claim.again && !ordered.contains(&claim.contender);
                 let mode = Mode { by_one_set, must_write };
-                if !before.is_some_and(|(before, same)| same == mode && differ_only_in_id(before, claim)) {
-                    push_common(command, claim, mode, &mut scratch);
-                    before = Some((claim, mode));
+                let alike = before.filter(|(before, same)| *same == mode && are_alike(before, claim));
+                match alike {
+                    Some((before, _)) if before.queue == claim.queue => {}
+                    Some(_) => {
+                        push_limit(claim, mode, &mut scratch);
+                        command.arg("w").arg(&*scratch);
+                    }
+                    None => push_common(command, claim, mode, &mut scratch),
                 }
+                before = Some((claim, mode));
                 scratch.clear();
                 _ = write!(scratch, "{}", claim.contender);
                 command.arg(&*scratch);
@@ -103,15 +109,16 @@ struct Mode {
     must_write: bool,
 }
 
-/// Whether the arguments of two claims are the same but for their ids, as in most groups.
-fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
+/// Whether the arguments of two claims are the same but for their ids, and for whether they wait, as in most groups.
+fn are_alike(a: &Claim, b: &Claim) -> bool {
     let Claim {
         name: _,
         contender: _,
         units,
         capacity,
         lease,
-        queue,
+        // A claim at a quorum waits at one member and tries at the others.
+        queue: _,
         attachment,
         // Nothing but the lease ends a grant whose keeper crashed.
         min_hold: _,
@@ -122,14 +129,13 @@ fn differ_only_in_id(a: &Claim, b: &Claim) -> bool {
         again,
         details,
     } = a;
-    (units, capacity, lease, queue, not_after, stamp, again, details)
-        == (&b.units, &b.capacity, &b.lease, &b.queue, &b.not_after, &b.stamp, &b.again, &b.details)
+    (units, capacity, lease, not_after, stamp, again, details)
+        == (&b.units, &b.capacity, &b.lease, &b.not_after, &b.stamp, &b.again, &b.details)
         && (attachment, renewed, at_least) == (&b.attachment, &b.renewed, &b.at_least)
 }
 
-/// Appends what comes before the first of some claims that differ only in their ids.
-fn push_common(command: &mut Cmd, claim: &Claim, mode: Mode, scratch: &mut String) {
-    let lease = micros(claim.lease);
+/// Writes until when a claim may take effect, how it waits, its stamp, and the least number of its grant.
+fn push_limit(claim: &Claim, mode: Mode, scratch: &mut String) {
     let not_after = claim.not_after.0.min(LAST_TIME);
     scratch.clear();
     let way = match (claim.queue, mode.must_write) {
@@ -140,10 +146,19 @@ fn push_common(command: &mut Cmd, claim: &Claim, mode: Mode, scratch: &mut Strin
     };
     // Writing to a string cannot fail.
     _ = write!(scratch, "{not_after:016}{way}{:020}", claim.stamp);
-    let by_one_set = claim.capacity.allows(claim.units) && mode.by_one_set && claim.at_least < HIGHEST_LEAST;
-    if by_one_set && claim.at_least > 0 {
+    if is_by_one_set(claim, mode) && claim.at_least > 0 {
         _ = write!(scratch, "{:016}", claim.at_least);
     }
+}
+
+fn is_by_one_set(claim: &Claim, mode: Mode) -> bool {
+    claim.capacity.allows(claim.units) && mode.by_one_set && claim.at_least < HIGHEST_LEAST
+}
+
+/// Appends what comes before the first of some claims that are alike.
+fn push_common(command: &mut Cmd, claim: &Claim, mode: Mode, scratch: &mut String) {
+    let (lease, by_one_set) = (micros(claim.lease), is_by_one_set(claim, mode));
+    push_limit(claim, mode, scratch);
     command.arg("s").arg(&*scratch).arg(lease);
     // The lease, a minute, and a second and a bit, as alone.lua and uncontended.lua expect it.
     scratch.clear();

@@ -7,7 +7,8 @@
 --                         'q' (queue) or 't' (try) in capitals if a grant must be written also if it was made before,
 --                         the stamp, and the least number of the grant, if it is to have one, as one text; the lease;
 --                         how many milliseconds a key with such a lease lasts, or '' if one SET must not grant it,
---                         which a server without memory refuses; the holder's row from behind the id on
+--                         which a server without memory refuses; the holder's row from behind the id on. If they
+--                         differ only in 'q' or 't': 'w' and the first of these texts
 --            leave:  'b', id, the end of the tombstone or '', hold_at_least
 -- Reply      nonce, now, then per entry: 9 number (granted now, alone, for the whole lease), 0 (the same, and the
 --            number is now), 1 number floor remaining (granted), 2 ahead retry_in (busy), 3 (stale), 4 capacity
@@ -32,6 +33,9 @@ for entry = 1, #KEYS - 1 do
     if ARGV[at] == 's' then
       limit, after = ARGV[at + 1], ARGV[at + 4]
       at = at + 5
+    elseif ARGV[at] == 'w' then
+      limit = ARGV[at + 1]
+      at = at + 2
     end
     if not reply and limit < now_text then
       reply = '3'

@@ -43,6 +43,9 @@ for entry = 1, #KEYS - 1 do
     if word == 's' then
       limit, after, word = ARGV[at + 1], ARGV[at + 4], ARGV[at + 5]
       at = at + 5
+    elseif word == 'w' then
+      limit, word = ARGV[at + 1], ARGV[at + 2]
+      at = at + 2
     end
     at = at + 1
     if not replies[entry] then

@@ -38,6 +38,9 @@ for entry = leaves + 1, alone and 0 or #KEYS - 1 do
       before = string.format(' %s %016d c--- ', now_text, ends)
     end
     at = at + 5
+  elseif word == 'w' then
+    word = ARGV[at + 2]
+    at = at + 2
   end
   at = at + (word == 'b' and 4 or 1)
   if before and word ~= 'b' then
