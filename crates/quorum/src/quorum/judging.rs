@@ -168,6 +168,7 @@ impl Quorum {
         }
         let is_slow = now >= state.touched.after(self.member_limit());
         attempt.ended().is_none()
+            || self.is_released(contest, state)
             || self.missing_leaves(state) != Missing::Some
             || is_slow && self.may_have_it(state) < self.majority.needed()
             || is_refused()
@@ -225,10 +226,13 @@ impl Quorum {
         too_long || is_unusable || self.links.iter().filter(usable).count() < needed
     }
 
-    /// Decides what the engine is told of a leave that it asked for at `asked`: when too few members are left for a majority,
-    /// and all of them are suspected. Others are waited for, because one of them may be the gate of the next contender.
+    /// Decides what the engine is told of a leave that it asked for at `asked`: when a majority has released it and the gate of
+    /// the next contender is among them, or when too few members are left for a majority, and all of them are suspected.
     pub(crate) fn judge_left(&self, contest: &Contest, asked: BootTime) -> Departure {
         let (now, needed, state) = (self.clock.now(), self.majority.needed(), contest.state());
+        if self.is_released(contest, &state) {
+            return Departure::Left(Left::Released);
+        }
         let answers: Vec<Left> = state.left.iter().flatten().copied().collect();
         let count = |kind| answers.iter().filter(|left| **left == kind).count();
         let (released, queued) = (count(Left::Released), count(Left::LeftQueue));
@@ -254,6 +258,12 @@ impl Quorum {
             return Departure::Failed(self.unreachable());
         }
         Departure::Undecided(if now >= slow { until } else { slow })
+    }
+
+    /// Whether a majority has released it, and whoever claims next is served: its gate has released it, too.
+    fn is_released(&self, contest: &Contest, state: &ContestState) -> bool {
+        let released = state.left.iter().filter(|left| **left == Some(Left::Released)).count();
+        released >= self.majority.needed() && !state.attempt.is_leaving(self.gate(&contest.name))
     }
 
     /// Which members have not answered the leave of a contender.

@@ -23,9 +23,10 @@ async fn a_leave_waits_briefly_for_the_answer_to_its_claim() {
         let guard = client.keeper.mutex("stock").lock().await.expect("granted");
         assert_eq!(begun.elapsed(), millis(0), "three members are enough");
         guard.release().await.expect("released");
+        assert_eq!(begun.elapsed(), millis(0), "three members are enough, and the gate is among them");
+        sleep(secs(1)).await;
         let sent: u64 = world.moods.iter().map(|moods| moods.tombstones()).sum();
         assert_eq!(sent, tombstones, "answers after {slow:?}");
-        sleep(secs(1)).await;
         assert!(client.keeper.mutex("stock").try_lock().await.expect("answered").is_some());
     }
 }
