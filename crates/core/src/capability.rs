@@ -63,7 +63,7 @@ pub struct Capability {
     /// Whether a release reaches the next waiter by push.
     pub pushes: bool,
     /// How long one who waits and hears nothing goes without asking: less than the first lease of a grant where a wake
-    /// may get lost unnoticed. The first in the queue asks twice as often.
+    /// may get lost unnoticed. The first in the queue asks twice as often. Nobody goes for longer, while the store answers.
     pub asks_again: Duration,
     /// The shortest lease.
     pub min_lease: Duration,

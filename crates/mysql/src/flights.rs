@@ -16,8 +16,16 @@ use crate::{
 
 /// What the first flight brought.
 pub(crate) struct FirstFlight {
-    pub(crate) locked: Vec<Name>,
+    /// The rows that were locked, by name.
+    pub(crate) locked: Vec<Row>,
     pub(crate) read: Vec<Row>,
+}
+
+impl FirstFlight {
+    /// The names of the rows that were locked. One that is no name belongs to nobody.
+    pub(crate) fn names(&self) -> Vec<Name> {
+        self.locked.iter().filter_map(|row| name_of(row, 0).ok()).collect()
+    }
 }
 
 /// Begins a transaction, locks and reads. On success the transaction is open; on failure it is not.
@@ -30,9 +38,14 @@ pub(crate) async fn first(session: &Session, lock: &str, read: &str) -> Worked<F
     let Ok([locked, read]) = <[Vec<Row>; 2]>::try_from(sets) else {
         return Err(Failure::closes(trouble::corrupt("the server answered something else than was asked")));
     };
-    match locked.iter().map(|row| name_of(row, 0)).collect() {
-        Ok(locked) => Ok(FirstFlight { locked, read }),
-        Err(error) => Err(give_up(session, error).await),
+    Ok(FirstFlight { locked, read })
+}
+
+/// Reads on in the open transaction. On failure it is not open any more.
+pub(crate) async fn inside(session: &Session, packet: &str) -> Worked<Vec<Row>> {
+    match session.run(packet).await {
+        Ok(mut sets) => Ok(sets.pop().unwrap_or_default()),
+        Err(failed) => Err(undone(session, failed).await),
     }
 }
 

@@ -7,14 +7,13 @@ use lockkeeper_core::{
     store::{Answer, Answers, Evict, Evicted, Left, Renew, Renewed, Request, StoreTime, Verdict},
 };
 use lockkeeper_rows::{BadRow, NeededName, Needs, Outcome, Snapshot};
-use mysql_async::Row;
 use tokio::time::Instant;
 
 use crate::{
     connection::{After, Failure, Progress, Worked},
-    flights,
+    flights::{self, FirstFlight},
     own::Own,
-    rows::ReadRows,
+    rows::{ReadRows, name_of},
     session::Session,
     statements::{Busy, LockWait, Table},
     trouble,
@@ -37,7 +36,7 @@ pub(crate) struct Group {
 
 /// What a group has locked and read. The transaction is open.
 struct Locked {
-    rows: Vec<Row>,
+    flight: FirstFlight,
     read: ReadRows,
     /// The names that may be stepped.
     names: Vec<Name>,
@@ -196,11 +195,11 @@ impl Group {
         act: impl Fn(Snapshot) -> Result<Outcome<A>, BadRow>,
         gives: impl Fn(&A) -> bool,
     ) -> Worked<Stepped<A>> {
-        let Locked { rows, mut read, names } = self.lock(needs).await?;
+        let Locked { flight, mut read, names } = self.lock(needs).await?;
         let mut acted = act(read.snapshot(names.iter().cloned()));
         if acted.is_err() {
             // Some rows can be read, but make no sense. The others are served.
-            let again = || ReadRows::new(&rows, &self.own.id);
+            let again = || self.read_in(&flight);
             match again().and_then(|closer| Ok((closer.look_closer(&names), again()?))) {
                 Ok((found, anew)) => read = anew.without(found),
                 Err(error) => return Err(flights::give_up(&self.session, error).await),
@@ -235,17 +234,22 @@ impl Group {
     async fn lock(&self, needs: &Needs) -> Worked<Locked> {
         let names = names_of(needs);
         let busy = if names.len() == 1 { Busy::Awaited(self.wait) } else { Busy::Skipped };
-        let lock = self.session.statements.lock(Table::Resource, &names, busy);
-        let rows = self.session.statements.read(&names, &needs.contenders);
+        let statements = &self.session.statements;
+        let lock = statements.lock_resources(&names, busy);
+        let rest = statements.read_rest(&names, &needs.contenders);
         // Names that somebody else is making or removing just now.
         let mut unmade = BTreeSet::new();
         for _ in 0..TRIES {
-            let flight = flights::first(&self.session, &lock, &rows).await?;
-            let mut read = match ReadRows::new(&flight.read, &self.own.id) {
+            let flight = flights::first(&self.session, &lock, &rest).await?;
+            let mut read = match self.read_in(&flight) {
                 Ok(read) => read,
                 Err(error) => return Err(Failure::closes(error)),
             };
-            let missing = needs.names.iter().filter(|needed| !read.has(&needed.name));
+            let locked: BTreeSet<Name> = flight.names().into_iter().collect();
+            let skipped = self.skipped(&names, &locked, busy).await?;
+            let is_missing =
+                |needed: &&NeededName| !locked.contains(&needed.name) && !skipped.contains(&needed.name);
+            let missing = needs.names.iter().filter(is_missing);
             let missing = missing.filter(|needed| !unmade.contains(&needed.name));
             let (to_make, absent): (Vec<_>, Vec<_>) = missing.partition(|needed| needed.must_exist);
             if to_make.is_empty() {
@@ -253,14 +257,13 @@ impl Group {
                     // Whatever is left of it belongs to nobody.
                     drop(read.stored(&needed.name));
                 }
-                let locked: BTreeSet<Name> = flight.locked.into_iter().collect();
                 let steps = |needed: &&NeededName| locked.contains(&needed.name) || absent.contains(needed);
                 let names = needs.names.iter().filter(steps).map(|needed| needed.name.clone()).collect();
-                return Ok(Locked { rows: flight.read, read, names });
+                return Ok(Locked { flight, read, names });
             }
             // A row that was made is no trouble if nothing follows.
             let to_make: Vec<Name> = to_make.into_iter().map(|needed| needed.name.clone()).collect();
-            let make = self.session.statements.make(Table::Resource, &to_make);
+            let make = statements.make(Table::Resource, &to_make);
             match flights::lone(&self.session, &make).await {
                 // The others do not wait for them.
                 Err(failure) if lost_race(&failure) && to_make.len() < names.len() => unmade.extend(to_make),
@@ -268,6 +271,22 @@ impl Group {
             }
         }
         Err(Failure::keeps(trouble::busy()))
+    }
+
+    /// The names that have a row, which others have locked. Where rows are waited for there are none.
+    async fn skipped(&self, names: &[Name], locked: &BTreeSet<Name>, busy: Busy) -> Worked<BTreeSet<Name>> {
+        let others: Vec<&Name> = names.iter().filter(|name| !locked.contains(*name)).collect();
+        if busy != Busy::Skipped || others.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let existing = self.session.statements.existing(others);
+        let rows = flights::inside(&self.session, &existing).await?;
+        Ok(rows.iter().filter_map(|row| name_of(row, 0).ok()).collect())
+    }
+
+    /// What the first flight brought.
+    fn read_in(&self, flight: &FirstFlight) -> Result<ReadRows, StoreError> {
+        ReadRows::new(&flight.read, &self.own.id)?.with_locked(&flight.locked)
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Name, StoreError,
+    KeeperId, Name, StoreError,
     model::{HighWater, Now},
     store::StoreTime,
 };
@@ -63,6 +63,35 @@ impl ReadRows {
         Ok(read)
     }
 
+    /// The same with rows of resources that were locked and read: name, high-water mark, capacity, when the holders last
+    /// changed, and the holder.
+    pub(crate) fn with_locked(mut self, rows: &[Row]) -> Result<Self, StoreError> {
+        for row in rows {
+            let (name, high_water, capacity) = (name_of(row, 0)?, number(row, 1)?, number(row, 2)?);
+            self.take_resource(name, high_water, capacity, number(row, 3)?, bytes(row, 4)?);
+        }
+        Ok(self)
+    }
+
+    fn take_resource(
+        &mut self,
+        name: Name,
+        high_water: i64,
+        capacity: i64,
+        moved: i64,
+        holder: Option<&[u8]>,
+    ) {
+        let holder = match holder.map(decode).transpose() {
+            Ok(holder) => holder.map_or(RowHolder::Vacant, RowHolder::Here),
+            Err(bad) => {
+                self.bad.insert(name.clone(), bad);
+                RowHolder::Vacant
+            }
+        };
+        self.moved.insert(name.clone(), moved);
+        self.resources.entry(name).or_default().row = ResourceRow { high_water, capacity, holder };
+    }
+
     fn take(&mut self, row: &Row, id: &str) -> Result<(), StoreError> {
         let (high_water, number) = (self::number(row, 3)?, self::number(row, 4)?);
         let entry = bytes(row, 6)?;
@@ -74,16 +103,7 @@ impl ReadRows {
             }
             1 => {
                 let (name, moved) = (name_of(row, 1)?, self::number(row, 5)?);
-                let holder = match entry.map(decode).transpose() {
-                    Ok(holder) => holder.map_or(RowHolder::Vacant, RowHolder::Here),
-                    Err(bad) => {
-                        self.bad.insert(name.clone(), bad);
-                        RowHolder::Vacant
-                    }
-                };
-                self.moved.insert(name.clone(), moved);
-                self.resources.entry(name).or_default().row =
-                    ResourceRow { high_water, capacity: number, holder };
+                self.take_resource(name, high_water, number, moved, entry);
             }
             2 => {
                 let (name, slot) = (name_of(row, 1)?, self::number(row, 2)?);
@@ -157,56 +177,124 @@ impl ReadRows {
     /// The statements that write what became different. The row of a resource is always written: it says when the name was
     /// last used.
     pub(crate) fn statements(&self, writes: &Writes, wakes: &Wakes, prefix: &str) -> Vec<String> {
-        let changed: BTreeSet<&Name> = wakes.changed.iter().collect();
-        let (mut rows, mut entries, mut tombstones) = (String::new(), String::new(), String::new());
+        let (mut entries, mut tombstones) = (String::new(), String::new());
         let no_slots = Slots::default();
         for resource in &writes.resources {
             let name = &resource.name;
-            let before = self.moved.get(name).copied().unwrap_or_default();
-            let now = self.now.wall.cast_signed();
-            let moved = if changed.contains(name) { now.max(before + 1) } else { before };
-            let row = &resource.row;
-            separate(&mut rows);
-            // Writing to a string cannot fail.
-            _ = write!(rows, "({}, {}, {}, {now}, {moved}, ", literal(name), row.high_water, row.capacity);
-            let holder = row.holder.row();
-            _ = write!(rows, "{}, ", holder.map_or(0, entry_text::ends));
-            push_entry(&mut rows, holder);
             let slots = self.slots.get(name).unwrap_or(&no_slots);
             for (slot, entry) in slots.place(&resource.entries) {
                 separate(&mut entries);
                 let turn = entry.filter(|entry| entry.queued).map_or(0, |entry| entry.turn);
+                // Writing to a string cannot fail.
                 _ = write!(entries, "({}, {slot}, {turn}, ", literal(name));
-                match entry {
-                    Some(entry) => _ = write!(entries, "x'{}', ", entry.contender.keeper),
-                    None => entries.push_str("NULL, "),
-                }
-                _ = write!(entries, "{}, ", entry.map_or(0, entry_text::ends));
+                push_keeper(&mut entries, entry.map(|entry| entry.contender.keeper));
+                _ = write!(entries, ", {}, ", entry.map_or(0, entry_text::ends));
+                push_keeper(&mut entries, entry.and_then(fresh));
+                entries.push_str(", ");
                 push_entry(&mut entries, entry);
+                entries.push(')');
             }
         }
         for Tombstone { contender, until } in &writes.tombstones {
             separate(&mut tombstones);
             _ = write!(tombstones, "({}, {})", Hex(contender.to_string().as_bytes()), until.0.cast_signed());
         }
-        let upserts = [(ROWS, rows), (ENTRIES, entries), (TOMBSTONES, tombstones)];
+        let upserts = [(ENTRIES, entries), (TOMBSTONES, tombstones)];
         let upserts = upserts.into_iter().filter(|(_, values)| !values.is_empty());
-        upserts
-            .map(|((into, update), values)| {
-                format!("INSERT INTO {prefix}{into} VALUES {values} ON DUPLICATE KEY UPDATE {update}")
-            })
-            .collect()
+        let upserts = upserts.map(|((into, update), values)| {
+            format!("INSERT INTO {prefix}{into} VALUES {values} ON DUPLICATE KEY UPDATE {update}")
+        });
+        let rows = self.resource_values(writes, wakes);
+        let rows = (!rows.is_empty()).then(|| write_resources(&rows, self.now.wall.cast_signed(), prefix));
+        rows.into_iter().chain(upserts).collect()
     }
+
+    fn resource_values<'a>(&self, writes: &'a Writes, wakes: &Wakes) -> Vec<ResourceValues<'a>> {
+        let (changed, now): (BTreeSet<&Name>, _) =
+            (wakes.changed.iter().collect(), self.now.wall.cast_signed());
+        let values = writes.resources.iter().map(|resource| {
+            let before = self.moved.get(&resource.name).copied().unwrap_or_default();
+            ResourceValues {
+                name: &resource.name,
+                row: &resource.row,
+                moved: if changed.contains(&resource.name) { now.max(before + 1) } else { before },
+                holder: resource.row.holder.row(),
+            }
+        });
+        values.collect()
+    }
+}
+
+/// What is written of one resource.
+struct ResourceValues<'a> {
+    name: &'a Name,
+    row: &'a ResourceRow,
+    moved: i64,
+    holder: Option<&'a EntryRow>,
+}
+
+impl ResourceValues<'_> {
+    fn ends(&self) -> i64 {
+        self.holder.map_or(0, entry_text::ends)
+    }
+
+    fn fresh(&self) -> Option<KeeperId> {
+        self.holder.and_then(fresh)
+    }
+}
+
+/// A column of a resource, and how its value is written.
+type Column = (&'static str, fn(&mut String, &ResourceValues<'_>));
+
+const COLUMNS: [Column; 6] = [
+    ("high_water", |text, values| _ = write!(text, "{}", values.row.high_water)),
+    ("capacity", |text, values| _ = write!(text, "{}", values.row.capacity)),
+    ("moved", |text, values| _ = write!(text, "{}", values.moved)),
+    ("ends", |text, values| _ = write!(text, "{}", values.ends())),
+    ("fresh", |text, values| push_keeper(text, values.fresh())),
+    ("holder", |text, values| push_entry(text, values.holder)),
+];
+
+/// Writes rows of resources, which are there: they are locked. What is the same in all of them is said once, because to read
+/// the text of a value costs the server as much as to write it.
+fn write_resources(rows: &[ResourceValues<'_>], now: i64, prefix: &str) -> String {
+    let is_same = |index: usize| {
+        let differs = |a: &ResourceValues<'_>, b: &ResourceValues<'_>| match index {
+            0 => a.row.high_water != b.row.high_water,
+            1 => a.row.capacity != b.row.capacity,
+            2 => a.moved != b.moved,
+            3 => a.ends() != b.ends(),
+            4 => a.fresh() != b.fresh(),
+            _ => a.holder.is_some() || b.holder.is_some(),
+        };
+        !rows.iter().any(|row| differs(&rows[0], row))
+    };
+    let same: [bool; COLUMNS.len()] = std::array::from_fn(is_same);
+    let (mut into, mut values, mut update) = (String::from("name"), String::new(), format!("used = {now}"));
+    for ((column, write), same) in COLUMNS.iter().zip(same) {
+        _ = write!(update, ", {column} = ");
+        if same {
+            write(&mut update, &rows[0]);
+        } else {
+            _ = write!(into, ", {column}");
+            _ = write!(update, "VALUES({column})");
+        }
+    }
+    for row in rows {
+        separate(&mut values);
+        _ = write!(values, "({}", literal(row.name));
+        for ((_, write), _) in COLUMNS.iter().zip(same).filter(|(_, same)| !same) {
+            values.push_str(", ");
+            write(&mut values, row);
+        }
+        values.push(')');
+    }
+    format!("INSERT INTO {prefix}resource ({into}) VALUES {values} ON DUPLICATE KEY UPDATE {update}")
 }
 
 /// A table with its columns, and what to do about a row that is there. One statement with many rows is faster than many.
 type Upsert = (&'static str, &'static str);
 
-const ROWS: Upsert = (
-    "resource (name, high_water, capacity, used, moved, ends, fresh, holder)",
-    "high_water = VALUES(high_water), capacity = VALUES(capacity), used = VALUES(used), moved = VALUES(moved), \
-     ends = VALUES(ends), fresh = VALUES(fresh), holder = VALUES(holder)",
-);
 const ENTRIES: Upsert = (
     "entry (name, slot, turn, keeper, ends, fresh, entry)",
     "turn = VALUES(turn), keeper = VALUES(keeper), ends = VALUES(ends), fresh = VALUES(fresh), entry = VALUES(entry)",
@@ -219,18 +307,24 @@ fn separate(values: &mut String) {
     }
 }
 
-/// The keeper that is to see that it was granted, and the entry.
-fn push_entry(values: &mut String, entry: Option<&EntryRow>) {
-    let Some(entry) = entry else {
-        values.push_str("NULL, NULL)");
-        return;
-    };
-    if !entry.queued && !entry.confirmed && !entry.retired {
-        _ = write!(values, "x'{}', ", entry.contender.keeper);
-    } else {
-        values.push_str("NULL, ");
+/// The keeper that is to see that it was granted.
+fn fresh(entry: &EntryRow) -> Option<KeeperId> {
+    (!entry.queued && !entry.confirmed && !entry.retired).then_some(entry.contender.keeper)
+}
+
+fn push_keeper(values: &mut String, keeper: Option<KeeperId>) {
+    match keeper {
+        // Writing to a string cannot fail.
+        Some(keeper) => _ = write!(values, "x'{keeper}'"),
+        None => values.push_str("NULL"),
     }
-    _ = write!(values, "{})", Hex(entry_text::encode(entry).as_bytes()));
+}
+
+fn push_entry(values: &mut String, entry: Option<&EntryRow>) {
+    match entry {
+        Some(entry) => _ = write!(values, "{}", Hex(entry_text::encode(entry).as_bytes())),
+        None => values.push_str("NULL"),
+    }
 }
 
 pub(crate) fn decode(entry: &[u8]) -> Result<EntryRow, BadRow> {
@@ -299,7 +393,59 @@ pub(crate) fn name_of(row: &Row, column: usize) -> Result<Name, StoreError> {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_core::{ContenderId, store::Request, testing};
+
     use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("valid")
+    }
+
+    /// What is read of free names that have rows.
+    fn free(names: &[&str]) -> ReadRows {
+        let mut read = ReadRows {
+            now: at(7_000_000),
+            floor: HighWater(0),
+            resources: BTreeMap::new(),
+            moved: HashMap::new(),
+            slots: HashMap::new(),
+            tombstones: Vec::new(),
+            bad: BTreeMap::new(),
+        };
+        names.iter().for_each(|text| read.take_resource(name(text), 5, 0, 3, None));
+        read
+    }
+
+    /// The statements of claims of free names, each with its lease in seconds.
+    fn claimed(claims: &[(&str, u64)]) -> Vec<String> {
+        let names: Vec<&str> = claims.iter().map(|(name, _)| *name).collect();
+        let mut read = free(&names);
+        let claim = |(place, (text, seconds)): (usize, &(&str, u64))| {
+            let contender = ContenderId { keeper: KeeperId::from_u128(1), seq: place as u64 };
+            let mut claim = testing::claim(&name(text), contender);
+            (claim.lease, claim.not_after) = (std::time::Duration::from_secs(*seconds), StoreTime(u64::MAX));
+            Request::Claim(claim)
+        };
+        let group: Vec<Request> = claims.iter().enumerate().map(claim).collect();
+        let snapshot = read.snapshot(names.iter().map(|text| name(text)));
+        let outcome = snapshot.apply(&group).expect("good rows");
+        read.statements(&outcome.writes, &outcome.wakes, "p_")
+    }
+
+    #[test]
+    fn what_all_rows_have_in_common_is_said_once() {
+        let [alike] = &claimed(&[("a", 10), ("b", 10)])[..] else { panic!("one statement") };
+        let start = "INSERT INTO p_resource (name, high_water, holder) VALUES (x'61', 7000000, x'";
+        let end = "ON DUPLICATE KEY UPDATE used = 7000000, high_water = VALUES(high_water), capacity = 0, \
+                   moved = 7000000, ends = 17000000, fresh = NULL, holder = VALUES(holder)";
+        assert!(alike.starts_with(start) && alike.ends_with(end), "{alike}");
+        let [unlike] = &claimed(&[("a", 10), ("b", 20)])[..] else { panic!("one statement") };
+        assert!(
+            unlike.starts_with("INSERT INTO p_resource (name, high_water, ends, holder) VALUES"),
+            "{unlike}"
+        );
+        assert!(unlike.contains("ends = VALUES(ends)") && unlike.contains(", 27000000, "), "{unlike}");
+    }
 
     #[test]
     fn a_connection_that_was_changed_is_refused() {

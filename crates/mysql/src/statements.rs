@@ -71,13 +71,16 @@ pub(crate) struct Hex<'a>(pub(crate) &'a [u8]);
 
 impl std::fmt::Display for Hex<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        const DIGITS: [char; 16] =
-            ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
         f.write_str("x'")?;
         // Most of what is sent consists of these, and the machinery of formatting costs ten times as much.
-        for byte in self.0 {
-            f.write_char(DIGITS[usize::from(byte >> 4)])?;
-            f.write_char(DIGITS[usize::from(byte & 15)])?;
+        let mut digits = [0; 256];
+        for bytes in self.0.chunks(digits.len() / 2) {
+            for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
+                pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+            }
+            let text = str::from_utf8(&digits[..2 * bytes.len()]).map_err(|_| std::fmt::Error)?;
+            f.write_str(text)?;
         }
         f.write_str("'")
     }
@@ -105,6 +108,27 @@ pub(crate) fn literals<'a>(names: impl IntoIterator<Item = &'a Name>) -> String 
     // Writing to a string cannot fail.
     list(names, |text, name| _ = write!(text, "{}", literal(name)))
 }
+
+/// More contenders than these are looked up as one range.
+const A_FEW: usize = 4;
+
+/// Finds the tombstones of contenders, and perhaps others between them: there are few of them at a time, and to read one range
+/// costs the server less than to read the text of many ids. Those whose time has passed decide nothing.
+fn tombstones_of(contenders: &[ContenderId]) -> String {
+    let mut texts: Vec<String> = contenders.iter().map(ContenderId::to_string).collect();
+    let literal = |text: &mut String, id: &String| _ = write!(text, "{}", Hex(id.as_bytes()));
+    if texts.len() <= A_FEW {
+        return format!("contender IN ({})", list(&texts, literal));
+    }
+    // The server compares them in this order.
+    texts.sort_unstable();
+    let (first, last) = (&texts[0], &texts[texts.len() - 1]);
+    format!("contender BETWEEN {} AND {} AND until >= {CLOCK}", Hex(first.as_bytes()), Hex(last.as_bytes()))
+}
+
+/// Rows of resources, as a part of a read.
+const RESOURCES: &str =
+    "SELECT 1, name, 0, high_water, capacity, moved, holder FROM {p}resource FORCE INDEX (PRIMARY)";
 
 impl Statements {
     pub(crate) fn new(prefix: Arc<str>, dialect: Dialect, wait_timeout: u64) -> Self {
@@ -139,13 +163,29 @@ impl Statements {
         names: impl IntoIterator<Item = &'a Name>,
         busy: Busy,
     ) -> String {
+        self.lock_and_read("name", table, names, busy)
+    }
+
+    /// Locks rows of resources by name, and reads them: what the statement that locks a row has read of it stays so. A name
+    /// without a row, and one that was skipped, are not among them.
+    pub(crate) fn lock_resources<'a>(&self, names: impl IntoIterator<Item = &'a Name>, busy: Busy) -> String {
+        self.lock_and_read("name, high_water, capacity, moved, holder", Table::Resource, names, busy)
+    }
+
+    fn lock_and_read<'a>(
+        &self,
+        columns: &str,
+        table: Table,
+        names: impl IntoIterator<Item = &'a Name>,
+        busy: Busy,
+    ) -> String {
         let (prefix, table, names) = (&self.prefix, table.word(), literals(names));
         let lock = format!(
-            "SELECT name FROM {prefix}{table} FORCE INDEX (PRIMARY) WHERE name IN ({names}) ORDER BY name FOR UPDATE"
+            "SELECT {columns} FROM {prefix}{table} FORCE INDEX (PRIMARY) WHERE name IN ({names}) ORDER BY name FOR UPDATE"
         );
-        match (busy, self.dialect) {
-            (Busy::Skipped, _) => format!("{lock} SKIP LOCKED"),
-            (Busy::Awaited(wait), _) => self.bounded(&lock, wait),
+        match busy {
+            Busy::Skipped => format!("{lock} SKIP LOCKED"),
+            Busy::Awaited(wait) => self.bounded(&lock, wait),
         }
     }
 
@@ -185,6 +225,21 @@ impl Statements {
     /// Everything that a step needs, at one moment. The parts: 0 the clock, the floor, the state of the server and the
     /// store's id; 1 rows of resources; 2 their entries, empty slots included; 3 tombstones.
     pub(crate) fn read(&self, names: &[Name], contenders: &[ContenderId]) -> String {
+        self.parts(names, contenders, RESOURCES)
+    }
+
+    /// The same without rows of resources, which the statement before it has locked and read.
+    pub(crate) fn read_rest(&self, names: &[Name], contenders: &[ContenderId]) -> String {
+        self.parts(names, contenders, "")
+    }
+
+    /// Those of the names that have a row.
+    pub(crate) fn existing<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> String {
+        let (p, names) = (&self.prefix, literals(names));
+        format!("SELECT name FROM {p}resource FORCE INDEX (PRIMARY) WHERE name IN ({names})")
+    }
+
+    fn parts(&self, names: &[Name], contenders: &[ContenderId], resources: &str) -> String {
         let (p, state) = (&self.prefix, self.state());
         let mut text = format!(
             "SELECT 0 AS part, x'' AS name, 0 AS slot, floor AS high_water, {CLOCK} AS number, 0 AS moved, {state} AS entry \
@@ -192,20 +247,19 @@ impl Statements {
         );
         if !names.is_empty() {
             let names = literals(names);
+            if !resources.is_empty() {
+                _ = write!(text, " UNION ALL {} WHERE name IN ({names})", self.in_tables(resources));
+            }
             _ = write!(
                 text,
-                " UNION ALL SELECT 1, name, 0, high_water, capacity, moved, holder FROM {p}resource FORCE INDEX (PRIMARY) \
-                 WHERE name IN ({names}) UNION ALL SELECT 2, name, slot, 0, 0, 0, entry FROM {p}entry \
-                 FORCE INDEX (PRIMARY) WHERE name IN ({names})"
+                " UNION ALL SELECT 2, name, slot, 0, 0, 0, entry FROM {p}entry FORCE INDEX (PRIMARY) WHERE name IN ({names})"
             );
         }
         if !contenders.is_empty() {
-            let contenders = list(contenders, |text, contender| {
-                _ = write!(text, "{}", Hex(contender.to_string().as_bytes()));
-            });
             _ = write!(
                 text,
-                " UNION ALL SELECT 3, contender, 0, 0, until, 0, NULL FROM {p}tombstone WHERE contender IN ({contenders})"
+                " UNION ALL SELECT 3, contender, 0, 0, until, 0, NULL FROM {p}tombstone FORCE INDEX (PRIMARY) WHERE {}",
+                tombstones_of(contenders)
             );
         }
         text
@@ -328,5 +382,27 @@ mod tests {
         assert!(mariadb.starts_with("SET STATEMENT max_statement_time = 0.03 FOR SELECT"), "{mariadb}");
         let mysql = statements(Dialect::MySql).lock(Table::Latch, &name, Busy::Awaited(LockWait::Whole));
         assert!(mysql.starts_with("SELECT") && mysql.ends_with("FOR UPDATE"), "{mysql}");
+    }
+
+    /// All are between the first and the last as the server compares them, which is byte by byte.
+    #[test]
+    fn many_contenders_are_looked_up_as_one_range() {
+        let id = |seq| ContenderId { keeper: KeeperId::from_u128(7), seq };
+        let contenders = [9, 10, 11, 100, 2].map(id);
+        let few = tombstones_of(&contenders[..A_FEW]);
+        assert!(few.starts_with("contender IN (") && few.matches("x'").count() == A_FEW, "{few}");
+        let many = tombstones_of(&contenders);
+        let hex = |seq| Hex(id(seq).to_string().as_bytes()).to_string();
+        let range = format!("contender BETWEEN {} AND {} AND until >= ", hex(10), hex(9));
+        assert!(many.starts_with(&range), "{many}");
+    }
+
+    #[test]
+    fn each_byte_is_two_digits() {
+        for length in [0, 1, 127, 128, 129, 300] {
+            let bytes: Vec<u8> = (0..length).map(|number| (number * 7 % 256) as u8).collect();
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(Hex(&bytes).to_string(), format!("x'{digits}'"));
+        }
     }
 }

@@ -181,8 +181,9 @@ impl Sweep {
         let look = statements.in_tables(&part(&format!("name IN ({})", literals(names))));
         let flight = flights::first(session, &lock, &look).await?;
         let seen: Vec<Seen> = flight.read.iter().filter_map(|row| self.seen(row).ok()).collect();
+        let locked = flight.names();
         let free: Vec<&Seen> =
-            seen.iter().filter(|seen| flight.locked.contains(&seen.name) && self.is_free(seen)).collect();
+            seen.iter().filter(|seen| locked.contains(&seen.name) && self.is_free(seen)).collect();
         if free.is_empty() {
             return flights::roll_back(session).await;
         }
@@ -266,8 +267,8 @@ async fn remove_latches(session: &Session, progress: &Progress, names: &[Name], 
     );
     let flight = flights::first(session, &lock, &statements.in_tables(&look)).await?;
     let read = |row: &Row| Some((name_of(row, 0).ok()?, granted(number(row, 1).ok()?).ok()?));
-    let read = flight.read.iter().filter_map(read);
-    let free: Vec<_> = read.filter(|(name, _)| flight.locked.contains(name)).collect();
+    let (read, locked) = (flight.read.iter().filter_map(read), flight.names());
+    let free: Vec<_> = read.filter(|(name, _)| locked.contains(name)).collect();
     let Some(highest) = free.iter().map(|(_, high_water)| *high_water).max() else {
         return flights::roll_back(session).await;
     };

@@ -236,6 +236,8 @@ pub(crate) struct Connection {
     /// How many jobs are in the queue.
     waiting: Arc<AtomicUsize>,
     works: Arc<AtomicBool>,
+    /// When the server last answered.
+    answered: Arc<Mutex<Instant>>,
     losses: watch::Receiver<u64>,
     task: Mutex<Option<Background>>,
 }
@@ -246,7 +248,7 @@ impl Connection {
         let (jobs, queue) = mpsc::unbounded_channel();
         let background = opener.background.clone();
         let (waiting, works) = (Arc::<AtomicUsize>::default(), Arc::new(AtomicBool::new(true)));
-        let losses = opener.losses.subscribe();
+        let (losses, answered) = (opener.losses.subscribe(), Arc::new(Mutex::new(Instant::now())));
         let server = Server {
             opener,
             session: first.map(Arc::new),
@@ -254,9 +256,10 @@ impl Connection {
             opening: None,
             waiting: waiting.clone(),
             works: works.clone(),
+            answered: answered.clone(),
         };
         let task = Background::spawn(&background, server.serve(queue));
-        Self { jobs, limit, background, waiting, works, losses, task: Mutex::new(Some(task)) }
+        Self { jobs, limit, background, waiting, works, answered, losses, task: Mutex::new(Some(task)) }
     }
 
     /// How long work may take.
@@ -272,6 +275,11 @@ impl Connection {
     /// Whether there was a session for the last piece of work.
     pub(crate) fn works(&self) -> bool {
         self.works.load(Ordering::Acquire)
+    }
+
+    /// For how long there was no sign of life of the server on it.
+    pub(crate) fn quiet_for(&self) -> Duration {
+        support::lock(&self.answered).elapsed()
     }
 
     /// Does `work` on the keeper's thread. It runs to its end even if the caller goes away meanwhile.
@@ -362,6 +370,7 @@ struct Server {
     opening: Option<Opening>,
     waiting: Arc<AtomicUsize>,
     works: Arc<AtomicBool>,
+    answered: Arc<Mutex<Instant>>,
 }
 
 /// A session that is being opened. That may take longer than a piece of work has time, so it goes on for the next one.
@@ -388,9 +397,9 @@ impl Server {
             }
             let session = self.session(until).await;
             self.works.store(session.is_ok(), Ordering::Release);
-            if job(session).await == After::Closed
-                && let Some(session) = self.session.take()
-            {
+            if job(session).await == After::Kept {
+                *support::lock(&self.answered) = Instant::now();
+            } else if let Some(session) = self.session.take() {
                 session.cut();
                 self.was_lost = true;
             }

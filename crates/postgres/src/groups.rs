@@ -18,6 +18,7 @@ use crate::{
     flights::{self, Call, LockWait, Messages, unread},
     origin::Header,
     own::Own,
+    positions,
     rows::{Parameters, ReadRows, name_from_bytes},
     session::{Parameter, Session},
     statements::Statement,
@@ -60,6 +61,7 @@ impl Group {
             return Ok(Answers { now: self.clock().await?, each: Vec::new() });
         }
         if group.iter().all(is_poll)
+            && !self.own.positions.are_old(needs.contenders.iter().copied())
             && let Some(answers) = self.answer_polls(&needs, &group).await?
         {
             return Ok(answers);
@@ -246,6 +248,7 @@ impl Group {
         let (own, others) = self.wakes(&read, &outcome);
         let messages = messages(others, &read.header);
         self.write(&parameters, messages).await?;
+        self.own.positions.wrote(positions::in_writes(&outcome.writes));
         own.into_iter().for_each(|wake| self.own.wakes.wake(wake));
         Ok(Stepped { outcome, damaged })
     }

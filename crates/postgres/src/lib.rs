@@ -46,6 +46,7 @@ mod listing;
 mod member;
 mod origin;
 mod own;
+mod positions;
 mod rows;
 mod server;
 mod session;

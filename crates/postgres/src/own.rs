@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{KeeperId, store::WakeSink};
 
-use crate::told::Told;
+use crate::{positions::Positions, told::Told};
 
 /// Whose requests these are, and where its own wakes go.
 #[derive(Clone, Debug)]
@@ -13,10 +13,12 @@ pub(crate) struct Own {
     pub(crate) wakes: WakeSink,
     /// What was warned of.
     pub(crate) told: Arc<Told>,
+    /// When its positions in queues were last written.
+    pub(crate) positions: Arc<Positions>,
 }
 
 impl Own {
     pub(crate) fn new(keeper: KeeperId, wakes: WakeSink) -> Self {
-        Self { keeper, wakes, told: Arc::default() }
+        Self { keeper, wakes, told: Arc::default(), positions: Arc::default() }
     }
 }

@@ -189,14 +189,19 @@ const LATCHES: &str = "
 SELECT name, remaining, initial, opened, born FROM {s}.latch
 WHERE name >= $1 AND name > $2 AND remaining IS NOT NULL ORDER BY name LIMIT $3";
 
-/// Claims the next sweep: one keeper of all makes it. A clock that was set back does not stop sweeps.
+/// Claims the next sweep: one keeper of all makes it. A clock that was set back does not stop sweeps. It also says whether
+/// there are latches to remove that were not used for the second time, and anything that was remembered only for a time.
 const START_SWEEP: &str = "
 WITH c AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now)
-UPDATE {s}.store SET swept = c.now FROM c WHERE swept NOT BETWEEN c.now - $1 AND c.now RETURNING swept";
+UPDATE {s}.store SET swept = c.now FROM c WHERE swept NOT BETWEEN c.now - $1 AND c.now
+RETURNING swept, EXISTS (SELECT FROM {s}.latch WHERE used < c.now - $2 AND remaining IS NULL),
+    EXISTS (SELECT FROM {s}.tombstone WHERE until < c.now) OR EXISTS (SELECT FROM {s}.counted WHERE until < c.now)
+        OR EXISTS (SELECT FROM {s}.watcher WHERE until < c.now)";
 
 /// The next thousand names, in order: of these, 1 those in which everything has ended, 2 those that are free and were not
 /// used since the fourth time, or since the third and have empty slots, 0 the last one if it is neither. However many names
-/// there are, it looks at no more. What they are is looked at again when they are locked.
+/// there are, it looks at no more. What they are is looked at again when they are locked. With each, whether there may be
+/// more names than these.
 const SWEEP_PAGE: &str = "
 WITH page AS MATERIALIZED (
     SELECT name, holder IS NOT NULL AS is_held, used, ends FROM {s}.resource WHERE name > $1 ORDER BY name LIMIT 1000
@@ -211,7 +216,7 @@ WITH page AS MATERIALIZED (
         FROM {s}.entry AS e WHERE e.name = p.name
     ) AS e
 )
-SELECT name, what FROM found WHERE what > 0 OR name = (SELECT name FROM page ORDER BY name DESC LIMIT 1)
+SELECT name, what, (SELECT count(*) = 1000 FROM page) FROM found WHERE what > 0 OR name = (SELECT name FROM page ORDER BY name DESC LIMIT 1)
 ORDER BY name";
 
 /// Removes empty slots of the names, and rows of those that are free and were not used since the second time. The floor
@@ -322,7 +327,7 @@ impl Statement {
             Self::Unwatch => (UNWATCH, &[Type::BYTEA, Type::TEXT, Type::TEXT]),
             Self::Names => (NAMES, PAGE),
             Self::Latches => (LATCHES, PAGE),
-            Self::StartSweep => (START_SWEEP, TIME),
+            Self::StartSweep => (START_SWEEP, &[Type::INT8, Type::INT8]),
             Self::SweepPage => (SWEEP_PAGE, &[Type::BYTEA, Type::INT8, Type::INT8, Type::INT8]),
             Self::SweepResources => (SWEEP_RESOURCES, &[Type::BYTEA_ARRAY, Type::INT8]),
             Self::LockFreedLatches => (LOCK_FREED_LATCHES, &[Type::BYTEA, Type::INT8]),

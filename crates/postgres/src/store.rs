@@ -27,11 +27,17 @@ use crate::{
     watching::Subscription,
 };
 
+/// How long a waiter goes without asking; the first in the queue asks twice in that time. So both of its polls come within the
+/// three seconds that a pushed grant lasts whose message was lost. And they are so rare that those who wait in one process
+/// cost the server less than a request a second, renewals and signs of life included.
+const ASKS_AGAIN: Duration = Duration::from_millis(2800);
+
 /// What the PostgreSQL store can do.
 pub static CAPABILITY: Capability = {
     let mut can = Capability::new("postgres");
     can.between_processes = true;
     can.pushes = true;
+    can.asks_again = ASKS_AGAIN;
     can.min_lease = Duration::from_millis(100);
     can.max_lease = Duration::from_secs(366 * 24 * 3600);
     can.detachable = true;

@@ -33,6 +33,15 @@ const AT_ONCE: usize = 200;
 /// The pause between steps, so that a large table is swept slowly instead of loading the server.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// What most sweeps send. They are prepared together, so that this takes one transaction.
+const STATEMENTS: [Statement; 5] = [
+    Statement::StartSweep,
+    Statement::SweepPage,
+    Statement::LockFree,
+    Statement::Read,
+    Statement::SweepResources,
+];
+
 /// Sweeps until the connection ends.
 pub(crate) async fn run(waits: Weak<Connection>, own: Own) {
     // Keepers that start together do not sweep together.
@@ -66,9 +75,18 @@ struct Sweep {
     own: Own,
 }
 
+/// What there is to sweep besides names.
+struct Started {
+    now: i64,
+    has_latches: bool,
+    has_forgotten: bool,
+}
+
 /// What a page of names says.
 struct PageOfNames {
     last: Vec<u8>,
+    /// Whether it is as long as a page may be.
+    is_full: bool,
     ended: Vec<Name>,
     free: Vec<Vec<u8>>,
 }
@@ -76,23 +94,34 @@ struct PageOfNames {
 impl Sweep {
     /// Sweeps, unless another keeper did so within this time.
     async fn unless_swept_within(&self, every: Duration) -> Result<(), StoreError> {
-        let every = micros(every);
-        let work = move |session: Arc<Session>, _| -> Working<_> {
-            Box::pin(async move { session.query(Statement::StartSweep, &[&every]).await.map_err(unread) })
+        let Some(Started { now, has_latches, has_forgotten }) = self.start(every).await? else {
+            return Ok(());
         };
-        let started = self.waits.run(work).await?;
-        let Some(now) = started.first().map(|row| get::<i64>(row, 0)).transpose()? else { return Ok(()) };
         self.resources(now).await?;
-        let old = now - micros(KEPT);
-        let mut after = Vec::new();
-        while let Some(last) = self.latches(after, old).await? {
-            after = last;
+        let (old, mut after) = (now - micros(KEPT), has_latches.then(Vec::new));
+        while let Some(last) = after {
+            after = self.latches(last, old).await?;
             tokio::time::sleep(PAUSE).await;
         }
-        while self.forgotten(now).await? > 0 {
+        while has_forgotten && self.forgotten(now).await? > 0 {
             tokio::time::sleep(PAUSE).await;
         }
         Ok(())
+    }
+
+    /// Claims the sweep; `None` if another keeper made it within this time.
+    async fn start(&self, every: Duration) -> Result<Option<Started>, StoreError> {
+        let (every, kept) = (micros(every), micros(KEPT));
+        let work = move |session: Arc<Session>, _| -> Working<_> {
+            Box::pin(async move {
+                session.prepare(&STATEMENTS).await.map_err(unread)?;
+                session.query(Statement::StartSweep, &[&every, &kept]).await.map_err(unread)
+            })
+        };
+        let rows = self.waits.run(work).await?;
+        let started =
+            |row| Ok(Started { now: get(row, 0)?, has_latches: get(row, 1)?, has_forgotten: get(row, 2)? });
+        rows.first().map(started).transpose()
     }
 
     /// Goes through all names, page by page.
@@ -108,6 +137,9 @@ impl Sweep {
             }
             if !page.free.is_empty() {
                 self.remove(page.free, old).await?;
+            }
+            if !page.is_full {
+                break;
             }
             after = page.last;
             tokio::time::sleep(PAUSE).await;
@@ -130,7 +162,7 @@ impl Sweep {
             })
         };
         let rows = self.waits.run(work).await?;
-        let mut page = PageOfNames { last: Vec::new(), ended: Vec::new(), free: Vec::new() };
+        let mut page = PageOfNames { last: Vec::new(), is_full: false, ended: Vec::new(), free: Vec::new() };
         for row in &rows {
             let (name, what): (&[u8], i32) = (get(row, 0)?, get(row, 1)?);
             match what {
@@ -139,7 +171,7 @@ impl Sweep {
                 2 => page.free.push(name.to_vec()),
                 _ => {}
             }
-            page.last = name.to_vec();
+            (page.last, page.is_full) = (name.to_vec(), get(row, 2)?);
         }
         Ok((!rows.is_empty()).then_some(page))
     }

@@ -36,7 +36,7 @@ const LARGEST: usize = 7999;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long the message may take that proves that messages arrive. Nothing else is done on the session meanwhile.
 const PROOF: Duration = Duration::from_secs(1);
-/// How often the listening session is asked for a sign of life.
+/// After how long without any answer the listening session is asked for a sign of life.
 const BEAT: Duration = Duration::from_secs(15);
 /// How often a keeper that cannot hear asks, and for how long it does so before it tries to hear again.
 const POLL: Duration = Duration::from_millis(250);
@@ -218,7 +218,6 @@ impl Listening {
         self.said.send_replace(Hearing::Yes);
         // Grants that were made before this moment were told to nobody.
         self.wakes.wake(Wake::Resync);
-        let mut beat = time::interval_at(Instant::now() + BEAT, BEAT);
         let end = loop {
             tokio::select! {
                 message = ears.messages.recv() => match message {
@@ -230,9 +229,11 @@ impl Listening {
                     Ok(()) if *self.interested.borrow_and_update() == 0 => break End::NobodyCares,
                     Ok(()) => {}
                 },
-                _ = beat.tick() => if let Err(error) = self.tell("SELECT 1".to_owned()).await {
-                    return End::Lost(error);
-                },
+                () = time::sleep(BEAT.saturating_sub(self.waits.quiet_for())) => {
+                    if self.waits.quiet_for() >= BEAT && let Err(error) = self.tell("SELECT 1".to_owned()).await {
+                        return End::Lost(error);
+                    }
+                }
             }
         };
         if self.tell(format!("UNLISTEN \"{}\"", self.channel)).await.is_ok() {

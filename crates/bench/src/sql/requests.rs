@@ -1,6 +1,6 @@
 //! Transactions and flights as they arrive at the server: of a free lock and its release, and while many wait.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lockkeeper::Keeper;
 use tokio::task::JoinSet;
@@ -17,6 +17,9 @@ use crate::{
 /// So many times, and so many locks each: most have no sign of life in between, and the median is that of locks alone.
 const ROUNDS: usize = 15;
 const PAIRS: u64 = 50;
+
+/// How soon a lock is renewed that is held before the first round.
+const RENEWED: Duration = Duration::from_millis(200);
 
 /// One to lock and one to release.
 const TRANSACTIONS: Limit = Limit::AtMost(2.0);
@@ -51,6 +54,10 @@ impl Relayed {
         let relay = Relay::start(server.address(), server.kind()).await?;
         let url = server.url().replace(&server.address().to_string(), &relay.address.to_string());
         let keeper = lockkeeper::connect(&url).await?;
+        // It has the connection that it renews on when a round begins.
+        let held = keeper.mutex("bench/relayed/renewed").lease(RENEWED * 3).lock().await?;
+        tokio::time::sleep(RENEWED * 2).await;
+        held.release().await?;
         Ok(Self { server: server.clone(), keeper, relay })
     }
 

@@ -16,6 +16,7 @@ mod poolers;
 mod rights;
 mod storms;
 mod trouble;
+mod waiting;
 
 use std::time::Duration;
 
