@@ -67,12 +67,18 @@ impl Ending {
     }
 
     /// Waits until it has ended, and says how long that took.
-    fn end(mut self) -> Duration {
-        self.out.read_to_string(&mut String::new()).expect("it ends");
+    fn end(self) -> Duration {
+        self.last_words().1
+    }
+
+    /// The same, with what it said until then.
+    fn last_words(mut self) -> (String, Duration) {
+        let mut words = String::new();
+        self.out.read_to_string(&mut words).expect("it ends");
         let took = self.since.elapsed();
         let status = self.child.wait().expect("it ended");
         assert!(status.code().is_some(), "{status}");
-        took
+        (words, took)
     }
 }
 
@@ -299,7 +305,7 @@ fn i17_a_server_that_refuses_for_now_is_not_silent() {
     assert!(took > Duration::from_millis(450) && took < Duration::from_secs(3), "{took:?}");
 }
 
-/// The example hands its office over when it is asked to end.
+/// The example hands its office over when it is asked to end: its leader stops its work first, and nobody else begins.
 #[tokio::test]
 async fn the_election_ends_well_on_a_signal() {
     let redis = Redis::start().expect("started");
@@ -310,8 +316,12 @@ async fn the_election_ends_well_on_a_signal() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         program.signal(signal);
-        let took = program.end();
+        let (words, took) = program.last_words();
         assert!(took < SOON, "{took:?}");
         assert_eq!(held(&keeper, "office").await, [""; 0], "{signal:?}");
+        let own = |line: &&str| line.starts_with("10.");
+        let said: Vec<&str> =
+            words.lines().filter(own).filter_map(|line| Some(line.split_once(": ")?.1)).collect();
+        assert_eq!(said, ["I lead", "my work has stopped", "I have resigned"], "{words}");
     }
 }
