@@ -73,11 +73,14 @@ async fn lead_for_a_while(
 ) -> Result<(), Error> {
     let election = keeper.election(office);
     let leadership = tokio::select! {
-        biased;
-        // Whoever is to end does not begin. To drop the campaign is to leave the queue.
-        _ = ending.wait_for(|ending| *ending) => return Ok(()),
         leadership = election.campaign(address) => leadership?,
+        // To drop the campaign is to leave the queue.
+        _ = ending.wait_for(|ending| *ending) => return Ok(()),
     };
+    if *ending.borrow() {
+        // The office came at the last moment. Whoever is to end does not begin.
+        return Ok(leadership.resign().await?);
+    }
     println!("{address}: I lead");
     tokio::select! {
         // The work of a leader: dropped at once if the leadership is lost.
