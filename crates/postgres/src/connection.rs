@@ -94,17 +94,21 @@ impl Opener {
 
     async fn open_at(&self, driver: &Config) -> Result<Session, StoreError> {
         let limit = self.settings.connect_limit + SETTLED_WITHIN;
-        let opened = timeout(limit, self.open_in_time(driver)).await;
+        let greeted_within = match self.settings.drivers.len() {
+            1 => limit,
+            _ => self.settings.connect_limit * 2,
+        };
+        let opened = timeout(limit, self.open_in_time(driver, greeted_within)).await;
         opened.unwrap_or_else(|_| Err(trouble::silent(&address(driver))))
     }
 
-    async fn open_in_time(&self, driver: &Config) -> Result<Session, StoreError> {
+    async fn open_in_time(&self, driver: &Config, greeted_within: Duration) -> Result<Session, StoreError> {
         let greeting = async {
             let session = Session::open(&self.settings, driver, &self.background).await?;
             let facts = session.greet().await?;
             Ok::<_, StoreError>((session, facts))
         };
-        let greeted = timeout(self.settings.connect_limit * 2, greeting).await;
+        let greeted = timeout(greeted_within, greeting).await;
         let (mut session, facts) = greeted.map_err(|_| trouble::silent(&address(driver)))??;
         let id = layout::settle(&session, &self.settings.schema, &facts.user).await?;
         self.remember(&id, &facts, session.life())?;
@@ -435,7 +439,7 @@ mod tests {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let at = silent.local_addr().expect("bound");
         let settings = Settings::parse(&format!("postgres://ada:canary@{at}/shop")).expect("a good URL");
-        let limit = settings.connect_limit * 2;
+        let limit = settings.connect_limit + SETTLED_WITHIN;
         let opener = Opener::new(settings, Handle::current(), WakeSink::new(|_| {}));
         let started = Instant::now();
         let error = opener.open().await.err().expect("silent");
