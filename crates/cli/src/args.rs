@@ -22,18 +22,19 @@ pub(crate) struct Cli {
     pub(crate) action: Action,
 }
 
+/// What every subcommand has. In its help, these come after the options of its own.
 #[derive(Args, Debug)]
 pub(crate) struct StoreArgs {
     /// The store's URL, such as sqlite:PATH. Others can see it in the list of processes, so put a
     /// URL with a password into a --store-file or LOCKKEEPER_STORE. Default: LOCKKEEPER_STORE, else
     /// a SQLite file of this user
-    #[arg(long, global = true, value_name = "URL", conflicts_with = "store_file")]
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "store_file", display_order = 900)]
     pub(crate) store: Option<String>,
     /// A file whose first line is the store's URL
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", display_order = 901)]
     pub(crate) store_file: Option<PathBuf>,
     /// Print what happens, and on which store
-    #[arg(short = 'v', long, global = true)]
+    #[arg(short = 'v', long, global = true, display_order = 902)]
     pub(crate) verbose: bool,
 }
 
@@ -338,7 +339,7 @@ pub(crate) struct ServeArgs {
     /// Name the N locks with the most waiters in /metrics
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) hottest: usize,
-    /// The most connections; beyond it, the longest idle one is closed for a new one
+    /// The most connections; beyond it, the longest idle one is closed for a new one. Default: 8192
     #[arg(long, value_name = "N")]
     pub(crate) connections: Option<usize>,
     /// The most requests that wait. Default: 4096, and 32 on ZooKeeper, where each is a session
@@ -411,6 +412,19 @@ mod tests {
             "lockkeeper --store memory: --store-file f list",
         ] {
             assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn help_has_the_options_of_a_subcommand_before_those_of_all() {
+        let mut all = Cli::command();
+        all.build();
+        for name in ["run", "acquire", "list", "evict"] {
+            let help = all.find_subcommand_mut(name).expect(name).render_long_help().to_string();
+            let (_, common) = help.split_once("--store ").expect(name);
+            let left: Vec<&str> =
+                common.lines().map(str::trim).filter(|line| line.starts_with('-')).collect();
+            assert!(left.len() == 3 && left[0].starts_with("--store-file"), "{name}: {left:?}");
         }
     }
 }

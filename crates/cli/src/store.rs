@@ -11,7 +11,7 @@ pub(crate) const VARIABLE: &str = "LOCKKEEPER_STORE";
 
 /// The error for a store that this program was built without.
 const NOT_BUILT_IN: &str = "this lockkeeper was built without that store; build it with its feature full, which has every \
-                            store: cargo install --path crates/cli --features full";
+                            store: cargo install --locked --path crates/cli --features full";
 
 /// The error for a store that nobody else would see.
 const NOT_SHARED: &str = "a memory: store is within one process, so nobody else would see the lock; name a store that \

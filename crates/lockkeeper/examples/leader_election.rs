@@ -3,13 +3,14 @@
 //! Three candidates stand for one office. One leads, the others wait in the queue and take over one
 //! after another; an observer sees each change. In real life each candidate is a process.
 //!
-//! On SIGTERM or Ctrl-C the leader resigns before the program ends. Without that, a signal would end the program
-//! with the office taken, and the next leader would wait until the lease has ended.
+//! On SIGTERM or Ctrl-C the leader first stops its work and then resigns, in this order: the next one leads as soon as the
+//! office is free, and there would be two at work for a moment otherwise. Those who wait leave the queue. Without all that, a
+//! signal would end the program with the office taken, and the next leader would wait until the lease has ended.
 
 use std::{io, time::Duration};
 
 use lockkeeper::{Error, Keeper};
-use tokio::task::JoinSet;
+use tokio::{sync::watch, task::JoinSet};
 
 /// Program errors of any kind.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -39,17 +40,23 @@ pub(crate) async fn run(url: &str, office: &str, term: Duration) -> Result<(), F
     });
 
     let (mut keepers, mut campaigns) = (vec![observer], JoinSet::new());
+    let (end, ending) = watch::channel(false);
     for address in ["10.0.0.7:80", "10.0.0.8:80", "10.0.0.9:80"] {
         let keeper = lockkeeper::connect(url).await?;
         keepers.push(keeper.clone());
-        let office = office.to_owned();
-        campaigns.spawn(async move { lead_for_a_while(&keeper, &office, address, term).await });
+        let (office, ending) = (office.to_owned(), ending.clone());
+        campaigns.spawn(async move { lead_for_a_while(&keeper, &office, address, term, ending).await });
     }
     tokio::select! {
         ended = all(&mut campaigns) => ended?,
-        () = asked_to_end => println!("asked to end: whoever leads resigns"),
+        () = asked_to_end => {
+            println!("asked to end: whoever leads stops and resigns");
+            end.send_replace(true);
+            // Closing alone would give the office to the next one while the work of this one may still be stopping.
+            all(&mut campaigns).await?;
+        }
     }
-    // Gives back whatever is held or waited for, and returns when that is done.
+    // Nobody works any more. This gives back whatever is left, and returns when that is done.
     for keeper in keepers {
         keeper.close().await;
     }
@@ -57,12 +64,33 @@ pub(crate) async fn run(url: &str, office: &str, term: Duration) -> Result<(), F
     Ok(())
 }
 
-async fn lead_for_a_while(keeper: &Keeper, office: &str, address: &str, term: Duration) -> Result<(), Error> {
-    let leadership = keeper.election(office).campaign(address).await?;
+async fn lead_for_a_while(
+    keeper: &Keeper,
+    office: &str,
+    address: &str,
+    term: Duration,
+    mut ending: watch::Receiver<bool>,
+) -> Result<(), Error> {
+    let election = keeper.election(office);
+    let leadership = tokio::select! {
+        leadership = election.campaign(address) => leadership?,
+        // To drop the campaign is to leave the queue.
+        _ = ending.wait_for(|ending| *ending) => return Ok(()),
+    };
+    if *ending.borrow() {
+        // The office came at the last moment. Whoever is to end does not begin.
+        return Ok(leadership.resign().await?);
+    }
     println!("{address}: I lead");
-    // The work of a leader: dropped at once if the leadership is lost.
-    leadership.run(tokio::time::sleep(term)).await?;
+    tokio::select! {
+        // The work of a leader: dropped at once if the leadership is lost.
+        worked = leadership.run(tokio::time::sleep(term)) => worked?,
+        _ = ending.wait_for(|ending| *ending) => {}
+    }
+    // The work has been dropped here, or has ended. Work in threads or processes of its own has to be waited for.
+    println!("{address}: my work has stopped");
     leadership.resign().await?;
+    println!("{address}: I have resigned");
     Ok(())
 }
 

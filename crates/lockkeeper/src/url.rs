@@ -4,6 +4,7 @@ use std::{
     env,
     ffi::OsString,
     fs, io,
+    net::Ipv6Addr,
     path::{Path, PathBuf},
 };
 
@@ -100,7 +101,7 @@ fn default_file(state: Option<OsString>, home: Option<PathBuf>) -> Result<String
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
     let config = |message: String| StoreError::new(StoreErrorKind::Config, message);
     if let Some(meant) = with_scheme(url) {
-        return Err(config(format!("the store's URL has no scheme; write {meant}")));
+        return Err(config(format!("the store's URL has no scheme; {meant}")));
     }
     let Some((scheme, _)) = url.split_once(':') else {
         return Err(config(format!("the store's URL has no scheme; it starts with one of {}", schemes())));
@@ -141,20 +142,46 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
     }
 }
 
-/// What was probably meant by the host and port of a server, or by the path of a file. Shows nothing but these: other text
-/// may have a password in it.
+/// What was probably meant by the addresses of servers, or by the path of a file. Shows nothing but these: other text may
+/// have a password in it.
 fn with_scheme(url: &str) -> Option<String> {
-    let plain = |text: &str| {
-        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
-    };
-    if let Some((host, port)) = url.split_once(':') {
-        let number: u16 = port.trim_end_matches('/').parse().ok()?;
-        let scheme = if number == 2181 { "zookeeper" } else { "redis" };
-        return plain(host).then(|| format!("{scheme}://{host}:{number}"));
+    if let Some(port) = port_of_all(url.trim_end_matches('/')) {
+        let servers = url.trim_end_matches('/');
+        return Some(match port {
+            2181 => format!("write zookeeper://{servers}"),
+            3306 => format!("write mysql://USER:PASSWORD@{servers}/DATABASE"),
+            5432 => format!("write postgres://USER:PASSWORD@{servers}/DATABASE"),
+            6379 => format!("write redis://{servers}"),
+            26379 => format!("write redis+sentinel://{servers}/MASTER"),
+            _ => format!(
+                "write the kind of the server before {servers}: postgres://, mysql://, redis://, redis+sentinel://, \
+                 redis+cluster:// or zookeeper://"
+            ),
+        });
     }
     let is_file = url.starts_with('/') || url.starts_with("./") || url.ends_with(".db");
-    let path = url.split('/').all(|part| part.is_empty() || plain(part));
-    (is_file && path).then(|| format!("sqlite:{url}"))
+    let path = url.split('/').all(|part| part.is_empty() || is_plain(part));
+    (is_file && path).then(|| format!("write sqlite:{url}"))
+}
+
+/// The port of the first of `servers`, if all of them are nothing but a host and a port.
+fn port_of_all(servers: &str) -> Option<u16> {
+    // A name of a store that is a number.
+    if servers.starts_with("memory:") || servers.starts_with("sqlite:") {
+        return None;
+    }
+    let port = |server: &str| {
+        let (host, port) = server.rsplit_once(':')?;
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_host = bare.map_or_else(|| is_plain(host), |host| host.parse::<Ipv6Addr>().is_ok());
+        port.parse().ok().filter(|_| is_host)
+    };
+    let ports: Option<Vec<u16>> = servers.split(',').map(port).collect();
+    ports?.first().copied()
+}
+
+fn is_plain(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
 }
 
 #[cfg(test)]
@@ -186,8 +213,14 @@ mod tests {
         for (given, meant) in [
             ("127.0.0.1:6379", "write redis://127.0.0.1:6379"),
             ("localhost:6379/", "write redis://localhost:6379"),
-            ("redis.example:7000", "write redis://redis.example:7000"),
+            ("redis.example:7000", "before redis.example:7000: postgres://, mysql://, redis://"),
             ("zk1:2181", "write zookeeper://zk1:2181"),
+            ("zk1:2181,zk2:2181,zk3:2181", "write zookeeper://zk1:2181,zk2:2181,zk3:2181"),
+            ("127.0.0.1:5432", "write postgres://USER:PASSWORD@127.0.0.1:5432/DATABASE"),
+            ("[::1]:3306", "write mysql://USER:PASSWORD@[::1]:3306/DATABASE"),
+            ("sentinel:26379", "write redis+sentinel://sentinel:26379/MASTER"),
+            ("ada:canary@host:5432", "no store of this build"),
+            ("canary@host:5432", "no store of this build"),
             ("/var/lib/app/locks.db", "write sqlite:/var/lib/app/locks.db"),
             ("locks.db", "write sqlite:locks.db"),
             ("nonsense", "starts with one of"),
@@ -196,6 +229,7 @@ mod tests {
             let error = connector(given).map(drop).expect_err("no URL").to_string();
             assert!(error.contains(meant) && !error.contains("canary"), "{given}: {error}");
         }
+        assert!(connector("memory:7").is_ok());
     }
 
     #[test]

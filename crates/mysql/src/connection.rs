@@ -30,7 +30,7 @@ use crate::{
     rows::another_store,
     server::ServerFacts,
     session::Session,
-    settings::{Encryption, Settings},
+    settings::{Encryption, Settings, address},
     tls, trouble,
 };
 
@@ -85,13 +85,16 @@ impl Opener {
     }
 
     async fn open_within(&self, limit: Duration) -> Result<Opened, StoreError> {
+        let silent = |_| trouble::silent(&address(&self.options));
         let opening = async {
-            let session = Session::open(self.options.clone(), &self.prefix).await?;
+            // A server that says nothing does not get the time that tables may take, but on a busy machine some more.
+            let greeting = Session::open(self.options.clone(), &self.prefix);
+            let session = timeout(self.settings.connect_limit * 2, greeting).await.map_err(silent)??;
             let id = layout::settle(&session, &self.settings).await?;
             let generation = self.remember(Known { id: id.into(), facts: session.facts.clone() })?;
             Ok(Opened { session: Arc::new(session), generation })
         };
-        timeout(limit, opening).await.map_err(|_| trouble::too_slow().not_applied())?
+        timeout(limit, opening).await.map_err(silent)?
     }
 
     /// All holds are renewed when another server has taken over, or the same one came back: it may have lost the last
@@ -405,6 +408,22 @@ mod tests {
         progress.commits();
         progress.nothing_done();
         assert!(progress.may_have_committed());
+    }
+
+    /// What takes connections and says nothing does not get the time that tables may take.
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_server_is_given_up_in_time_and_named() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = silent.local_addr().expect("bound");
+        let settings = Settings::parse(&format!("mysql://ada:canary@{address}/shop")).expect("a good URL");
+        let limit = settings.connect_limit * 2;
+        let opener = Opener::new(settings, Handle::current(), WakeSink::new(|_| {})).expect("no files");
+        let started = Instant::now();
+        let error = opener.open_first().await.err().expect("silent");
+        assert!(started.elapsed() <= limit + Duration::from_millis(100), "{:?}", started.elapsed());
+        let told = error.to_string();
+        assert!(told.contains(&format!("no answer from {address} in time")), "{told}");
+        assert!(!format!("{error:?}").contains("canary") && error.is_passing() && !error.maybe_applied());
     }
 
     #[tokio::test]

@@ -16,8 +16,9 @@ use tokio::sync::Mutex;
 use crate::{
     rows::{number, text},
     server::{ServerFacts, VARIABLES},
+    settings::address,
     statements::{CLOCK, Statements},
-    trouble::{corrupt, explain},
+    trouble::{corrupt, explain, not_connected},
 };
 
 /// What each connection needs, whatever the server's defaults are. Times are in seconds. Of these, a user without any
@@ -50,7 +51,8 @@ pub(crate) struct Failed {
 impl Session {
     /// Connects. Servers that cannot keep locks are refused.
     pub(crate) async fn open(options: Opts, prefix: &Arc<str>) -> Result<Self, StoreError> {
-        let connection = Conn::new(options).await.map_err(|error| explain(error).not_applied())?;
+        let address = address(&options);
+        let connection = Conn::new(options).await.map_err(|error| not_connected(&address, error))?;
         let mut connection = Some(connection);
         let facts = match greet(&mut connection).await {
             Ok(facts) => facts,

@@ -4,9 +4,9 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     StoreError,
-    support::url_parts::{decode, flag, host_and_port, time},
+    support::url_parts::{self, decode, flag, host_and_port, time},
 };
-use mysql_async::OptsBuilder;
+use mysql_async::{Opts, OptsBuilder};
 
 use crate::trouble::config;
 
@@ -206,6 +206,14 @@ impl Options {
     }
 }
 
+/// Where the server of a driver listens, for messages.
+pub(crate) fn address(driver: &Opts) -> String {
+    match driver.socket() {
+        Some(socket) => socket.to_owned(),
+        None => url_parts::address(driver.ip_or_hostname(), driver.tcp_port()),
+    }
+}
+
 fn encryption(mode: Option<&str>, files: TlsFiles) -> Result<Encryption, StoreError> {
     let no_files = files == TlsFiles::default();
     match mode {
@@ -241,8 +249,6 @@ fn not_a_url() -> StoreError {
 mod tests {
     use std::path::Path;
 
-    use mysql_async::Opts;
-
     use super::*;
 
     fn good(url: &str) -> (Settings, Opts) {
@@ -257,6 +263,7 @@ mod tests {
         let (settings, driver) = good(url);
         assert_eq!((driver.user(), driver.pass()), (Some("ada"), Some("se@cret")));
         assert_eq!((driver.ip_or_hostname(), driver.tcp_port()), ("db.example", 3307));
+        assert_eq!(address(&driver), "db.example:3307");
         assert_eq!((driver.db_name(), settings.prefix.as_str()), (Some("shop"), "locks_"));
         assert_eq!((settings.request_limit, settings.strict), (Some(Duration::from_millis(800)), true));
         assert!(!format!("{settings:?}").contains("cret"));
@@ -266,9 +273,11 @@ mod tests {
         );
         let (settings, driver) = good("mariadb://[::1]/shop");
         assert_eq!((driver.ip_or_hostname(), driver.tcp_port()), ("::1", 3306));
+        assert_eq!(address(&driver), "[::1]:3306");
         assert_eq!((settings.prefix.as_str(), settings.user), ("lockkeeper_", None));
         let (_, driver) = good("mysql://ada@/shop?socket=%2Frun%2Fmysqld%2Fmysqld.sock");
         assert_eq!(driver.socket(), Some("/run/mysqld/mysqld.sock"));
+        assert_eq!(address(&driver), "/run/mysqld/mysqld.sock");
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! Turns errors of the server and of the driver into `StoreError`s that say what to do. None of them shows a password.
 
-use std::io;
-
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use mysql_async::{DriverError, Error, IoError};
 
@@ -34,6 +32,15 @@ pub(crate) fn too_slow() -> StoreError {
     let message = "the server did not answer in time; check that it is up and not overloaded, or allow more time with \
                    request_limit= and connect_limit=";
     StoreError::new(StoreErrorKind::Unreachable, message)
+}
+
+/// The server at `address` took too long to let this program in, so nothing was done.
+pub(crate) fn silent(address: &str) -> StoreError {
+    let message = format!(
+        "no answer from {address} in time; check that it is up, that it is MariaDB or MySQL and not overloaded, or allow \
+         more time with connect_limit="
+    );
+    StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
 }
 
 /// The store was closed.
@@ -83,37 +90,59 @@ pub(crate) fn explain(error: Error) -> StoreError {
 
 /// There was no answer, or none that the driver understands.
 fn unanswered(error: Error) -> StoreError {
-    use StoreErrorKind::{Config, Denied, Unreachable};
-    let (kind, message) = match &error {
-        Error::Driver(DriverError::NoClientSslFlagFromServer) => {
+    let lost = "the connection to the server failed; check that it is up and can be reached";
+    let (kind, message) = refused_by_driver(&error).unwrap_or((StoreErrorKind::Unreachable, lost));
+    with_cause(StoreError::new(kind, message), error)
+}
+
+/// What the driver does not do.
+fn refused_by_driver(error: &Error) -> Option<Remedy> {
+    use StoreErrorKind::{Config, Denied};
+    let Error::Driver(error) = error else { return None };
+    Some(match error {
+        DriverError::NoClientSslFlagFromServer => {
             (Config, "the server has no TLS; set it up there, or write ssl-mode=disabled")
         }
-        Error::Driver(
-            DriverError::UnknownAuthPlugin { .. }
-            | DriverError::MysqlOldPasswordDisabled
-            | DriverError::CleartextPluginDisabled,
-        ) => (
+        DriverError::UnknownAuthPlugin { .. }
+        | DriverError::MysqlOldPasswordDisabled
+        | DriverError::CleartextPluginDisabled => (
             Denied,
             "this user logs in by a method that is not supported; use mysql_native_password or caching_sha2_password",
         ),
-        Error::Driver(DriverError::PacketTooLarge) => {
+        DriverError::PacketTooLarge => {
             (Config, "a packet was too large; raise max_allowed_packet of the server")
         }
-        Error::Io(io) if is_tls(io) => (
-            Denied,
-            "the TLS handshake failed; check ssl-ca, ssl-cert and ssl-key, and that the server's certificate is for this host",
-        ),
-        Error::Io(IoError::Io(io))
-            if matches!(io.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) =>
-        {
-            (Unreachable, "nobody listens there; check that the server runs, and its host, port or socket")
+        _ => return None,
+    })
+}
+
+/// No connection to the server at `address` could be opened, so nothing was done.
+pub(crate) fn not_connected(address: &str, error: Error) -> StoreError {
+    let cause = match &error {
+        Error::Io(io) if is_tls(io) => {
+            let message = format!(
+                "the TLS handshake with {address} failed; check ssl-ca, ssl-cert and ssl-key, and that the server's \
+                 certificate is for this host"
+            );
+            return with_cause(StoreError::new(StoreErrorKind::Denied, message).not_applied(), error);
         }
-        _ => (Unreachable, "the connection to the server failed; check that it is up and can be reached"),
+        Error::Server(_) => return explain(error),
+        known if refused_by_driver(known).is_some() => return explain(error).not_applied(),
+        Error::Io(IoError::Io(cause)) => cause.to_string(),
+        Error::Driver(cause) => cause.to_string(),
+        other => other.to_string(),
     };
-    let explained = StoreError::new(kind, message);
+    let (cause, remedy) =
+        (cause.trim_end_matches('.'), "check that the server runs, and its host, port or socket");
+    let message = format!("could not connect to {address}: {cause}; {remedy}");
+    StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
+}
+
+/// The driver's own words around a cause only repeat which kind it is of.
+fn with_cause(explained: StoreError, error: Error) -> StoreError {
     match error {
-        // The driver's own words around it only repeat that it is one of input and output.
-        Error::Io(IoError::Io(io)) => explained.with_source(io),
+        Error::Io(IoError::Io(cause)) => explained.with_source(cause),
+        Error::Driver(cause) => explained.with_source(cause),
         other => explained.with_source(other),
     }
 }
@@ -206,6 +235,8 @@ fn wrong(code: u16) -> Option<Remedy> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use lockkeeper_core::support::sentence;
     use mysql_async::ServerError;
 
@@ -232,8 +263,13 @@ mod tests {
             assert_eq!(sentence::of(&explained).matches("words").count(), 1, "the server's words, once");
         }
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
-        let told = sentence::of(&explain(Error::Io(IoError::Io(refused))));
+        let told = sentence::of(&not_connected("[::1]:3306", Error::Io(IoError::Io(refused))));
+        assert!(told.starts_with("could not connect to [::1]:3306: connection refused; "), "{told}");
         assert_eq!(told.matches("refused").count(), 1, "{told}");
+        let closed = not_connected("db:3306", Error::Driver(DriverError::ConnectionClosed));
+        let told = sentence::of(&closed);
+        assert!(told.starts_with("could not connect to db:3306: ") && !closed.maybe_applied(), "{told}");
+        assert_eq!(told.matches("losed").count(), 1, "{told}");
         assert_eq!(severity(&error(1205)), Severity::LostRace);
         assert_eq!(severity(&error(1317)), Severity::Fatal);
         let cut = explain(Error::Driver(DriverError::ConnectionClosed));

@@ -31,7 +31,7 @@ use crate::{
     origin::another_store,
     server::ServerFacts,
     session::{Life, Session},
-    settings::Settings,
+    settings::{Settings, address},
     trouble,
 };
 
@@ -99,7 +99,7 @@ impl Opener {
             _ => self.settings.connect_limit * 2,
         };
         let opened = timeout(limit, self.open_in_time(driver, greeted_within)).await;
-        opened.unwrap_or_else(|_| Err(trouble::too_slow().not_applied()))
+        opened.unwrap_or_else(|_| Err(trouble::silent(&address(driver))))
     }
 
     async fn open_in_time(&self, driver: &Config, greeted_within: Duration) -> Result<Session, StoreError> {
@@ -109,7 +109,7 @@ impl Opener {
             Ok::<_, StoreError>((session, facts))
         };
         let greeted = timeout(greeted_within, greeting).await;
-        let (mut session, facts) = greeted.map_err(|_| trouble::too_slow().not_applied())??;
+        let (mut session, facts) = greeted.map_err(|_| trouble::silent(&address(driver)))??;
         let id = layout::settle(&session, &self.settings.schema, &facts.user).await?;
         self.remember(&id, &facts, session.life())?;
         session.set_origin(&facts, id);
@@ -435,5 +435,25 @@ impl Server {
             self.opener.losses.send_modify(|losses| *losses += 1);
         }
         Ok(session)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What takes connections and says nothing costs no more time than the URL allows.
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_server_is_given_up_in_time_and_named() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let at = silent.local_addr().expect("bound");
+        let settings = Settings::parse(&format!("postgres://ada:canary@{at}/shop")).expect("a good URL");
+        let limit = settings.connect_limit + SETTLED_WITHIN;
+        let opener = Opener::new(settings, Handle::current(), WakeSink::new(|_| {}));
+        let started = Instant::now();
+        let error = opener.open().await.err().expect("silent");
+        assert!(started.elapsed() <= limit + Duration::from_millis(100), "{:?}", started.elapsed());
+        assert!(error.to_string().contains(&format!("no answer from {at} in time")), "{error}");
+        assert!(!format!("{error:?}").contains("canary") && error.is_passing() && !error.maybe_applied());
     }
 }

@@ -24,10 +24,10 @@ use tokio_postgres::{
 use crate::{
     origin::Origin,
     server::{FACTS, ServerFacts, refuse_foreign},
-    settings::{Encryption, Settings, Statements},
+    settings::{Encryption, Settings, Statements, address},
     statements::{COUNT, Statement},
     tls,
-    trouble::{config, explain, pooler, replica},
+    trouble::{config, explain, not_connected, pooler, replica},
 };
 
 /// A parameter of a statement.
@@ -97,7 +97,8 @@ impl Session {
         let (client, driver) = match &settings.encryption {
             Encryption::None => {
                 let connected = config.connect(NoTls).await;
-                let (client, connection) = connected.map_err(|error| explain(error).not_applied())?;
+                let (client, connection) =
+                    connected.map_err(|error| not_connected(&address(&config), error))?;
                 (client, background.spawn(drive(connection, warnings.clone(), sender)))
             }
             Encryption::Verified(files) => {

@@ -4,11 +4,11 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use lockkeeper_core::{
     StoreError,
-    support::url_parts::{decode, flag, host_and_port, time},
+    support::url_parts::{self, decode, flag, host_and_port, time},
 };
 use tokio_postgres::{
     Config,
-    config::{SslMode, TargetSessionAttrs},
+    config::{Host, SslMode, TargetSessionAttrs},
 };
 
 use crate::trouble::config;
@@ -208,6 +208,17 @@ fn servers(hosts: &str) -> Result<Vec<(String, u16)>, StoreError> {
     hosts.split(',').map(server).collect()
 }
 
+/// Where the server of a driver listens, for messages.
+pub(crate) fn address(driver: &Config) -> String {
+    let port = driver.get_ports().first().copied().unwrap_or(5432);
+    match driver.get_hosts().first() {
+        Some(Host::Tcp(host)) => url_parts::address(host, port),
+        #[cfg(unix)]
+        Some(Host::Unix(folder)) => folder.join(format!(".s.PGSQL.{port}")).display().to_string(),
+        None => "the server".to_owned(),
+    }
+}
+
 fn set_database(driver: &mut Config, database: &str) -> Result<(), StoreError> {
     if database.contains('@') {
         // Such as `user:pass/word@host/database`: what is shown of the URL would show the password.
@@ -261,8 +272,6 @@ fn not_a_url() -> StoreError {
 mod tests {
     use std::path::Path;
 
-    use tokio_postgres::config::Host;
-
     use super::*;
 
     #[test]
@@ -299,6 +308,12 @@ mod tests {
         let (found, ports, writes) = hosts("postgres://a,b:1,[::1]:2/shop");
         assert_eq!(found, [Host::Tcp("a".into()), Host::Tcp("b".into()), Host::Tcp("::1".into())]);
         assert_eq!((ports, writes), (vec![5432, 1, 2], TargetSessionAttrs::ReadWrite));
+        let shown = |url: &str| {
+            let settings = Settings::parse(url).expect("a good URL");
+            settings.drivers.iter().map(address).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(shown("postgres://ada:canary@a,b:1,[::1]:2/shop"), "a:5432 b:1 [::1]:2");
+        assert_eq!(shown("postgres://%2Frun%2Fpostgresql/shop"), "/run/postgresql/.s.PGSQL.5432");
     }
 
     #[test]

@@ -18,8 +18,8 @@ use tokio_postgres::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{
-    settings::TlsFiles,
-    trouble::{closed, explain},
+    settings::{TlsFiles, address},
+    trouble::{closed, not_connected},
 };
 
 /// Connects over TLS.
@@ -34,7 +34,7 @@ pub(crate) async fn connect(
     let files = Files { ca: root_cert, cert, key };
     let made = tokio::task::spawn_blocking(move || lockkeeper_tls::connector(&files, options)).await;
     let tls = made.map_err(|_| closed())??;
-    driver.connect(Maker(tls)).await.map_err(|error| explain(error).not_applied())
+    driver.connect(Maker(tls)).await.map_err(|error| not_connected(&address(driver), error))
 }
 
 struct Maker(TlsConnector);

@@ -56,6 +56,15 @@ pub(crate) fn too_slow() -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, message)
 }
 
+/// The server at `address` took too long to let this program in, so nothing was done.
+pub(crate) fn silent(address: &str) -> StoreError {
+    let message = format!(
+        "no answer from {address} in time; check that it is up, that it is PostgreSQL and not overloaded, or allow more \
+         time with connect_limit="
+    );
+    StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
+}
+
 /// The store was closed.
 pub(crate) fn closed() -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, "the connection was closed; connect anew").not_applied()
@@ -102,24 +111,42 @@ fn unknown(error: Error) -> StoreError {
         let message = format!("the server refused the request (the server said: {code} {said})");
         return StoreError::new(kind, message).not_applied();
     }
-    // The driver tells this kind apart by its text only.
-    if error.to_string().starts_with("error performing TLS handshake") {
-        let message = "the TLS handshake failed; check sslrootcert, sslcert and sslkey, that the server's certificate is for \
-                       this host, and that the server has TLS";
-        return StoreError::new(StoreErrorKind::Denied, message).not_applied().with_source(error);
-    }
-    if error.to_string().starts_with("invalid configuration") {
-        let message = "the server asks for a password, or for another kind of login than the URL has; write user and password";
-        return StoreError::new(StoreErrorKind::Denied, message).not_applied().with_source(error);
-    }
-    let refused = error.source().and_then(|source| source.downcast_ref::<io::Error>()).map(io::Error::kind);
-    let message = match refused {
-        Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
-            "nobody listens there; check that the server runs, and its host, port or socket"
-        }
-        _ => "the connection to the server failed; check that it is up and can be reached",
-    };
+    let message = "the connection to the server failed; check that it is up and can be reached";
     StoreError::new(StoreErrorKind::Unreachable, message).with_source(error)
+}
+
+/// No connection to the server at `address` could be opened, so nothing was done.
+pub(crate) fn not_connected(address: &str, error: Error) -> StoreError {
+    use StoreErrorKind::{Denied, Unreachable};
+    if error.as_db_error().is_some() {
+        return explain(error).not_applied();
+    }
+    // The driver tells these kinds apart by their texts only.
+    let kind = error.to_string();
+    let explained = if kind.starts_with("error performing TLS handshake") {
+        let message = format!(
+            "the TLS handshake with {address} failed; check sslrootcert, sslcert and sslkey, that the server's certificate \
+             is for this host, and that the server has TLS"
+        );
+        StoreError::new(Denied, message)
+    } else if kind.starts_with("invalid configuration") {
+        let message = format!(
+            "{address} asks for a password, or for another kind of login than the URL has; write user and password"
+        );
+        StoreError::new(Denied, message)
+    } else {
+        let cause = error.source().map_or(kind, ToString::to_string);
+        let remedy = "check that the server runs, and its host, port or socket";
+        StoreError::new(Unreachable, format!("could not connect to {address}: {cause}; {remedy}"))
+    };
+    let explained = explained.not_applied();
+    // The driver's own words around its cause say no more.
+    match error.into_source() {
+        Some(cause) => {
+            explained.with_source(cause.downcast::<io::Error>().map_or_else(io::Error::other, |cause| *cause))
+        }
+        None => explained,
+    }
 }
 
 /// What kind of trouble it is, and what to do.
@@ -222,4 +249,73 @@ fn damaged(code: &SqlState) -> Option<Remedy> {
         StoreErrorKind::Corrupt,
         "somebody has changed the tables of the store; restore them, or name another schema= in the URL",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::support::sentence;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+    use tokio_postgres::{Config, NoTls};
+
+    use super::*;
+    use crate::settings::{Settings, address};
+
+    /// A driver's error is made by the driver only: this one connects to a port of this host.
+    async fn refused_at(port: u16) -> (String, StoreError) {
+        let url = format!("postgres://ada:canary@127.0.0.1:{port}/shop");
+        let driver: Config = Settings::parse(&url).expect("a good URL").drivers.remove(0);
+        let error = driver.connect(NoTls).await.err().expect("refused");
+        (address(&driver), not_connected(&address(&driver), error))
+    }
+
+    /// What a server says that answers the first packet of each connection with this error.
+    async fn answered(code: &str) -> StoreError {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let fields = format!("SFATAL\0VFATAL\0C{code}\0Mwords\0\0");
+        let server = async {
+            let (mut socket, _) = listener.accept().await.expect("it connects");
+            let length = socket.read_u32().await.expect("a length");
+            let mut rest = vec![0; usize::try_from(length - 4).expect("small")];
+            socket.read_exact(&mut rest).await.expect("a packet");
+            let length = u32::try_from(fields.len() + 4).expect("small").to_be_bytes();
+            socket.write_all(&[b"E", &length[..], fields.as_bytes()].concat()).await.expect("sent");
+        };
+        tokio::join!(refused_at(port), server).0.1
+    }
+
+    #[tokio::test]
+    async fn answers_of_the_server_say_what_to_do_and_each_cause_once() {
+        for (code, kind, word) in [
+            ("28P01", StoreErrorKind::Denied, "password"),
+            ("3D000", StoreErrorKind::Config, "createdb"),
+            ("53300", StoreErrorKind::Unreachable, "max_connections"),
+            ("25006", StoreErrorKind::Unreachable, "replica"),
+            ("40P01", StoreErrorKind::Conflict, "asked again"),
+            ("42P01", StoreErrorKind::Corrupt, "restore"),
+            ("42000", StoreErrorKind::Config, "42000 words"),
+        ] {
+            let explained = answered(code).await;
+            assert_eq!(explained.kind(), kind, "{explained}");
+            assert!(explained.to_string().contains(word) && !explained.maybe_applied(), "{explained}");
+            assert_eq!(sentence::of(&explained).matches("words").count(), 1, "the server's words, once");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_cannot_be_reached_is_named_and_each_cause_is_said_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        drop(listener);
+        let (address, refused) = refused_at(port).await;
+        let told = sentence::of(&refused);
+        assert!(told.starts_with(&format!("could not connect to {address}: Connection refused")), "{told}");
+        assert!(!told.contains("canary") && !format!("{refused:?}").contains("canary"), "{told}");
+        assert_eq!(told.matches("refused").count(), 1, "{told}");
+        assert_eq!(told.matches("connect").count(), 1, "{told}");
+        assert!(refused.is_passing() && !refused.maybe_applied(), "{refused:?}");
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
+use lockkeeper_core::support::url_parts;
+
 /// Where a server listens.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Address {
@@ -25,8 +27,7 @@ impl Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Tcp(host, port) => f.write_str(&url_parts::address(host, *port)),
             Self::Unix(path) => write!(f, "{}", path.display()),
         }
     }

@@ -46,6 +46,15 @@ impl Ending {
         self.since = Instant::now();
     }
 
+    /// Reads what it says up to a line with these words.
+    fn until_said(&mut self, words: &str) {
+        let mut line = String::new();
+        while !line.contains(words) {
+            line.clear();
+            assert_ne!(self.out.read_line(&mut line).expect("it says something"), 0, "it ended");
+        }
+    }
+
     fn begin(way: &str, url: &str, name: &str) -> Self {
         let mut command = Command::new(PROGRAM);
         command.args([way, url, name]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -67,12 +76,18 @@ impl Ending {
     }
 
     /// Waits until it has ended, and says how long that took.
-    fn end(mut self) -> Duration {
-        self.out.read_to_string(&mut String::new()).expect("it ends");
+    fn end(self) -> Duration {
+        self.last_words().1
+    }
+
+    /// The same, with what it said until then.
+    fn last_words(mut self) -> (String, Duration) {
+        let mut words = String::new();
+        self.out.read_to_string(&mut words).expect("it ends");
         let took = self.since.elapsed();
         let status = self.child.wait().expect("it ended");
         assert!(status.code().is_some(), "{status}");
-        took
+        (words, took)
     }
 }
 
@@ -299,19 +314,24 @@ fn i17_a_server_that_refuses_for_now_is_not_silent() {
     assert!(took > Duration::from_millis(450) && took < Duration::from_secs(3), "{took:?}");
 }
 
-/// The example hands its office over when it is asked to end.
+/// The example hands its office over when it is asked to end: its leader stops its work first, and nobody else begins.
 #[tokio::test]
 async fn the_election_ends_well_on_a_signal() {
     let redis = Redis::start().expect("started");
     let keeper = lockkeeper::connect(&redis.url()).await.expect("connected");
     for signal in [Signal::TERM, Signal::INT] {
         let mut program = Ending::begin("signalled", &redis.url(), "office");
+        program.until_said("I lead");
         while keeper.inspect("office").await.expect("asked").is_none_or(|view| view.waiters.len() < 2) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         program.signal(signal);
-        let took = program.end();
+        let (words, took) = program.last_words();
         assert!(took < SOON, "{took:?}");
         assert_eq!(held(&keeper, "office").await, [""; 0], "{signal:?}");
+        let own = |line: &&str| line.starts_with("10.");
+        let said: Vec<&str> =
+            words.lines().filter(own).filter_map(|line| Some(line.split_once(": ")?.1)).collect();
+        assert_eq!(said, ["my work has stopped", "I have resigned"], "{words}");
     }
 }

@@ -67,7 +67,10 @@ async fn connect(settings: Settings, context: Context) -> Result<ZooKeeperStore,
     };
     let opening = async { tokio::try_join!(open(&sessions, limit), learning) };
     let opened = tokio::time::timeout(limit, opening).await;
-    let ((session, id), ()) = opened.unwrap_or_else(|_| Err(trouble(Error::Timeout)))?;
+    let ((session, id), ()) = match opened.unwrap_or_else(|_| Err(trouble(Error::Timeout))) {
+        Ok(opened) => opened,
+        Err(error) => return Err(settings.explain(error).await),
+    };
     if let Some(reason) = sessions.limits.too_short(session.agreed) {
         return Err(config(reason));
     }
@@ -90,10 +93,7 @@ async fn connect(settings: Settings, context: Context) -> Result<ZooKeeperStore,
 /// Opens the keeper's session and the namespace; the session, and the id of the store.
 async fn open(sessions: &Sessions, limit: Duration) -> Result<(Arc<Session>, String), StoreError> {
     let settings = &sessions.settings;
-    let session = match sessions.open(settings.session, Purpose::Keeper, limit).await {
-        Ok(session) => session,
-        Err(error) => return Err(settings.explain(error).await),
-    };
+    let session = sessions.open(settings.session, Purpose::Keeper, limit).await?;
     if session.agreed > settings.session {
         return Err(config(format!(
             "these servers keep a session for at least {:?}; write ?session={}ms",

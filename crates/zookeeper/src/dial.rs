@@ -1,14 +1,15 @@
-//! Opens sessions: connects a client to one of the servers. Touches the network, and the files that TLS needs.
+//! Opens sessions: connects a client to one of the servers, and says why none was opened. Touches the network, and the files
+//! that TLS needs.
 
 use std::{future::Future, time::Duration};
 
-use lockkeeper_core::{StoreError, StoreErrorKind};
-use tokio::task::JoinSet;
+use lockkeeper_core::{StoreError, StoreErrorKind, support::url_parts};
+use tokio::{net::TcpStream, task::JoinSet};
 use zookeeper_client::{Client, Connector, Error, SaslOptions};
 
 use crate::{
     settings::{Auth, Login, Settings},
-    trouble::trouble,
+    trouble::{no_session_opened, trouble},
 };
 
 /// A server that accepts a connection and says nothing holds the client up for a good part of a session. So after this
@@ -17,6 +18,9 @@ const NEXT_ATTEMPT: Duration = Duration::from_millis(100);
 
 /// How many attempts run beside each other, at most.
 const ATTEMPTS: u32 = 8;
+
+/// How long a server may take to be connected to when it is asked why there is no session.
+const REACHED_WITHIN: Duration = Duration::from_millis(500);
 
 /// What happens to a session when its client goes away without closing it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,13 +91,57 @@ impl Settings {
         Ok(connector)
     }
 
-    /// The reason why no server could be reached, if TLS knows a better one than `error`.
+    /// The reason why no session could be opened with any server: the client tells none, so each is tried once more.
     pub(crate) async fn explain(&self, error: StoreError) -> StoreError {
-        match &self.tls {
-            Some(tls) if error.kind() == StoreErrorKind::Unreachable => {
-                tls.clone().explain(self.addresses()).await.unwrap_or(error)
-            }
-            _ => error,
+        if error.kind() != StoreErrorKind::Unreachable {
+            return error;
         }
+        if let Some(tls) = &self.tls
+            && let Some(better) = tls.clone().explain(self.addresses()).await
+        {
+            return better;
+        }
+        let tries: Vec<_> =
+            self.addresses().into_iter().map(|(host, port)| tokio::spawn(reach(host, port))).collect();
+        let mut told = Vec::new();
+        for tried in tries {
+            told.extend(tried.await.ok());
+        }
+        no_session_opened(&told)
+    }
+}
+
+/// What a server does when it is connected to.
+async fn reach(host: String, port: u16) -> String {
+    let address = url_parts::address(&host, port);
+    match tokio::time::timeout(REACHED_WITHIN, TcpStream::connect((&*host, port))).await {
+        Ok(Ok(_)) => format!("{address} takes connections, but opened no session"),
+        Ok(Err(error)) => format!("could not connect to {address}: {error}"),
+        Err(_) => format!("could not connect to {address} in time"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn servers_that_cannot_be_reached_are_named_and_why() {
+        let (silent, gone) = tokio::join!(TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0"));
+        let (silent, gone) = (silent.expect("a port"), gone.expect("a port"));
+        let silent_at = silent.local_addr().expect("bound");
+        let gone_at = gone.local_addr().expect("bound");
+        drop(gone);
+        let url = format!("zookeeper://ada:canary@{gone_at},{silent_at}");
+        let settings = Settings::parse(&url).expect("a good URL");
+        let error = settings.explain(trouble(Error::NoHosts)).await;
+        let told = error.to_string();
+        assert!(told.starts_with(&format!("could not connect to {gone_at}: Connection refused")), "{told}");
+        assert!(told.contains(&format!("{silent_at} takes connections, but opened no session")), "{told}");
+        assert!(told.contains("check that") && !format!("{error:?}").contains("canary"), "{error:?}");
+        let refused = settings.explain(trouble(Error::AuthFailed)).await;
+        assert_eq!(refused.kind(), StoreErrorKind::Denied, "what a server said stays as it is");
     }
 }

@@ -44,6 +44,13 @@ pub(crate) fn no_session() -> StoreError {
     .not_applied()
 }
 
+/// No session could be opened. Each server has told something.
+pub(crate) fn no_session_opened(told: &[String]) -> StoreError {
+    let message =
+        format!("{}; check that a majority of ZooKeeper's servers is up and reachable", told.join(", and "));
+    StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
+}
+
 /// The URL, or a file that it names, is wrong.
 pub(crate) fn config(message: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Config, message)

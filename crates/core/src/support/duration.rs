@@ -57,6 +57,7 @@ fn scaled(number: &str, size: u64) -> Option<u64> {
 }
 
 /// The same for people, rounded to what they care for, in at most two units: `1h30m`, `12s`, `1.5s`, `300ms`, `2 years`.
+/// Years stand only for lengths that are right to a hundredth: `400d` is no year.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -66,12 +67,15 @@ fn scaled(number: &str, size: u64) -> Option<u64> {
 /// ```
 pub fn show(length: Duration) -> String {
     // About three digits of it are of interest: 2, 49, 500 milliseconds, 1.5 seconds.
-    let millis = match length.as_micros() {
-        micros @ 0..99_500 => (micros + 500) / 1000,
-        micros @ 99_500..995_000 => (micros + 5000) / 10_000 * 10,
-        micros @ 995_000..9_950_000 => (micros + 50_000) / 100_000 * 100,
-        micros => (micros + 500_000) / 1_000_000 * 1000,
+    let step = match length.as_micros() {
+        0..99_500 => 1000,
+        99_500..995_000 => 10_000,
+        995_000..9_950_000 => 100_000,
+        9_950_000..3_599_500_000 => 1_000_000,
+        3_599_500_000..86_370_000_000 => 60_000_000,
+        _ => 3_600_000_000,
     };
+    let millis = (length.as_micros() + step / 2) / step * step / 1000;
     let (seconds, rest) = (millis / 1000, millis % 1000);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     let two = |large: u128, unit: &str, small: u128, sub: &str| match small {
@@ -85,9 +89,15 @@ pub fn show(length: Duration) -> String {
         60..3600 => two(minutes, "m", seconds % 60, "s"),
         3600..86_400 => two(hours, "h", minutes % 60, "m"),
         _ if days < 365 => two(days, "d", hours % 24, "h"),
-        _ if days < 2 * 365 => "1 year".into(),
-        _ => format!("{} years", days / 365),
+        _ => years(days).unwrap_or_else(|| format!("{days}d")),
     }
+}
+
+/// A number of days as whole years, unless that is wrong by more than a hundredth.
+fn years(days: u128) -> Option<String> {
+    let years = (days + 182) / 365;
+    let shown = if years == 1 { "1 year".into() } else { format!("{years} years") };
+    (days.abs_diff(years * 365) * 100 <= days).then_some(shown)
 }
 
 #[cfg(test)]
@@ -154,10 +164,33 @@ mod tests {
             (5_400_000, "1h30m"),
             (86_400_000, "1d"),
             (90_000_000, "1d01h"),
+            (3_599_700, "1h"),
+            (86_390_000, "1d"),
+            (172_740_000, "2d"),
             (31_536_000_000, "1 year"),
             (63_072_000_000, "2 years"),
         ] {
             assert_eq!(show(Duration::from_millis(millis)), text, "{millis}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_shown_that_is_wrong_by_more_than_a_few_percent() {
+        let day = Duration::from_secs(86_400);
+        for (days, text) in
+            [(366, "1 year"), (400, "400d"), (729, "2 years"), (900, "900d"), (36_600, "100 years")]
+        {
+            assert_eq!(show(day * days), text, "{days}");
+        }
+        let mut length = Duration::from_millis(10);
+        while length < day * 50_000 {
+            let shown = show(length);
+            let read = match shown.split_once(" year") {
+                Some((years, _)) => day * 365 * years.parse::<u32>().expect("a number"),
+                None => parse(&shown).expect("a time"),
+            };
+            assert!(read.abs_diff(length) <= length / 20, "{length:?} is shown as {shown}");
+            length = length.mul_f64(1.003);
         }
     }
 }

@@ -82,6 +82,17 @@ pub fn host_and_port(text: &str) -> Result<(String, Option<u16>), StoreError> {
     Ok((host, port.transpose()?))
 }
 
+/// A host and its port as messages show them: as [`host_and_port`] reads them.
+///
+/// ```
+/// # use lockkeeper::support::url_parts::address;
+/// assert_eq!(address("db.example", 5432), "db.example:5432");
+/// assert_eq!(address("::1", 5432), "[::1]:5432");
+/// ```
+pub fn address(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -58,7 +58,7 @@ pub(crate) struct WhoAmI {
 /// The store behind this server.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct StoreInfo {
-    /// Its URL, without user and password.
+    /// Its URL, without its password.
     pub(crate) url: String,
     /// Its kind, such as `redis`.
     pub(crate) store: &'static str,
