@@ -188,7 +188,11 @@ mod tests {
         let mut later = quorum.clone();
         later.seats[1] = quorum.seats[1].next("b");
         let told = Record { quorum: later, own: 0, since: 7, voter: None };
+        // Judged before, and taken by another thread before and after this client learns of it.
+        let heard = seating.heard(seating.vote(1, &membership(&record, "x")), seating.version());
+        assert_eq!(heard.that_counts(), Vote::Since(7));
         assert_eq!(seating.learn(&membership(&told, "x")), [1]);
+        assert_eq!(heard.that_counts(), Vote::None);
         assert_eq!(seating.vote(1, &membership(&record, "x")), Vote::None);
         assert_eq!(standing(&record), Standing::Outdated);
         assert_eq!(seating.learn(&membership(&record, "x")), [0; 0], "what is older is not learned");
