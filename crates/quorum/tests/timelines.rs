@@ -472,3 +472,16 @@ async fn a_fence_does_not_ask_a_member_that_may_have_forgotten() {
     sleep(secs(5)).await;
     fence.admit(second).await.expect_err("stale");
 }
+
+/// Nobody uses the quorum when a member loses its data, nor while it is watched.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_lost_its_data_is_noticed_by_an_idle_client() {
+    let world = World::founded(3).await;
+    let client = world.client().await;
+    sleep(secs(100)).await;
+    world.servers[1].lose_data();
+    sleep(secs(150)).await;
+    client.networks[0].cut();
+    let guard = timeout(secs(5), client.keeper.mutex("stock").lock()).await.expect("two members vote");
+    guard.expect("granted").release().await.expect("released");
+}
