@@ -1,6 +1,7 @@
 //! A quorum of memory members in virtual time: what network delay, pauses, restarts without data and slow or dead members do
 //! to it, step by step.
 
+mod chance;
 mod claims;
 mod world;
 
