@@ -162,6 +162,11 @@ impl Link {
         }
     }
 
+    /// How long ago it answered last.
+    pub(crate) fn was_heard(&self, now: BootTime) -> Duration {
+        self.health().clock.map_or(Duration::MAX, |(received, _)| now.since(received))
+    }
+
     /// Its wall clock now, as far as known.
     pub(crate) fn wall(&self, now: BootTime) -> Option<GrantNumber> {
         let (received, wall) = self.health().wall?;

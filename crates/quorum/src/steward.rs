@@ -184,6 +184,12 @@ impl Steward {
                 self.connect(quorum, link).await;
             }
         }
+        let now = quorum.clock.now();
+        for link in quorum.links.iter().filter(|link| !link.is_suspect() && link.was_heard(now) >= LATER / 2)
+        {
+            // Nobody has asked it for long, and it may have lost its data.
+            drop(look(quorum, link, &self.entrance).await);
+        }
         let done = |link: &Link| link.votes(&quorum.identity) && !link.lags(&quorum.identity);
         if quorum.links.iter().all(done) {
             self.said.fill(None);

@@ -5,13 +5,13 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use lockkeeper_core::{
     ContenderId, GrantNumber, Name, StoreError, StoreErrorKind, Survives,
     store::{
-        Admit, Admitted, BoxFuture, Evict, Evicted, Eviction, HolderView, Leave, ListQuery, Page, Request,
-        ResourceView, Store, StoreTime, Topic, WaiterView, Watch,
+        Admit, Admitted, BoxFuture, Evict, Evicted, Eviction, HolderView, Leave, ListQuery, Membership, Page,
+        Request, ResourceView, Store, StoreTime, Topic, WaiterView, Watch,
     },
 };
 use tokio::task::JoinSet;
 
-use crate::quorum::Quorum;
+use crate::{quorum::Quorum, record::Vote, seating::Seating};
 
 /// The answer of one member.
 struct Told<T> {
@@ -206,23 +206,42 @@ impl Quorum {
         numbers().max() >= Some(number) && (may_be_lower || numbers().min() <= Some(number))
     }
 
-    /// Shows a token to the fences of all members. A rejection is final.
+    /// Shows a token to the fences of all members. A rejection is final. A member counts only for tokens above the mark with
+    /// which it began to vote: if it has lost its data, the tokens that it has forgotten are not above that.
     pub(crate) async fn fence(&self, admit: &Admit) -> Result<Admitted, StoreError> {
         if !self.capability.fences {
             let message = "members of this quorum may lose their data, and a fence that forgets admits what it rejected; \
                            keep the fence with the data, such as with lockkeeper::Fence";
             return Err(StoreError::new(StoreErrorKind::Unsupported, message));
         }
-        let told = self.ask_all(|store, _| {
-            let admit = admit.clone();
-            Box::pin(async move { store.fence(&admit).await })
-        });
-        let stale = told.await?.into_iter().filter_map(|told| match told.answer {
+        let told = self.ask_all(|store, _| Box::pin(fence_at(store, admit.clone())));
+        let told = told.await?;
+        let stale = told.iter().filter_map(|told| match told.answer.0 {
             Admitted::Stale { highest } => Some(highest),
             Admitted::Yes => None,
         });
-        Ok(stale.max().map_or(Admitted::Yes, |highest| Admitted::Stale { highest }))
+        if let Some(highest) = stale.max() {
+            return Ok(Admitted::Stale { highest });
+        }
+        // Contenders learn of seats on the keeper's thread, so here they are learned for this answer only.
+        let seating = Seating::new(self.identity.identity());
+        for Told { answer: (_, membership), .. } in &told {
+            seating.learn(membership);
+        }
+        let knows = |told: &&Told<(Admitted, Membership)>| matches!(seating.vote(told.member, &told.answer.1), Vote::Since(mark) if admit.token.number() > mark);
+        match told.iter().filter(knows).count() >= self.majority.needed() {
+            true => Ok(Admitted::Yes),
+            false => Err(self.too_few_that("know whether a later token was admitted")),
+        }
     }
+}
+
+/// Shows a token to the fence of one member. What the member is comes after its answer.
+async fn fence_at(store: Arc<dyn Store>, admit: Admit) -> Result<(Admitted, Membership), StoreError> {
+    let admitted = store.fence(&admit).await?;
+    let lacking = || StoreError::new(StoreErrorKind::Unsupported, "it cannot be a member of a quorum");
+    let membership = store.member().ok_or_else(lacking)?.apply(&[]).await?.membership;
+    Ok((admitted, membership))
 }
 
 /// Takes a lock back from one member.

@@ -1,6 +1,7 @@
 //! A quorum of memory members in virtual time: what network delay, pauses, restarts without data and slow or dead members do
 //! to it, step by step.
 
+mod chance;
 mod claims;
 mod world;
 
@@ -440,4 +441,48 @@ async fn faults(seed: u64) {
         task.abort();
     }
     assert!(before > 30 && after > before + 100, "{before} and then {after} sections with seed {seed}");
+}
+
+/// The second token was admitted by members 0 and 1. Member 1 loses what it was told, and member 2 never knew it.
+#[tokio::test(start_paused = true)]
+async fn a_fence_does_not_ask_a_member_that_may_have_forgotten() {
+    let world = World::founded(3).await;
+    world.moods.iter().for_each(|moods| moods.keep_data());
+    let client = world.client().await;
+    let token = async || {
+        let guard = client.keeper.mutex("stock").lock().await.expect("granted");
+        let token = guard.token();
+        guard.release().await.expect("released");
+        token
+    };
+    let (first, second) = (token().await, token().await);
+    let fence = client.keeper.fence("stock");
+    client.networks[2].cut();
+    fence.admit(second).await.expect("the latest");
+    client.networks[2].restore();
+    world.servers[1].lose_data();
+    token().await;
+    sleep(secs(200)).await;
+    client.networks[0].cut();
+    let error = fence.admit(first).await.expect_err("it may be stale").to_string();
+    assert!(error.contains("fewer than 2 members"), "{error}");
+    // Whatever the member has forgotten is older than this.
+    let third = token().await;
+    fence.admit(third).await.expect("the latest");
+    client.networks[0].restore();
+    sleep(secs(5)).await;
+    fence.admit(second).await.expect_err("stale");
+}
+
+/// Nobody uses the quorum when a member loses its data, nor while it is watched.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_lost_its_data_is_noticed_by_an_idle_client() {
+    let world = World::founded(3).await;
+    let client = world.client().await;
+    sleep(secs(100)).await;
+    world.servers[1].lose_data();
+    sleep(secs(150)).await;
+    client.networks[0].cut();
+    let guard = timeout(secs(5), client.keeper.mutex("stock").lock()).await.expect("two members vote");
+    guard.expect("granted").release().await.expect("released");
 }

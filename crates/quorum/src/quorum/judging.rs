@@ -333,7 +333,7 @@ impl Quorum {
         self.too_few_that("confirmed the lease")
     }
 
-    fn too_few_that(&self, what: &str) -> StoreError {
+    pub(crate) fn too_few_that(&self, what: &str) -> StoreError {
         let now = self.clock.now();
         let each = self.links.iter().map(|link| {
             let what = link.complaint(now, self.watch_time()).unwrap_or_else(|| "is well".into());

@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Capability, Name, StoreError, StoreErrorKind,
+    Capability, Name, StoreError, StoreErrorKind, Survives,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Count, Counted, Enrolment, Evict, Evicted,
         LatchPage, Left, ListQuery, Member, MemberAnswers, MemberState, Page, Renew, Renewed, Reply, Request,
@@ -32,6 +32,8 @@ struct State {
     names: HashMap<String, Mood>,
     /// Whether it answers requests of all kinds with this.
     denies: Option<StoreErrorKind>,
+    /// Whether it says that it keeps its data.
+    keeps_data: bool,
     /// Whether it hangs on anything but an empty group.
     hangs: bool,
     /// How many groups of claims and leaves it was asked for.
@@ -62,6 +64,11 @@ impl Moods {
         self.state().denies = kind;
     }
 
+    /// Clients that connect from now on are told that it keeps its data.
+    pub(crate) fn keep_data(&self) {
+        self.state().keeps_data = true;
+    }
+
     /// From now on it answers only what is empty.
     pub(crate) fn hang(&self, hangs: bool) {
         self.state().hangs = hangs;
@@ -87,7 +94,14 @@ impl Moods {
         let moods = self.clone();
         Connector::new(move |context| {
             let (connecting, moods) = (connector.connect(context), moods.clone());
-            async move { Ok(Arc::new(Moody { inner: connecting.await?, moods }) as Arc<dyn Store>) }
+            async move {
+                let inner = connecting.await?;
+                let mut capability = inner.capability().clone();
+                if moods.state().keeps_data {
+                    capability.restart = Survives::Fully;
+                }
+                Ok(Arc::new(Moody { inner, capability, moods }) as Arc<dyn Store>)
+            }
         })
     }
 
@@ -123,6 +137,7 @@ impl Moods {
 #[derive(Debug)]
 struct Moody {
     inner: Arc<dyn Store>,
+    capability: Capability,
     moods: Moods,
 }
 
@@ -134,7 +149,7 @@ impl Moody {
 
 impl Store for Moody {
     fn capability(&self) -> &Capability {
-        self.inner.capability()
+        &self.capability
     }
 
     fn url(&self) -> &Arc<str> {
