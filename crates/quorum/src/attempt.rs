@@ -39,6 +39,8 @@ pub struct Attempt {
     target: GrantNumber,
     /// Whether all members are to show the same number, so that another process can go on with the hold.
     levels: bool,
+    /// The highest number that members were asked to show for that. They may come to show it at any time.
+    levels_to: GrantNumber,
     /// Whether the gate said by itself that it has granted, and is asked since then.
     expects_gate: bool,
     phase: Phase,
@@ -76,6 +78,7 @@ impl Attempt {
             round: Stamp(0),
             target: 0,
             levels: false,
+            levels_to: 0,
             expects_gate: false,
             phase: Phase::Asking,
             #[cfg(test)]
@@ -176,9 +179,8 @@ impl Attempt {
             Place::InLine if self.expects_gate && self.members[self.gate].is_claiming() => Vec::new(),
             // Whoever is next in line at the gate needs the others. Staying there would overtake it, or block it.
             Place::InLine | Place::Busy => {
-                let is_there = |at: &AtMember| {
-                    matches!(at.place(now), Place::Held | Place::InLine) || at.has_lost_claim()
-                };
+                let is_there =
+                    |at: &AtMember| at.place(now) == Place::InLine || at.may_hold() || at.has_lost_claim();
                 let there = others.into_iter().filter(|member| is_there(&self.members[*member]));
                 let there: Vec<usize> = there.collect();
                 let mut asks: Vec<Ask> = there.into_iter().map(|member| self.leave_one(member)).collect();
@@ -250,7 +252,9 @@ impl Attempt {
 
     /// Raises numbers below the highest.
     fn level(&mut self, now: BootTime) -> Vec<Ask> {
-        self.top(now).map_or_else(Vec::new, |top| self.raise_to(top, now))
+        let Some(top) = self.top(now) else { return Vec::new() };
+        self.levels_to = self.levels_to.max(top);
+        self.raise_to(top, now)
     }
 
     /// A member said by itself that it has granted. If it can only be the gate, all are asked at once: the answer of the
@@ -283,7 +287,11 @@ impl Attempt {
         self.round = self.next_stamp;
         let (everywhere, at_least) = match self.phase {
             Phase::Asking => (false, 0),
-            Phase::Holding { .. } => (true, self.top(now).unwrap_or(0).max(self.target)),
+            Phase::Holding { .. } => {
+                let top = self.top(now).unwrap_or(0);
+                self.levels_to = self.levels_to.max(top);
+                (true, top.max(self.target))
+            }
             Phase::Adopting { number } => (true, number),
             Phase::Ended(_) => return Vec::new(),
         };
@@ -326,11 +334,12 @@ impl Attempt {
         self.members.get(member).is_some_and(|at| at.heard > Stamp(0) || at.may_arrive())
     }
 
-    /// From now on others may hold at the same time. False: too few members show exactly its number, so that others could
-    /// not tell its floor, and nothing was changed.
+    /// From now on others may hold at the same time. False: too few members show exactly its number, or may come to show a
+    /// higher one, so that others could not tell its floor. Nothing was changed then.
     pub fn share(&mut self, now: BootTime) -> bool {
         let before = std::mem::replace(&mut self.sharing, Sharing::Shared);
-        let enough = self.hold(now).is_some_and(|hold| hold.number == self.target);
+        let stays = self.levels_to <= self.target;
+        let enough = stays && self.hold(now).is_some_and(|hold| hold.number == self.target);
         if !enough {
             self.sharing = before;
         }

@@ -22,6 +22,7 @@ use lockkeeper_core::{
     Capability, ContenderId, GrantNumber, Name, Units,
     clock::{BootTime, Clock},
     deadline::margin,
+    model::WAIT_LEASE,
     store::{Attachment, Claim, Leave, Topic, Wake, WakeSink},
     support,
 };
@@ -280,7 +281,8 @@ impl Quorum {
     /// that were lost or evicted, and those that wait although their owner is gone. Only the last ones leave: a hold that is
     /// lost here may go on in another process.
     pub(crate) fn sweep(self: &Arc<Self>) {
-        let (now, longest) = (self.clock.now(), self.watch_time() * 2);
+        // Waiters ask at least as often as their positions last.
+        let (now, longest) = (self.clock.now(), (self.watch_time() * 2).max(WAIT_LEASE));
         let is_over = |contest: &Contest| {
             let mut state = contest.state();
             state.attempt.count(now);

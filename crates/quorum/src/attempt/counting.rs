@@ -101,6 +101,30 @@ mod tests {
     use super::*;
     use crate::{Majority, Said};
 
+    /// Members that were asked to show a higher number may do so at any time. Others would take it for the floor.
+    #[test]
+    fn a_hold_whose_members_may_come_to_show_other_numbers_is_not_shared() {
+        let now = BootTime(1_000_000_000_000);
+        for levels in [false, true] {
+            let mut attempt = Attempt::new(Majority::of(3).expect("odd"), Sharing::Exclusive, 0);
+            for (ask, number) in attempt.begin(0).into_iter().zip([5, 5, 9]) {
+                let remaining = Duration::from_secs(30);
+                let said = Said::Held { number, floor: number, remaining, votes: true, since: 0 };
+                attempt.hear(ask.member, ask.stamp, now, &said);
+            }
+            attempt.count(now);
+            assert_eq!(attempt.hold(now).map(|hold| hold.number), Some(5));
+            if levels {
+                attempt.begin_to_level();
+            }
+            // Nobody answers.
+            for ask in attempt.renew(now) {
+                attempt.silent(ask.member, ask.stamp);
+            }
+            assert_eq!(attempt.share(now), !levels);
+        }
+    }
+
     /// One of the members may have granted anew, after somebody else held with a number in between.
     #[test]
     fn whoever_goes_on_with_a_lease_counts_members_that_show_the_same_number() {
