@@ -206,6 +206,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// sends it again. Must not block.
     fn leave_caller(&self) {}
 
+    /// Whether a server has not heard yet of a leave that was answered, as others have that are enough. A program that ends
+    /// then waits until the store is closed, for a moment.
+    fn still_leaves(&self) -> bool {
+        false
+    }
+
     /// What it offers as a member of a quorum. `None`: it cannot be one.
     fn member(&self) -> Option<&dyn Member> {
         None

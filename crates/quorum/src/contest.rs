@@ -288,7 +288,7 @@ impl Contest {
     }
 
     /// Takes an answer to a claim or leave.
-    pub(crate) fn take(&self, ask: &Ask, at: Moment, vote: HeardVote<'_>, answer: Answer) -> Taken {
+    pub(crate) fn take(&self, ask: &Ask, at: Moment, vote: &HeardVote<'_>, answer: Answer) -> Taken {
         let (mut state, sent) = (self.state(), at.sent);
         let vote = vote.that_counts();
         // A hold whose time is over stays lost, whatever comes now.
@@ -339,7 +339,7 @@ impl Contest {
     }
 
     /// Takes an answer to a renewal.
-    pub(crate) fn take_renewed(&self, ask: &Ask, at: Moment, vote: HeardVote<'_>, answer: Renewed) {
+    pub(crate) fn take_renewed(&self, ask: &Ask, at: Moment, vote: &HeardVote<'_>, answer: Renewed) {
         let (mut state, sent) = (self.state(), at.sent);
         let vote = vote.that_counts();
         state.attempt.count(at.received);

@@ -7,7 +7,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard, atomic::AtomicUsize},
 };
 
 use lockkeeper_core::{Name, clock::BootTime, support};
@@ -20,6 +20,8 @@ use crate::contest::Outgoing;
 pub(crate) struct Outbox {
     leaves: Mutex<Leaves>,
     held_back: Mutex<HeldBack>,
+    /// How many leaves the member has not answered, also those that were not sent yet.
+    pub(crate) leaving: AtomicUsize,
     /// The member answers again, so leaves that it has not done may be sent at once.
     pub(crate) is_back: Notify,
 }

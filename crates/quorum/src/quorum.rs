@@ -13,7 +13,7 @@ mod under_way;
 use std::{
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -69,8 +69,7 @@ pub(crate) struct State {
     learning: Mutex<()>,
     /// The highest grant number that was seen.
     seen: AtomicU64,
-    /// How many leaves are being sent, and who waits for their end.
-    leaving: AtomicUsize,
+    /// Told when a leave was answered.
     left: Notify,
 }
 

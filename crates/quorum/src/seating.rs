@@ -29,19 +29,24 @@ pub(crate) struct Seating {
 }
 
 /// What an answer says of its member's vote.
-#[derive(Clone, Copy)]
 pub(crate) struct HeardVote<'a> {
     seating: &'a Seating,
+    place: usize,
+    /// What the member said of itself with this answer.
+    membership: Membership,
     vote: Vote,
     /// The version of the seats before it was judged.
     version: u64,
 }
 
 impl HeardVote<'_> {
-    /// The vote, unless other seats were learned since it was judged. For a caller that has the lock of a contest: what it
-    /// takes with this vote is forgotten by whoever learns of other seats later.
-    pub(crate) fn that_counts(self) -> Vote {
-        if self.seating.version() == self.version { self.vote } else { Vote::None }
+    /// The vote. If other seats were learned since it was judged, it is judged again. For a caller that has the lock of a
+    /// contest: what it takes with this vote is forgotten by whoever learns of other seats later.
+    pub(crate) fn that_counts(&self) -> Vote {
+        match self.seating.version() == self.version {
+            true => self.vote,
+            false => self.seating.vote(self.place, &self.membership),
+        }
     }
 }
 
@@ -82,9 +87,15 @@ impl Seating {
         self.version.load(Ordering::Acquire)
     }
 
-    /// A vote that was judged by the seats of this version, or by later ones.
-    pub(crate) fn heard(&self, vote: Vote, version: u64) -> HeardVote<'_> {
-        HeardVote { seating: self, vote, version }
+    /// The vote of the member at `place`, which said this of itself, judged by the seats of this version or by later ones.
+    pub(crate) fn heard(
+        &self,
+        place: usize,
+        membership: Membership,
+        vote: Vote,
+        version: u64,
+    ) -> HeardVote<'_> {
+        HeardVote { seating: self, place, membership, vote, version }
     }
 
     /// Takes over later seats from the record of a member, and says at which places.
@@ -189,10 +200,16 @@ mod tests {
         later.seats[1] = quorum.seats[1].next("b");
         let told = Record { quorum: later, own: 0, since: 7, voter: None };
         // Judged before, and taken by another thread before and after this client learns of it.
-        let heard = seating.heard(seating.vote(1, &membership(&record, "x")), seating.version());
-        assert_eq!(heard.that_counts(), Vote::Since(7));
+        let heard = |place: usize| {
+            let said = membership(&Record { own: place, ..record.clone() }, "x");
+            let (vote, version) = (seating.vote(place, &said), seating.version());
+            seating.heard(place, said, vote, version)
+        };
+        let heard = [heard(1), heard(2)];
+        let counts = || heard.iter().map(HeardVote::that_counts).collect::<Vec<_>>();
+        assert_eq!(counts(), [Vote::Since(7), Vote::Since(7)]);
         assert_eq!(seating.learn(&membership(&told, "x")), [1]);
-        assert_eq!(heard.that_counts(), Vote::None);
+        assert_eq!(counts(), [Vote::None, Vote::Since(7)], "only that place has another server");
         assert_eq!(seating.vote(1, &membership(&record, "x")), Vote::None);
         assert_eq!(standing(&record), Standing::Outdated);
         assert_eq!(seating.learn(&membership(&record, "x")), [0; 0], "what is older is not learned");

@@ -369,6 +369,10 @@ impl Store for QuorumStore {
         }
     }
 
+    fn still_leaves(&self) -> bool {
+        self.quorum.still_leaves()
+    }
+
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
             drop(self.left_over.take());

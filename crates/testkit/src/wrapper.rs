@@ -40,6 +40,10 @@ macro_rules! same_store {
             self.inner.leave_caller();
         }
 
+        fn still_leaves(&self) -> bool {
+            self.inner.still_leaves()
+        }
+
         fn close(&self) -> lockkeeper_core::store::BoxFuture<'_, ()> {
             self.inner.close()
         }

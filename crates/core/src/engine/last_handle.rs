@@ -56,10 +56,15 @@ pub(super) fn gone(engine: &Arc<Engine>) {
     engine.last_handle.go(engine.clock().now());
     engine.shut(Some(LAST_ERRANDS));
     engine.dispatcher.rescuer().take_all();
-    let now = engine.clock().now();
-    if may_wait(engine) && (engine.leaves.count() > 0 || engine.leaves.keep_any(now)) {
+    if may_wait(engine) && (engine.leaves.count() > 0 || needs_close(engine)) {
         wait_for_leaves(engine, was_silent);
     }
+}
+
+/// Whether something that was given back ends in time only if the store is closed: a minimum hold on some stores, or a leave
+/// that not all servers have heard of.
+fn needs_close(engine: &Engine) -> bool {
+    engine.leaves.keep_any(engine.clock().now()) || engine.store().still_leaves()
 }
 
 /// Pauses before the next copy of a leave, whose last copy was sent at `sent` and failed. When the last handle goes, the
@@ -92,8 +97,7 @@ fn wait_for_leaves(engine: &Arc<Engine>, was_silent: bool) {
     let (waiting, tell) = (engine.clone(), TellDone(done.clone()));
     engine.background().spawn(async move {
         waiting.leaves.finished().await;
-        if waiting.leaves.keep_any(waiting.clock().now()) {
-            // Some stores can end a minimum hold in time only if they are closed.
+        if needs_close(&waiting) {
             waiting.stop.stopped().await;
         }
         drop(tell);

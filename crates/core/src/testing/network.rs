@@ -361,6 +361,10 @@ impl Store for DistantStore {
         self.inner.leave_caller();
     }
 
+    fn still_leaves(&self) -> bool {
+        self.inner.still_leaves()
+    }
+
     fn member(&self) -> Option<&dyn Member> {
         self.inner.member().is_some().then_some(self as &dyn Member)
     }

@@ -58,7 +58,7 @@ impl Quorum {
         let mut exchanges: Vec<Exchange> = Vec::new();
         for (member, (requests, renewals)) in batches.into_iter().enumerate() {
             let leaves = requests.iter().filter(|outgoing| outgoing.is_leave()).count();
-            self.state.leaving.fetch_add(leaves, Ordering::AcqRel);
+            self.outboxes[member].leaving.fetch_add(leaves, Ordering::AcqRel);
             let at_once = self.hold_back(member, requests);
             exchanges.extend(self.groups(at_once).into_iter().map(|group| Exchange::Requests(member, group)));
             exchanges
@@ -159,12 +159,14 @@ impl Quorum {
                 Prepared::Pointless => {}
             }
         }
-        never_there.iter().for_each(|_| self.has_left());
-        let mut next = self.go_on(&never_there);
-        if !batch.is_empty() {
-            next.extend(self.ask_for(member, batch, &requests, sent).await);
+        never_there.iter().for_each(|_| self.has_left(member));
+        let next = self.go_on(&never_there);
+        if batch.is_empty() {
+            return next;
         }
-        next
+        // It does not wait for the answer to the others.
+        self.send(next);
+        self.ask_for(member, batch, &requests, sent).await
     }
 
     async fn ask_for(
@@ -179,13 +181,13 @@ impl Quorum {
                 let at = self.moment(sent);
                 let (mut again, mut leave_later, mut done) = (Vec::new(), Vec::new(), Vec::new());
                 for (one, answer) in batch.into_iter().zip(answers) {
-                    match one.contest.take(&one.ask, at, vote, answer) {
+                    match one.contest.take(&one.ask, at, &vote, answer) {
                         Taken::NotNow if one.is_leave() => leave_later.push(one),
                         Taken::NotNow => again.push(Outgoing { tries: one.tries + 1, ..one }),
                         Taken::Refused => one.contest.changed.notify_waiters(),
                         Taken::Done => {
                             if one.is_leave() {
-                                self.has_left();
+                                self.has_left(member);
                             }
                             done.push(one);
                         }
@@ -211,7 +213,7 @@ impl Quorum {
         let link = &self.links[member];
         let asked = async { link.member()?.apply(requests).await };
         let MemberAnswers { membership, answers } = self.ask(link, asked).await?;
-        let vote = self.heard(link, self.clock.now(), answers.now, &membership, requests.is_empty());
+        let vote = self.heard(link, self.clock.now(), answers.now, membership, requests.is_empty());
         answers.each.iter().for_each(|answer| self.saw_number(answer));
         Ok((vote, answers.each))
     }
@@ -223,10 +225,10 @@ impl Quorum {
         match self.ask(link, asked).await {
             Ok(answered) => {
                 let (now, answers) = (self.clock.now(), answered.answers);
-                let vote = self.heard(link, now, answers.now, &answered.membership, false);
+                let vote = self.heard(link, now, answers.now, answered.membership, false);
                 let at = Moment { sent, received: now };
                 for (one, answer) in batch.iter().zip(answers.each) {
-                    one.contest.take_renewed(&one.ask, at, vote, answer);
+                    one.contest.take_renewed(&one.ask, at, &vote, answer);
                 }
                 self.go_on(&batch)
             }
@@ -247,19 +249,19 @@ impl Quorum {
         link: &Link,
         received: BootTime,
         now: StoreTime,
-        membership: &Membership,
+        membership: Membership,
         is_empty: bool,
     ) -> HeardVote<'_> {
-        self.learn(link, membership);
+        self.learn(link, &membership);
         let version = self.identity.version();
-        let (vote, is_back) = link.answered(received, now, membership, &self.identity, is_empty);
+        let (vote, is_back) = link.answered(received, now, &membership, &self.identity, is_empty);
         if is_back {
             self.is_back(link);
         }
         if vote == Vote::None {
             self.stewards.notify_one();
         }
-        self.identity.heard(vote, version)
+        self.identity.heard(link.index, membership, vote, version)
     }
 
     /// A member answers again that was suspected: leaves that it missed are sent, and contenders that need it claim there.
@@ -400,7 +402,7 @@ impl Quorum {
             let (waiting, given_up) = outbox.leaves().take(sent, self.capability.group_limit);
             for leave in given_up {
                 leave.leave_failed(&too_slow());
-                self.has_left();
+                self.has_left(member);
             }
             let (leaves, untils): (Vec<Outgoing>, Vec<BootTime>) = waiting.into_iter().unzip();
             if leaves.is_empty() {
@@ -409,16 +411,18 @@ impl Quorum {
             let link = &self.links[member];
             let requests: Vec<_> =
                 leaves.iter().filter_map(|one| one.contest.request(link, &one.ask, sent)).collect();
-            let answers = match self.apply(member, &requests).await {
-                Ok((vote, answers)) => answers.into_iter().map(|answer| Some((vote, answer))).collect(),
+            let (vote, answers) = match self.apply(member, &requests).await {
+                Ok((vote, answers)) => (Some(vote), answers),
                 Err(error) => {
                     leaves.iter().for_each(|leave| leave.leave_failed(&error));
-                    vec![None; leaves.len()]
+                    (None, Vec::new())
                 }
             };
             let (at, mut done, mut again) = (self.moment(sent), Vec::new(), Vec::new());
-            for ((leave, until), answer) in leaves.into_iter().zip(untils).zip(answers) {
-                let taken = answer.map(|(vote, answer)| leave.contest.take(&leave.ask, at, vote, answer));
+            let mut answers = answers.into_iter();
+            for (leave, until) in leaves.into_iter().zip(untils) {
+                let answered = vote.as_ref().zip(answers.next());
+                let taken = answered.map(|(vote, answer)| leave.contest.take(&leave.ask, at, vote, answer));
                 match taken {
                     None | Some(Taken::NotNow) => again.push((leave, until)),
                     Some(_) => done.push(leave),
@@ -428,15 +432,25 @@ impl Quorum {
             if goes_well {
                 backoff.reset();
             }
-            done.iter().for_each(|_| self.has_left());
+            done.iter().for_each(|_| self.has_left(member));
             outbox.leaves().put_back(again);
             self.send(self.go_on(&done));
         }
     }
 
-    fn has_left(&self) {
-        self.state.leaving.fetch_sub(1, Ordering::AcqRel);
+    fn has_left(&self, member: usize) {
+        self.outboxes[member].leaving.fetch_sub(1, Ordering::AcqRel);
         self.state.left.notify_waiters();
+    }
+
+    /// Whether leaves are under way at this member.
+    fn is_left(&self, link: &Link) -> bool {
+        self.outboxes[link.index].leaving.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether leaves are under way at members that are expected to answer.
+    pub(crate) fn still_leaves(&self) -> bool {
+        self.links.iter().any(|link| self.is_left(link) && !link.is_suspect())
     }
 
     /// Waits until all leaves were answered, but not for long.
@@ -444,7 +458,7 @@ impl Quorum {
         let until = self.clock.now().after(self.member_limit());
         loop {
             let left = self.state.left.notified();
-            if self.state.leaving.load(Ordering::Acquire) == 0 || self.clock.now() >= until {
+            if !self.links.iter().any(|link| self.is_left(link)) || self.clock.now() >= until {
                 return;
             }
             drop(tokio::time::timeout(until.since(self.clock.now()), left).await);

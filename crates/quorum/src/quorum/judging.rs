@@ -142,6 +142,12 @@ impl Quorum {
         if waits && self.gives_way(contest, state, now) {
             return Judged::Verdict(Verdict::Again);
         }
+        // Only the gate was asked. Others may refuse it for good, too, or serve it.
+        let is_refused = matches!(state.notes[gate], Some(Note::Refused(_)));
+        if waits && is_refused && self.state.contended.contains(&contest.name) {
+            self.state.contended.granted(&contest.name, false);
+            return Judged::Verdict(Verdict::Again);
+        }
         // All of a majority have granted, and too few of them vote.
         let held = self.held(state, now).count();
         if state.attempt.heard() < needed || held >= needed {

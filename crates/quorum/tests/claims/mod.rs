@@ -1,5 +1,6 @@
 //! How soon claims are answered, and what they are told, while members are slow, silent or in trouble.
 
+mod ends;
 mod late;
 mod memory;
 mod numbers;
@@ -180,6 +181,23 @@ async fn a_claim_is_not_sent_after_its_leave() {
     sleep(secs(6)).await;
     ours.iter().for_each(Network::restore);
     assert!(other.keeper.mutex("stock").try_lock().await.expect("answered").is_some(), "nobody holds it");
+}
+
+/// A claim of a contended name asks its gate first.
+#[tokio::test(start_paused = true)]
+async fn a_contended_name_that_members_refuse_fails_at_once() {
+    let world = World::founded(3).await;
+    let (one, two) = (world.client().await, world.client().await);
+    let guard = one.keeper.mutex("stock").lock().await.expect("granted");
+    let mutex = two.keeper.mutex("stock");
+    let waits = tokio::spawn(async move { mutex.lock().await });
+    sleep(millis(50)).await;
+    guard.release().await.expect("released");
+    waits.await.expect("ended").expect("granted").release().await.expect("released");
+    world.moods.iter().for_each(|moods| moods.set("stock", Some(Mood::Refuses)));
+    let tried = timeout(secs(1), two.keeper.mutex("stock").lock()).await.expect("at once");
+    let error = tried.map(drop).expect_err("refused").to_string();
+    assert!(error.contains("no right to this name"), "{error}");
 }
 
 /// Members that refuse for good are not waited for, and their reason is told.
