@@ -5,7 +5,6 @@ use lockkeeper_core::{
     clock::Clock,
     memory::MemoryServer,
     store::{Context, WakeSink},
-    testing::Fate,
 };
 use tokio::runtime::{Builder, Handle};
 
@@ -22,18 +21,7 @@ fn i16_a_program_that_ends_leaves_nothing_held_at_a_slow_member() {
             let member: usize = url.trim_start_matches("memory:").parse().expect("a number");
             Ok(networks[member].wrap(servers[member].connector(url)))
         };
-        let keeper = user.block_on(async {
-            lockkeeper_quorum::found_fresh(url, member).await.expect("founded");
-            let connector = lockkeeper_quorum::connector(url, member).expect("a good URL");
-            let keeper = Keeper::builder(connector).connect().await.expect("connected");
-            networks[late].next(Fate { after: millis(60), ..Fate::GOOD });
-            let guard = keeper.mutex("stock").lock().await.expect("granted");
-            guard.release().await.expect("released");
-            keeper
-        });
-        // As at the end of `main`.
-        drop(keeper);
-        let left = user.block_on(async {
+        let holds = async || {
             let context = Context {
                 keeper: KeeperId::random(),
                 wakes: WakeSink::new(drop),
@@ -42,8 +30,23 @@ fn i16_a_program_that_ends_leaves_nothing_held_at_a_slow_member() {
                 request_limit: secs(2),
             };
             let store = servers[late].connector("memory:").connect(context).await.expect("connected");
-            store.inspect(&Name::new("stock").expect("a name")).await.expect("answered")
+            store.inspect(&Name::new("stock").expect("a name")).await.expect("answered").is_some()
+        };
+        let keeper = user.block_on(async {
+            lockkeeper_quorum::found_fresh(url, member).await.expect("founded");
+            let connector = lockkeeper_quorum::connector(url, member).expect("a good URL");
+            let keeper = Keeper::builder(connector).connect().await.expect("connected");
+            networks[late].delay(millis(60));
+            let guard = keeper.mutex("stock").lock().await.expect("granted");
+            // Whoever is late has heard of the claim, and not of the leave.
+            while !holds().await {
+                tokio::task::yield_now().await;
+            }
+            guard.release().await.expect("released");
+            keeper
         });
-        assert!(left.is_none(), "member {late}: {left:?}");
+        // As at the end of `main`.
+        drop(keeper);
+        assert!(!user.block_on(holds()), "member {late}");
     }
 }
