@@ -4,6 +4,7 @@
 //! replies could be taken for answers to other requests.
 
 use std::{
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -29,6 +30,9 @@ use crate::{
 /// After a connection could not be opened, requests fail at once for a pause between these.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// A request that takes longer has its runtime looked at. A member of a quorum that takes twice as long is suspected.
+const SLOW_AFTER: Duration = Duration::from_millis(250);
 
 /// How the address of a server is found.
 #[derive(Clone)]
@@ -290,23 +294,31 @@ impl Connection {
         let address = || self.peer().unwrap_or_else(|| self.address.clone()).to_string();
         let answered = tokio::select! {
             biased;
-            answered = tokio::time::timeout_at(until.into(), send_packed(current.connection, commands)) => answered,
+            answered = self.in_time(send_packed(current.connection, commands), until) => answered,
             () = self.runtime.left(current.runtime) => {
                 self.give_up(current.generation);
                 return Err(trouble::caller_left(&address()));
             }
         };
         let error = match answered {
-            Ok(Ok(values)) if values.len() == count => return Ok(values),
-            Ok(Ok(_)) => trouble::nonsense("a wrong number of replies"),
-            Ok(Err(error)) => trouble::unanswered(&address(), error),
-            Err(_) => {
-                self.check_runtime();
-                trouble::too_late(&address())
-            }
+            Some(Ok(values)) if values.len() == count => return Ok(values),
+            Some(Ok(_)) => trouble::nonsense("a wrong number of replies"),
+            Some(Err(error)) => trouble::unanswered(&address(), error),
+            None => trouble::too_late(&address()),
         };
         self.give_up(current.generation);
         Err(error)
+    }
+
+    /// Waits for an answer until this time. If it takes long, the runtime that owns the connection may be blocked or gone.
+    async fn in_time<T>(&self, answer: impl Future<Output = T>, until: Instant) -> Option<T> {
+        let mut answer = pin!(answer);
+        let slow = until.min(Instant::now() + SLOW_AFTER);
+        if let Ok(answered) = tokio::time::timeout_at(slow.into(), answer.as_mut()).await {
+            return Some(answered);
+        }
+        self.check_runtime();
+        tokio::time::timeout_at(until.into(), answer).await.ok()
     }
 
     /// Closes the connection of this generation: the next request opens a new one.

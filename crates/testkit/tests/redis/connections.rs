@@ -241,3 +241,20 @@ fn a_crew_on_bad_connections_is_safe() {
     });
     load.must_be_safe();
 }
+
+/// Connections belong to the runtime in which the keeper was connected. If that stands still, requests of other runtimes are
+/// delayed for a moment, and not until they run out of time.
+#[test]
+fn a_runtime_that_stands_still_delays_others_for_a_moment() {
+    let build = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (still, other) = (build(), build());
+    let redis = Redis::start().expect("started");
+    let url = format!("redis://{}/?request_limit=40s", redis.address());
+    let keeper = still.block_on(lockkeeper::connect(&url)).expect("connected");
+    // Nobody drives that runtime any more.
+    other.block_on(async {
+        let locked = timeout(secs(20), keeper.mutex(NAME).lock()).await.expect("not held up");
+        locked.expect("granted").release().await.expect("released");
+        keeper.close().await;
+    });
+}
