@@ -250,7 +250,8 @@ fn a_runtime_that_stands_still_delays_others_for_a_moment() {
     let (still, other) = (build(), build());
     let redis = Redis::start().expect("started");
     let url = format!("redis://{}/?request_limit=40s", redis.address());
-    let keeper = still.block_on(lockkeeper::connect(&url)).expect("connected");
+    let builder = lockkeeper::builder(&url).expect("a good URL").request_limit(secs(40));
+    let keeper = still.block_on(builder.connect()).expect("connected");
     // Nobody drives that runtime any more.
     other.block_on(async {
         let locked = timeout(secs(20), keeper.mutex(NAME).lock()).await.expect("not held up");
