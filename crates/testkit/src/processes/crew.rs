@@ -26,7 +26,7 @@ const TO_NOTICE: Duration = Duration::from_millis(1500);
 const TO_NOTICE_BRIEFLY: Duration = Duration::from_millis(200);
 
 /// How often a worker is stopped in search of the right moment.
-const STOPS: usize = 20;
+const STOPS: usize = 50;
 
 /// Worker processes on one store, and the events that they have reported so far.
 #[derive(Debug)]
