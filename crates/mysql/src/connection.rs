@@ -81,7 +81,7 @@ impl Opener {
 
     /// The same with more time: many keepers that start at once make the tables together.
     pub(crate) async fn open_first(&self) -> Result<Opened, StoreError> {
-        self.open_within(self.settings.connect_limit + Duration::from_secs(8)).await
+        self.open_within(self.settings.connect_limit * 2 + Duration::from_secs(8)).await
     }
 
     async fn open_within(&self, limit: Duration) -> Result<Opened, StoreError> {

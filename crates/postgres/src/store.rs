@@ -30,7 +30,7 @@ use crate::{
 /// How long a waiter goes without asking; the first in the queue asks twice in that time. So both of its polls come within the
 /// three seconds that a pushed grant lasts whose message was lost. And they are so rare that those who wait in one process
 /// cost the server less than a request a second, renewals and signs of life included.
-const ASKS_AGAIN: Duration = Duration::from_millis(2800);
+const ASKS_AGAIN: Duration = Duration::from_millis(2600);
 
 /// What the PostgreSQL store can do.
 pub static CAPABILITY: Capability = {

@@ -16,6 +16,13 @@ fn received(server: &ZooKeeperNode) -> u64 {
     count.and_then(|count| count.trim().parse().ok()).expect("counted")
 }
 
+/// How many watches the server has.
+fn watches(server: &ZooKeeperNode) -> u64 {
+    let answer = server.ask("mntr").expect("asked");
+    let count = answer.lines().find_map(|line| line.strip_prefix("zk_watch_count"));
+    count.and_then(|count| count.trim().parse().ok()).expect("counted")
+}
+
 /// How many signs of life and pings `keepers` send in `time`, at most: eight and seven per session timeout, and some when
 /// they connect.
 fn pings(keepers: u64, time: Duration) -> u64 {
@@ -164,15 +171,20 @@ async fn an_error_that_stays_costs_few_requests() {
     let stage = Stage::single(SESSION);
     let (holder, waiter, client) = (stage.patient().await, stage.patient().await, stage.client().await);
     let guard = holder.mutex("stock").lock().await.expect("locked");
+    let server = &stage.servers.nodes()[0];
+    let watched = watches(server);
     let waiting =
         tokio::spawn(async move { waiter.mutex("stock").lock().await.expect("locked").release().await });
     until_nodes(&client, "stock", 2).await;
+    // It has listed the queue by then. A first listing that is refused fails the claim.
+    while watches(server) == watched {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let folder = "/lockkeeper/locks/stock";
     let for_all = |permission| [Acl::new(permission, AuthId::anyone())];
     let unreadable = for_all(Permission::WRITE | Permission::CREATE | Permission::DELETE | Permission::ADMIN);
     client.set_acl(folder, &unreadable, None).await.expect("set");
     guard.release().await.expect("released");
-    let server = &stage.servers.nodes()[0];
     let before = received(server);
     let time = Duration::from_secs(3);
     tokio::time::sleep(time).await;
