@@ -117,7 +117,7 @@ impl Quorum {
     }
 
     /// The first gate of this name that is not suspected, else the first.
-    fn gate(&self, name: &Name) -> usize {
+    pub(crate) fn gate(&self, name: &Name) -> usize {
         let unsuspected = self.gates(name).find(|member| !self.links[*member].is_suspect());
         unsuspected.or_else(|| self.gates(name).next()).unwrap_or(0)
     }

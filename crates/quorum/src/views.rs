@@ -81,7 +81,9 @@ impl Quorum {
     pub(crate) async fn inspect(&self, name: &Name) -> Result<Option<ResourceView>, StoreError> {
         let mut views = self.views(name).await?;
         self.sort(name, &mut views);
-        Ok(self.merged(name, views.into_iter().filter_map(|told| told.answer).collect()))
+        let views =
+            views.into_iter().filter_map(|Told { member, answer }| Some(Told { member, answer: answer? }));
+        Ok(self.merged(name, views.collect()))
     }
 
     /// The gate's view first.
@@ -91,12 +93,13 @@ impl Quorum {
     }
 
     /// A resource as a majority shows it.
-    fn merged(&self, name: &Name, views: Vec<ResourceView>) -> Option<ResourceView> {
-        let capacity = views.first()?.capacity;
+    fn merged(&self, name: &Name, views: Vec<Told<ResourceView>>) -> Option<ResourceView> {
+        let (capacity, gate) = (views.first()?.answer.capacity, self.gate(name));
         let mut held: BTreeMap<ContenderId, Vec<HolderView>> = BTreeMap::new();
-        let mut waiters: Vec<WaiterView> = Vec::new();
-        for view in views {
+        let (mut waiters, mut at_gate): (Vec<WaiterView>, Vec<ContenderId>) = Default::default();
+        for Told { member, answer: view } in views {
             for holder in view.holders {
+                at_gate.extend((member == gate).then_some(holder.contender));
                 held.entry(holder.contender).or_default().push(holder);
             }
             for waiter in view.waiters {
@@ -108,9 +111,10 @@ impl Quorum {
         let mut holders = Vec::new();
         for (contender, shown) in held {
             if shown.len() < self.majority.needed() {
-                // It is on its way in or out.
+                // It is on its way in. Where the gate does not show it, it is on its way out, or in nobody's way.
+                let is_next = at_gate.contains(&contender);
                 let known = waiters.iter().any(|waiter| waiter.contender == contender);
-                waiters.extend(shown.first().filter(|_| !known).map(as_waiter));
+                waiters.extend(shown.first().filter(|_| is_next && !known).map(as_waiter));
                 continue;
             }
             waiters.retain(|waiter| waiter.contender != contender);
@@ -154,7 +158,7 @@ impl Quorum {
         let mut resources = Vec::new();
         for (name, mut views) in views {
             self.sort(&name, &mut views);
-            resources.extend(self.merged(&name, views.into_iter().map(|told| told.answer).collect()));
+            resources.extend(self.merged(&name, views));
         }
         let limit = query.limit.max(1);
         if resources.len() > limit {

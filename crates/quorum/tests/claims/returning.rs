@@ -24,6 +24,7 @@ async fn a_leave_waits_briefly_for_the_answer_to_its_claim() {
         assert_eq!(begun.elapsed(), millis(0), "three members are enough");
         guard.release().await.expect("released");
         assert_eq!(begun.elapsed(), millis(0), "three members are enough, and the gate is among them");
+        assert_eq!(client.keeper.inspect("stock").await.expect("answered"), None, "nobody holds or waits");
         sleep(secs(1)).await;
         let sent: u64 = world.moods.iter().map(|moods| moods.tombstones()).sum();
         assert_eq!(sent, tombstones, "answers after {slow:?}");
