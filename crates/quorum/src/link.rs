@@ -21,6 +21,9 @@ use crate::{
 /// How long after it was sent a claim may still take effect at a member.
 pub(crate) const CLAIM_LIFE: Duration = Duration::from_secs(5);
 
+/// A member that was suspected counts as one in trouble for so long after that.
+const CALM_AFTER: Duration = Duration::from_secs(10);
+
 /// One member.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -46,6 +49,8 @@ struct Health {
     /// Whether it was suspected again after that: it may be able to read and not to write. Empty requests end no suspicion
     /// then.
     is_doubted: bool,
+    /// When it answered again after it was last suspected.
+    back_since: Option<BootTime>,
     /// Its lease clock, and when that was heard.
     clock: Option<(BootTime, StoreTime)>,
     /// Its wall clock, and when that was heard.
@@ -100,6 +105,13 @@ impl Link {
         self.health().suspect || self.store().is_none()
     }
 
+    /// Whether it is connected, and was not suspected for a while.
+    pub(crate) fn is_calm(&self, now: BootTime) -> bool {
+        let is_long_back = |since: BootTime| now.since(since) >= CALM_AFTER;
+        let health = self.health();
+        self.store().is_some() && !health.suspect && health.back_since.is_none_or(is_long_back)
+    }
+
     /// It has not answered in time. True: that is new.
     pub(crate) fn suspect(&self) -> bool {
         let mut health = self.health();
@@ -140,6 +152,7 @@ impl Link {
         let mut health = self.health();
         let is_back = health.suspect && !(is_empty && health.is_doubted);
         health.suspect &= !is_back;
+        health.back_since = if is_back { Some(received) } else { health.back_since };
         health.only_empty = is_empty && (health.only_empty || is_back);
         health.is_doubted &= is_empty;
         health.trouble = None;

@@ -122,6 +122,11 @@ impl Quorum {
         unsuspected.or_else(|| self.gates(name).next()).unwrap_or(0)
     }
 
+    /// Whether all members vote, and have answered for a while. Otherwise others may wait at other gates.
+    fn is_calm(&self, now: BootTime) -> bool {
+        self.links.iter().all(|link| link.is_calm(now) && link.votes(&self.identity))
+    }
+
     /// The least number of new grants: above all that were seen, and not below the median of the members' clocks. All claims
     /// of a group have the same, and members count up from it: they are cheaper to ask if little differs.
     pub(crate) fn at_least(&self, now: BootTime) -> GrantNumber {
@@ -160,7 +165,8 @@ impl Quorum {
         drop(contests);
         let mut state = contest.state();
         (state.renewed, state.touched) = (now, now);
-        let asks = match claim.queue && self.state.contended.contains(&claim.name) {
+        let gate_first = claim.queue && self.state.contended.contains(&claim.name) && self.is_calm(now);
+        let asks = match gate_first {
             true => state.attempt.begin_at_gate(at_least),
             false => state.attempt.begin(at_least),
         };
