@@ -179,8 +179,9 @@ impl Attempt {
             Place::InLine if self.expects_gate && self.members[self.gate].is_claiming() => Vec::new(),
             // Whoever is next in line at the gate needs the others. Staying there would overtake it, or block it.
             Place::InLine | Place::Busy => {
-                let is_there =
-                    |at: &AtMember| at.place(now) == Place::InLine || at.may_hold() || at.has_lost_claim();
+                let is_there = |at: &AtMember| {
+                    matches!(at.place(now), Place::Held | Place::InLine) || at.has_lost_claim()
+                };
                 let there = others.into_iter().filter(|member| is_there(&self.members[*member]));
                 let there: Vec<usize> = there.collect();
                 let mut asks: Vec<Ask> = there.into_iter().map(|member| self.leave_one(member)).collect();

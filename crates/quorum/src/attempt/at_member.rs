@@ -144,11 +144,6 @@ impl AtMember {
         }
     }
 
-    /// Whether it holds there, or did when last heard: the member may have renewed it and the answer is lost.
-    pub(super) fn may_hold(&self) -> bool {
-        self.place == Place::Held
-    }
-
     /// The hold, if it is not over and the member votes.
     pub(super) fn vote(&self, now: BootTime) -> Option<AtMemberHold> {
         self.hold.filter(|hold| hold.votes && self.place(now) == Place::Held)
