@@ -444,13 +444,13 @@ impl Quorum {
     }
 
     /// Whether leaves are under way at this member.
-    fn is_left(&self, link: &Link) -> bool {
+    fn awaits_leaves(&self, link: &Link) -> bool {
         self.outboxes[link.index].leaving.load(Ordering::Acquire) > 0
     }
 
     /// Whether leaves are under way at members that are expected to answer.
     pub(crate) fn still_leaves(&self) -> bool {
-        self.links.iter().any(|link| self.is_left(link) && !link.is_suspect())
+        self.links.iter().any(|link| self.awaits_leaves(link) && !link.is_suspect())
     }
 
     /// Waits until all leaves were answered, but not for long.
@@ -458,7 +458,7 @@ impl Quorum {
         let until = self.clock.now().after(self.member_limit());
         loop {
             let left = self.state.left.notified();
-            if !self.links.iter().any(|link| self.is_left(link)) || self.clock.now() >= until {
+            if !self.links.iter().any(|link| self.awaits_leaves(link)) || self.clock.now() >= until {
                 return;
             }
             drop(tokio::time::timeout(until.since(self.clock.now()), left).await);
