@@ -204,7 +204,7 @@ impl Acquisition<'_> {
     }
 
     fn claim(&self) -> Claim {
-        let (engine, terms) = (self.engine(), self.terms);
+        let (engine, terms, shown) = (self.engine(), self.terms, self.terms.shown());
         Claim {
             name: self.name.clone(),
             contender: match terms.attachment {
@@ -224,9 +224,9 @@ impl Acquisition<'_> {
             again: false,
             details: Details {
                 kind: terms.kind,
-                process: terms.process.as_ref().unwrap_or(&engine.process).clone(),
-                label: terms.label.clone(),
-                value: terms.value.clone(),
+                process: shown.and_then(|shown| shown.process.as_ref()).unwrap_or(&engine.process).clone(),
+                label: shown.and_then(|shown| shown.label.clone()),
+                value: shown.and_then(|shown| shown.value.clone()),
             },
         }
     }

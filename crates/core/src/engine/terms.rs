@@ -28,6 +28,13 @@ pub(crate) struct Terms {
     pub(crate) attachment: Attachment,
     /// Whether every acquisition has its own position in the store's queue, instead of one per process.
     pub(crate) fifo: bool,
+    /// What it shows to people. Most show nothing, and a keeper may hold very many.
+    pub(crate) shown: Option<Box<Shown>>,
+}
+
+/// What a hold shows to people beyond its kind.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Shown {
     pub(crate) label: Option<Arc<str>>,
     pub(crate) value: Option<Arc<str>>,
     /// The process to show, if it is not this one.
@@ -73,10 +80,18 @@ impl Terms {
             min_hold: Duration::ZERO,
             attachment: Attachment::Process,
             fifo: kind != Kind::Mutex,
-            label: None,
-            value: None,
-            process: None,
+            shown: None,
         }
+    }
+
+    /// What it shows, if anything.
+    pub(crate) fn shown(&self) -> Option<&Shown> {
+        self.shown.as_deref()
+    }
+
+    /// What it is to show.
+    pub(crate) fn show(&mut self) -> &mut Shown {
+        self.shown.get_or_insert_default()
     }
 
     /// What a claim on these terms asks for. A hold with a minimum may outlive its process.
@@ -145,8 +160,9 @@ impl Terms {
         if self.capacity != Capacity::All {
             check_counts_permits(store)?;
         }
-        check_text("label", self.label.as_deref())?;
-        check_text("value", self.value.as_deref())
+        let Some(shown) = self.shown() else { return Ok(()) };
+        check_text("label", shown.label.as_deref())?;
+        check_text("value", shown.value.as_deref())
     }
 }
 

@@ -63,7 +63,9 @@ impl Election {
     lease_settings!();
 
     fn candidate(&self, value: &str) -> Arc<Terms> {
-        Arc::new(Terms { value: Some(value.into()), ..(**self.handle.terms()).clone() })
+        let mut terms = Terms::clone(self.handle.terms());
+        terms.show().value = Some(value.into());
+        Arc::new(terms)
     }
 
     /// Waits in the queue until this process leads.

@@ -343,7 +343,7 @@ impl WriteGuard {
 impl Leadership {
     /// The value this leader published.
     pub fn value(&self) -> &str {
-        self.entry.hold().terms.value.as_deref().unwrap_or_default()
+        self.entry.hold().terms.shown().and_then(|shown| shown.value.as_deref()).unwrap_or_default()
     }
 
     /// Gives the leadership back: [`release`](Guard::release) by the name people look for.

@@ -148,7 +148,7 @@ macro_rules! lease_settings {
 
         /// Words for people: shown with the holder in listings.
         pub fn label(self, label: &str) -> Self {
-            Self { handle: self.handle.with(|terms| terms.label = Some(label.into())) }
+            Self { handle: self.handle.with(|terms| terms.show().label = Some(label.into())) }
         }
 
         /// The name as it was given.

@@ -73,9 +73,10 @@ impl LeaseClaim {
         terms.attachment = Attachment::Detached;
         // Every caller has a position of its own, and what belongs to no process is not handed on inside of this one.
         terms.fifo = true;
-        terms.label = self.label.as_deref().map(Into::into);
-        terms.value = self.value.as_deref().map(Into::into);
-        terms.process = self.process.clone().map(Arc::new);
+        let shown = terms.show();
+        shown.label = self.label.as_deref().map(Into::into);
+        shown.value = self.value.as_deref().map(Into::into);
+        shown.process = self.process.clone().map(Arc::new);
         terms
     }
 
