@@ -301,26 +301,31 @@ impl Hold {
     pub(crate) fn lose_because(&self, lost: Lost, because: Option<Arc<str>>) {
         if self.lost().is_none() {
             // Before the loss can be seen.
-            self.renewing().lost_because = because;
+            let mut renewing = self.renewing();
+            if because.is_some() || renewing.trouble.is_some() {
+                renewing.trouble.get_or_insert_default().lost_because = because;
+            }
         }
         self.lose(lost);
     }
 
     /// What is known of a loss beyond its kind.
     pub(crate) fn lost_because(&self) -> Option<Arc<str>> {
-        self.lost().and_then(|_| self.renewing().lost_because.clone())
+        self.lost().and_then(|_| self.renewing().trouble.as_ref()?.lost_because.clone())
     }
 
     /// The store answered the last renewal, whatever it said.
     pub(crate) fn was_heard(&self) {
         let mut renewing = self.renewing();
-        (renewing.awaited, renewing.error) = (false, None);
+        renewing.awaited = false;
+        renewing.has_no_error();
     }
 
     /// Why the last renewal failed; `None` if the store answered it.
     pub(crate) fn renewal_error(&self) -> Option<StoreError> {
         let renewing = self.renewing();
-        renewing.error.clone().or_else(|| {
+        let error = renewing.trouble.as_ref().and_then(|trouble| trouble.error.clone());
+        error.or_else(|| {
             let message = "the last renewal has not been answered; check that the store is up and reachable";
             renewing.awaited.then(|| StoreError::new(StoreErrorKind::Unreachable, message))
         })

@@ -37,12 +37,33 @@ pub(super) struct Renewing {
     pub(super) taken: bool,
     /// Whether a renewal was sent since the store last answered one.
     pub(super) awaited: bool,
-    /// Why the last renewal failed, if it did.
-    pub(super) error: Option<StoreError>,
     /// The length of the lease that runs now: a first lease is shorter than the rest.
     pub(super) running: Duration,
+    /// What went wrong. Mostly nothing does, and a keeper may hold very many.
+    pub(super) trouble: Option<Box<Trouble>>,
+}
+
+/// What went wrong with a hold.
+#[derive(Debug, Default)]
+pub(super) struct Trouble {
+    /// Why the last renewal failed, if it did.
+    pub(super) error: Option<StoreError>,
     /// What is known of a loss beyond its kind.
     pub(super) lost_because: Option<Arc<str>>,
+}
+
+impl Renewing {
+    /// The last renewal failed with this error.
+    fn failed(&mut self, error: StoreError) {
+        self.trouble.get_or_insert_default().error = Some(error);
+    }
+
+    /// The store answered the last renewal.
+    pub(super) fn has_no_error(&mut self) {
+        if let Some(trouble) = &mut self.trouble {
+            trouble.error = None;
+        }
+    }
 }
 
 /// What the watchdog has to do for a hold.
@@ -103,13 +124,13 @@ impl Hold {
         if self.lost().is_some() || now >= self.ends() {
             let message =
                 "the last renewal was answered too late; check the store and whether this machine is busy";
-            renewing.error = Some(StoreError::new(StoreErrorKind::Unreachable, message));
+            renewing.failed(StoreError::new(StoreErrorKind::Unreachable, message));
             drop(renewing);
             self.lose(self.overdue());
             return;
         }
         renewing.awaited = false;
-        renewing.error = None;
+        renewing.has_no_error();
         let deadline = deadline::from_answer(sent, remaining);
         let before = BootTime(self.deadline.swap(deadline.0, Ordering::AcqRel));
         self.plan_renewal(&mut renewing, sent, remaining, deadline > before);
@@ -123,7 +144,7 @@ impl Hold {
         let mut renewing = self.renewing();
         // Unless a later one has been answered.
         if renewing.heard_at <= sent {
-            renewing.error = Some(error);
+            renewing.failed(error);
             let pause = (self.ends().since(now) / 4).clamp(Duration::from_millis(5), Duration::from_secs(1));
             renewing.renew_at = now.after(pause);
         }
@@ -133,7 +154,7 @@ impl Hold {
     pub(crate) fn renewal_failed(&self, sent: BootTime, error: StoreError) {
         let mut renewing = self.renewing();
         if renewing.heard_at <= sent {
-            renewing.error = Some(error);
+            renewing.failed(error);
         }
     }
 
