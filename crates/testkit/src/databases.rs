@@ -119,8 +119,9 @@ pub async fn swallowed_replies(server: SocketAddr, url: impl Fn(SocketAddr) -> S
 /// among themselves would leave the tables alone.
 ///
 /// # Panics
-/// If the tables have grown with every two thousand sections. They may grow now and then: while a transaction of the server's
-/// own upkeep lasts, no room is used again, and on a busy machine that may be seconds.
+/// If the tables have grown with most of the steps of two thousand sections. They may grow in some: while a transaction of the
+/// server's own upkeep lasts, no room is used again. On a busy machine that may be seconds, so one such step may be as large as
+/// if each section had a row of its own.
 pub async fn tables_do_not_grow(url: &str, sizes: impl Fn() -> Vec<(String, u64)>) {
     /// Less than a fifth of what two thousand rows need.
     const SOME: u64 = 32 * 1024;
@@ -147,13 +148,9 @@ pub async fn tables_do_not_grow(url: &str, sizes: impl Fn() -> Vec<(String, u64)
         assert!(sizes.len() >= 7, "{sizes:?}");
         measured.push(sizes.iter().map(|(_, size)| size).sum::<u64>());
     }
-    let least = measured.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).min();
-    assert!(least.is_some_and(|least| least <= SOME), "the tables have grown all the while: {measured:?}");
-    let grown = measured[measured.len() - 1].saturating_sub(measured[0]);
-    assert!(
-        grown <= 10 * SOME,
-        "the tables have grown by as much as rows of their own would need: {measured:?}"
-    );
+    let mut grown: Vec<u64> = measured.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
+    grown.sort_unstable();
+    assert!(grown[grown.len() / 2] <= SOME, "the tables grow with the sections: {measured:?}");
     for keeper in keepers {
         keeper.close().await;
     }
