@@ -161,9 +161,10 @@ impl Quorum {
         if contests.is_used_up(claim.contender) {
             return None;
         }
+        // A leave on another thread finds the contest only with this, and then waits for what it has to end.
+        let mut state = contest.state();
         contests.insert(contest.clone());
         drop(contests);
-        let mut state = contest.state();
         (state.renewed, state.touched) = (now, now);
         let gate_first = claim.queue && self.state.contended.contains(&claim.name) && self.is_calm(now);
         let asks = match gate_first {

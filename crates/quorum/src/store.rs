@@ -211,10 +211,15 @@ impl QuorumStore {
             });
         }
         quorum.send(outgoing);
+        // One that is not confirmed must not keep the answers of the others until their leases are over: a third of them has
+        // passed already.
+        let shortest = leases.iter().map(|renew| renew.lease).filter(|lease| !lease.is_zero()).min();
+        let until =
+            asked.after(shortest.map_or(quorum.answer_limit(), |lease| quorum.answer_limit().min(lease / 2)));
         let mut each = Vec::with_capacity(leases.len());
         for entry in entries {
             each.push(match entry {
-                Ok(contest) => self.renewed(&contest, asked).await,
+                Ok(contest) => self.renewed(&contest, asked, until).await,
                 Err(renewed) => renewed,
             });
         }
@@ -261,8 +266,7 @@ impl QuorumStore {
         Some(contest)
     }
 
-    async fn renewed(&self, contest: &Arc<Contest>, asked: BootTime) -> Renewed {
-        let until = asked.after(self.quorum.answer_limit());
+    async fn renewed(&self, contest: &Arc<Contest>, asked: BootTime, until: BootTime) -> Renewed {
         loop {
             let mut changed = std::pin::pin!(contest.changed.notified());
             changed.as_mut().enable();

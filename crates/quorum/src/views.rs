@@ -44,7 +44,10 @@ impl Quorum {
             match tokio::time::timeout(left, asked.join_next()).await {
                 Ok(Some(Ok((member, Ok(answer))))) => told.push(Told { member, answer }),
                 Ok(Some(Ok((member, Err(error))))) => {
-                    self.links[member].failed(&error);
+                    // What it refuses to a user says nothing about claims.
+                    if error.is_passing() {
+                        self.links[member].failed(&error);
+                    }
                     failed = Some(error);
                 }
                 _ => {}

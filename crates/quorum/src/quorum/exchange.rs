@@ -133,15 +133,22 @@ impl Quorum {
         let answered = match tokio::time::timeout(self.member_limit(), &mut asked).await {
             Ok(answered) => answered,
             Err(_) => {
-                if link.suspect() {
-                    // Whoever waits for this member does not any more.
-                    self.contests_of(None).iter().for_each(|contest| contest.changed.notify_waiters());
-                }
+                self.suspect(link);
                 asked.await
             }
         };
         let answered = answered.map_err(|_| too_slow()).flatten();
-        answered.inspect_err(|error| link.failed(error))
+        answered.inspect_err(|error| {
+            self.suspect(link);
+            link.failed(error);
+        })
+    }
+
+    /// A member is slow, or fails. Whoever waits for it does not any more.
+    fn suspect(&self, link: &Link) {
+        if link.suspect() {
+            self.contests_of(None).iter().for_each(|contest| contest.changed.notify_waiters());
+        }
     }
 
     /// Sends claims and leaves to a member, and takes the answers.

@@ -4,6 +4,7 @@ mod ends;
 mod late;
 mod memory;
 mod numbers;
+mod renewals;
 mod returning;
 
 use std::time::Duration;

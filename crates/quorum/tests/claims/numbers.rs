@@ -65,7 +65,7 @@ async fn a_holder_is_shown_and_evicted_by_its_token() {
     }
 }
 
-fn renewal(held: &Claim, detach: bool) -> Renew {
+pub(super) fn renewal(held: &Claim, detach: bool) -> Renew {
     let (name, contender, lease) = (held.name.clone(), held.contender, held.lease);
     Renew { name, contender, lease, lower_to: None, detach, at_least: 0 }
 }

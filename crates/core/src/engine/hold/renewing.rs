@@ -63,6 +63,7 @@ impl Renewing {
         if let Some(trouble) = &mut self.trouble {
             trouble.error = None;
         }
+        self.trouble.take_if(|trouble| trouble.lost_because.is_none());
     }
 }
 
