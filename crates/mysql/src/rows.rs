@@ -335,14 +335,14 @@ pub(crate) fn decode(entry: &[u8]) -> Result<EntryRow, BadRow> {
 /// What the server says of itself with every read, and of which store it is.
 pub(crate) fn check_state(words: Option<&str>, id: &str) -> Result<(), StoreError> {
     let words: Vec<&str> = words.unwrap_or_default().split(' ').collect();
-    let [read_only, autocommit, isolation, store] = words[..] else { return Err(changed_table()) };
+    let [read_only, autocommit, isolation, stops, store] = words[..] else { return Err(changed_table()) };
     if is_on(read_only) {
         return Err(replica());
     }
-    if !is_on(autocommit) || isolation != "READ-COMMITTED" {
+    if !is_on(autocommit) || isolation != "READ-COMMITTED" || stops != "1" {
         return Err(config(format!(
-            "something between this program and the server changed autocommit ({autocommit}) or the isolation level \
-             ({isolation}) of the connection; connect to the server itself"
+            "something between this program and the server changed autocommit ({autocommit}), the isolation level \
+             ({isolation}) or the limit of an idle transaction ({stops} s) of the connection; connect to the server itself"
         )));
     }
     if store != id {
@@ -449,16 +449,17 @@ mod tests {
 
     #[test]
     fn a_connection_that_was_changed_is_refused() {
-        for good in ["OFF ON READ-COMMITTED id", "0 1 READ-COMMITTED id"] {
+        for good in ["OFF ON READ-COMMITTED 1 id", "0 1 READ-COMMITTED 1 id"] {
             assert!(check_state(Some(good), "id").is_ok(), "{good}");
         }
         for (bad, word) in [
-            ("ON ON READ-COMMITTED id", "replica"),
-            ("1 1 READ-COMMITTED id", "replica"),
-            ("OFF OFF READ-COMMITTED id", "autocommit"),
-            ("OFF ON REPEATABLE-READ id", "isolation"),
-            ("OFF ON READ-COMMITTED other", "another store"),
-            ("OFF ON READ-COMMITTED", "restore"),
+            ("ON ON READ-COMMITTED 1 id", "replica"),
+            ("1 1 READ-COMMITTED 1 id", "replica"),
+            ("OFF OFF READ-COMMITTED 1 id", "autocommit"),
+            ("OFF ON REPEATABLE-READ 1 id", "isolation"),
+            ("OFF ON READ-COMMITTED 0 id", "idle transaction (0 s)"),
+            ("OFF ON READ-COMMITTED 1 other", "another store"),
+            ("OFF ON READ-COMMITTED 1", "restore"),
             ("", "restore"),
         ] {
             let error = check_state(Some(bad), "id").expect_err(bad).to_string();

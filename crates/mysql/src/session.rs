@@ -23,11 +23,16 @@ use crate::{
 
 /// What each connection needs, whatever the server's defaults are. Times are in seconds. Of these, a user without any
 /// right may set all. The comments are for one kind of server each.
+///
+/// MariaDB has a limit for clients that stop in a transaction. There are two more for transactions that only read or have
+/// written, which come first if they are set. The other kind is told so in each transaction.
 const SETUP: &str = "SET autocommit = 1, completion_type = 0, \
                      sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', sql_safe_updates = 0, \
                      sql_select_limit = 18446744073709551615, innodb_lock_wait_timeout = 1, lock_wait_timeout = 2, \
                      net_write_timeout = 2, net_read_timeout = 2, timestamp = DEFAULT \
-                     /*M! , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */; \
+                     /*M! , max_statement_time = 0, idle_transaction_timeout = 1, \
+                     idle_readonly_transaction_timeout = 1, idle_write_transaction_timeout = 1, \
+                     wait_timeout = GREATEST(@@global.wait_timeout, 28800) */ /*!80000 , max_execution_time = 0 */; \
                      SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
                      SET SESSION TRANSACTION READ WRITE";
 

@@ -141,19 +141,33 @@ impl Statements {
     }
 
     /// The first flight: begins, locks and reads. It begins with a rollback, because the beginning of a transaction commits
-    /// one that was left open. The server ends a client that stops before the second flight.
+    /// one that was left open. The server ends a client that stops before the second flight: MariaDB is told so once, when
+    /// the session begins. Each statement is an answer of its own on the wire, so there are as few as can be.
     pub(crate) fn first_flight(&self, lock: &str, read: &str) -> String {
-        format!("ROLLBACK; SET wait_timeout = 1; START TRANSACTION READ WRITE; {lock}; {read}")
+        let begin = match self.dialect {
+            // The chain is a new transaction, whether there was one to roll back or not.
+            Dialect::MariaDb => "ROLLBACK AND CHAIN",
+            Dialect::MySql => "ROLLBACK; SET wait_timeout = 1; START TRANSACTION READ WRITE",
+        };
+        format!("{begin}; {lock}; {read}")
     }
 
     /// The second flight: writes and commits.
     pub(crate) fn second_flight(&self, writes: &[String]) -> String {
-        format!("{}; COMMIT; SET wait_timeout = {}", writes.join("; "), self.wait_timeout)
+        format!("{}; {}", writes.join("; "), self.end("COMMIT"))
     }
 
     /// Instead of a second flight.
     pub(crate) fn roll_back(&self) -> String {
-        format!("ROLLBACK; SET wait_timeout = {}", self.wait_timeout)
+        self.end("ROLLBACK")
+    }
+
+    /// Ends a transaction, and with it the limit of a client that stops.
+    fn end(&self, how: &str) -> String {
+        match self.dialect {
+            Dialect::MariaDb => how.to_owned(),
+            Dialect::MySql => format!("{how}; SET wait_timeout = {}", self.wait_timeout),
+        }
     }
 
     /// Locks rows by name. The primary key is forced: a scan would lock the rows of others.
@@ -209,15 +223,16 @@ impl Statements {
         format!("{}; {}", self.roll_back(), self.bounded(&insert, LockWait::Whole))
     }
 
-    /// What the server is just now, in words: whether it takes writes, how this connection is set, and the id in the row of
-    /// table `store`. They have a length of their own, because a union cuts off switches, which the server takes for shorter than they are.
+    /// What the server is just now, in words: whether it takes writes, how this connection is set, for how many seconds its
+    /// client may stop in a transaction, and the id in the row of table `store`. They have a length of their own, because a union cuts off switches, which the server takes for shorter than they are.
     fn state(&self) -> &'static str {
         match self.dialect {
             Dialect::MariaDb => {
-                "CAST(CONCAT_WS(' ', @@global.read_only, @@autocommit, @@tx_isolation, id) AS CHAR(128))"
+                "CAST(CONCAT_WS(' ', @@global.read_only, @@autocommit, @@tx_isolation, @@idle_transaction_timeout, id) \
+                 AS CHAR(128))"
             }
             Dialect::MySql => {
-                "CAST(CONCAT_WS(' ', @@global.read_only, @@autocommit, @@transaction_isolation, id) AS CHAR(128))"
+                "CAST(CONCAT_WS(' ', @@global.read_only, @@autocommit, @@transaction_isolation, 1, id) AS CHAR(128))"
             }
         }
     }
@@ -373,6 +388,22 @@ mod tests {
         ] {
             assert!(!text.contains("DROP") && text.contains("x'273b2044"), "{text}");
         }
+    }
+
+    /// Whatever was left open is undone, because the beginning of a transaction would commit it; and who stops in the middle
+    /// is ended, but not who stops afterwards.
+    #[test]
+    fn law_6_a_transaction_begins_with_a_rollback() {
+        let (mariadb, mysql) = (statements(Dialect::MariaDb), statements(Dialect::MySql));
+        assert_eq!(mariadb.first_flight("L", "R"), "ROLLBACK AND CHAIN; L; R");
+        let limited = "ROLLBACK; SET wait_timeout = 1; START TRANSACTION READ WRITE; L; R";
+        assert_eq!(mysql.first_flight("L", "R"), limited);
+        assert!(
+            mariadb.make(Table::Latch, []).starts_with("ROLLBACK; ") && mariadb.roll_back() == "ROLLBACK"
+        );
+        assert_eq!(mariadb.second_flight(&["W".to_owned()]), "W; COMMIT");
+        assert_eq!(mysql.second_flight(&["W".to_owned()]), "W; COMMIT; SET wait_timeout = 600");
+        assert_eq!(mysql.roll_back(), "ROLLBACK; SET wait_timeout = 600");
     }
 
     #[test]

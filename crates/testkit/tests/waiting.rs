@@ -121,6 +121,31 @@ async fn what_is_asked_meanwhile_goes_out_as_one_group() {
     assert!(asked <= 8, "{asked} requests for 64 locks and releases");
 }
 
+/// The tasks that a group's answers have woken ask again at about the same time. If the first of them were sent alone, all
+/// others would go behind it, and so on: two requests for each lock of all.
+#[tokio::test(start_paused = true)]
+async fn tasks_that_were_answered_together_ask_together() {
+    const LOCKS: u64 = 20;
+    let world = Virtual::new();
+    let requests = RequestCounter::default();
+    let slow = Network::new(lockkeeper_testkit::dice::Dice::new(1), Faults { usual: 10, ..Faults::NONE });
+    let store = faulty(requests.of(world.server.connector("memory:")), slow);
+    let keeper =
+        Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("a slow network");
+    let before = requests.so_far();
+    let tasks = each(64, |place| {
+        let mutex = keeper.mutex(&format!("name/{place}"));
+        async move {
+            for _ in 0..LOCKS {
+                drop(mutex.lock().await.expect("free"));
+            }
+        }
+    });
+    done(tasks).await;
+    let asked = requests.so_far() - before;
+    assert!(asked <= LOCKS + 4, "{asked} requests for {LOCKS} locks of each of 64 tasks");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_free_lock_costs_two_requests() {
     let world = Virtual::new();

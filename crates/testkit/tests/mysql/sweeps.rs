@@ -139,9 +139,12 @@ async fn a_name_that_is_taken_after_the_sweep_looked_stays() {
     // Another keeper, whose requests do not wait for the sweep. It does not sweep again.
     let asker = Asker::connect(&server.url()).await;
     assert!(is_granted(&asker.ask("a", 1).await));
+    assert!(matches!(asker.ask("a", 4).await, Verdict::Busy { .. }));
     gate.open().await;
     until(&server, "SELECT COUNT(*) FROM lockkeeper_resource WHERE name = 'b'", "0").await;
     assert_eq!(asker.holders("a").await, [1]);
+    let waiters = server.sql("SELECT COUNT(*) FROM lockkeeper_entry WHERE name = 'a' AND entry IS NOT NULL");
+    assert_eq!(waiters.expect("asked"), "1", "who waits keeps its place");
 }
 
 /// The sweep is held up after it has looked under the lock. Nobody takes the name meanwhile.

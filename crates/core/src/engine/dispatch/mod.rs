@@ -112,6 +112,8 @@ struct State {
     alone_in_flight: bool,
     groups_in_flight: usize,
     requests_in_flight: usize,
+    /// Whether the last group was of several resources, and no other one went out since: its answers have woken tasks.
+    has_woken_several: bool,
     /// Somebody will see to it that the askers are sent.
     called_for: bool,
 }
@@ -228,17 +230,22 @@ impl Dispatcher {
     }
 
     /// Sends one group and gives out its answers; what has come in meanwhile goes next. A group that is not `alone`
-    /// first lets the tasks run that are ready to: the store is busy anyway, and what they ask goes along.
+    /// first lets the tasks run that are ready to: the store is busy anyway, and what they ask goes along. So does one that
+    /// follows a group whose answers have woken several tasks, where a larger group costs the store less than two:
+    /// otherwise the first of them would go alone, and all others behind it, for ever.
     fn group(self: &Arc<Self>, queue: &Arc<Queue>, alone: bool) -> InFlight {
         // Made here and not at the first poll: a group that is never polled ends, too.
-        let mut slot = Slot { dispatcher: self.clone(), queue: queue.clone(), started: false, requests: 0 };
+        let mut slot = Slot::new(self, queue);
         let request = async move {
             slot.started = true;
-            if !alone {
+            let client = &slot.dispatcher.client;
+            let awaits_others = slot.queue.takes_woken() && client.requests_at_once() == 1;
+            if !alone || awaits_others {
                 tokio::task::yield_now().await;
             }
-            let askers = slot.queue.take(&slot.dispatcher.client, alone);
+            let askers = slot.queue.take(client, alone);
             slot.requests = askers.len();
+            slot.wakes_several = are_of_several(&askers);
             if !askers.is_empty() {
                 send_group(&slot.dispatcher.client, slot.queue.server, askers, Travels::WithOthers).await;
             }
@@ -251,6 +258,11 @@ impl Dispatcher {
 impl Queue {
     fn state(&self) -> MutexGuard<'_, State> {
         support::lock(&self.state)
+    }
+
+    /// Whether answers have woken several tasks since the last group went out. Told once.
+    fn takes_woken(&self) -> bool {
+        std::mem::take(&mut self.state().has_woken_several)
     }
 
     /// The next group: at most one new claim per resource, in order of name, leaves before claims. A group that is not
@@ -390,12 +402,27 @@ struct Slot {
     queue: Arc<Queue>,
     started: bool,
     requests: usize,
+    /// Whether its answers wake several tasks.
+    wakes_several: bool,
+}
+
+impl Slot {
+    fn new(dispatcher: &Arc<Dispatcher>, queue: &Arc<Queue>) -> Self {
+        let (dispatcher, queue) = (dispatcher.clone(), queue.clone());
+        Self { dispatcher, queue, started: false, requests: 0, wakes_several: false }
+    }
+}
+
+/// Whether a group, which is in order of name, is of several resources.
+fn are_of_several(group: &[Arc<dyn Asker>]) -> bool {
+    group.first().map(|asker| asker.name()) != group.last().map(|asker| asker.name())
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.queue.state();
         state.requests_in_flight -= self.requests;
+        state.has_woken_several = self.wakes_several;
         if state.askers.is_empty() || !self.started {
             // A group is never polled only if the keeper's thread has ended: then nobody can send what is left, and
             // nobody waits for it.
