@@ -125,7 +125,7 @@ fn entry_from(row: &Row<'_>, details: Details) -> Result<EntryRow> {
     let turn = row.get(1)?;
     let number: Option<i64> = row.get(19)?;
     Ok(EntryRow {
-        contender: ContenderId { keeper: keeper_from(row, 2)?, seq: unsigned(row, 3)? },
+        contender: contender_from(row, 2)?,
         queued,
         turn,
         number: if queued { 0 } else { number.unwrap_or(turn) },
@@ -169,6 +169,11 @@ fn details_from(row: &Row<'_>) -> Result<Details> {
 fn no_details() -> Details {
     let process = Arc::new(ProcessInfo { host: String::new(), pid: 0, program: String::new() });
     Details { kind: Kind::Mutex, process, label: None, value: None }
+}
+
+/// The contender whose keeper is in `column`, and whose number is in the next one.
+pub(crate) fn contender_from(row: &Row<'_>, column: usize) -> Result<ContenderId> {
+    Ok(ContenderId { keeper: keeper_from(row, column)?, seq: unsigned(row, column + 1)? })
 }
 
 /// SQLite's integers are signed; ours are stored with the same bits.

@@ -29,7 +29,7 @@ use crate::{
     layout,
     liveness::{self, LifeFile, Liveness},
     open::{self, OpenConnection},
-    patience::give_up_after,
+    patience::{be_punctual, give_up_after},
     poll,
     ticket::{Ticket, Urgency},
     trouble::{busy, explain, file_trouble},
@@ -81,6 +81,7 @@ pub(crate) struct Database {
 impl Database {
     /// Opens the database, makes it if it is not there, and shows that the keeper is alive.
     pub(crate) fn open(options: OpenOptions) -> Result<(Self, OpenedParts), StoreError> {
+        be_punctual();
         let boot = Boot::find()?;
         let mut file = DatabaseFile::find(&options.path)?;
         let OpenConnection { connection, store_id } = open::open(&file, &boot, options.limit)?;
@@ -145,7 +146,7 @@ impl Database {
         }
         let durability = match Durability::guess(group) {
             Some(durability) => durability,
-            None => self.read(|transaction, _| Durability::guess_by_rows(transaction, group))?,
+            None => self.guess_by_rows(group)?,
         };
         let act = |work: &mut Work<'_>| work.apply(group);
         let (each, now) = match durability {
@@ -153,6 +154,14 @@ impl Database {
             Durability::Synced => self.write(ticket, Urgency::Usual, act)?,
         };
         Ok(Answers { now, each })
+    }
+
+    /// What a group will probably need, from the rows. A guess needs no transaction of its own, nor a look at the files: the
+    /// transaction that follows finds out whether it was right.
+    fn guess_by_rows(&self, group: &[Request]) -> Result<Durability, StoreError> {
+        give_up_after(self.limit);
+        Durability::guess_by_rows(&self.connection, group)
+            .map_err(|error| explain(&self.file.path, error).not_applied())
     }
 
     /// The answers to a few polls, if nothing has to be written for them. Waits for no writer.

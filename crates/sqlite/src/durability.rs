@@ -4,12 +4,12 @@
 //! in queues, and releases that nobody waits for.
 
 use lockkeeper_core::{
-    Units,
+    ContenderId, Units,
     store::{Claim, Leave, Request},
 };
-use rusqlite::{Result, Transaction};
+use rusqlite::{Connection, Result};
 
-use crate::poll;
+use crate::{codec::contender_from, poll};
 
 /// Whether a transaction is synced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,25 +44,34 @@ impl Durability {
     }
 
     /// The same for a few requests, from the last row of each resource.
-    pub(crate) fn guess_by_rows(transaction: &Transaction<'_>, group: &[Request]) -> Result<Self> {
-        Ok(if give_nothing(transaction, group)? { Self::Unsynced } else { Self::Synced })
+    pub(crate) fn guess_by_rows(connection: &Connection, group: &[Request]) -> Result<Self> {
+        Ok(if give_nothing(connection, group)? { Self::Unsynced } else { Self::Synced })
     }
 }
 
 /// Whether these requests will probably give nobody anything.
-fn give_nothing(transaction: &Transaction<'_>, group: &[Request]) -> Result<bool> {
-    let mut find = transaction
-        .prepare_cached("SELECT queued FROM entry WHERE name = ? ORDER BY queued DESC, turn DESC LIMIT 1")?;
+fn give_nothing(connection: &Connection, group: &[Request]) -> Result<bool> {
+    let mut find = connection.prepare_cached(
+        "SELECT queued, keeper, seq FROM entry WHERE name = ? ORDER BY queued DESC, turn DESC LIMIT 1",
+    )?;
     for request in group {
         let (Request::Claim(Claim { name, .. }) | Request::Leave(Leave { name, .. })) = request;
         let mut rows = find.query([name.as_str()])?;
-        let last_waits: Option<bool> = rows.next()?.map(|row| row.get(0)).transpose()?;
+        let last: Option<(bool, ContenderId)> = match rows.next()? {
+            Some(row) => Some((row.get(0)?, contender_from(row, 1)?)),
+            None => None,
+        };
+        let last_waits = last.map(|(waits, _)| waits);
         let nothing = match request {
             Request::Claim(claim) => match last_waits {
                 Some(last_waits) => last_waits || claim.units == Units::All,
                 None => false,
             },
-            Request::Leave(leave) => leave.tombstone_until.is_none() && last_waits != Some(true),
+            // A waiter with nobody behind it gives nobody anything, either.
+            Request::Leave(leave) => {
+                leave.tombstone_until.is_none()
+                    && last.is_none_or(|(waits, contender)| !waits || contender == leave.contender)
+            }
         };
         if !nothing {
             return Ok(false);

@@ -4,6 +4,7 @@
 
 use std::{
     cell::Cell,
+    num::NonZeroU64,
     thread,
     time::{Duration, Instant},
 };
@@ -18,8 +19,18 @@ thread_local! {
     static GIVE_UP: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
+/// A pause between two tries. A lock usually passes to a process while the one before it enters the queue again, which takes
+/// less time than this: so most writers that meet another one pause once.
+const PAUSE: Duration = Duration::from_micros(50);
+
 /// After so many tries another process must be stuck.
-const MANY: i32 = 1000;
+const MANY: i32 = 2000;
+
+/// A pause after that.
+const LONG_PAUSE: Duration = Duration::from_millis(2);
+
+/// The kernel may end a pause of this thread as much later than asked for. It is 50 µs by default, as long as the pause.
+const SLACK: NonZeroU64 = NonZeroU64::MIN;
 
 /// Starts a request, which gives up after `limit`; returns when that is.
 pub(crate) fn give_up_after(limit: Duration) -> Instant {
@@ -28,6 +39,11 @@ pub(crate) fn give_up_after(limit: Duration) -> Instant {
     let until = now.checked_add(limit).unwrap_or(now + Duration::from_secs(1 << 30));
     GIVE_UP.set(Some(until));
     until
+}
+
+/// Has pauses of this thread end on time. If the kernel refuses that, they only take longer.
+pub(crate) fn be_punctual() {
+    _ = rustix::thread::set_current_timer_slack(Some(SLACK));
 }
 
 /// Makes `connection` wait while another process has the database locked, until the request gives up.
@@ -43,7 +59,7 @@ fn wait_for_others(tries: i32) -> bool {
     if GIVE_UP.get().is_some_and(|limit| Instant::now() >= limit) {
         return false;
     }
-    thread::sleep(Duration::from_micros(if tries < MANY { 100 } else { 2000 }));
+    thread::sleep(if tries < MANY { PAUSE } else { LONG_PAUSE });
     true
 }
 

@@ -275,6 +275,29 @@ async fn who_timed_out_says_whether_it_may_hold() {
     drop(held);
 }
 
+/// Each of them would enter the store's queue only to leave it again.
+#[tokio::test(start_paused = true)]
+async fn a_crowd_that_times_out_at_once_costs_the_store_one_position() {
+    let world = Virtual::new();
+    let network = Network::good();
+    let (ours, theirs) = (behind(&world, &network).await, world.keeper().await);
+    let held = theirs.mutex(NAME).lock().await.expect("free");
+    let crowd: Vec<_> = (0..100)
+        .map(|_| {
+            let mutex = ours.mutex(NAME);
+            tokio::spawn(async move { mutex.lock_within(millis(100)).await })
+        })
+        .collect();
+    let mut known = 0;
+    for task in crowd {
+        let error = task.await.expect("no panic").expect_err("held");
+        assert!(matches!(error, AcquireError::TimedOut { .. }), "{error}");
+        known += usize::from(error.maybe_applied());
+    }
+    assert_eq!(known, 1, "so many have entered the store's queue");
+    held.release().await.expect("held");
+}
+
 #[tokio::test(start_paused = true)]
 async fn errors_of_the_store_name_resource_and_operation() {
     let world = Virtual::new();

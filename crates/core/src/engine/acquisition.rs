@@ -111,6 +111,10 @@ impl Acquisition<'_> {
             Arrival::Behind(mut position) => {
                 match self.patience.limit(self.engine().clock(), position.turn()).await {
                     Some(Some(Turn::HandedOn(owned))) => return Ok(Some(owned)),
+                    // A claim that is left at once would only cost the store a turn. The next task becomes the front.
+                    Some(Some(Turn::Front(_))) if self.patience.is_over(self.engine().clock()) => {
+                        return Err(self.timed_out_behind());
+                    }
                     Some(Some(Turn::Front(front))) => Some(*front),
                     // The front's claim may have arrived; this task has sent none.
                     Some(Some(Turn::Failed(error))) => return Err(error.not_applied().at(self.at()).into()),
@@ -328,8 +332,12 @@ impl Drop for Waiting<'_> {
             if let Some(in_flight) = release::never_taken(engine, &hold) {
                 in_flight.spawn();
             }
-        } else if known && !self.settled {
-            release::leave_queue(&self.waiter);
+        } else if known
+            && !self.settled
+            && let Some(in_flight) = release::leave_queue(&self.waiter)
+        {
+            // It goes along with the claim of the next task that waits, if there is one.
+            in_flight.spawn_last();
         }
     }
 }

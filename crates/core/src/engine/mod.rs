@@ -221,8 +221,10 @@ impl Engine {
         self.local_queues.shut();
         for waiter in everything.waiters {
             drop(waiter.tell(Outcome::Closed));
-            if waiter.is_known() {
-                release::leave_queue(&waiter);
+            if waiter.is_known()
+                && let Some(in_flight) = release::leave_queue(&waiter)
+            {
+                in_flight.into_background();
             }
         }
         for hold in everything.holds {

@@ -28,6 +28,11 @@ impl Patience {
         !matches!(self, Self::Try)
     }
 
+    /// Whether the caller's time is up.
+    pub(crate) fn is_over(self, clock: &Clock) -> bool {
+        matches!(self, Self::Within { until, .. } if clock.now() >= until)
+    }
+
     /// Runs `work` for as long as the caller is ready to wait; `None` if that was too short.
     pub(crate) async fn limit<T>(self, clock: &Clock, work: impl Future<Output = T>) -> Option<T> {
         match self {

@@ -338,23 +338,28 @@ pub(super) fn unwanted(engine: &Arc<Engine>, grant: &Unwanted<'_>) {
     leave_in_background(engine, leave, lease);
 }
 
-/// Leaves the queue for a contender that waits no more.
-pub(super) fn leave_queue(waiter: &Waiter) {
+/// Leaves the queue for a contender that waits no more; the caller has the request in flight polled.
+pub(super) fn leave_queue(waiter: &Waiter) -> Option<InFlight> {
     let leave = Leave {
         name: waiter.claim().name.clone(),
         contender: waiter.claim().contender,
         tombstone_until: waiter.tombstone_until(),
         hold_at_least: Duration::ZERO,
     };
-    leave_in_background(&waiter.engine, leave, waiter.claim().lease);
+    leave_unheard(&waiter.engine, leave, waiter.claim().lease)
 }
 
 /// Leaves in the background, trying until a lease of that length would have ended anyway.
 fn leave_in_background(engine: &Arc<Engine>, leave: Leave, lease: Duration) {
-    let until = pointless_after(engine, lease.max(Duration::from_secs(60)));
-    if let Some(in_flight) = Leaving::send(engine, leave, until, None) {
+    if let Some(in_flight) = leave_unheard(engine, leave, lease) {
         in_flight.into_background();
     }
+}
+
+/// Leaves without waiting for the answer, trying until a lease of that length would have ended anyway.
+fn leave_unheard(engine: &Arc<Engine>, leave: Leave, lease: Duration) -> Option<InFlight> {
+    let until = pointless_after(engine, lease.max(Duration::from_secs(60)));
+    Leaving::send(engine, leave, until, None)
 }
 
 /// When a leave that is sent from now on becomes pointless, because a lease of that length has ended anyway.

@@ -81,6 +81,9 @@ async fn transactions_that_give_a_lock_are_synced_and_no_others() {
         (leave(2), "Released", Durability::Unsynced),
         (claim(3, false), "Granted", Durability::Synced),
         (claim(4, false), "Busy", Durability::Unsynced),
+        (claim(5, false), "Busy", Durability::Unsynced),
+        // Others wait, but behind nobody who leaves.
+        (leave(5), "LeftQueue", Durability::Unsynced),
     ] {
         let told = done(request.clone());
         assert!(told.0.contains(answer) && told.1 == durability, "{request:?}: {told:?}");
@@ -89,6 +92,15 @@ async fn transactions_that_give_a_lock_are_synced_and_no_others() {
     clock.suspend(Duration::from_secs(2));
     let told = done(claim(4, true));
     assert!(told.0.contains("Granted") && told.1 == Durability::Synced, "{told:?}");
+}
+
+/// Else the kernel would make a pause of 50 µs twice as long, and the lock would lie unused meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_writer_s_pauses_end_on_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = opening(folder.path(), KeeperId::from_u128(1), &VirtualClock::new(), quiet());
+    let _opened = Database::open(options).expect("opened");
+    assert_eq!(rustix::thread::current_timer_slack().expect("told"), 1, "in nanoseconds");
 }
 
 /// Code of users runs on the writer's thread, such as a subscriber to events. If it panics, the process goes on, and so do

@@ -63,10 +63,25 @@ impl InFlight {
 
     /// Has a task of the current runtime poll it, because nobody in particular waits for it.
     pub(crate) fn spawn(self) {
+        self.spawn_as(|in_flight| in_flight);
+    }
+
+    /// The same, once the tasks have run that are ready to: what they ask for goes along.
+    pub(crate) fn spawn_last(self) {
+        self.spawn_as(|in_flight| async {
+            tokio::task::yield_now().await;
+            in_flight.await;
+        });
+    }
+
+    fn spawn_as<F>(self, task: impl FnOnce(Self) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         match Handle::try_current() {
             Ok(here) if here.id() != self.rescuer.keeper().id() => {
                 self.rescuer.watch(&self.exchange);
-                drop(here.spawn(self));
+                drop(here.spawn(task(self)));
             }
             _ => drop(self),
         }
@@ -181,6 +196,26 @@ mod tests {
         });
         answer.send(()).expect("it is in flight");
         assert_ne!(user.block_on(on).expect("answered"), std::thread::current().id());
+    }
+
+    /// What they ask for is to go along. Nobody goes rounds here, who might poll it before them on a slow machine.
+    #[test]
+    fn a_request_that_goes_last_is_polled_after_the_tasks_that_are_ready() {
+        let stop = Stop::new();
+        let rescuer = Rescuer::new(thread::start(&stop).expect("a thread"), stop.clone());
+        let (ran, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        runtime().block_on(async {
+            let (seen, says) = (ran.clone(), told.clone());
+            let request =
+                Box::pin(async move { says.store(1 + seen.load(Ordering::Relaxed), Ordering::Relaxed) });
+            InFlight::new(&rescuer, request).spawn_last();
+            tokio::spawn(async move { ran.store(1, Ordering::Relaxed) });
+            while told.load(Ordering::Relaxed) == 0 {
+                tokio::task::yield_now().await;
+            }
+        });
+        stop.stop();
+        assert_eq!(told.load(Ordering::Relaxed), 2, "the other task has run");
     }
 
     #[test]
