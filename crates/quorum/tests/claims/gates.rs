@@ -101,16 +101,18 @@ async fn a_waiter_whose_id_is_used_up_does_not_wait_for_its_turn_in_vain() {
     let (client, at_gate) = (world.client().await, world.member_stores().await.swap_remove(gate));
     let other = claim("stock");
     at_gate.apply(&[Request::Claim(other.clone())]).await.expect("granted");
-    // Its claim and its leave.
-    for _ in 0..2 {
-        client.networks[member(3)].next(Fate::LOST_REPLY);
-    }
+    // Its claim and its leave are lost.
+    client.networks[member(3)].cut();
     let mutex = client.keeper.mutex("stock");
     let waiter = tokio::spawn(async move { mutex.lock().await });
-    sleep(secs(6)).await;
+    sleep(secs(4)).await;
+    client.networks[member(3)].restore();
+    sleep(secs(4)).await;
     for nth in [2, 4] {
         world.moods[member(nth)].go_down(true);
     }
+    // Whoever asks all members notices.
+    client.keeper.mutex("other").lock().await.expect("granted").release().await.expect("released");
     sleep(secs(6)).await;
     assert!(!waiter.is_finished());
     let begun = Instant::now();
@@ -130,7 +132,8 @@ async fn a_waiter_that_meets_its_tombstone_comes_back_with_another_id() {
     let mutex = client.keeper.mutex("stock");
     let waiter = tokio::spawn(async move { mutex.lock().await });
     sleep(millis(100)).await;
-    // When it asks again, in two seconds and a half at most.
+    // When it asks again, in two seconds and a half at most, and when the member is asked whether it answers.
+    client.networks[gate].next(Fate::late(millis(1500)));
     client.networks[gate].next(Fate::late(millis(1500)));
     sleep(millis(4500)).await;
     assert!(!waiter.is_finished());
