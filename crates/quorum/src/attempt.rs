@@ -108,15 +108,21 @@ impl Attempt {
 
     /// Claims at every member, for a number of at least `at_least`.
     pub fn begin(&mut self, at_least: GrantNumber) -> Vec<Ask> {
+        self.begin_at(|_| true, at_least)
+    }
+
+    /// Claims at the gate, and at those of the other members that are worth it. The rest is asked when the gate has granted.
+    pub fn begin_at(&mut self, worth_it: impl Fn(usize) -> bool, at_least: GrantNumber) -> Vec<Ask> {
         self.at_least = at_least;
-        (0..self.members.len()).map(|member| self.claim(member, self.waits && member == self.gate)).collect()
+        let asked = (0..self.members.len()).filter(|member| *member == self.gate || worth_it(*member));
+        let asked: Vec<usize> = asked.collect();
+        asked.into_iter().map(|member| self.claim(member, self.waits && member == self.gate)).collect()
     }
 
     /// Claims at the gate only. While others hold, whatever else it got would be in their way. The other members are asked
     /// when the gate has granted.
     pub fn begin_at_gate(&mut self, at_least: GrantNumber) -> Vec<Ask> {
-        self.at_least = at_least;
-        vec![self.claim(self.gate, self.waits)]
+        self.begin_at(|_| false, at_least)
     }
 
     /// Takes the answer to the request that was sent to `member` with this stamp, at this time.
@@ -128,7 +134,9 @@ impl Attempt {
         if stamp < at.from && !any_order {
             return;
         }
-        at.take(stamp, sent, said, first_floor);
+        // A hold that is claimed again has no other id to come back with. It waits for the end of the tombstone.
+        let waits_for_it = *said == Said::Stale && self.phase != Phase::Asking;
+        at.take(stamp, sent, if waits_for_it { &Said::Gone } else { said }, first_floor);
         self.expects_gate &= member != self.gate;
         if let Said::Evicted(reason) = said
             && !matches!(self.phase, Phase::Ended(_))
@@ -412,7 +420,8 @@ impl Attempt {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::InLine)
     }
 
-    /// Whether its id cannot be used at this member any more: a leave got no answer, and may arrive at any time.
+    /// Whether its id cannot be used at this member any more: a leave got no answer, and may arrive at any time, or it has left
+    /// a tombstone.
     pub fn is_spent(&self, member: usize, now: BootTime) -> bool {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::Spent)
     }

@@ -317,7 +317,7 @@ impl Contest {
             Answer::Claim(_) => {
                 state.is_answered(ask.member);
                 state.notes[ask.member] = Some(Note::Gone);
-                state.attempt.hear(ask.member, ask.stamp, sent, &Said::Gone);
+                state.attempt.hear(ask.member, ask.stamp, sent, &Said::Stale);
                 return Taken::Refused;
             }
             Answer::Leave(left) => {

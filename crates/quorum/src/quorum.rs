@@ -13,7 +13,7 @@ mod under_way;
 use std::{
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -65,6 +65,8 @@ pub(crate) struct State {
     contests: Mutex<Contests>,
     awaited: Awaited,
     contended: Contended,
+    /// Whether a task looks after contenders that hold at their gate without a majority.
+    gates_are_watched: AtomicBool,
     /// Held while this client learns who has which place.
     learning: Mutex<()>,
     /// The highest grant number that was seen.
@@ -127,6 +129,12 @@ impl Quorum {
         self.links.iter().all(|link| link.is_calm(now) && link.votes(&self.identity))
     }
 
+    /// Whether a majority votes and is not suspected.
+    fn has_majority(&self) -> bool {
+        let there = self.links.iter().filter(|link| !link.is_suspect() && link.votes(&self.identity));
+        there.count() >= self.majority.needed()
+    }
+
     /// The least number of new grants: above all that were seen, and not below the median of the members' clocks. All claims
     /// of a group have the same, and members count up from it: they are cheaper to ask if little differs.
     pub(crate) fn at_least(&self, now: BootTime) -> GrantNumber {
@@ -169,6 +177,10 @@ impl Quorum {
         let gate_first = claim.queue && self.state.contended.contains(&claim.name) && self.is_calm(now);
         let asks = match gate_first {
             true => state.attempt.begin_at_gate(at_least),
+            // A claim that is lost there would use this id up at that member.
+            false if claim.queue && self.has_majority() => {
+                state.attempt.begin_at(|member| !self.links[member].is_suspect(), at_least)
+            }
             false => state.attempt.begin(at_least),
         };
         let outgoing = contest.outgoing(&mut state, asks);

@@ -3,6 +3,7 @@
 
 mod chance;
 mod claims;
+mod liveness;
 mod world;
 
 use std::{

@@ -38,7 +38,7 @@ pub(super) enum Place {
     Gone,
     /// A leave is under way.
     Leaving,
-    /// A leave got no answer, so it may arrive at any time: this id cannot be used there any more.
+    /// A leave got no answer, so it may arrive at any time, or it has left a tombstone: this id cannot be used there any more.
     Spent,
 }
 
@@ -119,6 +119,7 @@ impl AtMember {
             Said::Busy { in_line: true } => self.place = Place::InLine,
             Said::Busy { in_line: false } => self.place = Place::Busy,
             Said::Gone | Said::Evicted(_) => self.place = Place::Gone,
+            Said::Stale => (self.place, self.left) = (Place::Spent, true),
             Said::Left => {
                 self.left = true;
                 if self.place == Place::Leaving {

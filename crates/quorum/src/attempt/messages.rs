@@ -78,6 +78,8 @@ pub enum Said {
     },
     /// The contender does not hold there.
     Gone,
+    /// The contender is not taken there for now: a leave has left a tombstone for it.
+    Stale,
     /// An operator wants it back, for this reason.
     Evicted(Option<Arc<str>>),
     /// The contender has left.

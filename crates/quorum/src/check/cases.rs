@@ -297,6 +297,7 @@ fn two_writers_are_sound() {
 fn a_line_is_sound() {
     prove("a line", a_line());
     prove("another gate", another_gate());
+    prove("another gate and back", World { gate_changes: 2, ..another_gate() });
 }
 
 #[test]

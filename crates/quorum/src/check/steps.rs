@@ -331,7 +331,7 @@ impl Model for World {
             Action::ChangeGate(client) => {
                 next.gate_changes += 1;
                 let attempt = &mut next.clients[client].attempt;
-                let gate = (attempt.gate() + 1) % self.clients[client].members.len();
+                let gate = if attempt.gate() == 0 { 1 } else { 0 };
                 let mut asks = attempt.change_gate(gate);
                 asks.extend(attempt.next(now));
                 next.seen.gate_changed = true;

@@ -191,7 +191,7 @@ impl Quorum {
                     match one.contest.take(&one.ask, at, &vote, answer) {
                         Taken::NotNow if one.is_leave() => leave_later.push(one),
                         Taken::NotNow => again.push(Outgoing { tries: one.tries + 1, ..one }),
-                        Taken::Refused => one.contest.changed.notify_waiters(),
+                        Taken::Refused => self.was_refused(&one),
                         Taken::Done => {
                             if one.is_leave() {
                                 self.has_left(member);
@@ -208,6 +208,17 @@ impl Quorum {
                 self.unanswered(member, batch, &error);
                 Vec::new()
             }
+        }
+    }
+
+    /// A member did not take a claim. If the id is used up there, the engine is to know at once, to come back with another one.
+    fn was_refused(&self, one: &Outgoing) {
+        one.contest.changed.notify_waiters();
+        let state = one.contest.state();
+        let comes_back = state.told_waiting && state.attempt.is_spent(one.ask.member, self.clock.now());
+        drop(state);
+        if comes_back {
+            self.tell(&one.contest);
         }
     }
 
@@ -282,8 +293,12 @@ impl Quorum {
             for contest in quorum.contests_of(None) {
                 let mut state = contest.state();
                 if state.attempt.is_asking() && state.mismatch.is_none() {
+                    outgoing.extend(quorum.turn_to_gate(&contest, &mut state, now));
                     let asks = state.attempt.next(now);
                     outgoing.extend(contest.outgoing(&mut state, asks));
+                    if state.told_waiting && quorum.stands_in_vain(&contest, &state, now) {
+                        quorum.tell(&contest);
+                    }
                 }
             }
             quorum.send(outgoing);
@@ -319,7 +334,7 @@ impl Quorum {
             let (gate, is_asking) = (state.attempt.gate(), state.attempt.is_asking());
             let stays = is_new && state.attempt.is_in_line(gate, now);
             if is_asking && gate == link.index && !stays {
-                outgoing.extend(self.leave_silent_gate(&contest, &mut state, now));
+                outgoing.extend(self.turn_to_gate(&contest, &mut state, now));
                 let has_news = state.has_news(now);
                 drop(state);
                 contest.changed.notify_waiters();
@@ -473,7 +488,7 @@ impl Quorum {
     }
 
     /// Attempts go on after answers: what to send.
-    fn go_on(&self, batch: &[Outgoing]) -> Vec<Outgoing> {
+    fn go_on(self: &Arc<Self>, batch: &[Outgoing]) -> Vec<Outgoing> {
         let now = self.clock.now();
         let mut outgoing = Vec::new();
         for one in batch {
@@ -481,7 +496,12 @@ impl Quorum {
             let mut state = contest.state();
             let asks = state.goes_on(&one.ask, now);
             outgoing.extend(contest.outgoing(&mut state, asks));
+            if one.is_leave() && state.attempt.is_asking() {
+                // It may wait there again.
+                outgoing.extend(self.turn_to_gate(contest, &mut state, now));
+            }
             let (is_decided, has_news) = (self.may_be_decided(contest, &state, now), state.has_news(now));
+            let may_give_way = state.told_waiting && state.at_gate_since.is_some();
             drop(state);
             if is_decided {
                 contest.changed.notify_waiters();
@@ -489,8 +509,45 @@ impl Quorum {
             if has_news {
                 self.tell(contest);
             }
+            if may_give_way {
+                self.watch_gates();
+            }
         }
         outgoing
+    }
+
+    /// Tells the engine of contenders that hold at their gate for too long without a majority. It believes that they wait, and
+    /// would ask about them much later, while they keep all others from that gate.
+    fn watch_gates(self: &Arc<Self>) {
+        if self.state.gates_are_watched.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let quorum = self.clone();
+        self.background.spawn(async move {
+            loop {
+                tokio::time::sleep(quorum.member_limit() / 8).await;
+                quorum.state.gates_are_watched.store(false, Ordering::Release);
+                if !quorum.look_at_gates() || quorum.state.gates_are_watched.swap(true, Ordering::AcqRel) {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// True: some contenders hold at their gate without a majority.
+    fn look_at_gates(&self) -> bool {
+        let (now, mut any) = (self.clock.now(), false);
+        for contest in self.contests_of(None) {
+            let state = contest.state();
+            let at_gate = state.told_waiting && state.at_gate_since.is_some() && state.attempt.is_asking();
+            let gives_way = at_gate && self.gives_way(&contest, &state, now);
+            drop(state);
+            any |= at_gate;
+            if gives_way {
+                self.tell(&contest);
+            }
+        }
+        any
     }
 
     /// Tells the engine of a grant of a contender that it believes to wait.

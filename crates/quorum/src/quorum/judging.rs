@@ -47,7 +47,7 @@ impl Quorum {
     pub(crate) fn judge(self: &Arc<Self>, contest: &Arc<Contest>, asked: BootTime) -> Judged {
         let now = self.clock.now();
         let mut state = contest.state();
-        let mut outgoing = self.leave_silent_gate(contest, &mut state, now);
+        let mut outgoing = self.turn_to_gate(contest, &mut state, now);
         if !contest.waits() {
             // The last answer may have been taken, and what follows from it is not under way yet.
             let asks = state.attempt.next(now);
@@ -91,29 +91,49 @@ impl Quorum {
         judged
     }
 
-    /// Turns to another gate if the one so far is silent.
-    pub(super) fn leave_silent_gate(
+    /// Turns to another gate if the one so far is silent, or back to one that comes before it and answers again. While there
+    /// are two lines, the head of each keeps from the other what that needs, and one after the other has to give way.
+    pub(super) fn turn_to_gate(
         &self,
         contest: &Arc<Contest>,
         state: &mut ContestState,
         now: BootTime,
     ) -> Vec<Outgoing> {
-        let gate = state.attempt.gate();
-        // A position counts while the gate confirms it: a gate that died would keep its waiters for ever.
-        let is_confirmed =
-            state.position.is_some_and(|position| now.since(position.asked) <= self.member_limit());
-        let is_there =
-            state.attempt.is_held(gate, now) || (state.attempt.is_in_line(gate, now) && is_confirmed);
-        if is_there || !self.links[gate].is_suspect() {
+        let (gate, first) = (state.attempt.gate(), self.gate(&contest.name));
+        if first == gate || self.links[first].is_suspect() || state.attempt.is_held(gate, now) {
             return Vec::new();
         }
-        let other = self.gate(&contest.name);
-        if other == gate {
+        let turns = match self.links[gate].is_suspect() {
+            // A position counts while the gate confirms it: a gate that died would keep its waiters for ever.
+            true => {
+                let confirmed = |position: Position| now.since(position.asked) <= self.member_limit();
+                !(state.attempt.is_in_line(gate, now) && state.position.is_some_and(confirmed))
+            }
+            false => contest.waits() && state.attempt.is_usable(first, now),
+        };
+        if !turns {
             return Vec::new();
         }
-        let mut asks = state.attempt.change_gate(other);
+        let mut asks = state.attempt.change_gate(first);
         asks.extend(state.attempt.next(now));
         contest.outgoing(state, asks)
+    }
+
+    /// Whether a contender that stands in line is to come back with another id, because this one cannot be used where it
+    /// has to be: at the gate where others wait, or at so many members that the rest is no majority.
+    pub(super) fn stands_in_vain(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
+        let (gate, first) = (state.attempt.gate(), self.gate(&contest.name));
+        let others_wait_there = first != gate && !self.links[first].is_suspect();
+        others_wait_there && state.attempt.is_spent(first, now) || self.is_unusable(state, now)
+    }
+
+    /// Whether another id would have a majority, and this one has none.
+    fn is_unusable(&self, state: &ContestState, now: BootTime) -> bool {
+        let voters = self.links.iter().filter(|link| !link.is_suspect() && link.votes(&self.identity));
+        let (all, spent) = voters.fold((0, 0), |(all, spent), link| {
+            (all + 1, spent + usize::from(state.attempt.is_spent(link.index, now)))
+        });
+        all >= self.majority.needed() && all - spent < self.majority.needed()
     }
 
     fn judge_unheld(
@@ -132,7 +152,8 @@ impl Quorum {
             return Judged::Verdict(Verdict::Again);
         }
         if waits && state.attempt.is_in_line(gate, now) {
-            return Judged::Verdict(busy(state));
+            let in_vain = self.stands_in_vain(contest, state, now);
+            return Judged::Verdict(if in_vain { Verdict::Again } else { busy(state) });
         }
         if !self.is_decided(waits, state, asked, now) {
             let slow = asked.after(self.member_limit());
@@ -209,7 +230,7 @@ impl Quorum {
     }
 
     /// Whether a contender that waits without standing in line at its gate is to come back with another id.
-    fn gives_way(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
+    pub(super) fn gives_way(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
         let (gate, needed) = (state.attempt.gate(), self.majority.needed());
         let held_for = state.at_gate_since.map_or(Duration::ZERO, |since| now.since(since));
         let first = self.gates(&contest.name).next().unwrap_or(gate);
@@ -219,7 +240,6 @@ impl Quorum {
                 || !link.is_suspect() && !state.attempt.is_spent(link.index, now)
         };
         let in_reach = |link: &&Link| !link.is_suspect() && link.votes(&self.identity);
-        let voters = self.links.iter().filter(in_reach).count();
         let own_voters = self.links.iter().filter(in_reach).filter(usable).count();
         // Others that reach a majority need this gate, or wait at a gate that comes before it.
         let too_long = match gate == first {
@@ -227,9 +247,7 @@ impl Quorum {
             false if self.links[first].is_suspect() => held_for > 2 * self.member_limit(),
             false => held_for > self.member_limit() / 2,
         };
-        // Another id would have a majority.
-        let is_unusable = own_voters < needed && voters >= needed;
-        too_long || is_unusable || self.links.iter().filter(usable).count() < needed
+        too_long || self.is_unusable(state, now) || self.links.iter().filter(usable).count() < needed
     }
 
     /// Decides what the engine is told of a leave that it asked for at `asked`: when a majority has released it and the gate of

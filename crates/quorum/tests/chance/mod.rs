@@ -20,27 +20,27 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::world::{self, Mood, World, millis, secs};
 
 #[derive(Debug)]
-struct Dice(Mutex<u64>);
+pub(crate) struct Dice(Mutex<u64>);
 
 impl Dice {
-    fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let dice = Self(Mutex::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
         for _ in 0..5 {
             dice.next();
         }
         dice
     }
-    fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         let mut state = self.0.lock().expect("not poisoned");
         *state ^= *state << 13;
         *state ^= *state >> 7;
         *state ^= *state << 17;
         (*state).wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
     }
-    fn below(&self, most: u64) -> u64 {
+    pub(crate) fn below(&self, most: u64) -> u64 {
         if most == 0 { 0 } else { self.next() % most }
     }
-    fn chance(&self, of_thousand: u64) -> bool {
+    pub(crate) fn chance(&self, of_thousand: u64) -> bool {
         self.below(1000) < of_thousand
     }
 }

@@ -1,6 +1,7 @@
 //! How soon claims are answered, and what they are told, while members are slow, silent or in trouble.
 
 mod ends;
+mod gates;
 mod late;
 mod memory;
 mod numbers;

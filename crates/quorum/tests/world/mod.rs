@@ -27,11 +27,11 @@ pub(crate) struct Client {
     pub(crate) networks: Vec<Network>,
 }
 
-pub(crate) fn secs(count: u64) -> Duration {
+pub(crate) const fn secs(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-pub(crate) fn millis(count: u64) -> Duration {
+pub(crate) const fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
@@ -94,6 +94,16 @@ impl World {
         let mut stores = Vec::new();
         for server in self.servers.iter() {
             stores.push(server.connector("memory:").connect(self.context()).await.expect("connected"));
+        }
+        stores
+    }
+
+    /// The members as they show themselves.
+    pub(crate) async fn moody_stores(&self) -> Vec<Arc<dyn Store>> {
+        let mut stores = Vec::new();
+        for (server, moods) in self.servers.iter().zip(&self.moods) {
+            let connector = moods.wrap(server.connector("memory:"));
+            stores.push(connector.connect(self.context()).await.expect("connected"));
         }
         stores
     }

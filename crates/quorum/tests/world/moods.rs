@@ -9,8 +9,8 @@ use lockkeeper_core::{
     Capability, Name, StoreError, StoreErrorKind, Survives,
     store::{
         Admit, Admitted, Answer, Answers, BoxFuture, Connector, Count, Counted, Enrolment, Evict, Evicted,
-        LatchPage, Left, ListQuery, Member, MemberAnswers, MemberState, Page, Renew, Renewed, Reply, Request,
-        ResourceView, Store, Topic, Verdict, Watch,
+        LatchPage, Left, ListQuery, Member, MemberAnswers, MemberState, Membership, Page, Renew, Renewed,
+        Reply, Request, ResourceView, Store, Topic, Verdict, Watch,
     },
 };
 
@@ -36,6 +36,10 @@ struct State {
     keeps_data: bool,
     /// Whether it hangs on anything but an empty group.
     hangs: bool,
+    /// Whether it is not there.
+    is_down: bool,
+    /// How often it has started again with its data.
+    starts: u64,
     /// How many groups of claims and leaves it was asked for.
     groups: u64,
     /// The most requests that came together.
@@ -72,6 +76,30 @@ impl Moods {
     /// From now on it answers only what is empty.
     pub(crate) fn hang(&self, hangs: bool) {
         self.state().hangs = hangs;
+    }
+
+    /// From now on it is not there, or is there again.
+    pub(crate) fn go_down(&self, is_down: bool) {
+        self.state().is_down = is_down;
+    }
+
+    /// It starts again and keeps its data. Nobody can tell that it does.
+    pub(crate) fn start_again(&self) {
+        self.state().starts += 1;
+    }
+
+    /// What it says of itself: another incarnation with every start.
+    fn shows(&self, membership: Membership) -> Membership {
+        let starts = self.state().starts;
+        let incarnation = format!("{starts}-{}", membership.incarnation).into();
+        Membership { incarnation, ..membership }
+    }
+
+    /// The membership that the member itself knows, if this start is the one that it names.
+    fn hides(&self, membership: &Membership) -> Option<Membership> {
+        let starts = format!("{}-", self.state().starts);
+        let incarnation = membership.incarnation.strip_prefix(&starts)?.into();
+        Some(Membership { incarnation, ..membership.clone() })
     }
 
     pub(crate) fn groups(&self) -> u64 {
@@ -127,6 +155,9 @@ impl Moods {
     }
 
     fn denied(&self) -> Result<(), StoreError> {
+        if self.state().is_down {
+            return Err(StoreError::new(StoreErrorKind::Unreachable, "nobody is there").not_applied());
+        }
         match self.state().denies {
             Some(kind) => Err(StoreError::new(kind, "the password is wrong").not_applied()),
             None => Ok(()),
@@ -222,6 +253,7 @@ impl Member for Moody {
             let passed: Vec<Request> = passed.map(|(request, _)| request.clone()).collect();
             let mut answered = self.member_inside().apply(&passed).await?;
             let mut theirs = answered.answers.each.into_iter();
+            answered.membership = self.moods.shows(answered.membership);
             answered.answers.each = own.into_iter().filter_map(|own| own.or_else(|| theirs.next())).collect();
             Ok(answered)
         })
@@ -230,15 +262,25 @@ impl Member for Moody {
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, MemberAnswers<Renewed>> {
         Box::pin(async move {
             self.moods.denied()?;
-            self.member_inside().renew(leases).await
+            let mut answered = self.member_inside().renew(leases).await?;
+            answered.membership = self.moods.shows(answered.membership);
+            Ok(answered)
         })
     }
 
     fn state(&self) -> Reply<'_, MemberState> {
-        self.member_inside().state()
+        Box::pin(async move {
+            self.moods.denied()?;
+            let state = self.member_inside().state().await?;
+            Ok(MemberState { membership: self.moods.shows(state.membership), ..state })
+        })
     }
 
     fn enrol<'a>(&'a self, enrolment: &'a Enrolment) -> Reply<'a, bool> {
-        self.member_inside().enrol(enrolment)
+        Box::pin(async move {
+            self.moods.denied()?;
+            let Some(expected) = self.moods.hides(&enrolment.expected) else { return Ok(false) };
+            self.member_inside().enrol(&Enrolment { expected, ..enrolment.clone() }).await
+        })
     }
 }

@@ -1,0 +1,144 @@
+//! Waiters that turn from gate to gate or give way, so that they keep nobody from what they cannot use.
+
+use lockkeeper_core::{store::Request, testing::Fate};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{claim, leave, returning::gate_of};
+use crate::world::{World, millis, secs};
+
+/// Ten tasks wait in line at the second gate, because the first one is gone. When it is back, another client claims there, and
+/// members are left that are just a majority: whoever is first at one gate keeps the others from it.
+#[tokio::test(start_paused = true)]
+async fn waiters_turn_back_to_a_gate_that_answers_again() {
+    let world = World::founded(5).await;
+    let gate = gate_of(&world, "stock").await;
+    let down = |nth: usize, is_down| world.moods[(gate + nth) % 5].go_down(is_down);
+    let (holder, waiting, late) = (world.client().await, world.client().await, world.client().await);
+    down(0, true);
+    down(4, true);
+    let held = holder.keeper.mutex("stock").lock().await.expect("granted");
+    let mut sections = tokio::task::JoinSet::new();
+    for _ in 0..10 {
+        let mutex = waiting.keeper.mutex("stock").fifo();
+        sections.spawn(async move { mutex.lock().await.expect("granted").release().await });
+    }
+    sleep(secs(1)).await;
+    down(0, false);
+    down(3, true);
+    sleep(millis(300)).await;
+    let mutex = late.keeper.mutex("stock");
+    sections.spawn(async move { mutex.lock().await.expect("granted").release().await });
+    sleep(millis(300)).await;
+    let begun = Instant::now();
+    held.release().await.expect("released");
+    let all = timeout(secs(60), sections.join_all()).await.expect("in time");
+    assert!(all.iter().all(Result::is_ok));
+    assert!(begun.elapsed() <= millis(500), "{:?}: one after the other gave way", begun.elapsed());
+}
+
+/// The first gate is gone, a contender is granted by the second one, and others have members that it needs. The engine asks about
+/// it every second or two, and meanwhile nobody else gets that gate.
+#[tokio::test(start_paused = true)]
+async fn a_contender_gives_way_in_time_although_the_engine_does_not_ask() {
+    for _ in 0..5 {
+        let world = World::founded(5).await;
+        let gate = gate_of(&world, "stock").await;
+        let member = |nth: usize| (gate + nth) % 5;
+        let stores = world.member_stores().await;
+        let others: Vec<_> = (0..5).map(|_| claim("stock")).collect();
+        for nth in 1..4 {
+            let claimed = stores[member(nth)].apply(&[Request::Claim(others[nth].clone())]).await;
+            claimed.expect("granted");
+        }
+        let client = world.client().await;
+        world.moods[gate].go_down(true);
+        let mutex = client.keeper.mutex("stock");
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        sleep(secs(3)).await;
+        stores[member(1)].apply(&[leave(&others[1])]).await.expect("left");
+        let holder = async || {
+            let view = stores[member(1)].inspect(&"stock".parse().expect("a name")).await.expect("answered");
+            view.and_then(|view| view.holders.first().map(|holder| holder.contender))
+        };
+        let first = holder().await;
+        assert!(first.is_some(), "it has waited there");
+        let begun = Instant::now();
+        while holder().await == first {
+            sleep(millis(10)).await;
+        }
+        assert!(begun.elapsed() <= millis(1100), "{:?}", begun.elapsed());
+        waiter.abort();
+    }
+}
+
+/// A claim at a member that does not answer would only use up the id there.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_does_not_claim_at_a_member_that_is_suspected() {
+    let world = World::founded(5).await;
+    let gate = gate_of(&world, "stock").await;
+    let (client, silent) = (world.client().await, &world.moods[(gate + 3) % 5]);
+    silent.go_down(true);
+    client.keeper.mutex("stock").lock().await.expect("granted").release().await.expect("released");
+    let (other, at_gate) = (claim("stock"), world.member_stores().await.swap_remove(gate));
+    at_gate.apply(&[Request::Claim(other.clone())]).await.expect("granted");
+    sleep(secs(4)).await;
+    let before = silent.groups();
+    let mutex = client.keeper.mutex("stock");
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    sleep(secs(4)).await;
+    assert_eq!(silent.groups(), before, "neither a claim nor a leave");
+    at_gate.apply(&[leave(&other)]).await.expect("left");
+    drop(waiter.await.expect("ended").expect("granted"));
+}
+
+/// A contender stands in line, and its id is used up at a member that the others cannot replace. It comes back with another id
+/// before it is its turn.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_id_is_used_up_does_not_wait_for_its_turn_in_vain() {
+    let world = World::founded(5).await;
+    let gate = gate_of(&world, "stock").await;
+    let member = |nth: usize| (gate + nth) % 5;
+    let (client, at_gate) = (world.client().await, world.member_stores().await.swap_remove(gate));
+    let other = claim("stock");
+    at_gate.apply(&[Request::Claim(other.clone())]).await.expect("granted");
+    // Its claim and its leave are lost.
+    client.networks[member(3)].cut();
+    let mutex = client.keeper.mutex("stock");
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    sleep(secs(4)).await;
+    client.networks[member(3)].restore();
+    sleep(secs(4)).await;
+    for nth in [2, 4] {
+        world.moods[member(nth)].go_down(true);
+    }
+    // Whoever asks all members notices.
+    client.keeper.mutex("other").lock().await.expect("granted").release().await.expect("released");
+    sleep(secs(6)).await;
+    assert!(!waiter.is_finished());
+    let begun = Instant::now();
+    at_gate.apply(&[leave(&other)]).await.expect("left");
+    drop(waiter.await.expect("ended").expect("granted"));
+    assert!(begun.elapsed() <= millis(20), "{:?}", begun.elapsed());
+}
+
+/// A leave that overtook its claim has left a tombstone at the gate. The waiter that turns back there comes with another id.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_meets_its_tombstone_comes_back_with_another_id() {
+    let world = World::founded(5).await;
+    let gate = gate_of(&world, "stock").await;
+    let (client, at_gate) = (world.client().await, world.member_stores().await.swap_remove(gate));
+    let other = claim("stock");
+    at_gate.apply(&[Request::Claim(other.clone())]).await.expect("granted");
+    let mutex = client.keeper.mutex("stock");
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    sleep(millis(100)).await;
+    // When it asks again, in two seconds and a half at most, and when the member is asked whether it answers.
+    client.networks[gate].next(Fate::late(millis(1500)));
+    client.networks[gate].next(Fate::late(millis(1500)));
+    sleep(millis(4500)).await;
+    assert!(!waiter.is_finished());
+    let begun = Instant::now();
+    at_gate.apply(&[leave(&other)]).await.expect("left");
+    drop(waiter.await.expect("ended").expect("granted"));
+    assert!(begun.elapsed() <= millis(100), "{:?}", begun.elapsed());
+}
