@@ -1,4 +1,4 @@
-//! The verdict on one claim: by what the keeper remembers of it, or by the queue once its node is there. Touches the
+//! The verdict on one claim: from the keeper's records, or from the queue once the claim's node is there. Touches the
 //! servers.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::{
     trouble::trouble,
 };
 
-/// What the keeper remembers of a claim.
+/// A claim as the keeper's records show it.
 pub(crate) enum Remembered {
     /// Enough to answer it.
     Verdict(Verdict),
@@ -34,7 +34,7 @@ pub(crate) enum Remembered {
 }
 
 impl KeeperState {
-    /// What is known of a claim without asking the servers.
+    /// Looks a claim up in the records, without asking the servers.
     pub(crate) fn remembered(&self, claim: &Claim) -> Remembered {
         let (now, time) = (self.now(), self.store_time());
         let mut records = self.records();

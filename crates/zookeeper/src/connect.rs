@@ -19,7 +19,7 @@ use crate::{
     trouble::{config, trouble},
 };
 
-/// What the ZooKeeper store can do, with the default session.
+/// The abilities of the ZooKeeper store, with the default session.
 pub static CAPABILITY: Capability = {
     let mut can = Capability::new("zookeeper");
     can.between_processes = true;

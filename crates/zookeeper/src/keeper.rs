@@ -1,5 +1,5 @@
-//! One keeper's side of the store: its session, its records, and what its tasks share. Every request is a method of
-//! [`KeeperState`], in the file of its subject.
+//! One keeper's side of the store: its session, its records, and the rest that its tasks share. Every request is a
+//! method of [`KeeperState`], in the file of its subject.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},

@@ -1,4 +1,4 @@
-//! What a keeper remembers of its own claims and latch operations. Touches no server.
+//! A keeper's records of its own claims and latch operations. Touches no server.
 //!
 //! Repeated requests are answered from here without asking the servers. The nodes are the truth.
 
@@ -41,7 +41,7 @@ pub(crate) struct ClaimRecord {
     pub(crate) task: Option<Background>,
 }
 
-/// What a claim is doing.
+/// The state of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ClaimState {
     /// Its node was asked for at this time, and it is not known whether it was made.
@@ -115,7 +115,7 @@ impl ClaimRecord {
         }
     }
 
-    /// What is left of its lease, and never more than its session certainly lives.
+    /// Returns the rest of its lease, which is never longer than its session certainly lives.
     pub(crate) fn remaining(&self, hold: &HoldRecord, now: BootTime) -> Duration {
         hold.expires.min(self.session.deadline()).since(now)
     }
@@ -142,7 +142,7 @@ impl ClaimRecord {
     }
 }
 
-/// What a keeper remembers.
+/// A keeper's memory of its claims and latch operations.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     /// Its claims.

@@ -25,7 +25,7 @@ use crate::{
     watch_budget::WatchBudget,
 };
 
-/// What a session is for.
+/// The purpose of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// All claims of a keeper, as long as its process lives.
@@ -262,8 +262,8 @@ async fn learn_limits(mut state: StateWatcher, limits: Arc<ServerLimits>) {
     }
 }
 
-/// Corrects the deadline by what the servers answer. If it became earlier, holders were told a later end than is certain
-/// now, so everything is renewed at once.
+/// Corrects the deadline by the limits that servers tell. If it becomes earlier, holders have been promised more than
+/// is certain now, so everything is renewed at once.
 async fn allow_for_limits(
     session: Weak<Session>,
     mut changes: watch::Receiver<()>,

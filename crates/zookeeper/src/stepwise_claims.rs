@@ -96,7 +96,7 @@ impl KeeperState {
         }
     }
 
-    /// Answers a claim by what an earlier copy of it has done; `None` if that left nothing.
+    /// Answers a claim from the traces of an earlier copy of it; `None` if that left none.
     async fn answer_remembered(
         self: &Arc<Self>,
         session: &Arc<Session>,

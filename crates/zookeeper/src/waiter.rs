@@ -37,7 +37,7 @@ const MOST_POLLS_APART: u32 = 10;
 /// does not do so from the start: two more requests would be half as many again if a lock passes quickly.
 const WATCHES_ITSELF_AFTER: Duration = Duration::from_secs(1);
 
-/// What came of setting watches.
+/// The outcome of setting watches.
 enum Watching {
     /// A node that was to be watched has changed already.
     Changed,
@@ -61,7 +61,7 @@ struct Waiter {
     /// One task for each watched path; it returns the path when that has changed.
     watches: JoinSet<String>,
     watched: HashSet<String>,
-    /// What it waits for, if that is known without another listing.
+    /// The nodes that it waits for, if they are known without another listing.
     obstacles: Option<Obstacles>,
 }
 
@@ -151,7 +151,7 @@ impl KeeperState {
         }
     }
 
-    /// Lists the queue: what the waiter waits for, or `None` if it has nothing more to wait for.
+    /// Lists the queue, and returns the nodes that the waiter waits for; `None` if it has nothing more to wait for.
     async fn look(self: &Arc<Self>, waiter: &Waiter) -> Result<Option<Obstacles>, StoreError> {
         let queue = self.queue(&waiter.session, &waiter.folder, Freshness::AnyServer).await?;
         match queue.admission(split(&waiter.node).1) {
