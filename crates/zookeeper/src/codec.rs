@@ -122,7 +122,7 @@ pub(crate) struct ClaimData {
     pub(crate) granted: bool,
     /// An operator wants it back.
     pub(crate) evicted: bool,
-    /// Why the operator wants it back, in words.
+    /// The operator's reason for wanting it back, in words.
     pub(crate) reason: Option<Arc<str>>,
     /// Nobody renews it.
     pub(crate) fixed: bool,

@@ -132,7 +132,7 @@ impl ServerLimits {
         self.answered.send_replace(());
     }
 
-    /// Why no session with these servers can be kept: a sign of life counts after a tick, and one may be lost.
+    /// Explains why no session with these servers can be kept: a sign of life counts after a tick, and one may be lost.
     pub(crate) fn too_short(&self, agreed: Duration) -> Option<String> {
         let Limits { longest, tick } = self.known();
         let lasts = agreed.min(longest);

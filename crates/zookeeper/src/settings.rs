@@ -39,7 +39,7 @@ pub(crate) struct Login {
     pub(crate) auth: Auth,
 }
 
-/// How a login is shown to the servers.
+/// The way in which a login is shown to the servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Auth {
     /// ZooKeeper's own `digest` scheme.

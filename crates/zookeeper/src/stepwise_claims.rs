@@ -24,7 +24,7 @@ use crate::{
 /// How soon a waiter claims again if its own session got no answer.
 const CLAIM_AGAIN: Duration = Duration::from_millis(250);
 
-/// The sessions of a group's claims that need one of their own, or why they could not be opened.
+/// The sessions of a group's claims that need one of their own, or the errors of those that could not be opened.
 pub(crate) type OwnSessions = HashMap<ContenderId, Result<OwnSession, StoreError>>;
 
 impl KeeperState {

@@ -47,7 +47,7 @@ impl Operation<'_> {
     }
 }
 
-/// How the queue of a new claim is learned.
+/// The way in which the queue of a new claim is learned.
 enum QueueSource<'s> {
     /// By a listing in flight.
     Listing(Listing<'s>),
