@@ -24,9 +24,9 @@
 //! several names, those that others have locked just then are asked again later, so no name waits for another. A release
 //! grants to the first waiter of the queue, and tells its keeper by `NOTIFY` once that is committed.
 //!
-//! A keeper has up to three connections, on its own thread: one for groups of requests, which never wait for long, one for
-//! renewals, and one for whatever may have to wait, such as a request for a busy name or a latch. That one also listens
-//! while somebody waits.
+//! A keeper has up to three connections, on its own thread: one for groups of requests, which never wait for long, one
+//! for renewals, and one for requests that may have to wait, such as those for a busy name or a latch. That one also
+//! listens while somebody waits.
 //!
 //! # Limits
 //!

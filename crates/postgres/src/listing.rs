@@ -1,4 +1,4 @@
-//! What operators see: one resource, or a page of them. Only reads.
+//! The operators' view: one resource, or a page of them. Only reads.
 
 use lockkeeper_core::{
     Name, StoreError,
