@@ -22,7 +22,7 @@ use crate::{
 /// Rows as a store keeps them.
 #[derive(Debug, Default)]
 struct Rows {
-    /// What the row of a new name is.
+    /// The row of a new name.
     fresh: ResourceRow,
     /// One mark for all names, if marks are not kept per name.
     floor: HighWater,
@@ -127,7 +127,7 @@ fn steps(at_least: Range<u64>) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a step told: the answers as text, since they have no equality.
+/// The effects of a step: its answers as text, since they have no equality, its grants, and whether holders changed.
 type Told = (String, Vec<GrantNotice>, bool);
 
 fn in_rows(rows: &mut Rows, now: Now, step: &Step) -> Told {
