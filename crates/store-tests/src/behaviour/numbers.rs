@@ -84,7 +84,7 @@ impl Asker {
         }
     }
 
-    /// A number far above what the clock brings other tests to.
+    /// Returns a number far above those that the clock brings other tests to.
     async fn far_ahead(&self) -> Result<GrantNumber, Failure> {
         let grant = self.claim(99, Units::All, 0).await?.expect("free");
         self.leave(99).await?;

@@ -59,7 +59,7 @@ pub(super) struct Renewal {
     pub(super) detach: bool,
 }
 
-/// What to do with a latch.
+/// The operation on a latch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LatchAction {
     Create(u64),
