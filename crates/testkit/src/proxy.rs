@@ -30,7 +30,7 @@ pub enum Direction {
     ToClient,
 }
 
-/// What happens to a connection.
+/// The fate of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// It is closed, in both directions.
@@ -46,7 +46,7 @@ pub struct Fault {
     pub direction: Direction,
     /// How many more bytes get through before.
     pub after: u64,
-    /// What then happens, at the next byte.
+    /// The action that then follows, at the next byte.
     pub action: Action,
 }
 
@@ -79,7 +79,7 @@ impl RandomFaults {
     }
 }
 
-/// What happens to all connections at the moment.
+/// The conditions for all connections at the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Conditions {
     refuses: bool,
@@ -269,7 +269,7 @@ async fn listen(listener: TcpListener, mut conditions: watch::Receiver<Condition
             };
             let Ok((client, _)) = accepted else { continue };
             let (connection, server) = (shared.admit(), *shared.server());
-            // Whoever says that it refuses and then cuts all of them means this one too, which may have come between.
+            // A test that refuses and then cuts all connections means this one too, which may have come between.
             if conditions.borrow().refuses {
                 connection.cut();
             }

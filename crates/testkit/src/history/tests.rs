@@ -103,7 +103,7 @@ fn tokens_grow() {
 
 #[test]
 fn tokens_grow_from_holder_to_holder() {
-    // Both asked at once; what counts is who held first.
+    // Both asked at once; only the order in which they held counts.
     let first = Section { asked: 5, ..alone(2, 10, 20) };
     let second = Section { asked: 5, ..alone(1, 20, 30) };
     breaks(&of(&[first, second]), &Rules::default(), Rule::TokenFell, [&first, &second]);

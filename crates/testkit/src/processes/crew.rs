@@ -63,7 +63,7 @@ struct Visit {
     held: Option<(u64, u64, u32, u64)>,
 }
 
-/// What can go wrong with a worker process.
+/// A fault of a worker process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WorkerFault {
     /// It is killed, and another one is started.
@@ -405,7 +405,7 @@ impl WorkerProcess {
         }
     }
 
-    /// Its output has ended: what was open ended with it.
+    /// Its output has ended. Its open sections and waits ended with it.
     fn ended(&mut self, tasks: u32, history: &mut History) {
         let at = self.killed.unwrap_or_else(now);
         for (task, open) in std::mem::take(&mut self.open) {
