@@ -23,7 +23,7 @@ use crate::{
     proxy::{Action, Direction, Fault, Proxy},
 };
 
-/// A server and what may befall it. Its crew connects through a proxy.
+/// A server and the troubles that may befall it. Its crew connects through a proxy.
 pub trait Stage {
     /// A trouble that may befall it.
     type Trouble: Copy + Debug;

@@ -175,9 +175,9 @@ pub struct Loss {
     pub to: u64,
     /// The time by which the last one who holds in vain has been told: at most a lease later.
     pub told: u64,
-    /// Whether it went on with an old copy of its data. That may know a reader who has left, but not the writer who
-    /// came next; then the floors of further readers reach back to the first until its lease ends. Only an old copy can
-    /// bring this about: a store that forgets all, or only sees the wrong time, knows no holder that is gone.
+    /// Whether it went on with an old copy of its data. The copy may know a reader that has left, but not the writer
+    /// that came next. Then the floors of further readers reach back to the first until its lease ends. Only an old
+    /// copy can bring this about: a store that forgets all, or only sees the wrong time, knows no holder that is gone.
     pub old_copy: bool,
 }
 
@@ -292,7 +292,7 @@ pub struct Violation {
 /// The judgement in a word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
-    /// No rule was broken and nobody held what another held.
+    /// No rule was broken, and no two held at once.
     Safe,
     /// Workers that did not run, or whose grants the store had lost, believed to hold locks that others held, and the
     /// fence let nothing of it through.

@@ -91,8 +91,8 @@ impl Section {
     }
 }
 
-/// The smallest floor that fences off all earlier holders. When `s` was granted, the holds before the last exclusive one
-/// were over, and so was that one unless it had been downgraded.
+/// The smallest floor that fences off all earlier holders. When `s` was granted, the holds before the last exclusive
+/// one were over, and so was that one unless it had been downgraded.
 fn least_floor(s: &Section, last_alone: Option<&Section>) -> u64 {
     match last_alone {
         _ if s.exclusive() => s.token,
@@ -143,7 +143,7 @@ impl Load {
 struct Judge<'a> {
     rules: &'a Rules,
     pauses: HashMap<u32, Vec<Pause>>,
-    /// When each grant was asked for by the first who had it. Only for a store that lost something.
+    /// When each grant was asked for by its first holder. Only for a store that lost something.
     asked: HashMap<(u32, u64), u64>,
     /// For each resource, when it was free for longer than the bound.
     free: HashMap<u32, Vec<(u64, u64)>>,
@@ -225,9 +225,9 @@ impl Judge<'_> {
                 // Rare, so it may cost a search for the sections that had returned before this one was asked for.
                 let returned = sections[..i].partition_point(|x| x.granted < asked);
                 let before_asking = highest[returned][0];
-                // Of two that exclude each other the one that returned first was granted first, because it
-                // cannot have been granted while the other held. That needs an answer that came in time, and a
-                // store that kept what it had granted.
+                // Of two that exclude each other, the one that returned first was granted first, because it cannot have
+                // been granted while the other held. That needs an answer that came in time, and a store that kept its
+                // grants.
                 let in_time = s.granted <= s.deadline && !self.paused(s.worker, s.asked, s.granted);
                 let rival = highest[instant][usize::from(!s.exclusive())].filter(|_| in_time);
                 let lost = rival.filter(|_| in_doubt);

@@ -250,7 +250,7 @@ fn the_lost_signal_comes_before_the_deadline() {
     let woken_at = |to| Rules { pauses: vec![Pause { worker: 1, from: 15, to }], ..Rules::default() };
     safe(&of(&[Section { ended: 50, ..late }]), &woken_at(50));
     breaks(&of(&[late]), &woken_at(20), Rule::LateEnd, [&late]);
-    // A sleep that began after the deadline is no excuse for what was due before.
+    // A sleep that began after the deadline is no excuse for an end that was due before.
     let slept_later = Rules { pauses: vec![Pause { worker: 1, from: 21, to: 60 }], ..Rules::default() };
     let late = Section { ended: 50, ..late };
     breaks(&of(&[late]), &slept_later, Rule::LateEnd, [&late]);

@@ -13,8 +13,9 @@ use crate::{
     members::{Member, Members},
 };
 
-/// One member's grants end an hour early, or last an hour longer. The others are a majority, and the median of the clocks is
-/// theirs. What the member gave away too early is excused as a loss; a fence must reject what comes of it.
+/// One member's grants end an hour early, or last an hour longer. The others are a majority, and the median of the
+/// clocks is theirs. Locks that the member gave away too early are excused as a loss; a fence must reject the late
+/// writes.
 #[test]
 fn an_hour_forward_and_back_at_one_member_takes_no_token_back() {
     let each = (0..5).map(|_| Member::start(RedisOptions::default().movable_clock()).expect("started"));

@@ -94,14 +94,14 @@ fn served(crew: &Crew, from: u64, to: u64) -> (f64, Duration) {
     (1.0 - too_long.as_secs_f64() / Duration::from_nanos(to - from).as_secs_f64(), longest)
 }
 
-/// No two held at any time, whatever befell the members: nobody was stopped, and no majority forgot anything.
+/// No two held at any time, in all the trouble of the members: nobody was stopped, and no majority forgot anything.
 fn judge(crew: Crew, sections: usize) {
     let report = evidence(crew, sections, Vec::new());
     assert_eq!(report.verdict, Verdict::Safe, "{report}");
     assert!(report.accepted > 0 && report.refused == 0, "{report}");
 }
 
-/// Ends the crew, and holds what it saw against the rules of a quorum.
+/// Ends the crew, and holds its records against the rules of a quorum.
 pub(crate) fn evidence(mut crew: Crew, sections: usize, losses: Vec<Loss>) -> Report {
     let ended = crew.finish(secs(60));
     let (history, rules) = crew.into_evidence();

@@ -40,7 +40,7 @@ async fn over_tls_and_over_a_socket() {
     let redis = RedisOptions::default().tls().start().expect("started");
     use_everything(&redis.url()).await;
     use_everything(&redis.socket_url()).await;
-    // The URL does not say who signed the server's certificate.
+    // The URL does not name the authority that signed the server's certificate.
     let stranger = redis.url().split('?').next().expect("the front").to_owned();
     let error = lockkeeper::connect(&stranger).await.expect_err("not like this");
     assert!(error.to_string().contains("ca= names who signed it"), "{error}");
