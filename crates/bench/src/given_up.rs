@@ -1,4 +1,4 @@
-//! Given up: what many tasks cost that wait for a held name and time out within a second.
+//! Given up: the price of many tasks that wait for a held name and time out within a second.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     workload::{Pace, Workload},
 };
 
-/// CPU time of all of them together, beyond what as many tasks cost that only sleep for as long.
+/// CPU time of all of them together, beyond that of as many tasks that only sleep for as long.
 const CPU_MILLIS: Limit = Limit::Below(50.0);
 
 /// The shortest and the longest wait.
@@ -29,7 +29,7 @@ pub(crate) async fn given_up(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let waits = cost(
         tasks,
         |mutex, limit| async move {
-            // That it is held is what this is about.
+            // It stays held, so all of them give up.
             drop(mutex.lock_within(limit).await);
         },
         &mutex,

@@ -1,4 +1,4 @@
-//! What comes out: one table, and a line for each goal.
+//! The output: one table, and a line for each goal.
 
 use crate::{
     judge::{Limit, Median, Verdict},

@@ -1,4 +1,5 @@
-//! Locks over HTTP: `lockkeeper serve` against the least that a server of locks on Redis can do, and what waiting costs it.
+//! Locks over HTTP: `lockkeeper serve` against the least that a server of locks on Redis can do, and its price for
+//! waiting.
 
 mod bare;
 mod load;
@@ -19,7 +20,7 @@ use crate::{
     workload::Workload,
 };
 
-/// What the table calls the two.
+/// The names of the two in the table.
 const SERVE: &str = "lockkeeper serve";
 const BARE: &str = "bare handlers";
 
@@ -40,7 +41,7 @@ pub(crate) async fn serve(bench: &Bench) -> Result<Vec<Row>, Failure> {
         let (ours, bare) = (Server::ours(redis.url())?, Server::bare(redis.url())?);
         rates(bench, &ours, &bare).await?
     };
-    // Another one: memory that others gave back would be used by those who wait.
+    // Another one: waiters would use memory that others gave back.
     rows.extend(waiting(bench, &Server::ours(redis.url())?).await?);
     Ok(rows)
 }

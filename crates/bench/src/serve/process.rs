@@ -61,7 +61,7 @@ impl Server {
         Ok(Self { process, client, _folder: folder })
     }
 
-    /// Who looks at it, and where.
+    /// A client with the token that only looks.
     pub(crate) fn looker(&self) -> Client {
         Client { address: self.client.address, token: LOOKS.to_owned() }
     }

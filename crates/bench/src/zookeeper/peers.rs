@@ -69,7 +69,7 @@ impl Lock for RecipeLock {
     }
 }
 
-/// One ephemeral sequential node made and removed, and nothing else: no lock, but what each lock has to do.
+/// One ephemeral sequential node made and removed, and nothing else: no lock, but the part that each lock has to do.
 pub(crate) struct BarePeer(Client);
 
 impl BarePeer {
@@ -105,7 +105,7 @@ impl Peer for BarePeer {
     }
 }
 
-/// What is to be removed.
+/// A node that is to be removed.
 pub(crate) struct BareHeld<'a> {
     client: &'a Client,
     node: String,

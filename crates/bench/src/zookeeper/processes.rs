@@ -38,7 +38,7 @@ struct Team {
     rounds: Vec<Race>,
 }
 
-/// What a round brought.
+/// The figures of a round.
 struct Race {
     passed: ProcessRound,
     hand_offs: f64,
