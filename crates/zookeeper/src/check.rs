@@ -100,7 +100,7 @@ pub async fn examine(url: &str) -> Result<Examination, StoreError> {
     Ok(Examination { servers: states, findings })
 }
 
-/// The findings of [`examine`].
+/// Returns the findings of [`examine`].
 ///
 /// # Errors
 /// As [`examine`].

@@ -30,12 +30,12 @@ struct Answered {
 }
 
 impl SessionDeadline {
-    /// Of a session that was asked for at `sent`.
+    /// The deadline of a session that was asked for at `sent`.
     pub(crate) fn new(sent: BootTime, timeout: Duration, tick: Duration) -> Self {
         Self { until: lives_until(sent, timeout), timeout, tick, answered: VecDeque::new() }
     }
 
-    /// The quorum answered at `now` a request that was sent at `sent`.
+    /// Takes note that the quorum answered at `now` a request that was sent at `sent`.
     pub(crate) fn answered(&mut self, sent: BootTime, now: BootTime) {
         if sent >= self.until || now >= self.until {
             return;

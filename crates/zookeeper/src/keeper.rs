@@ -99,7 +99,7 @@ impl KeeperState {
         CreateMode::Persistent.with_acls(self.settings.acls())
     }
 
-    /// The servers remove such a node after its last child.
+    /// The kind of a folder's node: the servers remove it after its last child.
     pub(crate) fn container(&self) -> CreateOptions<'static> {
         CreateMode::Container.with_acls(self.settings.acls())
     }

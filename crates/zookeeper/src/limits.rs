@@ -59,7 +59,7 @@ const ENDLESS: Duration = Duration::from_millis(i32::MAX as u64);
 const SHORT_TRIES: u32 = 3;
 
 impl ServerLimits {
-    /// No server has answered yet.
+    /// Begins without an answer of any server.
     pub(crate) fn new(settings: Arc<Settings>) -> Arc<Self> {
         let servers = settings.servers.split(',').map(Server::new).collect();
         Arc::new(Self { settings, servers, answered: watch::channel(()).0 })

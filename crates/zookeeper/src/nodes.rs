@@ -203,7 +203,7 @@ pub(crate) async fn delete_markers(client: &Client, markers: &[String]) -> Resul
     Ok(())
 }
 
-/// A grant's number is that of the transaction that made its node.
+/// Returns the number of a grant, which is that of the transaction that made its node.
 pub(crate) fn grant_number(zxid: i64) -> Result<GrantNumber, StoreError> {
     let number = GrantNumber::try_from(zxid).ok().filter(|number| (1..Token::NUMBER_LIMIT).contains(number));
     number.ok_or_else(|| {

@@ -82,7 +82,7 @@ impl HoldRecord {
         Self { granted: now, expires: now.after(lease.min(FIRST_LEASE)), confirmed: false, floor }
     }
 
-    /// Its owner has heard of it: the first short lease becomes the full one, counted from the grant.
+    /// Makes the first short lease the full one, counted from the grant, since its owner has heard of it.
     pub(crate) fn confirm(&mut self, lease: Duration) {
         if !self.confirmed {
             self.confirmed = true;
@@ -124,13 +124,13 @@ impl ClaimRecord {
         Grant { number: self.number, floor: hold.floor, remaining: self.remaining(hold, now) }
     }
 
-    /// Its node is to be removed. Its task ends.
+    /// Marks a claim whose node is to be removed, and ends its task.
     pub(crate) fn leave(&mut self, left: Left) {
         self.state = ClaimState::Leaving(left);
         self.task = None;
     }
 
-    /// When the reaper has to look at it.
+    /// The time at which the reaper has to look at it.
     pub(crate) fn due(&self) -> BootTime {
         let ends = match self.state {
             ClaimState::Leaving(_) => BootTime::NEVER,

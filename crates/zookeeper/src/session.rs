@@ -119,7 +119,7 @@ impl Session {
         self.lock_deadline().timeout
     }
 
-    /// Until when the servers certainly keep the session.
+    /// The time until which the servers certainly keep the session.
     pub(crate) fn deadline(&self) -> BootTime {
         self.lock_deadline().until
     }
@@ -155,7 +155,7 @@ impl Session {
         self.clock.now()
     }
 
-    /// The answer to a request, unless the session or its patience ends first.
+    /// Awaits the answer to a request, unless the session or its patience ends first.
     pub(crate) async fn read<T, E: From<Error>>(
         &self,
         answer: impl Future<Output = Result<T, E>>,
@@ -175,7 +175,8 @@ impl Session {
         }
     }
 
-    /// The answer to a request that needs the quorum and was sent at `sent`. Success proves that the session lives.
+    /// Awaits the answer to a request that needs the quorum and was sent at `sent`. Success proves that the session
+    /// lives.
     pub(crate) async fn write<T, E: From<Error>>(
         &self,
         sent: BootTime,
@@ -194,7 +195,7 @@ impl Session {
         self.write(sent, async { checked?.await.map(drop).map_err(check_failed) })
     }
 
-    /// The data of the node at `path`; `None` if there is no such node.
+    /// Reads the data of the node at `path`; `None` if there is no such node.
     pub(crate) async fn data(&self, path: &str) -> Result<Option<(Vec<u8>, Stat)>, StoreError> {
         match self.read(self.client.get_data(path)).await {
             Ok(data) => Ok(Some(data)),
@@ -203,7 +204,7 @@ impl Session {
         }
     }
 
-    /// As [`data`](Self::data), but no older than this call.
+    /// Reads the data of a node as [`data`](Self::data) does, but no older than this call.
     pub(crate) async fn synced_data(&self, path: &str) -> Result<Option<(Vec<u8>, Stat)>, StoreError> {
         let synced = self.client.sync(path);
         let data = self.client.get_data(path);

@@ -123,7 +123,7 @@ impl KeeperState {
         Ok(None)
     }
 
-    /// The answer to a claim whose own session failed while the keeper's answers. The failure costs no other claim of the
+    /// Answers a claim whose own session failed while the keeper's answers. The failure costs no other claim of the
     /// group its answer. A waiter claims again soon, and a try-claim is told.
     pub(crate) fn own_session_failed(
         &self,
@@ -142,7 +142,8 @@ impl KeeperState {
         Ok(Verdict::Refused(error))
     }
 
-    /// Nobody asks for a claim of unknown outcome any more, so the reaper removes its node.
+    /// Leaves a claim of unknown outcome to the reaper, which removes its node, since nobody asks for the claim any
+    /// more.
     pub(crate) fn give_up(&self, contender: ContenderId) {
         if let Some(record) = self.records().claims.get_mut(&contender)
             && let ClaimState::Unknown { asked } = &mut record.state

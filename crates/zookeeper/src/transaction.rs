@@ -115,7 +115,7 @@ impl KeeperState {
         Ok(multi)
     }
 
-    /// For each creation, how its queue is learned. Listings are sent here.
+    /// Decides for each creation how its queue is learned, and sends the listings.
     fn queue_sources<'s>(&self, session: &'s Session, operations: &[Operation<'_>]) -> Vec<QueueSource<'s>> {
         let (mut sources, mut removed) = (Vec::new(), None);
         for operation in operations {

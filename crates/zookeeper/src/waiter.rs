@@ -137,7 +137,7 @@ impl KeeperState {
         Ok(Step::Again)
     }
 
-    /// When to list the queue even if no watch says so.
+    /// The time at which to list the queue even if no watch says so.
     fn poll_at(&self, watching: &Watching, obstacles: &Obstacles) -> BootTime {
         match watching {
             // The process of the claim before it may stand still, and then never marks that claim as granted. The next claim
@@ -270,7 +270,7 @@ impl KeeperState {
         true
     }
 
-    /// The waiter's node is gone, so its keeper has to claim again.
+    /// Tells the keeper that the waiter's node is gone, so that it claims again.
     fn node_lost(&self, waiter: &Waiter) {
         let mut records = self.records();
         let own = records.claims.get(&waiter.contender).is_some_and(|record| record.node == waiter.node);
