@@ -190,12 +190,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A statement that may commit something goes out now.
+    /// Notes that a statement goes out that may commit something.
     pub(crate) fn commits(&self) {
         self.commits.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// It is known that the last one committed nothing. Others of the same work may have.
+    /// Notes that the last statement is known to have committed nothing. Others of the same work may have.
     pub(crate) fn nothing_done(&self) {
         self.commits.fetch_sub(1, Ordering::AcqRel);
     }
@@ -204,7 +204,8 @@ impl Progress {
         self.commits.load(Ordering::Acquire) > 0
     }
 
-    /// When a quarter of the time that is left will have passed: work that may be left out stops then.
+    /// Returns the moment when a quarter of the time that is left will have passed: work that may be left out stops
+    /// then.
     pub(crate) fn a_part_of_the_rest(&self) -> Instant {
         let now = Instant::now();
         now + self.until.saturating_duration_since(now) / 4
@@ -243,7 +244,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// A connection whose work takes `limit` at most, the time in its queue included.
+    /// Makes a connection whose work takes `limit` at most, the time in its queue included.
     pub(crate) fn new(opener: Arc<Opener>, limit: Duration, first: Option<Session>) -> Self {
         let (jobs, queue) = mpsc::unbounded_channel();
         let background = opener.background.clone();
@@ -277,7 +278,7 @@ impl Connection {
         self.works.load(Ordering::Acquire)
     }
 
-    /// For how long there was no sign of life of the server on it.
+    /// How long the server has given no sign of life on it.
     pub(crate) fn quiet_for(&self) -> Duration {
         support::lock(&self.answered).elapsed()
     }
@@ -406,7 +407,7 @@ impl Server {
         }
     }
 
-    /// The session, which is opened if need be.
+    /// Returns the session, and opens one if need be.
     async fn session(&mut self, until: Instant) -> Result<Arc<Session>, StoreError> {
         if let Some(session) = self.session.take_if(|session| session.is_closed()) {
             // Its other users lose it too.

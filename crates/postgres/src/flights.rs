@@ -140,8 +140,8 @@ pub(crate) async fn give_up(session: &Session, error: StoreError) -> Failure {
     }
 }
 
-/// A transaction failed before its commit was sent. If it only lost against another one, the session is good after an
-/// answered rollback.
+/// Ends a transaction that failed before its commit was sent. If it only lost against another one, the session is good
+/// after an answered rollback.
 async fn undone(session: &Session, error: Error) -> Failure {
     match trouble::severity(&error) {
         Severity::LostRace => give_up(session, explain(error).not_applied()).await,
@@ -149,7 +149,7 @@ async fn undone(session: &Session, error: Error) -> Failure {
     }
 }
 
-/// The session is not used any more. Nothing was done unless a commit was sent.
+/// Makes a failure after which the session is not used any more. Nothing was done unless a commit was sent.
 fn broken(error: Error, progress: Option<&Progress>) -> Failure {
     let error = explain(error);
     Failure::closes(if progress.is_some() { error.perhaps_applied() } else { error.not_applied() })

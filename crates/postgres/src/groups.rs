@@ -346,7 +346,7 @@ pub(crate) fn messages(wakes: Vec<(KeeperId, Wake)>, header: &Header) -> Option<
     (!channels.is_empty()).then_some(Messages { channels, texts, transaction, waits_for_replicas })
 }
 
-/// A claim that asks again, and waits: mostly nothing has to be written for it.
+/// Whether this is a claim that asks again, and waits: mostly nothing has to be written for it.
 fn is_poll(request: &Request) -> bool {
     matches!(request, Request::Claim(claim) if claim.again && claim.queue)
 }

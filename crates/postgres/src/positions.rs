@@ -29,7 +29,7 @@ struct Written {
 }
 
 impl Positions {
-    /// The positions of these were written just now.
+    /// Notes that the positions of these contenders were written just now.
     pub(crate) fn wrote(&self, contenders: impl Iterator<Item = ContenderId>) {
         let (now, mut written) = (Instant::now(), support::lock(&self.0));
         written.when.extend(contenders.map(|contender| (contender, now)));

@@ -119,7 +119,7 @@ impl Listener {
         drop(support::lock(&self.task).take());
     }
 
-    /// Somebody waits or watches until the result is dropped. Returns when messages arrive, or after a while.
+    /// Keeps the listener listening until the result is dropped. Returns when messages arrive, or after a while.
     pub(crate) async fn interest(self: &Arc<Self>) -> Interest {
         self.interested.send_modify(|count| *count += 1);
         let interest = Interest(self.clone());
