@@ -41,7 +41,7 @@ pub fn encode(row: &EntryRow) -> String {
     text
 }
 
-/// Text is written with a letter in front, so that none and empty differ.
+/// Appends a word. Text is written with a letter in front, so that none and empty differ.
 fn push(text: &mut String, word: Option<&str>) {
     text.push(' ');
     match word {

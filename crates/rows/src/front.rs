@@ -67,7 +67,7 @@ mod tests {
         Stored { row: writes.row, entries: rows.collect() }
     }
 
-    /// The second of the waiters polls `seconds` after all of them came.
+    /// Has the second of the waiters poll `seconds` after all of them came.
     fn poll_after(seconds: u64, lease: Duration) -> Option<Kept> {
         let poll = Claim { lease, stamp: 77, ..claim("stock", 3) };
         keep_position(at(seconds), &poll, front(lease)).expect("good rows")

@@ -36,7 +36,7 @@ impl LatchRow {
         }
     }
 
-    /// The way back.
+    /// Reads a state from its numbers.
     pub fn state_of(numbers: [i64; 4]) -> CountState {
         let [remaining, initial, opened, born] = numbers.map(i64::cast_unsigned);
         CountState { remaining, initial, opened, born }

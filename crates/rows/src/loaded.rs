@@ -125,7 +125,7 @@ impl Loaded {
         self.resource.holders.iter().all(|holder| self.before.holders.contains(holder))
     }
 
-    /// For how long the holders that are gone would still hold, at most.
+    /// How long the holders that are gone would still hold, at most.
     pub(crate) fn frees(&self, now: StoreTime) -> Duration {
         let stays =
             |gone: &Holder| self.resource.holders.iter().any(|holder| holder.contender == gone.contender);
@@ -204,7 +204,7 @@ impl Loaded {
         (ResourceRow { high_water, capacity: capacity_number(self.resource.capacity), holder }, row_changed)
     }
 
-    /// A holder keeps its turn, even if its number was raised.
+    /// Returns the turn of a holder, which it keeps even if its number was raised.
     fn turn_of(&self, holder: &Holder) -> i64 {
         let stored = self.before.holders.iter().position(|before| before.contender == holder.contender);
         stored.map_or(holder.number.cast_signed(), |place| self.holder_turns[place])

@@ -34,7 +34,7 @@ pub struct Transition {
 }
 
 impl Transition {
-    /// Nothing is loaded yet. Numbers are given above `floor`.
+    /// Begins with nothing loaded. Numbers are given above `floor`.
     pub fn new(now: Now, floor: HighWater) -> Self {
         Self {
             now,

@@ -174,7 +174,7 @@ fn in_model(model: &mut Model, now: Now, step: &Step) -> Told {
     (answers, effects.grants, effects.changed)
 }
 
-/// An order names the number of the grant.
+/// Fills in the number of the grant, which an order names.
 fn with_number(step: &Step, model: &Model) -> Step {
     let Step::Evict(order) = step else { return step.clone() };
     let holders = model.resource(&order.name).map(|resource| &resource.holders);
