@@ -131,7 +131,7 @@ pub fn trials(connect: impl Fn() -> Connector + Send + Sync + 'static) -> Result
     Ok(trials)
 }
 
-/// More than one worker, so that tasks of a test really run at the same time.
+/// Makes a runtime with more than one worker, so that tasks of a test really run at the same time.
 fn runtime() -> Runtime {
     let built = Builder::new_multi_thread().worker_threads(2).enable_all().build();
     built.expect("the operating system gives threads")
@@ -162,7 +162,7 @@ fn run(test: &Test, fixture: Fixture) -> Result<(), Failed> {
     }
 }
 
-/// `timeout` needs the runtime when it is called, not only when it is polled.
+/// Calls `timeout` in the runtime, which it needs when it is called, not only when it is polled.
 async fn timeout_in_runtime<T>(task: impl Future<Output = T>) -> Result<T, tokio::time::error::Elapsed> {
     timeout(LIMIT, task).await
 }

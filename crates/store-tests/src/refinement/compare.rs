@@ -74,7 +74,7 @@ impl Numbers {
         Ok(())
     }
 
-    /// Another creation of a latch has another number; more is not promised.
+    /// Compares births: another creation of a latch has another number. Nothing else is promised of them.
     fn birth(&mut self, name: &Name, model: GrantNumber, store: GrantNumber) -> Compared {
         let known = self.births.entry(name.clone()).or_default();
         if let Some(before) = known.get(&model) {
