@@ -94,12 +94,12 @@ impl Network {
         self.network.next(fate);
     }
 
-    /// Other faults from now on.
+    /// Sets other faults from now on.
     pub fn set(&self, faults: Faults) {
         *support::lock(&self.chance.faults) = faults;
     }
 
-    /// Nothing passes any more in either direction, as after a crash of the keeper's process.
+    /// Lets nothing pass any more in either direction, as after a crash of the keeper's process.
     pub fn cut(&self) {
         self.network.cut();
     }

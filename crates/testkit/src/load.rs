@@ -43,7 +43,7 @@ pub struct Deck<T> {
 }
 
 impl<T: Clone> Deck<T> {
-    /// These troubles, in an order that the seed says.
+    /// Makes a deck of these troubles, in the order that the seed gives.
     pub fn new(troubles: Vec<T>, seed: u64) -> Self {
         Self { troubles, left: Vec::new(), dice: Dice::new(seed), rounds: 0 }
     }

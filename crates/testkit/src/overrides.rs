@@ -34,7 +34,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Nothing is changed yet.
+    /// Begins without any change.
     #[expect(clippy::new_without_default, reason = "there is nothing default about an overridden store")]
     pub fn new() -> Self {
         Self {

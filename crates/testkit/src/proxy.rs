@@ -144,7 +144,7 @@ impl Proxy {
         Ok(Self { port, conditions, shared, thread: Some(thread) })
     }
 
-    /// Where clients connect.
+    /// The address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
@@ -154,20 +154,20 @@ impl Proxy {
         self.shared.state().next.push_back(fault);
     }
 
-    /// Every connection that is open gets this fault, counted from now.
+    /// Gives every open connection this fault, counted from now.
     pub fn now(&self, fault: Fault) {
         self.now_after(0, fault);
     }
 
-    /// Every connection that is open and came after the first `others` gets this fault, counted from now. So those
-    /// that servers have among each other can be left in peace.
+    /// Gives every open connection that came after the first `others` this fault, counted from now. So connections of
+    /// servers among each other can be left in peace.
     pub fn now_after(&self, others: u64, fault: Fault) {
         for (_, connection) in self.shared.state().open.iter().filter(|(number, _)| *number > others) {
             connection.arm(fault);
         }
     }
 
-    /// New connections get these random faults from now on, or none.
+    /// Gives new connections these random faults from now on, or none.
     pub fn random_faults(&self, random_faults: Option<RandomFaults>) {
         self.shared.state().random_faults = random_faults;
     }
@@ -179,7 +179,7 @@ impl Proxy {
         }
     }
 
-    /// New connections lead to another server, as if a name had got another address.
+    /// Leads new connections to another server, as if a name had got another address.
     pub fn lead_to(&self, server: SocketAddr) {
         *self.shared.server() = server;
     }

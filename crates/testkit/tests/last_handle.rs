@@ -52,7 +52,7 @@ impl World {
         self.requests.of(faulty(self.server.connector("memory:"), self.network.clone()))
     }
 
-    /// On a busy machine a good network may be late, but not every time.
+    /// Connects a keeper. On a busy machine a good network may be late, but not every time, so it tries again.
     async fn keeper(&self) -> Keeper {
         let mut attempts = 0;
         loop {

@@ -116,7 +116,7 @@ impl Recorder for Memory {
     }
 }
 
-/// Everything that is counted happens at least once.
+/// Makes everything that is counted happen at least once.
 async fn live() {
     let world = Virtual::new();
     let network = Network::good();

@@ -84,8 +84,8 @@ impl Section {
         (self.resource, self.token / u64::from(Token::STEPS))
     }
 
-    /// Until when the store may have kept it for its holder. A release frees at once; in all other cases
-    /// only the end of the lease does.
+    /// The end of the time for which the store may have kept it for its holder. A release frees at once; in all other
+    /// cases only the end of the lease does.
     fn occupied_until(&self) -> u64 {
         if self.end == End::Released { self.ended } else { self.ended.max(self.deadline) }
     }
@@ -172,7 +172,8 @@ impl Judge<'_> {
         self.pause_after(worker, from).is_some_and(|p| p.from <= to)
     }
 
-    /// When the grant of this section was asked for: by itself, or by its first holder if the store lost something.
+    /// The time at which the grant of this section was asked for: by itself, or by its first holder if the store lost
+    /// something.
     fn asked(&self, s: &Section) -> u64 {
         self.asked.get(&s.grant()).map_or(s.asked, |asked| *asked)
     }
@@ -245,7 +246,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Nothing is granted twice.
+    /// Checks that nothing is granted twice.
     fn once(&mut self, sections: &[Section], by_token: &[&Section]) {
         let alike = |pair: &[&Section]| {
             let shared = !pair[0].exclusive() && !pair[1].exclusive();
@@ -335,8 +336,8 @@ impl Judge<'_> {
         }
     }
 
-    /// At no time do the beliefs to hold add up to more than there is. Ending and beginning at the same time is no
-    /// overlap.
+    /// Checks that at no time the beliefs to hold add up to more than there is. Ending and beginning at the same time
+    /// is no overlap.
     fn overlaps(&mut self, sections: &[Section]) {
         let mut pieces = Vec::with_capacity(sections.len());
         for (i, s) in sections.iter().enumerate() {
@@ -386,7 +387,7 @@ impl Judge<'_> {
         self.free.insert(sections[0].resource, free);
     }
 
-    /// Every waiter is served or gives up, and none waits long for a resource that is free.
+    /// Checks that every waiter is served or gives up, and that none waits long for a resource that is free.
     fn waits(&mut self, sections: &[Section], waits: &[Wait]) {
         self.report.waits = waits.len();
         for wait in waits {

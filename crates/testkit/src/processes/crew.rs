@@ -83,7 +83,7 @@ fn now() -> u64 {
 }
 
 impl Crew {
-    /// `workers` workers that do `task`, each a process of `program`.
+    /// Starts `workers` workers that do `task`, each a process of `program`.
     ///
     /// # Errors
     /// If they cannot be started.
@@ -148,7 +148,7 @@ impl Crew {
         self.history.sections.len()
     }
 
-    /// When sections ended that were released, in the order in which that was heard.
+    /// The ends of sections that were released, in the order in which the crew heard of them.
     pub fn releases(&self) -> impl Iterator<Item = u64> {
         let released = self.history.sections.iter().filter(|section| section.end == End::Released);
         released.map(|section| section.ended)
@@ -277,7 +277,7 @@ impl Crew {
         self.last_fault = now();
     }
 
-    /// Any worker, but mostly one that holds something: there a fault does most.
+    /// Chooses any worker, but mostly one that holds something: there a fault does most.
     fn victim(&mut self) -> Option<u32> {
         let holders = self.holders();
         if !holders.is_empty() && self.dice.chance(800) {

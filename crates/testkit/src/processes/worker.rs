@@ -203,7 +203,7 @@ impl WorkerTask {
         Ok(())
     }
 
-    /// Mostly short, so that there are many; now and then past a renewal.
+    /// Chooses the length of a section: mostly short, so that there are many; now and then past a renewal.
     fn length(&mut self) -> Duration {
         if self.task.hold_for_ever {
             Duration::from_secs(3600)
@@ -216,7 +216,7 @@ impl WorkerTask {
         }
     }
 
-    /// Opened anew each time, as a stopped process may find the file replaced.
+    /// Opens the counter anew each time, as a stopped process may find the file replaced.
     fn counter(&self, resource: u32) -> io::Result<FencedCounter> {
         let path: PathBuf = self.task.folder.join(format!("{}-{resource}", self.task.prefix));
         FencedCounter::open(&path)

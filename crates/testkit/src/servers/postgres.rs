@@ -29,7 +29,7 @@ pub struct PostgresOptions {
 }
 
 impl PostgresOptions {
-    /// Everybody needs a password over TCP, and this is the owner's.
+    /// Demands a password of everybody over TCP. This one is the owner's.
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
@@ -300,8 +300,8 @@ impl Postgres {
         self.signal_all(Signal::CONT);
     }
 
-    /// Each process of the server has a group of its own, so they are looked for by their parent. That gets its signal
-    /// first: a stopped one starts no more of them.
+    /// Signals all processes of the server. Each has a group of its own, so they are looked for by their parent. The
+    /// parent gets its signal first: a stopped one starts no more of them.
     fn signal_all(&self, which: Signal) {
         let Some(first) = self.id() else { return };
         signal(first, which);

@@ -34,7 +34,7 @@ impl RedisOptions {
         self.password.as_deref()
     }
 
-    /// There is one more user, with the rights that `rules` give, such as `~app:* &app:* +@all -@dangerous`.
+    /// Adds a user with the rights that `rules` give, such as `~app:* &app:* +@all -@dangerous`.
     #[must_use]
     pub fn user(self, name: &str, password: &str, rules: &str) -> Self {
         self.setting(format!("user {name} on >{password} {rules}"))
@@ -280,7 +280,7 @@ impl Redis {
         self.start_again()
     }
 
-    /// From now on its wall clock is this many seconds off.
+    /// Puts the wall clock off by this many seconds from now on.
     ///
     /// # Errors
     /// If it was started without [`RedisOptions::movable_clock`].

@@ -203,7 +203,7 @@ impl State {
         self.tasks[task] = Task::Working { tenure, since: self.now.ticks };
     }
 
-    /// Pushed grants reach their waiters at once.
+    /// Tells pushed grants to their waiters at once.
     fn pushed(&mut self, notices: Vec<GrantNotice>) {
         for notice in notices {
             let from = BootTime(notice.stamp).after(notice.waited);
@@ -253,7 +253,7 @@ impl State {
 }
 
 impl World {
-    /// To hand on for ever takes more steps.
+    /// The most steps that a grant can have. To hand on for ever takes more of them.
     fn steps(self) -> u32 {
         if self.0 == Variant::ForEver { Token::STEPS } else { STEPS }
     }

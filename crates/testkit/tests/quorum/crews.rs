@@ -81,8 +81,8 @@ pub(crate) fn go_on(crew: &mut Crew, sections: usize) {
     assert!(served, "only {} of {enough} sections", crew.sections());
 }
 
-/// At how many of all moments between the two a section ended within the window that began there, and the longest time in
-/// which none did.
+/// Returns two figures for the time between `from` and `to`: the share of moments after which a section ended within
+/// the window, and the longest time in which none did.
 fn served(crew: &Crew, from: u64, to: u64) -> (f64, Duration) {
     let mut ends: Vec<u64> = crew.releases().filter(|end| (from..to).contains(end)).collect();
     ends.extend([from, to]);
@@ -94,7 +94,8 @@ fn served(crew: &Crew, from: u64, to: u64) -> (f64, Duration) {
     (1.0 - too_long.as_secs_f64() / Duration::from_nanos(to - from).as_secs_f64(), longest)
 }
 
-/// No two held at any time, in all the trouble of the members: nobody was stopped, and no majority forgot anything.
+/// Checks that no two held at any time, in all the trouble of the members: nobody was stopped, and no majority forgot
+/// anything.
 fn judge(crew: Crew, sections: usize) {
     let report = evidence(crew, sections, Vec::new());
     assert_eq!(report.verdict, Verdict::Safe, "{report}");

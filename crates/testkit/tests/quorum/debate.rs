@@ -29,7 +29,7 @@ impl Client {
         Self { keeper, proxies }
     }
 
-    /// It does not reach these members any more.
+    /// Cuts the keeper off from these members.
     fn lose(&self, members: &[usize]) {
         for proxy in members.iter().map(|member| &self.proxies[*member]) {
             proxy.refuse(true);

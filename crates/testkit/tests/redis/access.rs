@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::{NAME, connect, millis, secs};
 
-/// Everything that a program does: a lock, a lock that a waiter is granted, a latch, a fence, a listing.
+/// Does everything that a program may do: a lock, a lock that a waiter is granted, a latch, a fence, a listing.
 async fn use_everything(url: &str) {
     let (ours, theirs) = (connect(url).await, connect(url).await);
     let guard = ours.mutex(NAME).lock().await.expect("free");
