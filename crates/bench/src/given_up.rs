@@ -20,7 +20,7 @@ const CPU_MILLIS: Limit = Limit::Below(50.0);
 /// The shortest and the longest wait.
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
 
-/// As many tasks as the pace says wait and give up, behind one entry at the store.
+/// Has as many tasks as the pace says wait and give up, behind one entry at the store.
 pub(crate) async fn given_up(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let tasks = bench.pace.crowd;
     let mutex = bench.keeper.mutex("bench/given-up");
@@ -47,7 +47,7 @@ pub(crate) async fn given_up(bench: &Bench) -> Result<Vec<Row>, Failure> {
     ])
 }
 
-/// CPU time of this process while so many tasks wait, each for its own time.
+/// Measures the CPU time of this process while so many tasks wait, each for its own time.
 async fn cost<F: Future<Output = ()> + Send + 'static>(
     tasks: usize,
     wait: impl Fn(Mutex, Duration) -> F,

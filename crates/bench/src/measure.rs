@@ -43,7 +43,7 @@ impl Machine {
         Self::of(&stat).ok_or_else(|| io::Error::other("/proc/stat has no line for all processors"))
     }
 
-    /// From the first line: user, nice, system, idle, iowait, irq, softirq, steal, in hundredths.
+    /// Reads the first line of `stat`: user, nice, system, idle, iowait, irq, softirq, steal, in hundredths.
     fn of(stat: &str) -> Option<Self> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let ticks: Vec<u64> = line.split_whitespace().map_while(|tick| tick.parse().ok()).collect();

@@ -61,7 +61,7 @@ struct Looked {
     every: f64,
 }
 
-/// Ten thousand locks, a hundred changes a second: the server's price for showing them.
+/// Measures the price of showing ten thousand locks of which a hundred change each second.
 pub(crate) async fn console(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let redis = bench.redis.as_ref().ok_or("the console is measured on redis:")?;
     let locks = LOCKS.min(bench.pace.locks);

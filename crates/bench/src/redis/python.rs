@@ -57,7 +57,7 @@ impl Contestant for PythonPeer {
         "redis-py"
     }
 
-    /// As for the other peers that ask the server.
+    /// The goal is the same as for the other peers that ask the server.
     fn goal(&self, workload: Workload) -> Option<Limit> {
         (workload == Workload::W3).then_some(Limit::AtLeast(50.0))
     }

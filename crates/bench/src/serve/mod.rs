@@ -33,7 +33,7 @@ const CONNECTIONS: usize = 64;
 /// How many requests wait.
 const WAITING: usize = 1000;
 
-/// Acquire and release over HTTP, and 1,000 requests that wait.
+/// Measures acquire and release over HTTP, and 1,000 requests that wait.
 pub(crate) async fn serve(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let redis = bench.redis.as_ref().ok_or("serve is measured on redis:")?;
     process::raise_limit()?;

@@ -50,7 +50,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// By the URL of a store.
+    /// Tells the kind by the URL of a store.
     pub(crate) fn of(url: &str) -> Option<Self> {
         match url.split(':').next()? {
             "postgres" => Some(Self::Postgres),

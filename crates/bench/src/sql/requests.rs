@@ -116,7 +116,7 @@ impl Peer for Relayed {
     }
 }
 
-/// 64 tasks wait for a lock that another keeper holds: how soon they are through once it is free.
+/// Measures how soon 64 tasks that wait for a lock of another keeper are through once it is free.
 pub(crate) async fn drain_of_another(
     keeper: &Keeper,
     pace: Pace,

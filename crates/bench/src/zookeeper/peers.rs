@@ -62,7 +62,7 @@ impl Lock for RecipeLock {
         Ok(self.client.lock(prefix, b"", options).await?)
     }
 
-    /// As it is meant to be used: dropped, its node is removed while its task goes on.
+    /// Drops the lock, as its users are meant to. Its node is removed while the task goes on.
     async fn release(held: Self::Held<'_>) -> Result<(), Failure> {
         drop(held);
         Ok(())

@@ -121,7 +121,7 @@ impl ZooKeeper {
     }
 }
 
-/// Lockkeeper first, and the bare ring last.
+/// Returns the contestants: Lockkeeper first, and the bare ring last.
 fn teams(url: &str, servers: &str, program: Option<&Program>) -> Result<Vec<Team>, Failure> {
     let own = |who, url| move |_| Dialogue::new(ChildProcess::start(&["zookeeper", who, url])?);
     let mut teams =
