@@ -57,8 +57,8 @@ impl KeeperState {
         }
     }
 
-    /// Returns the grant that a claim has; `None` if its node is gone. The keeper's session asks, since the claim's own
-    /// may be silent.
+    /// Returns the grant of a claim; `None` if its node is gone. The keeper's session asks, since the claim's may be
+    /// silent.
     pub(crate) async fn granted_before(
         &self,
         session: &Session,
@@ -85,8 +85,7 @@ impl KeeperState {
         Ok(Some(Verdict::Granted(record.grant(&hold, self.now()))))
     }
 
-    /// The verdict on a claim that waits. ZooKeeper tells when something ends, so claiming again earlier teaches
-    /// nothing.
+    /// The verdict on a claim that waits. ZooKeeper tells when something ends, so claiming again earlier is of no use.
     pub(crate) fn busy(&self, ahead: usize) -> Verdict {
         Verdict::busy(u32::try_from(ahead).unwrap_or(u32::MAX), self.settings.session)
     }

@@ -204,8 +204,7 @@ impl ClaimData {
         text.into_bytes()
     }
 
-    /// Reads a node's data. Rows that Lockkeeper does not write are ignored: the grant depends on the node's name
-    /// alone.
+    /// Reads a node's data. Rows that Lockkeeper does not write are ignored: grants depend on the node's name alone.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let mut process = ProcessInfo { host: String::new(), pid: 0, program: String::new() };

@@ -11,7 +11,7 @@ use lockkeeper_core::{clock::BootTime, deadline::margin};
 
 use crate::limits::Limits;
 
-/// Until when a session certainly lives.
+/// The time until which a session certainly lives.
 #[derive(Debug)]
 pub(crate) struct SessionDeadline {
     pub(crate) until: BootTime,

@@ -175,8 +175,7 @@ impl Session {
         }
     }
 
-    /// Awaits the answer to a request that needs the quorum and was sent at `sent`. Success proves that the session
-    /// lives.
+    /// Awaits the answer to a request that needs the quorum and was sent at `sent`. Success proves the session's life.
     pub(crate) async fn write<T, E: From<Error>>(
         &self,
         sent: BootTime,

@@ -142,8 +142,7 @@ impl KeeperState {
         Ok(Verdict::Refused(error))
     }
 
-    /// Leaves a claim of unknown outcome to the reaper, which removes its node, since nobody asks for the claim any
-    /// more.
+    /// Leaves a claim of unknown outcome to the reaper. It removes the node, since nobody asks for the claim any more.
     pub(crate) fn give_up(&self, contender: ContenderId) {
         if let Some(record) = self.records().claims.get_mut(&contender)
             && let ClaimState::Unknown { asked } = &mut record.state
