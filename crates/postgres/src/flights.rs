@@ -20,8 +20,8 @@ use crate::{
 /// transaction, so they hold behind a pooler too and leave nothing behind. A client that does not read is not idle,
 /// hence the limit of TCP.
 ///
-/// Warnings are asked for first, since somebody may have switched them off for this user. One that comes with the
-/// beginning or with the commit means that its answer cannot be trusted.
+/// Warnings are asked for first, since somebody may have switched them off for this user. A warning that comes with the
+/// beginning or with the commit changes the meaning of their answers.
 macro_rules! begin {
     ($lock_wait:literal, $statement:literal) => {
         concat!(

@@ -1,5 +1,4 @@
-//! Rows that were read, as `lockkeeper-rows` has them, and the rows that it wants written, as parameters of statements.
-//! Pure.
+//! Turns rows into those of `lockkeeper-rows`, and its writes into parameters of statements. Pure.
 
 use std::{
     collections::{BTreeMap, HashMap},

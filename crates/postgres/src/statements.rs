@@ -1,4 +1,4 @@
-//! The statements that requests send, by what they do. `{s}` is the schema, in quotes.
+//! The statements that requests send, sorted by their purpose. `{s}` is the schema, in quotes.
 //!
 //! Rows are locked in order of name, and the values that decide are read in a later statement than the one that locks:
 //! at READ COMMITTED each statement sees all that was committed before it began. All writes of a transaction are one
@@ -48,8 +48,7 @@ const LOCK: &str = "SELECT name FROM {s}.resource WHERE name = ANY ($1) ORDER BY
 const LOCK_FREE: &str =
     "SELECT name FROM {s}.resource WHERE name = ANY ($1) ORDER BY name FOR UPDATE SKIP LOCKED";
 
-/// Stands for the header that `Origin::header` reads: the transaction, whether commits wait for replicas, the store's
-/// id.
+/// Stands for the header that `Origin::header` reads: the transaction, whether commits wait for replicas, the store id.
 const HEADER: &str = "{header}";
 const HEADER_SQL: &str = "coalesce(pg_current_xact_id_if_assigned()::text, '-')
     || CASE current_setting('synchronous_standby_names') WHEN '' THEN ' alone ' ELSE ' replicated ' END || id";

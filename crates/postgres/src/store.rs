@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// How long a waiter goes without asking; the first in the queue asks twice in that time. So both of its polls come
-/// within three seconds, for which a pushed grant lasts whose message was lost. And polls are so rare that the waiters
+/// within the three seconds that a pushed grant lasts if its message was lost. And polls are so rare that the waiters
 /// of one process cost the server less than a request a second, renewals and signs of life included.
 const ASKS_AGAIN: Duration = Duration::from_millis(2600);
 
@@ -59,8 +59,8 @@ pub(crate) struct PostgresStore {
     /// Groups, and reads. Nothing on it waits for others for long.
     pub(crate) requests: Arc<Connection>,
     pub(crate) renewals: Connection,
-    /// Requests that may have to wait for a row: those that are asked again alone, latches, fences. The listener hears
-    /// on it.
+    /// Requests that may have to wait for a row: those that are asked again alone, latches, fences. The listener's,
+    /// too.
     pub(crate) waits: Arc<Connection>,
     pub(crate) listener: Arc<Listener>,
     pub(crate) background: tokio::runtime::Handle,
