@@ -147,7 +147,7 @@ impl Transition {
         evicted
     }
 
-    /// Ends all that has ended, and grants what became free.
+    /// Ends the holds and positions whose time is over, and grants the room that became free.
     pub fn settle(&mut self, name: &Name) {
         self.step(name, Resource::settle);
     }
@@ -170,8 +170,8 @@ impl Transition {
         outcome
     }
 
-    /// Does a step of the model. The numbers of one transition grow from each grant to the next across names, as in the
-    /// model.
+    /// Does a step of the model. As in the model, numbers grow from each grant to the next, across all names of a
+    /// transition.
     fn step<T>(
         &mut self,
         name: &Name,

@@ -23,8 +23,7 @@ pub fn topic_words(topic: &Topic) -> Option<(&'static str, &Name)> {
     }
 }
 
-/// Packs all wakes that can be sent into messages of at most `limit` bytes each. The header and a row have to fit in
-/// it.
+/// Packs all wakes that can be sent into messages of at most `limit` bytes each, which has to fit the header and a row.
 pub fn messages<'a>(wakes: impl IntoIterator<Item = &'a Wake>, limit: usize) -> Vec<String> {
     debug_assert!(limit >= HEADER.len() + LARGEST_ROW, "a message has room for one wake");
     let mut messages: Vec<String> = Vec::new();
