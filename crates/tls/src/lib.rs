@@ -35,7 +35,7 @@ pub struct OptionNames {
     pub key: &'static str,
 }
 
-/// Returns a connector for TLS with these files. The provider is named, so a program may have another one as its
+/// Returns a connector for TLS with these files. It names the provider, so programs may have another one as their
 /// default.
 ///
 /// # Errors
