@@ -150,8 +150,8 @@ pub async fn examine(url: &str) -> Result<Examination, StoreError> {
     })
 }
 
-/// Looks for risks to the members of a quorum, members that do not answer or vote, and those that one failure takes
-/// together.
+/// Looks for risks to the members of a quorum, for members that do not answer or vote, and for several members that one
+/// failure takes together.
 #[cfg(feature = "quorum")]
 async fn examine_members(url: &str) -> Result<Examination, StoreError> {
     let members = lockkeeper_quorum::members(url)?;
