@@ -1,5 +1,4 @@
-//! A store and the model side by side: turns the steps of a plan into requests, gives them to both and compares the
-//! answers.
+//! A store and the model side by side: turns the steps of a plan into requests, and compares both answers to them.
 
 mod requests;
 mod settling;
@@ -52,7 +51,7 @@ pub(super) struct Pair<'a> {
     next_id: u64,
     /// Moments from which on something is different, beside those in the model's resources.
     moments: BTreeSet<StoreTime>,
-    /// Until when the model has been settled.
+    /// The time until which the model has been settled.
     settled: StoreTime,
     tolerance: Duration,
     tally: Tally,
