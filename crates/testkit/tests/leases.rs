@@ -68,7 +68,7 @@ async fn a_lease_that_is_granted_while_its_keeper_closes_is_nobodys() {
     assert!(theirs.mutex("deploy").try_lock().await.expect("memory").is_some(), "it is free");
 }
 
-/// Whichever comes first, the lease and the store agree.
+/// The lease and the store agree, whether the acquisition or the end of the keeper comes first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_is_acquired_while_its_keeper_closes_is_held_or_free() {
     let server = MemoryServer::new(Clock::boot());
@@ -161,7 +161,7 @@ async fn a_store_without_permits_refuses_semaphores_and_latches_unasked() {
     keeper.mutex("stock").lock().await.expect("a mutex").release().await.expect("held");
 }
 
-/// A user who chose no lease gets one that the store keeps; a user who chose one is told if it does not fit.
+/// A user who chose no lease gets one that the store keeps. A user who chose one is told if it does not fit.
 #[tokio::test(start_paused = true)]
 async fn the_default_lease_is_one_that_the_store_keeps() {
     let world = Virtual::new();
@@ -190,8 +190,7 @@ async fn a_connector_connects_again() {
     held.release().await.expect("held");
 }
 
-/// The id in a lease's text is the key to it. A caller that was served the lease before it must not be able to guess
-/// it.
+/// The id in a lease's text is the key to it. A caller that was served the lease before must not be able to guess it.
 #[tokio::test(start_paused = true)]
 async fn a_lease_for_somebody_else_cannot_be_guessed_from_another_one() {
     let world = Virtual::new();

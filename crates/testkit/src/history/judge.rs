@@ -172,8 +172,8 @@ impl Judge<'_> {
         self.pause_after(worker, from).is_some_and(|p| p.from <= to)
     }
 
-    /// The time at which the grant of this section was asked for: by itself, or by its first holder if the store lost
-    /// something.
+    /// The time at which the grant of this section was asked for: by its first holder if the store lost something, else
+    /// by the section itself.
     fn asked(&self, s: &Section) -> u64 {
         self.asked.get(&s.grant()).map_or(s.asked, |asked| *asked)
     }
@@ -336,8 +336,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Checks that at no time the beliefs to hold add up to more than there is. Ending and beginning at the same time
-    /// is no overlap.
+    /// Checks that the beliefs to hold never add up to more than there is. Ending and beginning at the same time is no
+    /// overlap.
     fn overlaps(&mut self, sections: &[Section]) {
         let mut pieces = Vec::with_capacity(sections.len());
         for (i, s) in sections.iter().enumerate() {

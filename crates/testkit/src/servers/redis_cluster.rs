@@ -18,8 +18,7 @@ const SLOTS: usize = 16_384;
 /// Longer than a busy machine may let a healthy server wait.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server remembers the votes of its last election (of 7.0.15). Told to stand again earlier, it takes them
-/// for new ones: it is a master for a tenth of a second, in which no other server believes, and its answers then are
-/// lost.
+/// for new ones. Then it is a master for a tenth of a second. No other server believes in it, and its answers are lost.
 const VOTES_LAST: Duration = Duration::from_secs(4 * NODE_TIMEOUT.as_secs() + 1);
 
 /// Six servers that share the slots between them.

@@ -308,8 +308,8 @@ fn row(server: &MariaDb, name: &str) -> String {
 }
 
 /// Laws 6 and 9. A statement that fails undoes its whole transaction, whether it ends the connection or only lost
-/// against another transaction: the beginning of the next one would commit the rest. Nothing was done, and the error
-/// says so.
+/// against another transaction. Otherwise the beginning of the next one would commit the rest. Nothing was done, and
+/// the error says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn law_6_half_a_transaction_is_never_committed() {
     let server = MariaDb::start().expect("started");

@@ -1,14 +1,13 @@
-//! Asking again: a keeper whose claims and answers may be delayed, lost or doubled asks again under
-//! the same id, may give up, and its late copies arrive at the worst moment, while rivals want
-//! the same lock.
+//! Asking again: a keeper whose claims and answers may be delayed, lost or doubled asks again under the same id, may
+//! give up, and its late copies arrive at the worst moment, while rivals want the same lock.
 //!
-//! It proves I1 (only the owner touches its hold), I2 (one holder), I3 (no deadline is later than the
-//! store's expiry), I5 and I12 (a claim that is given up ends), I6 (numbers grow), I9 (asking again never enters
-//! twice, and late copies do nothing), I15 (a leave ends only the claim that it names).
+//! It proves I1 (only the owner touches its hold), I2 (one holder), I3 (no deadline is later than the store's expiry),
+//! I5 and I12 (a claim that is given up ends), I6 (numbers grow), I9 (asking again never enters twice, and late copies
+//! do nothing), I15 (a leave ends only the claim that it names).
 //!
-//! The asker follows `engine/waiter.rs` and `acquisition::settle`: one copy under way at a time; copies
-//! without an answer are remembered by the latest time at which they may still take effect, and
-//! the leave carries that time as its tombstone.
+//! The asker follows `engine/waiter.rs` and `acquisition::settle`: one copy under way at a time; copies without an
+//! answer are remembered by the latest time at which they may still take effect, and the leave carries that time as its
+//! tombstone.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -61,7 +61,7 @@ struct Session {
     server: usize,
     /// When the leader heard of it last.
     heard: u32,
-    /// Until when its client is sure of it.
+    /// The time until which its client is sure of it.
     deadline: u32,
     ended: bool,
 }

@@ -94,7 +94,7 @@ fn served(crew: &Crew, from: u64, to: u64) -> (f64, Duration) {
     (1.0 - too_long.as_secs_f64() / Duration::from_nanos(to - from).as_secs_f64(), longest)
 }
 
-/// Checks that no two held at any time, in all the trouble of the members: nobody was stopped, and no majority forgot
+/// Checks that no two held at any time, in all the trouble of the members: nobody was stopped, no majority forgot
 /// anything.
 fn judge(crew: Crew, sections: usize) {
     let report = evidence(crew, sections, Vec::new());
@@ -113,7 +113,7 @@ pub(crate) fn evidence(mut crew: Crew, sections: usize, losses: Vec<Loss>) -> Re
     report
 }
 
-/// Whichever two are gone for long, the other three serve as ever.
+/// Two members are gone for long. The other three serve as ever.
 #[test]
 fn two_members_that_are_gone_for_long_stop_nobody() {
     for trouble in [Trouble::CutOff, Trouble::Stopped, Trouble::Killed] {
