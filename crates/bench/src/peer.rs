@@ -36,8 +36,7 @@ pub(crate) trait Peer: Send + Sync + 'static {
     }
 }
 
-/// The way in which one task acquires and releases. The futures are not boxed, so that nothing is added to the
-/// measurement.
+/// The way in which one task acquires and releases. The futures are not boxed, so that nothing is added to the figures.
 pub(crate) trait Lock: Clone + Send + Sync + 'static {
     type Held<'a>: Send;
 

@@ -1,5 +1,4 @@
-//! W4: many wait for one lock. Measures the price of that while nothing happens, and how fast they get through once it
-//! is free.
+//! W4: many wait for one lock. Measures the price of that while nothing happens, and how fast they get through later.
 
 use crate::{
     Failure,

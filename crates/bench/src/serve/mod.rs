@@ -1,5 +1,5 @@
-//! Locks over HTTP: `lockkeeper serve` against the least that a server of locks on Redis can do, and its price for
-//! waiting.
+//! Locks over HTTP: `lockkeeper serve` and its price for waiting, beside the least that a server of locks on Redis can
+//! do.
 
 mod bare;
 mod load;
