@@ -147,8 +147,7 @@ impl Session {
         self.warnings.0.load(Ordering::Acquire)
     }
 
-    /// Asks the server for its facts. Refuses servers that cannot keep locks, and poolers that the URL does not
-    /// declare.
+    /// Asks the server for its facts. Refuses servers that cannot keep locks, and poolers that the URL leaves out.
     pub(crate) async fn greet(&self) -> Result<ServerFacts, StoreError> {
         let explain = |error| explain(error).not_applied();
         // A foreign server may know its version only.
