@@ -103,7 +103,7 @@ pub struct CountOutcome {
     pub latch: Option<LatchRow>,
     /// The answer, if it has to be remembered under the operation's id. The subscribers of the latch are to be woken then.
     pub remember: Option<Remembered>,
-    /// The number of the latch, if it was created: for stores that keep one mark for all names.
+    /// The number of the creation, if the latch was created: for stores that keep one mark for all names.
     pub high_water: Option<HighWater>,
 }
 

@@ -170,8 +170,7 @@ impl Transition {
         outcome
     }
 
-    /// Does a step of the model. As in the model, numbers grow from each grant to the next, across all names of a
-    /// transition.
+    /// Does a step of the model. As there, numbers grow from each grant to the next, across all names of a transition.
     fn step<T>(
         &mut self,
         name: &Name,
