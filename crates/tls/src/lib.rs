@@ -35,8 +35,7 @@ pub struct OptionNames {
     pub key: &'static str,
 }
 
-/// Returns a connector for TLS with these files. It names the provider, so programs may have another one as their
-/// default.
+/// Returns a connector for TLS with these files. It names its provider, so a program may have another default.
 ///
 /// # Errors
 /// [`StoreErrorKind::Config`] if a file cannot be used.
