@@ -67,7 +67,7 @@ pub mod lock {
     };
 }
 
-/// The parts of a store, for programs that look into one or have their own.
+/// The parts of a store, for programs that look into one or implement their own.
 pub mod store {
     pub use lockkeeper_core::{Capability, Capacity, ContenderId, KeeperId, Name, Survives, Units, store::*};
 }

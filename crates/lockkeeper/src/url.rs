@@ -96,8 +96,8 @@ fn default_file(state: Option<OsString>, home: Option<PathBuf>) -> Result<String
 /// ```
 ///
 /// # Errors
-/// [`StoreErrorKind::Config`] if no store of this build has such URLs; the message never repeats
-/// the text after the scheme, where passwords are.
+/// [`StoreErrorKind::Config`] if no store of this build has such URLs; the message never repeats the text after the
+/// scheme, where passwords are.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
     let config = |message: String| StoreError::new(StoreErrorKind::Config, message);
     if let Some(meant) = with_scheme(url) {
