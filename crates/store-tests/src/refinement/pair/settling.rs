@@ -11,8 +11,7 @@ use lockkeeper_core::{
 use super::{super::compare::Compared, CLEARANCE, Pair, SETTLE_LIMIT, at};
 
 impl Pair<'_> {
-    /// Lets the model settle at each moment until `now` at which something ends, as a store that settles by itself has
-    /// done.
+    /// Lets the model settle at each moment until `now` at which something ends, like a store that settles by itself.
     pub(super) fn settle_until(&mut self, now: StoreTime) {
         while let Some(end) = self.ends().filter(|end| *end > self.settled && *end <= now).min() {
             for name in self.names.clone() {
