@@ -29,8 +29,7 @@ pub struct BadConnection {
 }
 
 impl BadConnection {
-    /// Connects to the server at this address. `url` gives the URL of a server at an address, and `name` names the
-    /// lock.
+    /// Connects to the server at this address. `url` gives the URL of a server at an address; `name` names the lock.
     ///
     /// # Panics
     /// If there is no connection to it.

@@ -32,8 +32,7 @@ pub enum Bug {
     TokenReset,
     /// The rest of a lease is told as if it were counted from when the reply arrives.
     DeadlineAfterReply,
-    /// Every answer to a claim tells the longest rest of the lease so far, which is the whole lease, instead of the
-    /// rest now.
+    /// Every answer to a claim tells the longest rest so far, which is the whole lease, instead of the rest now.
     DeadlineByMaximum,
     /// A repeated claim enters the queue once more.
     DoubleEntry,

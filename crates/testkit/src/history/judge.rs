@@ -336,8 +336,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Checks that the beliefs to hold never add up to more than there is. Ending and beginning at the same time is no
-    /// overlap.
+    /// Checks that the beliefs to hold never exceed the capacity. Ending and beginning at the same time is no overlap.
     fn overlaps(&mut self, sections: &[Section]) {
         let mut pieces = Vec::with_capacity(sections.len());
         for (i, s) in sections.iter().enumerate() {

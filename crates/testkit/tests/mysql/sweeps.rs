@@ -124,8 +124,7 @@ async fn a_name_that_is_taken_after_the_sweep_looked_stays() {
     }
     sweeper.give_back("b", 2).await.expect("answered");
     let mut gate = Gate::close(&server).await;
-    // Names that have ended are settled before free names are removed. One ends in the statement that makes the others
-    // old.
+    // Names that have ended are settled before free names are removed. One ends in the statement that ages the others.
     server
         .sql(
             "CREATE TRIGGER waits BEFORE UPDATE ON lockkeeper_resource FOR EACH ROW \

@@ -94,8 +94,7 @@ fn served(crew: &Crew, from: u64, to: u64) -> (f64, Duration) {
     (1.0 - too_long.as_secs_f64() / Duration::from_nanos(to - from).as_secs_f64(), longest)
 }
 
-/// Checks that no two held at any time, in all the trouble of the members: nobody was stopped, no majority forgot
-/// anything.
+/// Checks that no two held at any time, for all the trouble: nobody was stopped, and no majority forgot anything.
 fn judge(crew: Crew, sections: usize) {
     let report = evidence(crew, sections, Vec::new());
     assert_eq!(report.verdict, Verdict::Safe, "{report}");
