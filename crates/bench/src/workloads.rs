@@ -1,4 +1,4 @@
-//! The function of each workload.
+//! Measures each workload with the function that it belongs to.
 
 use crate::{
     Failure, bench::Bench, console, given_up, held, judge::Verdict, quorum, rates, redis, serve, sql,

@@ -1,5 +1,4 @@
-//! Locks over HTTP: `lockkeeper serve` and its price for waiting, beside the least that a server of locks on Redis can
-//! do.
+//! Locks over HTTP: `lockkeeper serve`, and its price for waiting, beside the least that a lock server on Redis can do.
 
 mod bare;
 mod load;
