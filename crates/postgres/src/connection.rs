@@ -204,8 +204,7 @@ impl Progress {
         self.commits.load(Ordering::Acquire) > 0
     }
 
-    /// Returns the moment when a quarter of the rest of the time will have passed. Work that may be left out stops
-    /// then.
+    /// Returns the moment at which a quarter of the time left will have passed. Work that may be left out stops then.
     pub(crate) fn a_part_of_the_rest(&self) -> Instant {
         let now = Instant::now();
         now + self.until.saturating_duration_since(now) / 4
