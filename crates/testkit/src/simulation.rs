@@ -33,7 +33,7 @@ pub struct Outcome {
     pub report: Report,
     /// Whether some worker was still waiting long after everybody should have been served.
     pub stuck: bool,
-    /// The holders and waiters of resources whose keepers were all gone.
+    /// The holders and waiters that were left although all keepers were gone.
     pub left_behind: Vec<String>,
     /// A number for everything that happened: equal for equal runs.
     pub trace: u64,

@@ -227,8 +227,7 @@ impl Judge<'_> {
                 let returned = sections[..i].partition_point(|x| x.granted < asked);
                 let before_asking = highest[returned][0];
                 // Of two that exclude each other, the one that returned first was granted first, because it cannot have
-                // been granted while the other held. That needs an answer that came in time, and a store that kept its
-                // grants.
+                // been granted while the other held. That needs an answer in time, and a store that kept its grants.
                 let in_time = s.granted <= s.deadline && !self.paused(s.worker, s.asked, s.granted);
                 let rival = highest[instant][usize::from(!s.exclusive())].filter(|_| in_time);
                 let lost = rival.filter(|_| in_doubt);

@@ -1,4 +1,4 @@
-//! Users: database servers run as them, and files that only one of them may read. Databases refuse to run as root, so
+//! Users that database servers run as, and files that only one of them may read. Databases refuse to run as root, so
 //! root starts them as `nobody`.
 
 use std::{

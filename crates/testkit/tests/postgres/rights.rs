@@ -24,7 +24,7 @@ async fn the_printed_sql_is_all_that_a_plain_user_needs() {
     assert!(refused.contains("lockkeeper schema --store"), "{refused}");
     let printed = lockkeeper::schema::sql(&url).expect("printed");
     server.sql(&printed).expect("an administrator may");
-    // Also again, for rights that were forgotten: it changes nothing that is there.
+    // Also again, for anything that was forgotten: it changes nothing that is there.
     let id = server.sql("SELECT id FROM lockkeeper.store").expect("asked");
     server.sql(&lockkeeper::schema::sql(&url).expect("printed")).expect("again");
     assert_eq!(server.sql("SELECT id FROM lockkeeper.store").expect("asked"), id);
