@@ -113,8 +113,8 @@ impl Options {
         Ok(options)
     }
 
-    /// How many threads the tasks have. Two, but a server on this machine needs a core of its own: else the figures would
-    /// show how much the tasks keep it from working.
+    /// How many threads the tasks have. Two, but a server on this machine needs a core of its own: else the figures
+    /// would show how much the tasks keep it from working.
     fn workers(&self, cores: usize) -> usize {
         let alone = ["memory", "sqlite"].iter().any(|store| self.url.starts_with(store));
         if alone { 2 } else { cores.saturating_sub(1).clamp(1, 2) }

@@ -1,5 +1,5 @@
-//! W4: many wait for one lock. Measures the price of that while nothing happens, and how fast they get through once the
-//! lock is free.
+//! W4: many wait for one lock. Measures the price of that while nothing happens, and how fast they get through once it
+//! is free.
 
 use crate::{
     Failure,

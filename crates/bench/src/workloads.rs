@@ -1,4 +1,4 @@
-//! Measures each workload with the function that it belongs to.
+//! The functions that measure the workloads.
 
 use crate::{
     Failure, bench::Bench, console, given_up, held, judge::Verdict, quorum, rates, redis, serve, sql,

@@ -140,8 +140,7 @@ impl Lock for FanOutLock {
     }
 }
 
-/// The crate `rslock` on the same servers, as it comes. A task without a majority asks again after a random while of up
-/// to 200 ms.
+/// The crate `rslock` on the same servers, as it comes. A task without a majority asks again after up to 200 ms.
 pub(super) struct RedlockPeer(LockManager);
 
 #[derive(Clone)]
