@@ -59,7 +59,7 @@ pub(crate) struct PostgresStore {
     /// Groups, and reads. Nothing on it waits for others for long.
     pub(crate) requests: Arc<Connection>,
     pub(crate) renewals: Connection,
-    /// Requests that may have to wait for a row, such as latches, fences and single claims. The listener hears on it.
+    /// Work that may have to wait for a row: requests asked again alone, latches, fences. The listener hears on it.
     pub(crate) waits: Arc<Connection>,
     pub(crate) listener: Arc<Listener>,
     pub(crate) background: tokio::runtime::Handle,
