@@ -33,7 +33,7 @@ pub struct Outcome {
     pub report: Report,
     /// Whether some worker was still waiting long after everybody should have been served.
     pub stuck: bool,
-    /// The holders and waiters that were left although all keepers were gone.
+    /// The holders and waiters whose keepers had closed by then.
     pub left_behind: Vec<String>,
     /// A number for everything that happened: equal for equal runs.
     pub trace: u64,
