@@ -1,4 +1,4 @@
-//! The store of a run, and who is measured on it: Lockkeeper in its variants, and the peers of the store.
+//! The store of a run, and the contestants on it: Lockkeeper in its variants, and the peers of the store.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,9 +28,9 @@ pub(crate) struct Bench {
     dropped: Box<dyn Contestant>,
     fifo: Box<dyn Contestant>,
     peers: Vec<Box<dyn Contestant>>,
-    /// Where the files of peers are, on the disk of the store; `None` if it has no file.
+    /// The folder of the peers' files, on the disk of the store; `None` if it has no file.
     folder: Option<PathBuf>,
-    /// The server that was started for this run, and what is measured on it beside the usual.
+    /// The server that was started for this run, with the measurements that only ZooKeeper has.
     pub(crate) zookeeper: Option<ZooKeeper>,
     /// The server, if the store is Redis; started by this program if the URL names none.
     pub(crate) redis: Option<redis::Server>,
@@ -103,7 +103,7 @@ impl Bench {
         self.folder.as_deref()
     }
 
-    /// Which store it was, without secrets, and what has to be known of it.
+    /// Describes the store, without secrets, with the remarks that readers of the figures need.
     pub(crate) fn description(&self) -> String {
         let remarks = self.zookeeper.as_ref().map_or(String::new(), ZooKeeper::remarks);
         format!("`{}`{remarks}", self.keeper.url())
@@ -135,7 +135,7 @@ impl Bench {
         &*self.fifo
     }
 
-    /// Whom Lockkeeper is compared with.
+    /// The peers that Lockkeeper is compared with in this workload.
     pub(crate) fn peers(&self, workload: Workload) -> impl Iterator<Item = &dyn Contestant> {
         self.peers.iter().map(AsRef::as_ref).filter(move |peer: &&dyn Contestant| peer.takes_part(workload))
     }
@@ -149,7 +149,7 @@ fn peers_folder(url: &str) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(folder))
 }
 
-/// Whom Lockkeeper is compared with on this store. A store that comes with peers adds them here.
+/// The peers that Lockkeeper is compared with on this store. A store that comes with peers adds them here.
 fn peers_of(keeper: &Keeper, folder: Option<&Path>) -> Vec<Box<dyn Contestant>> {
     match (keeper.capability().store, folder) {
         ("memory", _) => vec![Box::new(TokioPeer::default())],

@@ -1,4 +1,4 @@
-//! What this program does as a child process of itself: the words of its command line say which part.
+//! The parts of this program as a child process of itself: the words of its command line name the part.
 
 use std::{io::Write as _, path::Path, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::{
     quorum, redis, serve, sql, tokens, waiting_processes, zookeeper,
 };
 
-/// What a child process does.
+/// Runs the part of a child process that `words` name.
 pub(crate) fn main(words: &[String]) -> Result<(), Failure> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let times = match words[..] {

@@ -15,7 +15,7 @@ use crate::{
 /// The tasks get this part of the waiting time to queue up before it begins.
 const SETTLE_PART: u32 = 10;
 
-/// What a round brought.
+/// The figures of a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drain {
     /// Client CPU while waiting, in per cent of a core.

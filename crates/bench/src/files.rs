@@ -1,5 +1,5 @@
-//! Peers of the SQLite store: the limit of what files can do, and what one would write oneself.
-//! Each task has a handle of its own, as each process would.
+//! Peers of the SQLite store: the limit of locks made of files, and the lock that one would write oneself. Each task
+//! has a handle of its own, as each process would.
 
 use std::{
     fs::File,
@@ -101,8 +101,8 @@ impl Lock for FileLock {
     }
 }
 
-/// A lease row in SQLite with the settings of the store, one connection per task, and one
-/// transaction per claim and per release: what most would write.
+/// A lease row in SQLite with the settings of the store, one connection per task, and one transaction per claim and per
+/// release. Most people would write it like this.
 pub(crate) struct RowPeer {
     pub(crate) file: PathBuf,
 }
@@ -120,7 +120,7 @@ impl Clone for RowLock {
     }
 }
 
-/// What is to be given back.
+/// A held row, to be given back.
 pub(crate) struct RowHeld {
     connection: Arc<Mutex<Connection>>,
     name: String,

@@ -1,4 +1,4 @@
-//! Given up: what many tasks cost that wait for a held name and time out within a second.
+//! Given up: the price of many tasks that wait for a held name and time out within a second.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::{
     workload::{Pace, Workload},
 };
 
-/// CPU time of all of them together, beyond what as many tasks cost that only sleep for as long.
+/// CPU time of all of them together, beyond that of as many tasks that only sleep for as long.
 const CPU_MILLIS: Limit = Limit::Below(50.0);
 
 /// The shortest and the longest wait.
 const WAITS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
 
-/// As many tasks as the pace says wait and give up, behind one entry at the store.
+/// Has as many tasks as the pace says wait and give up, behind one entry at the store.
 pub(crate) async fn given_up(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let tasks = bench.pace.crowd;
     let mutex = bench.keeper.mutex("bench/given-up");
@@ -29,7 +29,7 @@ pub(crate) async fn given_up(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let waits = cost(
         tasks,
         |mutex, limit| async move {
-            // That it is held is what this is about.
+            // It stays held, so all of them give up.
             drop(mutex.lock_within(limit).await);
         },
         &mutex,
@@ -47,7 +47,7 @@ pub(crate) async fn given_up(bench: &Bench) -> Result<Vec<Row>, Failure> {
     ])
 }
 
-/// CPU time of this process while so many tasks wait, each for its own time.
+/// Measures the CPU time of this process while so many tasks wait, each for its own time.
 async fn cost<F: Future<Output = ()> + Send + 'static>(
     tasks: usize,
     wait: impl Fn(Mutex, Duration) -> F,

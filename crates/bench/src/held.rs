@@ -1,4 +1,4 @@
-//! Held: what many locks cost while they are only held.
+//! Held: the price of many locks while they are only held.
 
 use std::time::Instant;
 
@@ -13,8 +13,8 @@ use crate::{
     workload::Workload,
 };
 
-/// This part of the locks is taken before memory is first looked at, so that what is set up once,
-/// and the allocator's first pages, are not counted as the price of a lock.
+/// This part of the locks is taken before memory is first looked at, so that the allocator's first pages and memory
+/// that is set up once are not counted as the price of a lock.
 const FIRST_PART: usize = 10;
 
 /// Bytes of resident memory for each lock, the store's part included when it is in this process.

@@ -14,9 +14,9 @@ pub(crate) struct Median {
 }
 
 impl Median {
-    /// Of at least one figure. The interval lies between two of the figures, chosen so that the
-    /// true median is outside with a probability of at most 10 %, whatever the distribution;
-    /// with fewer than five figures there is no such pair and it spans them all.
+    /// The median of at least one figure. The interval lies between two of the figures. They are chosen so that the
+    /// true median is outside with a probability of at most 10 %, for every distribution. With fewer than five figures
+    /// there is no such pair, and the interval spans them all.
     pub(crate) fn of(figures: impl IntoIterator<Item = f64>) -> Self {
         let mut figures: Vec<f64> = figures.into_iter().collect();
         figures.sort_by(f64::total_cmp);
@@ -41,14 +41,14 @@ fn outer_figures(n: usize) -> usize {
     cut.saturating_sub(1)
 }
 
-/// Jain's fairness index of what each task got: 1 if all got the same, 1/n if one got all.
+/// Jain's fairness index of the tasks' shares: 1 if all got the same, 1/n if one got all.
 pub(crate) fn jain(shares: &[u64]) -> f64 {
     let sum: f64 = shares.iter().map(|share| *share as f64).sum();
     let squares: f64 = shares.iter().map(|share| (*share as f64).powi(2)).sum();
     sum * sum / (shares.len() as f64 * squares)
 }
 
-/// What a figure is held to.
+/// The limit that a figure is held to.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Limit {
     AtLeast(f64),
@@ -108,7 +108,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// 1 if anything was missed, else 2 if anything is open, else 0.
+/// Returns 1 if a goal was missed, else 2 if one is open, else 0.
 pub(crate) fn exit_code(verdicts: impl IntoIterator<Item = Verdict>) -> u8 {
     let code = |verdict| match verdict {
         Verdict::Met => 0,

@@ -1,5 +1,5 @@
-//! The load harness: speed and memory of Lockkeeper as ratios to a limit or to a peer that is
-//! measured in the same run. `docs/benchmarks.md` says what is measured and why.
+//! The load harness: speed and memory of Lockkeeper as ratios to a limit or to a peer that is measured in the same run.
+//! `docs/benchmarks.md` explains the measurements and the reasons for them.
 //!
 //! It prints one table and a line for each goal. It ends with 0 if every goal is met, with 1 if
 //! one is missed, with 2 if one stayed inconclusive or the harness could not run.
@@ -38,7 +38,7 @@ use measure::Meter;
 use table::Row;
 use workload::{Pace, Workload};
 
-/// Why something could not be measured.
+/// The reason why something could not be measured.
 type Failure = Box<dyn Error + Send + Sync>;
 
 const USAGE: &str =
@@ -65,7 +65,7 @@ const USAGE: &str =
 /// How long the last requests may take.
 const CLOSING: Duration = Duration::from_secs(10);
 
-/// What was asked for.
+/// The options of the command line.
 #[derive(PartialEq, Eq, Debug)]
 struct Options {
     url: String,
@@ -113,20 +113,20 @@ impl Options {
         Ok(options)
     }
 
-    /// How many threads the tasks have. Two, but a server on this machine needs a core of its own: else what is measured
-    /// is who keeps it from working.
+    /// How many threads the tasks have. Two, but a server on this machine needs a core of its own: else the figures
+    /// would show how much the tasks keep it from working.
     fn workers(&self, cores: usize) -> usize {
         let alone = ["memory", "sqlite"].iter().any(|store| self.url.starts_with(store));
         if alone { 2 } else { cores.saturating_sub(1).clamp(1, 2) }
     }
 }
 
-/// What a run brought.
+/// The results of a run.
 struct Measured {
     rows: Vec<Row>,
     /// The store they were measured on.
     store: String,
-    /// Why there are not more of them.
+    /// The reason why there are not more of them.
     failure: Option<String>,
 }
 
@@ -150,7 +150,7 @@ async fn measure(options: &Options) -> Result<Measured, Failure> {
     Ok(Measured { rows, store: bench.description(), failure })
 }
 
-/// Measures and prints, also what there was before a failure.
+/// Measures and prints, also the rows from before a failure.
 fn run(options: &Options) -> Result<u8, Failure> {
     let workers = options.workers(std::thread::available_parallelism()?.get());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;

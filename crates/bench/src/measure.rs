@@ -1,4 +1,4 @@
-//! What the machine says: CPU time, resident memory, and what else was going on.
+//! The machine's own figures: CPU time, resident memory, and the other load.
 
 use std::{
     fs, io,
@@ -30,7 +30,7 @@ fn resident_in(status: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// CPU time that the whole machine has spent on work, and what its host took away.
+/// CPU time that the whole machine has spent on work, and the time that its host took away.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Machine {
     busy: Duration,
@@ -43,7 +43,7 @@ impl Machine {
         Self::of(&stat).ok_or_else(|| io::Error::other("/proc/stat has no line for all processors"))
     }
 
-    /// From the first line: user, nice, system, idle, iowait, irq, softirq, steal, in hundredths.
+    /// Reads the first line of `stat`: user, nice, system, idle, iowait, irq, softirq, steal, in hundredths.
     fn of(stat: &str) -> Option<Self> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let ticks: Vec<u64> = line.split_whitespace().map_while(|tick| tick.parse().ok()).collect();

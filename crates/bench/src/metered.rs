@@ -1,4 +1,4 @@
-//! A contestant whose rounds also tell what the server did.
+//! A contestant whose rounds also tell the server's work.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::{
     workload::Workload,
 };
 
-/// Asks a server what it has done so far.
+/// Asks a server for its work so far.
 pub(crate) type AskServer = Box<dyn Fn() -> Result<Served, Failure> + Send + Sync>;
 
-/// A contestant, and how its server is asked.
+/// A contestant, and the question to its server.
 pub(crate) struct Metered {
     pub(crate) inner: Box<dyn Contestant>,
     pub(crate) served: AskServer,

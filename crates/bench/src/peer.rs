@@ -1,7 +1,7 @@
-//! Who is measured: anything that can acquire and release a named lock.
+//! The contestants: anything that can acquire and release a named lock.
 //!
-//! A new peer is a [`Peer`] and its [`Lock`]; what does not run as tasks of this process (a
-//! program of its own, say) is a [`Contestant`](crate::rounds::Contestant) instead.
+//! A new peer is a [`Peer`] and its [`Lock`]; a contestant that does not run as tasks of this process (a program of its
+//! own, say) is a [`Contestant`](crate::rounds::Contestant) instead.
 
 use crate::{Failure, judge::Limit, workload::Workload};
 
@@ -9,7 +9,7 @@ use crate::{Failure, judge::Limit, workload::Workload};
 pub(crate) trait Peer: Send + Sync + 'static {
     type Lock: Lock;
 
-    /// What the table calls it.
+    /// Its name in the table.
     fn name(&self) -> &'static str;
 
     /// The lock of this name; every task has a clone of it.
@@ -20,7 +20,7 @@ pub(crate) trait Peer: Send + Sync + 'static {
         None
     }
 
-    /// What Lockkeeper's rate divided by this peer's is held to.
+    /// The goal for Lockkeeper's rate divided by this peer's.
     fn goal(&self, _: Workload) -> Option<Limit> {
         None
     }
@@ -36,8 +36,7 @@ pub(crate) trait Peer: Send + Sync + 'static {
     }
 }
 
-/// How one task acquires and releases. The futures are not boxed, so that nothing is added to
-/// what is measured.
+/// The way in which one task acquires and releases. The futures are not boxed, so that nothing is added to the figures.
 pub(crate) trait Lock: Clone + Send + Sync + 'static {
     type Held<'a>: Send;
 

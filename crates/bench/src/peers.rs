@@ -41,7 +41,7 @@ impl Peer for KeeperPeer {
     }
 
     fn lock(&self, name: &str) -> Self::Lock {
-        // Apart from each other, so that one peer never waits for what another left behind.
+        // Apart from each other, so that one peer never waits for the remains of another.
         let mutex = self.keeper.mutex(&format!("bench/{}/{name}", if self.fifo { "fifo" } else { "usual" }));
         if self.fifo { mutex.fifo() } else { mutex }
     }
@@ -107,8 +107,7 @@ impl Lock for DroppedLock {
     }
 }
 
-/// tokio's own mutex: no store, no lease, no token. The limit of what a lock between tasks of
-/// one process can do.
+/// tokio's own mutex: no store, no lease, no token. It is the limit of a lock between tasks of one process.
 #[derive(Default)]
 pub(crate) struct TokioPeer(Mutex<HashMap<String, Arc<TokioMutex<()>>>>);
 

@@ -1,4 +1,4 @@
-//! Rounds between processes: starts child processes of this program, lets them run together, and joins what they print.
+//! Rounds between processes: starts child processes of this program, lets them run together, and joins their output.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ pub(crate) fn now() -> u64 {
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
-/// What a round between processes brought.
+/// The figures of a round between processes.
 pub(crate) struct ProcessRound {
     pub(crate) rate: f64,
     pub(crate) shares: Vec<u64>,
@@ -157,8 +157,8 @@ pub(crate) fn cpu_of(process: u32) -> Result<Duration, Failure> {
     }
 }
 
-/// Lets the children run together and joins what they print: a line per acquisition, with the times at which it had
-/// the lock and at which it began to release it.
+/// Lets the children run together and joins their output: a line per acquisition, with the times at which it had the
+/// lock and at which it began to release it.
 pub(crate) fn race(mut children: Vec<ChildProcess>, length: Duration) -> Result<ProcessRound, Failure> {
     let mut outputs = Vec::new();
     for child in &mut children {

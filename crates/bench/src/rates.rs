@@ -1,4 +1,4 @@
-//! W1, W2, W3: how many acquisitions in a second, how long each takes, what it costs.
+//! W1, W2, W3: how many acquisitions in a second, and the time and price of each.
 
 use crate::{
     Failure,
@@ -15,8 +15,8 @@ pub(crate) async fn w1(bench: &Bench) -> Result<Vec<Row>, Failure> {
     uncontended(bench, Workload::W1, vec![bench.usual()], 1).await
 }
 
-/// 64 tasks with a name each: requests travel together. Guards are dropped, which is what most programs do; beside it,
-/// each release is waited for.
+/// 64 tasks with a name each: requests travel together. Guards are dropped, as most programs do; beside it, each
+/// release is waited for.
 pub(crate) async fn w2(bench: &Bench) -> Result<Vec<Row>, Failure> {
     uncontended(bench, Workload::W2, vec![bench.dropped(), bench.usual()], 64).await
 }

@@ -35,7 +35,7 @@ pub(crate) fn no_times() -> Result<Histogram<u64>, Failure> {
     Ok(Histogram::new_with_max(LONGEST, 3)?)
 }
 
-/// What the tasks of a round do.
+/// The work of the tasks of a round.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     pub(crate) workload: Workload,
@@ -52,7 +52,7 @@ impl Load {
     }
 }
 
-/// What a server did in a round, by its own account.
+/// A server's work in a round, by its own account.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Served {
     /// Commands that came to it, if it counts them.
@@ -62,14 +62,14 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// What came after `before`.
+    /// The work after `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         let commands = self.commands.zip(before.commands).map(|(after, before)| after - before);
         Self { commands, busy: self.busy.saturating_sub(before.busy) }
     }
 }
 
-/// What a round brought.
+/// The figures of a round.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
     pub(crate) elapsed: Duration,
@@ -81,10 +81,9 @@ pub(crate) struct Round {
     pub(crate) passed: u64,
     /// Requests to the store, if they are counted.
     pub(crate) requests: Option<u64>,
-    /// What the server says, if it is asked.
+    /// The server's account, if it is asked.
     pub(crate) served: Option<Served>,
-    /// How long an acquisition and its release took, in nanoseconds, without what was done
-    /// in between.
+    /// How long an acquisition and its release took, in nanoseconds, without the critical section in between.
     pub(crate) times: Histogram<u64>,
 }
 
@@ -122,11 +121,11 @@ impl Round {
     }
 }
 
-/// Who takes part in a measurement.
+/// A contestant in a measurement.
 pub(crate) trait Contestant: Send + Sync {
     fn name(&self) -> &'static str;
 
-    /// What Lockkeeper's rate divided by this contestant's is held to.
+    /// The goal for Lockkeeper's rate divided by this contestant's.
     fn goal(&self, workload: Workload) -> Option<Limit>;
 
     /// The same with `.fifo()`, where that takes part.
@@ -173,8 +172,8 @@ impl<P: Peer> Contestant for P {
 /// A contestant and its rounds.
 pub(crate) type Raced<'a> = (&'a dyn Contestant, Vec<Round>);
 
-/// So many rounds of each contestant, one after the other in turn, so that what else happens on
-/// the machine meets all of them. A short round of each comes first and is thrown away.
+/// So many rounds of each contestant, one after the other in turn, so that other load of the machine meets all of them.
+/// A short round of each comes first and is thrown away.
 pub(crate) async fn interleaved(
     contestants: &[&dyn Contestant],
     load: &Load,
@@ -193,8 +192,8 @@ pub(crate) async fn interleaved(
     Ok(results)
 }
 
-/// What a lock protects in a round: a number that two tasks at once would miscount. It is read
-/// and written in two steps, as a plain variable is.
+/// The value that a lock protects in a round: a number that two tasks at once would miscount. It is read and written in
+/// two steps, as a plain variable is.
 #[derive(Default)]
 struct Protected {
     counter: AtomicU64,
@@ -214,7 +213,7 @@ impl Protected {
     }
 }
 
-/// What one task did.
+/// The work of one task.
 struct TaskResult {
     acquired: u64,
     passed: u64,

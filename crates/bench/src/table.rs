@@ -1,4 +1,4 @@
-//! What comes out: one table, and a line for each goal.
+//! The output: one table, and a line for each goal.
 
 use crate::{
     judge::{Limit, Median, Verdict},
@@ -32,12 +32,12 @@ impl Row {
         Self { interval: Some((median.low, median.high)), ..Self::new(workload, who, what, median.value) }
     }
 
-    /// Held to a limit, with this verdict.
+    /// Holds the row to a limit, with this verdict.
     pub(crate) fn goal(self, limit: Limit, verdict: Verdict) -> Self {
         Self { goal: Some((limit, verdict)), ..self }
     }
 
-    /// Held to the goal of this figure, if it is of `who` and there is one.
+    /// Holds the row to the goal of this figure, if it is of `who` and there is one.
     pub(crate) fn held_to(self, who: &str, goals: &[(&str, Limit)]) -> Self {
         let goal = goals.iter().find(|(what, _)| self.who == who && self.what == *what);
         match goal {
@@ -100,7 +100,7 @@ fn line(cells: &[String; 6], widths: &[usize; 6]) -> String {
     format!("| {} |", padded.join(" | "))
 }
 
-/// Three digits that count, and thousands apart.
+/// Shows three significant digits, with thousands apart.
 fn figure(value: f64) -> String {
     if !value.is_finite() {
         return "none".into();

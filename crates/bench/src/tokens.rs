@@ -80,7 +80,7 @@ fn token_file(folder: &Path) -> Result<Connection, Failure> {
     Ok(connection)
 }
 
-/// Two commits, then the token goes to the other: what a claim and a release cost at least.
+/// Two commits, then the token goes to the other: the least price of a claim and a release.
 pub(crate) fn token(folder: &Path, own: &str, length: Duration) -> Result<Vec<(u64, u64)>, Failure> {
     let (mine, other) = (folder.join(own), folder.join(if own == "a" { "b" } else { "a" }));
     std::fs::remove_file(&mine).ok();

@@ -1,5 +1,5 @@
-//! W4: many wait for one lock. What that costs while nothing happens, and how fast they get
-//! through once it is free.
+//! W4: many wait for one lock. Measures the price of that while nothing happens, and how fast they get through once it
+//! is free.
 
 use crate::{
     Failure,
@@ -15,10 +15,10 @@ use crate::{
 
 const WAITERS: usize = 64;
 
-/// What the table calls the requests of waiters.
+/// The name of the waiters' requests in the table.
 const REQUESTS: &str = "requests/s while 64 wait";
 
-/// What waiting and draining may cost between the processes of a host.
+/// The goals of waiting and draining between the processes of a host.
 const SQLITE_GOALS: [(&str, Limit); 2] = [
     ("client CPU while 64 wait, % of a core", Limit::Below(1.0)),
     ("drain of 64 waiters, ms", Limit::AtMost(50.0)),

@@ -1,5 +1,5 @@
-//! W4p: 64 processes wait for one lock, one waiter each. What that costs all of them together while
-//! nothing happens, and how fast they get through once it is free.
+//! W4p: 64 processes wait for one lock, one waiter each. Measures the price for all of them together while nothing
+//! happens, and how fast they get through once it is free.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ fn cpu_of_all(waiters: &mut [Dialogue]) -> Result<Duration, Failure> {
     waiters.iter_mut().map(cpu_of).sum()
 }
 
-/// What a round brought.
+/// The figures of a round.
 struct ProcessDrain {
     cpu_percent: f64,
     drained: Duration,
@@ -54,7 +54,7 @@ async fn drain(bench: &Bench) -> Result<ProcessDrain, Failure> {
     while bench.keeper.inspect(NAME).await?.is_none_or(|view| view.waiters.len() < PROCESSES) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // Those who came first have settled by now; the others soon will have.
+    // The first waiters have settled by now; the others soon will have.
     tokio::time::sleep(bench.pace.wait / 10).await;
     let (before, asleep) = (cpu_of_all(&mut waiters)?, Instant::now());
     tokio::time::sleep(bench.pace.wait).await;
@@ -93,7 +93,7 @@ pub(crate) async fn w4p(bench: &Bench) -> Result<Vec<Row>, Failure> {
     Ok(rows.map(|row| row.held_to("lockkeeper", goals)).into())
 }
 
-/// The child's part: waits once told to go, and says what that cost whenever it is asked.
+/// The child's part: waits once told to go, and tells its CPU time whenever it is asked.
 pub(crate) fn waiter(url: &str) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

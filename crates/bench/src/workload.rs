@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What is measured; `docs/benchmarks.md` says why.
+/// The workloads; `docs/benchmarks.md` explains each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Workload {
     W1,
@@ -24,7 +24,7 @@ impl Workload {
     /// Need the server beside this program, so they are measured only if they are asked for.
     pub(crate) const ON_DEMAND: [Self; 2] = [Self::Serve, Self::Console];
 
-    /// What it is called, in the table and on the command line.
+    /// Its name, in the table and on the command line.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::W1 => "w1",
@@ -61,7 +61,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// What goals are judged by.
+    /// The pace at which goals are judged.
     pub(crate) const FULL: Self = Self {
         rounds: 15,
         length: Duration::from_secs(2),

@@ -1,4 +1,4 @@
-//! Which function measures which workload.
+//! The functions that measure the workloads.
 
 use crate::{
     Failure, bench::Bench, console, given_up, held, judge::Verdict, quorum, rates, redis, serve, sql,

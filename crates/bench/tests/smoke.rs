@@ -73,7 +73,7 @@ fn too_little_to_judge_is_no_success() {
 fn a_failure_leaves_what_was_measured_before() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("locks.db");
-    // Where one of the peers of w3p has its file.
+    // The path of the file of one of w3p's peers.
     std::fs::create_dir_all(folder.path().join("locks.db-peers/token.db")).expect("made");
     let output = bench(&[&format!("sqlite:{}", file.display()), "w4", "w3p", "w1", "--quick"]);
     let table = String::from_utf8(output.stdout).expect("text");

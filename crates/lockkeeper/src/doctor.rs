@@ -1,10 +1,10 @@
-//! What puts the locks of a store at risk, and what to do: the checks of every store, in one shape.
+//! Risks to the locks of a store, with advice: the checks of every store, in one shape.
 
 use lockkeeper_core::{StoreError, support::lease_option};
 
 pub use lockkeeper_core::support::server_state::ServerState;
 
-/// Something that puts locks at risk, and what to do.
+/// A risk to the locks of a store, with advice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
@@ -12,7 +12,7 @@ pub struct Finding {
     pub server: Option<String>,
     /// The kind of risk, as one word.
     pub risk: String,
-    /// What the risk is and what to do.
+    /// A sentence for people: the risk and the advice.
     pub message: String,
 }
 
@@ -49,7 +49,7 @@ impl std::fmt::Display for Finding {
 pub struct Examination {
     /// Its servers, where the store has several or may have: Redis and ZooKeeper.
     pub servers: Vec<ServerState>,
-    /// What puts locks at risk.
+    /// The risks to locks; empty if there are none.
     pub findings: Vec<Finding>,
 }
 
@@ -80,8 +80,8 @@ pub fn has_checks(url: &str) -> bool {
     }
 }
 
-/// Looks for what puts the locks of the store at `url` at risk: the findings of [`examine`]. It changes nothing, but a store
-/// on PostgreSQL or MariaDB makes its tables if they are not there.
+/// Looks for risks to the locks of the store at `url`, and returns the findings of [`examine`]. It changes nothing, but
+/// a store on PostgreSQL or MariaDB makes its tables if they are not there.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
@@ -98,8 +98,8 @@ pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
     examine(url).await.map(|found| found.findings)
 }
 
-/// Looks at the servers of the store at `url`, and for what puts locks at risk there. It changes nothing, but a store on
-/// MariaDB or PostgreSQL makes its tables if they are not there.
+/// Looks at the servers of the store at `url`, and for risks to locks there. It changes nothing, but a store on MariaDB
+/// or PostgreSQL makes its tables if they are not there.
 ///
 /// # When the store is unreachable
 /// Fails after a few seconds.
@@ -107,7 +107,7 @@ pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
 /// # Errors
 /// [`StoreError`] if the URL is wrong or the store cannot be asked.
 pub async fn examine(url: &str) -> Result<Examination, StoreError> {
-    // Wrong URLs and stores that were left out are told as by connect.
+    // The errors for wrong URLs and for stores that were left out are those of connect.
     crate::url::connector(url)?;
     let (url, _) = lease_option::take(url)?;
     Ok(match url.split(':').next().unwrap_or_default() {
@@ -150,7 +150,8 @@ pub async fn examine(url: &str) -> Result<Examination, StoreError> {
     })
 }
 
-/// What puts the members of a quorum at risk, members that do not answer or vote, and those that one failure takes together.
+/// Looks for risks to the members of a quorum, for members that do not answer or vote, and for several members that one
+/// failure takes together.
 #[cfg(feature = "quorum")]
 async fn examine_members(url: &str) -> Result<Examination, StoreError> {
     let members = lockkeeper_quorum::members(url)?;
@@ -189,7 +190,7 @@ async fn examine_members(url: &str) -> Result<Examination, StoreError> {
     Ok(all)
 }
 
-/// What is wrong with the vote of a member.
+/// Tells why a member does not vote, if so.
 #[cfg(feature = "quorum")]
 fn of_vote(report: &crate::quorum::MemberReport) -> Option<Finding> {
     let trouble = report.trouble.as_deref().unwrap_or("it waits to be watched");
@@ -209,7 +210,7 @@ fn of_vote(report: &crate::quorum::MemberReport) -> Option<Finding> {
     Some(Finding { server: Some(report.url.clone()), ..Finding::of_store(risk, &message) })
 }
 
-/// The host that a URL names. What is on this host has none.
+/// Returns the host that a URL names. A URL of something on this host names none.
 #[cfg(feature = "quorum")]
 fn host(url: &str) -> Option<&str> {
     let (scheme, rest) = url.split_once("://")?;

@@ -37,7 +37,7 @@
 //! [`segmented`](Keeper::segmented), [`fence`](Keeper::fence); [`all`] takes several mutexes at
 //! once. [`blocking`] has the same for threads, [`testing`] a world with virtual time.
 //!
-//! What programs use every day is here at the root. Modules have the rest: [`error`], [`lock`], [`store`],
+//! The types that programs use every day are here at the root. Modules have the rest: [`error`], [`lock`], [`store`],
 //! [`telemetry`], [`clock`].
 
 pub use lockkeeper_core::{
@@ -50,7 +50,7 @@ pub mod doctor;
 pub mod schema;
 pub mod url;
 
-/// Every error, with what it says about where and why.
+/// Every error, and the place and reason that it names.
 pub mod error {
     pub use lockkeeper_core::{
         AcquireError, At, DowngradeError, Error, FenceError, IntoLeaseError, InvalidInput, LatchError,
@@ -58,7 +58,7 @@ pub mod error {
     };
 }
 
-/// Every primitive, what its guards hold, and what it tells about itself.
+/// Every primitive, its guards and their contents, and the states that primitives report.
 pub mod lock {
     pub use lockkeeper_core::{
         AcquiredLease, Adopted, All, AllGuard, Election, Exclusive, Fence, Guard, Latch, LatchState, Leader,
@@ -67,12 +67,12 @@ pub mod lock {
     };
 }
 
-/// What a store is made of, for those who look into one or write their own.
+/// The parts of a store, for programs that look into one or implement their own.
 pub mod store {
     pub use lockkeeper_core::{Capability, Capacity, ContenderId, KeeperId, Name, Survives, Units, store::*};
 }
 
-/// What Lockkeeper tells about itself: metrics, events, and the numbers of a keeper.
+/// Lockkeeper's reports about itself: metrics, events, and the numbers of a keeper.
 pub mod telemetry {
     pub use lockkeeper_core::{Stats, telemetry::*};
 }
@@ -107,7 +107,7 @@ pub mod blocking {
 /// Fails after about the request limit (2 s).
 ///
 /// # Errors
-/// [`StoreError`] says what was wrong and what to do; never a password.
+/// [`StoreError`] names the fault and the remedy, but never a password.
 pub async fn connect(url: &str) -> Result<Keeper, StoreError> {
     builder(url)?.connect().await
 }

@@ -1,9 +1,10 @@
-//! The tables of SQL stores, for somebody who makes them in place of the programs that use them.
+//! The tables of SQL stores, for administrators who make them in place of the programs that use them.
 
 use lockkeeper_core::{StoreError, StoreErrorKind, support::lease_option};
 
-/// The SQL that makes the tables of the store at `url`, with their version, and gives the user of the URL the rights to use
-/// them: for users who may not make tables. It asks no server. On PostgreSQL, MariaDB and MySQL it may be run again.
+/// Returns the SQL that makes the tables of the store at `url`, with their version, and gives the user of the URL the
+/// rights to use them. It is for users who may not make tables. It asks no server. On PostgreSQL, MariaDB and MySQL it
+/// may be run again.
 ///
 /// ```
 /// let error = lockkeeper::schema::sql("memory:").unwrap_err();
@@ -13,7 +14,7 @@ use lockkeeper_core::{StoreError, StoreErrorKind, support::lease_option};
 /// # Errors
 /// [`StoreErrorKind::Config`] if the URL is wrong, or its store has no tables.
 pub fn sql(url: &str) -> Result<String, StoreError> {
-    // Wrong URLs and stores that were left out are told as by connect.
+    // The errors for wrong URLs and for stores that were left out are those of connect.
     crate::url::connector(url)?;
     let (url, _) = lease_option::take(url)?;
     match url.split(':').next().unwrap_or_default() {

@@ -1,4 +1,4 @@
-//! Which store a URL means. A new store adds one row here.
+//! The choice of a store by the scheme of a URL. A new store adds one row here.
 
 use std::{
     env,
@@ -96,8 +96,8 @@ fn default_file(state: Option<OsString>, home: Option<PathBuf>) -> Result<String
 /// ```
 ///
 /// # Errors
-/// [`StoreErrorKind::Config`] if no store of this build has such URLs; the message never repeats
-/// what comes after the scheme, where passwords are.
+/// [`StoreErrorKind::Config`] if no store of this build has such URLs; the message never repeats the text after the
+/// scheme, where passwords are.
 pub fn connector(url: &str) -> Result<Connector, StoreError> {
     let config = |message: String| StoreError::new(StoreErrorKind::Config, message);
     if let Some(meant) = with_scheme(url) {
@@ -142,8 +142,8 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
     }
 }
 
-/// What was probably meant by the addresses of servers, or by the path of a file. Shows nothing but these: other text may
-/// have a password in it.
+/// Guesses the URL that was meant by the addresses of servers, or by the path of a file. Shows nothing but these: other
+/// text may have a password in it.
 fn with_scheme(url: &str) -> Option<String> {
     if let Some(port) = port_of_all(url.trim_end_matches('/')) {
         let servers = url.trim_end_matches('/');
@@ -188,7 +188,7 @@ fn is_plain(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Whatever this build has: the other schemes are told of with what they need.
+    /// Holds for every set of features. The error for a scheme that was left out names the feature that it needs.
     #[test]
     fn a_known_scheme_is_there_or_names_its_feature() {
         for (scheme, feature, there) in SCHEMES {

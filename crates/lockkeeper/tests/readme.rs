@@ -1,5 +1,5 @@
-//! The README is right: its guarantee table says what the stores say of themselves, its fence works, its features exist.
-//! Its Rust code is a documentation test of the crate.
+//! The README is right: its guarantee table agrees with the stores, its fence works, its features exist. Its Rust code
+//! is a documentation test of the crate.
 
 use lockkeeper::{Token, memory};
 

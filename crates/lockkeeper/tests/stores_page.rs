@@ -24,12 +24,12 @@ fn options(section: &'static str) -> Vec<&'static str> {
     rows.map(|(option, _)| option).collect()
 }
 
-/// What a section of the page is about.
+/// The store that a section of the page describes.
 struct Store {
     heading: &'static str,
     options: &'static [&'static str],
     connector: fn(&str) -> Result<Connector, StoreError>,
-    /// Where one more option can be appended; with what the options for TLS need.
+    /// A URL to which one more option can be appended; `with_tls` adds the parts that the options for TLS need.
     plain: &'static str,
     with_tls: &'static str,
 }

@@ -1,5 +1,5 @@
-//! A keeper's thread ends with it, however it ends. A test program of its own, since it counts the
-//! threads of its process.
+//! A keeper's thread ends with its keeper, on every way to that end. This is a test program of its own, since it
+//! counts the threads of its process.
 #![cfg(target_os = "linux")]
 
 use std::{

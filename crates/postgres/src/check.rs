@@ -27,17 +27,17 @@ const OLD_SNAPSHOT: Duration = Duration::from_secs(600);
 /// The oldest version that this store is tested with.
 const OLDEST: i32 = 150_000;
 
-/// Something about a server that puts locks at risk, and what to do.
+/// A risk to locks that comes from the server, with advice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
     /// The kind of risk.
     pub risk: Risk,
-    /// What the risk is and what to do.
+    /// A sentence for people: the risk and the advice.
     pub message: String,
 }
 
-/// What puts locks at risk.
+/// The kinds of risk to locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Risk {
@@ -47,7 +47,7 @@ pub enum Risk {
     Replication,
     /// The server cannot clean up, so the tables grow and requests get slow.
     OldSnapshot,
-    /// The server is older than what this store is tested with.
+    /// The server is older than the oldest version that this store is tested with.
     OldVersion,
     /// The clock differs much from that of this machine.
     Clock,
@@ -61,8 +61,8 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Connects to the server that `url` names and reports what puts locks at risk there. It makes the tables if they are not
-/// there, and changes nothing else.
+/// Connects to the server that `url` names and reports risks to locks there. It makes the tables if they are not there,
+/// and changes nothing else.
 ///
 /// # Errors
 /// [`StoreError`] if the URL is wrong or the server cannot be reached.
@@ -70,7 +70,7 @@ pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
     let (url, _) = lease_option::take(url)?;
     let settings = Settings::parse(&url)?;
     let is_declared = settings.statements == Statements::Unnamed;
-    // Only a session that is not told of a pooler notices one.
+    // A session that was told of a pooler would not notice one.
     let directly = look_with(Settings { statements: Statements::Prepared, ..settings.clone() }).await;
     let (found, message) = match (directly, is_declared) {
         (Err(error), true) if trouble::is_pooler(&error) => (look_with(settings).await?, BETWEEN),
@@ -123,7 +123,7 @@ async fn look_at(session: Arc<Session>) -> Worked<Vec<Finding>> {
     Ok(found.into_iter().flatten().map(finding).collect())
 }
 
-/// A risk, and what to do.
+/// A risk and the advice about it, if the risk is there.
 type Found = Option<(Risk, String)>;
 
 fn findings(row: &Row, wall: Duration, took: Duration) -> Result<Vec<Found>, StoreError> {
@@ -183,7 +183,7 @@ fn clock_off(wall: Duration, took: Duration, clock: i64) -> Found {
     risks::clock_off(wall, took, clock).map(|message| (Risk::Clock, message))
 }
 
-/// Logs what was found.
+/// Logs the findings.
 pub(crate) fn warn(found: Result<Vec<Finding>, StoreError>) {
     for finding in found.into_iter().flatten() {
         tracing::warn!(risk = ?finding.risk, "{}", finding.message);

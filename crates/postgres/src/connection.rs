@@ -47,7 +47,7 @@ pub(crate) struct Opener {
     known: Mutex<Option<Known>>,
     /// The server of the URL that a session was last opened at.
     last_good: AtomicUsize,
-    /// How many sessions were lost and replaced. What was written without a sync may be gone then.
+    /// How many sessions were lost and replaced. Rows that were written without a sync may be gone then.
     losses: watch::Sender<u64>,
 }
 
@@ -85,7 +85,7 @@ impl Opener {
                     self.last_good.store(server, Ordering::Release);
                     return Ok(session);
                 }
-                // What does not pass by itself is worth telling.
+                // An error that does not pass by itself is worth telling.
                 Err(error) => told = Some(told.filter(|told| !told.is_passing()).unwrap_or(error)),
             }
         }
@@ -116,9 +116,9 @@ impl Opener {
         Ok(session)
     }
 
-    /// Takes note of the server that a new session leads to. If another one has taken over, or the same one came back, it
-    /// may have lost the last grants: all other sessions are cut, because the old server may live on and grant what the new
-    /// one grants, too, and all holds are renewed.
+    /// Takes note of the server that a new session leads to. If another server has taken over, or the same one came
+    /// back, the last grants may be lost. So all other sessions are cut, because the old server may live on and grant
+    /// the same locks as the new one, and all holds are renewed.
     fn remember(&self, id: &str, facts: &ServerFacts, session: &Arc<Life>) -> Result<(), StoreError> {
         let mut known = support::lock(&self.known);
         let Some(known) = &mut *known else {
@@ -154,14 +154,14 @@ impl Opener {
     }
 }
 
-/// Why work failed, and whether the session can be used on.
+/// The error of work that failed, and the state of its session.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) error: StoreError,
     pub(crate) session: After,
 }
 
-/// What becomes of a session after a failure.
+/// The state of a session after a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum After {
     /// It is as good as before.
@@ -180,22 +180,22 @@ impl Failure {
     }
 }
 
-/// How far a piece of work is, and how much time it has.
+/// The progress of a piece of work, and the time that it has.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    /// Of how many commits it is not known that they did nothing.
+    /// How many commits may have done something: they were sent, and nothing is known to the contrary.
     commits: AtomicUsize,
     until: Instant,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Progress {
-    /// A statement that may commit something goes out now.
+    /// Notes that a statement goes out that may commit something.
     pub(crate) fn commits(&self) {
         self.commits.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// It is known that the last one committed nothing. Others of the same work may have.
+    /// Notes that the last statement is known to have committed nothing. Others of the same work may have.
     pub(crate) fn nothing_done(&self) {
         self.commits.fetch_sub(1, Ordering::AcqRel);
     }
@@ -204,7 +204,7 @@ impl Progress {
         self.commits.load(Ordering::Acquire) > 0
     }
 
-    /// When a quarter of the time that is left will have passed: work that may be left out stops then.
+    /// Returns the moment at which a quarter of the time left will have passed. Work that may be left out stops then.
     pub(crate) fn a_part_of_the_rest(&self) -> Instant {
         let now = Instant::now();
         now + self.until.saturating_duration_since(now) / 4
@@ -216,7 +216,7 @@ impl Progress {
     }
 }
 
-/// What work comes to.
+/// The result of a piece of work.
 pub(crate) type Worked<T> = Result<T, Failure>;
 pub(crate) type Working<T> = Pin<Box<dyn Future<Output = Worked<T>> + Send>>;
 type Job =
@@ -243,7 +243,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// A connection whose work takes `limit` at most, the time in its queue included.
+    /// Makes a connection whose work takes `limit` at most, the time in its queue included.
     pub(crate) fn new(opener: Arc<Opener>, limit: Duration, first: Option<Session>) -> Self {
         let (jobs, queue) = mpsc::unbounded_channel();
         let background = opener.background.clone();
@@ -277,7 +277,7 @@ impl Connection {
         self.works.load(Ordering::Acquire)
     }
 
-    /// For how long there was no sign of life of the server on it.
+    /// How long the server has given no sign of life on it.
     pub(crate) fn quiet_for(&self) -> Duration {
         support::lock(&self.answered).elapsed()
     }
@@ -285,7 +285,7 @@ impl Connection {
     /// Does `work` on the keeper's thread. It runs to its end even if the caller goes away meanwhile.
     ///
     /// # Errors
-    /// What the work failed with, or that there was no time for it.
+    /// The error of the work, or one that says that there was no time for it.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(Arc<Session>, Arc<Progress>) -> Working<T> + Send + 'static,
@@ -406,10 +406,10 @@ impl Server {
         }
     }
 
-    /// The session, which is opened if need be.
+    /// Returns the session, and opens one if need be.
     async fn session(&mut self, until: Instant) -> Result<Arc<Session>, StoreError> {
         if let Some(session) = self.session.take_if(|session| session.is_closed()) {
-            // Whatever it is still kept for.
+            // Its other users lose it too.
             session.cut();
             self.was_lost = true;
         }
@@ -442,7 +442,7 @@ impl Server {
 mod tests {
     use super::*;
 
-    /// What takes connections and says nothing costs no more time than the URL allows.
+    /// A server that takes connections and says nothing costs no more time than the URL allows.
     #[tokio::test(start_paused = true)]
     async fn a_silent_server_is_given_up_in_time_and_named() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");

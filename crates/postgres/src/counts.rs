@@ -26,7 +26,7 @@ use crate::{
 /// How often a row that was missing is made before an operation gives up.
 const TRIES: usize = 3;
 
-/// What was read of a latch.
+/// The state of a latch, as one statement read it.
 pub(crate) struct ReadLatch {
     snapshot: CountSnapshot,
     /// Whether there is a row that can be locked.
@@ -202,7 +202,7 @@ fn answers(read: &ReadLatch, outcome: &CountOutcome) -> Answers<Counted> {
     Answers { now: read.snapshot.now.lease, each: vec![outcome.answer] }
 }
 
-/// A part of all latches.
+/// Lists a part of all latches.
 pub(crate) async fn latches(session: Arc<Session>, query: ListQuery) -> Worked<LatchPage> {
     let (from, after) = bounds(&query);
     // One more than the page has shows that there are more.
@@ -224,7 +224,7 @@ pub(crate) async fn latches(session: Arc<Session>, query: ListQuery) -> Worked<L
     Ok(LatchPage::cut(latches, &query))
 }
 
-/// From which name on a listing goes, and after which one.
+/// Returns the two bounds of a listing: the name that it begins at, and the name that it goes on after.
 pub(crate) fn bounds(query: &ListQuery) -> (Vec<u8>, Vec<u8>) {
     let after = query.after.as_ref().map(|name| name.as_str().as_bytes().to_vec()).unwrap_or_default();
     (query.prefix.as_bytes().to_vec(), after)

@@ -16,11 +16,12 @@ use crate::{
     trouble::{self, Severity, explain},
 };
 
-/// Begins a transaction, and bounds for how long it can keep others waiting. The limits belong to the transaction, so they
-/// hold behind a pooler too and leave nothing behind. A client that does not read is not idle, hence the limit of TCP.
+/// Begins a transaction, and bounds the time for which it can keep others waiting. The limits belong to the
+/// transaction, so they hold behind a pooler too and leave nothing behind. A client that does not read is not idle,
+/// hence the limit of TCP.
 ///
-/// Warnings are asked for first: one that comes with the beginning or with the commit changes what they mean, and somebody
-/// may have switched them off for this user.
+/// Warnings are asked for first, since somebody may have switched them off for this user. A warning that comes with the
+/// beginning or with the commit changes the meaning of their answers.
 macro_rules! begin {
     ($lock_wait:literal, $statement:literal) => {
         concat!(
@@ -70,7 +71,7 @@ pub(crate) struct Call<'a> {
     pub(crate) parameters: &'a [Parameter<'a>],
 }
 
-/// What the first flight brought.
+/// The rows that the first flight brought.
 pub(crate) struct FirstFlight {
     pub(crate) locked: Vec<Row>,
     pub(crate) read: Vec<Row>,
@@ -108,11 +109,11 @@ pub(crate) async fn first(
         tokio::join!(biased; begin, rest)
     };
     if let Err(error) = begun {
-        // What followed ran without a transaction, and locked nothing.
+        // The statements after it ran without a transaction, and locked nothing.
         return Err(broken(error, None));
     }
     if session.warnings() != warnings {
-        // Such as that a transaction was open already: what is in it is not known.
+        // Such as that a transaction was open already, whose contents are not known.
         return Err(Failure::closes(trouble::closed()));
     }
     match (locked, at_ease, read) {
@@ -139,8 +140,8 @@ pub(crate) async fn give_up(session: &Session, error: StoreError) -> Failure {
     }
 }
 
-/// A transaction failed before its commit was sent. If it only lost against another one, the session is good after an
-/// answered rollback.
+/// Ends a transaction that failed before its commit was sent. If it only lost against another one, the session is good
+/// after an answered rollback.
 async fn undone(session: &Session, error: Error) -> Failure {
     match trouble::severity(&error) {
         Severity::LostRace => give_up(session, explain(error).not_applied()).await,
@@ -148,7 +149,7 @@ async fn undone(session: &Session, error: Error) -> Failure {
     }
 }
 
-/// The session is not used any more. Nothing was done unless a commit was sent.
+/// Makes a failure after which the session is not used any more. Nothing was done unless a commit was sent.
 fn broken(error: Error, progress: Option<&Progress>) -> Failure {
     let error = explain(error);
     Failure::closes(if progress.is_some() { error.perhaps_applied() } else { error.not_applied() })
@@ -209,12 +210,12 @@ pub(crate) async fn second(
     }
 }
 
-/// What keepers are told once a transaction is committed.
+/// The messages for keepers, to be sent once a transaction is committed.
 #[derive(Debug)]
 pub(crate) struct Messages {
     pub(crate) channels: Vec<String>,
     pub(crate) texts: Vec<String>,
-    /// The transaction.
+    /// The transaction that the messages depend on.
     pub(crate) transaction: String,
     /// Whether the server can tell only by the answer to the commit that this is safe on its replicas.
     pub(crate) waits_for_replicas: bool,
@@ -241,7 +242,7 @@ async fn begin_to_send(session: &Arc<Session>, messages: Vec<Messages>) {
     }
 }
 
-/// A lone statement failed that changes nothing that matters.
+/// Makes a failure of the error of a lone statement that changes nothing that matters.
 pub(crate) fn unread(error: tokio_postgres::Error) -> Failure {
     let severity = trouble::severity(&error);
     let error = trouble::explain(error).not_applied();

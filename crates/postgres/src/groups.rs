@@ -38,7 +38,7 @@ pub(crate) struct Group {
     pub(crate) wait: LockWait,
 }
 
-/// What a group has locked and read. The transaction is open.
+/// The names that a group has locked, and the rows that it has read. The transaction is open.
 struct Locked {
     rows: Vec<Row>,
     read: ReadRows,
@@ -46,7 +46,7 @@ struct Locked {
     names: Vec<Name>,
 }
 
-/// What a group came to.
+/// The outcome of a group.
 struct Stepped<A> {
     outcome: Outcome<A>,
     /// Names with rows that cannot be used. Nothing was done for them.
@@ -88,8 +88,9 @@ impl Group {
         }
     }
 
-    /// Does what was left out because others had it locked, in one more transaction: most of them are free by now. Two keepers
-    /// that share many names would otherwise go on name by name. What is still locked is asked again alone.
+    /// Does the requests that were left out because others had their names locked, in one more transaction: most of
+    /// these are free by now. Two keepers that share many names would otherwise go on name by name. A request whose
+    /// name is still locked is asked again alone.
     async fn once_more(&self, group: &[Request], mut stepped: Stepped<Answer>) -> Worked<Stepped<Answer>> {
         let left_out = |(answer, request): &(&Answer, &Request)| {
             matches!(answer, Answer::Claim(Verdict::NotNow(_)) | Answer::Leave(Left::NotNow))
@@ -208,8 +209,8 @@ impl Group {
         Ok(outcome.map(|outcome| Answers { now: outcome.now, each: outcome.answers }))
     }
 
-    /// Locks, reads, does a step of the model, writes what became different, and tells the keepers concerned. Names with rows
-    /// that cannot be used are left out, unless there is no other name.
+    /// Locks, reads, does a step of the model, writes the rows that became different, and tells the keepers concerned.
+    /// Names with rows that cannot be used are left out, unless there is no other name.
     async fn step<A>(
         &self,
         needs: &Needs,
@@ -253,8 +254,8 @@ impl Group {
         Ok(Stepped { outcome, damaged })
     }
 
-    /// Locks the names of a group, and reads what a step needs. A lone name is waited for; of several names, those that are
-    /// busy are left out. Rows that have to exist are made before.
+    /// Locks the names of a group, and reads the rows that a step needs. A lone name is waited for; of several names,
+    /// those that are busy are left out. Rows that have to exist are made before.
     async fn lock(&self, needs: &Needs) -> Worked<Locked> {
         let names: Vec<Name> = needs.names.iter().map(|needed| needed.name.clone()).collect();
         let (bytes, contenders) = (bytes_of(&names), contenders_of(needs));
@@ -283,7 +284,7 @@ impl Group {
             let (to_make, absent): (Vec<_>, Vec<_>) = missing.partition(|needed| needed.must_exist);
             if to_make.is_empty() {
                 for needed in &absent {
-                    // Whatever is left of it belongs to nobody.
+                    // Rows that are left of it belong to nobody.
                     drop::<Stored>(read.stored(&needed.name));
                 }
                 let steps = |needed: &&NeededName| locked.contains(&needed.name) || absent.contains(needed);
@@ -345,7 +346,7 @@ pub(crate) fn messages(wakes: Vec<(KeeperId, Wake)>, header: &Header) -> Option<
     (!channels.is_empty()).then_some(Messages { channels, texts, transaction, waits_for_replicas })
 }
 
-/// A claim that asks again, and waits: mostly nothing has to be written for it.
+/// Whether this is a claim that asks again, and waits: mostly nothing has to be written for it.
 fn is_poll(request: &Request) -> bool {
     matches!(request, Request::Claim(claim) if claim.again && claim.queue)
 }

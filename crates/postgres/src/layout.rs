@@ -1,6 +1,6 @@
-//! The tables, their version, and how they are made by many processes at once.
+//! The tables and their version, and the way in which many processes make them at once.
 //!
-//! The SQL of the layout steps must never change what it makes: databases have it.
+//! The SQL of a layout step must go on making the same tables for ever: databases have them.
 
 use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
 use tokio_postgres::error::SqlState;
@@ -11,16 +11,17 @@ use crate::{
 };
 
 /// The steps from an empty schema to the layout of this version. The number of steps done is the version of a schema.
-/// Steps are only ever added, and each works on what the one before left.
+/// Steps are only ever added, and each works on the result of the one before.
 const STEPS: &[&str] = &[LAYOUT_1];
 
 /// `{s}` is the schema, in quotes. Names are bytes: they are compared byte for byte whatever the collation. Times are
 /// microseconds since 1970 on the server's clock. A keeper is 32 hexadecimal digits.
 ///
-/// `resource` is what a transaction locks. Its row stays when the name is free, so a lock that nobody waits for is one
-/// row that is updated in place. `high_water` is its highest grant number, `used` the time of the last write, and `ends`
-/// when the holder in this row will have ended. Other holders and all waiters are in `entry`, in slots that are reused:
-/// rows that come and go would leave dead index entries behind. `latch` and `fence` are locked in the same way.
+/// `resource` has the rows that transactions lock. A row stays when the name is free, so a lock that nobody waits for
+/// is one row that is updated in place. `high_water` is its highest grant number, `used` the time of the last write,
+/// and `ends` the time at which the holder in this row will have ended. Other holders and all waiters are in `entry`,
+/// in slots that are reused: rows that come and go would leave dead index entries behind. `latch` and `fence` are
+/// locked in the same way.
 ///
 /// `floor` is raised whenever rows of free names are removed: numbers are given above it.
 const LAYOUT_1: &str = "
@@ -127,11 +128,11 @@ END
 $lockkeeper$;
 ";
 
-/// What a member of a quorum keeps. It is made when the store is first asked to be one.
+/// The table for the record of a member of a quorum. It is made when the store is first asked to be one.
 pub(crate) const MEMBER: &str = "
 CREATE TABLE IF NOT EXISTS {s}.member (only_one boolean PRIMARY KEY CHECK (only_one), record text NOT NULL)";
 
-/// The SQL that makes the store, if it is not there, and lets a user use it: for somebody who has the right to.
+/// The SQL that makes the store, if it is not there, and lets a user use it. An administrator runs it.
 pub(crate) fn sql(schema: &str, user: &str) -> String {
     let made = UNLESS_THERE.replace("{steps}", &STEPS.concat());
     let made = made.replace("{insert}", &insert(&KeeperId::random().to_string()));
@@ -200,7 +201,7 @@ struct Found {
     layout: usize,
 }
 
-/// Why the tables could not be made.
+/// The reason why the tables could not be made.
 enum Making {
     Sql(tokio_postgres::Error),
     Layout(StoreError),
@@ -212,7 +213,7 @@ impl From<tokio_postgres::Error> for Making {
     }
 }
 
-/// What is there; `None` if nothing is.
+/// Reads the state of the schema; `None` if it has no tables.
 async fn found(session: &Session, schema: &str, user: &str) -> Result<Option<Found>, StoreError> {
     let explain = |error| trouble::explain(error).not_applied();
     let table = in_schema("{s}.store", schema);

@@ -15,18 +15,18 @@
 //! | `strict=true` | refuses a server on which locks are at risk, instead of a warning in the log | `false` |
 //! | `request_limit=1s` | how long a request may take | the keeper's, 2s |
 //! | `connect_limit=1s` | how long connecting to one server may take | 1s |
-//! | `application_name=app` | what the server shows of the connections | `lockkeeper` |
+//! | `application_name=app` | the name that the server shows for the connections | `lockkeeper` |
 //!
 //! # How it works
 //!
 //! Rows in, the model's own step, rows out. A group of requests is one transaction in two round trips: the first locks
-//! one row per name, reads the server's clock and the rows; the second writes what became different and commits. Of
-//! several names, those that others have locked just then are asked again later, so no name waits for another. A release
-//! grants to the first waiter of the queue, and tells its keeper by `NOTIFY` once that is committed.
+//! one row per name, reads the server's clock and the rows; the second writes the rows that became different and
+//! commits. Of several names, those that others have locked just then are asked again later, so no name waits for
+//! another. A release grants to the first waiter of the queue, and tells its keeper by `NOTIFY` once that is committed.
 //!
-//! A keeper has up to three connections, on its own thread: one for groups of requests, which never wait for long, one for
-//! renewals, and one for whatever may have to wait, such as a request for a busy name or a latch. That one also listens
-//! while somebody waits.
+//! A keeper has up to three connections, on its own thread: one for groups of requests, which never wait for long, one
+//! for renewals, and one for requests that may have to wait, such as those for a busy name or a latch. That one also
+//! listens while somebody waits.
 //!
 //! # Limits
 //!

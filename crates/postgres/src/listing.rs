@@ -1,4 +1,4 @@
-//! What operators see: one resource, or a page of them. Only reads.
+//! The operators' view: one resource, or a page of them. Only reads.
 
 use lockkeeper_core::{
     Name, StoreError,
@@ -19,7 +19,7 @@ use crate::{
 const AT_ONCE: usize = 200;
 
 impl Group {
-    /// The holders and waiters of a resource.
+    /// Shows the holders and waiters of a resource.
     pub(crate) async fn inspect(self, name: Name) -> Worked<Option<ResourceView>> {
         let mut read = self.read_only(std::slice::from_ref(&name), &[]).await?;
         if let Some(error) = read.damage(&name) {
@@ -29,7 +29,7 @@ impl Group {
         view(&name, stored, now).map_err(|bad| Failure::keeps(damaged(&name).with_source(bad)))
     }
 
-    /// A part of all resources that are held or waited for.
+    /// Lists a part of all resources that are held or waited for.
     pub(crate) async fn list(self, query: ListQuery) -> Worked<Page> {
         let limit = query.limit.max(1);
         let mut views = Vec::new();

@@ -85,7 +85,7 @@ impl Group {
         Ok(MemberAnswers { membership: self.membership_after().await?, answers })
     }
 
-    /// The membership after something was done.
+    /// Reads the membership after a change.
     async fn membership_after(&self) -> Worked<Membership> {
         let state = self.member_state(Marks::Left).await;
         let state = state.map_err(|failure| Failure { error: failure.error.perhaps_applied(), ..failure })?;

@@ -1,10 +1,10 @@
-//! Which server process and which store a session belongs to, and the check that a read was answered there. Pure.
+//! The server process and the store that a session belongs to, and the check that a read was answered there. Pure.
 
 use lockkeeper_core::StoreError;
 
 use crate::trouble::{corrupt, pooler, replica};
 
-/// Where a session's answers must come from.
+/// The place that a session's answers must come from.
 ///
 /// Prepared statements have names that other programs use as well. On another server process, which a transaction pooler
 /// may choose at any time, the same name may stand for a stranger's statement, on other tables. So each read says where it
@@ -17,7 +17,7 @@ pub(crate) struct Origin {
     pub(crate) store: String,
 }
 
-/// What a read says of its transaction, in the text that [`HEADER`](crate::statements) makes.
+/// A read's account of its transaction, in the text that [`HEADER`](crate::statements) makes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
     /// The transaction, if it has locked anything.

@@ -1,4 +1,4 @@
-//! The keeper that requests are of: what all of its work at the server needs to know.
+//! The keeper that sends the requests, as all of its work at the server needs to know it.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use lockkeeper_core::{KeeperId, store::WakeSink};
 
 use crate::{positions::Positions, told::Told};
 
-/// Whose requests these are, and where its own wakes go.
+/// The keeper that sends the requests, and the sink of its own wakes.
 #[derive(Clone, Debug)]
 pub(crate) struct Own {
     pub(crate) keeper: KeeperId,
     pub(crate) wakes: WakeSink,
-    /// What was warned of.
+    /// The names that were warned of.
     pub(crate) told: Arc<Told>,
     /// When its positions in queues were last written.
     pub(crate) positions: Arc<Positions>,

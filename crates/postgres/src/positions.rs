@@ -1,8 +1,8 @@
-//! When positions of this keeper in queues were last written down, as far as it remembers.
+//! The times at which positions of this keeper in queues were last written down, as far as it remembers.
 //!
 //! A poll is one plain read while its position is young. Once that is old, the model writes it anew, which takes a
-//! transaction, and then the plain read before it would be for nothing. What is remembered here decides only which of the two
-//! is sent first, never what is answered.
+//! transaction, and then the plain read before it would be for nothing. The times here only decide which of the two is
+//! sent first. They never change an answer.
 
 use std::{collections::HashMap, sync::Mutex};
 
@@ -29,12 +29,12 @@ struct Written {
 }
 
 impl Positions {
-    /// The positions of these were written just now.
+    /// Notes that the positions of these contenders were written just now.
     pub(crate) fn wrote(&self, contenders: impl Iterator<Item = ContenderId>) {
         let (now, mut written) = (Instant::now(), support::lock(&self.0));
         written.when.extend(contenders.map(|contender| (contender, now)));
         if written.when.len() > 2 * written.kept + ROOM {
-            // Whoever did not ask for so long has no position any more.
+            // A contender that did not ask for so long has no position any more.
             written.when.retain(|_, when| now.duration_since(*when) < WAIT_LEASE);
             written.kept = written.when.len();
         }
@@ -49,7 +49,7 @@ impl Positions {
     }
 }
 
-/// Whose positions these writes have.
+/// The contenders whose positions are in these writes.
 pub(crate) fn in_writes(writes: &Writes) -> impl Iterator<Item = ContenderId> {
     writes.resources.iter().flat_map(|resource| &resource.entries).filter_map(|entry| match entry {
         RowChange::Put { after, .. } if after.queued => Some(after.contender),

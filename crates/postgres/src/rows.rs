@@ -1,4 +1,4 @@
-//! What was read, as `lockkeeper-rows` has it, and what it wants written, as parameters of statements. Pure.
+//! Turns rows into those of `lockkeeper-rows`, and its writes into parameters of statements. Pure.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -125,7 +125,7 @@ impl ReadRows {
         self.resources.remove(name).unwrap_or_default()
     }
 
-    /// Why the rows of a name cannot be used, if so.
+    /// The reason why the rows of a name cannot be used, if there is one.
     pub(crate) fn damage(&self, name: &Name) -> Option<&StoreError> {
         self.damaged.get(name)
     }
@@ -142,7 +142,7 @@ impl ReadRows {
         self.damaged
     }
 
-    /// What a step on these names works on. The others are not touched.
+    /// Takes the rows of these names for a step, which touches no others.
     pub(crate) fn snapshot(&mut self, names: impl IntoIterator<Item = Name>) -> Snapshot {
         let resources = names.into_iter().map(|name| {
             let stored = self.stored(&name);
@@ -157,7 +157,7 @@ impl ReadRows {
         }
     }
 
-    /// What has to be written, as parameters.
+    /// Turns the writes of a step into parameters.
     pub(crate) fn parameters(&mut self, writes: &Writes) -> Parameters {
         let mut parameters = Parameters {
             used: self.now.wall.cast_signed(),

@@ -1,10 +1,10 @@
-//! What a server is, as it says itself. Those that cannot keep locks are refused with the reason.
+//! The server's own account of itself. Servers that cannot keep locks are refused with the reason.
 
 use lockkeeper_core::StoreError;
 
 use crate::trouble::config;
 
-/// What the server is.
+/// Facts about the server that decide whether it can keep locks, and whether it is still the same one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ServerFacts {
     /// When it started, in microseconds: another value means that it is another server, or this one after a restart.
@@ -13,11 +13,11 @@ pub(crate) struct ServerFacts {
     pub(crate) timeline: i32,
     /// The server process of this session.
     pub(crate) backend: i32,
-    /// Who this session is to the server.
+    /// The user that this session is to the server.
     pub(crate) user: String,
 }
 
-/// What [`ServerFacts`] are made of. The setting is one of this session's own, which it gave when it connected: behind a
+/// Reads the [`ServerFacts`]. The setting is one of this session's own, which it gave when it connected: behind a
 /// pooler, the server has not got it.
 pub(crate) const FACTS: &str = "
 SELECT current_setting('server_version_num')::integer, pg_is_in_recovery(),

@@ -1,4 +1,4 @@
-//! One open connection to the server: sends statements and tells what came back. It never repeats anything.
+//! One open connection to the server: sends statements and returns the answers. It never repeats anything.
 //!
 //! The driver writes a statement when its future is polled for the first time. So futures that are polled one after the
 //! other, without waiting in between, travel as one flight.
@@ -35,7 +35,7 @@ pub(crate) type Parameter<'a> = &'a (dyn ToSql + Sync);
 
 /// An open connection.
 pub(crate) struct Session {
-    /// Where its answers must come from. Nothing is read before it is known.
+    /// The place that its answers must come from. Nothing is read before it is known.
     pub(crate) origin: Origin,
     /// The schema, in quotes.
     pub(crate) schema: String,
@@ -46,7 +46,7 @@ pub(crate) struct Session {
     texts: Box<[String]>,
     prepared: Box<[OnceLock<tokio_postgres::Statement>]>,
     warnings: Arc<Warnings>,
-    /// What other sessions tell this one, until somebody takes it.
+    /// Messages from other sessions, until somebody takes them.
     messages: Mutex<Option<Messages>>,
     life: Arc<Life>,
 }
@@ -54,7 +54,7 @@ pub(crate) struct Session {
 /// The messages that a session hears. They end with it.
 pub(crate) type Messages = mpsc::UnboundedReceiver<String>;
 
-/// Ends a session, for those who do not have it themselves.
+/// Ends a session, for tasks that do not have the session itself.
 #[derive(Debug)]
 pub(crate) struct Life {
     is_cut: AtomicBool,
@@ -63,7 +63,7 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    /// Closes the connection at once, whatever is under way. Nothing is sent on it any more.
+    /// Closes the connection at once, even in the middle of a request. Nothing is sent on it any more.
     pub(crate) fn cut(&self) {
         self.is_cut.store(true, Ordering::Release);
         self.driver.abort();
@@ -126,17 +126,17 @@ impl Session {
         self.life.is_cut.load(Ordering::Acquire) || self.client.is_closed()
     }
 
-    /// Closes the connection at once, whatever is under way. Nothing is sent on it any more.
+    /// Closes the connection at once, even in the middle of a request. Nothing is sent on it any more.
     pub(crate) fn cut(&self) {
         self.life.cut();
     }
 
-    /// The messages that it hears, for the first who asks.
+    /// Takes the messages that it hears; `None` after the first call.
     pub(crate) fn take_messages(&self) -> Option<Messages> {
         support::lock(&self.messages).take()
     }
 
-    /// What ends it.
+    /// The handle that ends it.
     pub(crate) fn life(&self) -> &Arc<Life> {
         &self.life
     }
@@ -147,7 +147,7 @@ impl Session {
         self.warnings.0.load(Ordering::Acquire)
     }
 
-    /// What the server is. Those that cannot keep locks are refused, and so is a pooler that nothing was said of.
+    /// Asks the server for its facts. Refuses servers that cannot keep locks, and poolers that the URL leaves out.
     pub(crate) async fn greet(&self) -> Result<ServerFacts, StoreError> {
         let explain = |error| explain(error).not_applied();
         // A foreign server may know its version only.
@@ -187,7 +187,7 @@ impl Session {
         format!("lockkeeper_{}", self.token)
     }
 
-    /// Settles where its answers must come from.
+    /// Settles the place that its answers must come from.
     pub(crate) fn set_origin(&mut self, facts: &ServerFacts, store: String) {
         let is_own = self.statements == Statements::Prepared;
         self.origin = Origin { backend: is_own.then_some(facts.backend.into()), store };

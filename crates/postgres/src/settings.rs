@@ -1,4 +1,4 @@
-//! What a URL says: server, login, database, schema and options. Its `Debug` shows no secret.
+//! The settings in a URL: server, login, database, schema and options. Their `Debug` shows no secret.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -183,7 +183,7 @@ impl Options {
     }
 }
 
-/// Sets user and password; returns what is shown of them.
+/// Sets user and password; returns the part of them that is shown.
 fn set_login(driver: &mut Config, login: Option<&str>) -> Result<String, StoreError> {
     let Some(login) = login else { return Ok(String::new()) };
     let (user, password) = match login.split_once(':') {
@@ -208,7 +208,7 @@ fn servers(hosts: &str) -> Result<Vec<(String, u16)>, StoreError> {
     hosts.split(',').map(server).collect()
 }
 
-/// Where the server of a driver listens, for messages.
+/// The address at which the server of a driver listens, for messages.
 pub(crate) fn address(driver: &Config) -> String {
     let port = driver.get_ports().first().copied().unwrap_or(5432);
     match driver.get_hosts().first() {
@@ -221,7 +221,7 @@ pub(crate) fn address(driver: &Config) -> String {
 
 fn set_database(driver: &mut Config, database: &str) -> Result<(), StoreError> {
     if database.contains('@') {
-        // Such as `user:pass/word@host/database`: what is shown of the URL would show the password.
+        // Such as `user:pass/word@host/database`: the URL as it is shown would contain the password.
         return Err(config(
             "the URL has an @ behind a slash; in a password, write %2F for a slash and %40 for an @",
         ));

@@ -1,8 +1,8 @@
-//! The statements that requests send, by what they do. `{s}` is the schema, in quotes.
+//! The statements that requests send, sorted by their purpose. `{s}` is the schema, in quotes.
 //!
-//! Rows are locked in order of name, and what decides is read in a later statement than the one that locks: at READ
-//! COMMITTED each statement sees what was committed before it began. All that a transaction writes is one statement, so
-//! that no part of it can be written without the rest, and it fails if it did not find the rows that were locked.
+//! Rows are locked in order of name, and the values that decide are read in a later statement than the one that locks:
+//! at READ COMMITTED each statement sees all that was committed before it began. All writes of a transaction are one
+//! statement, so that no part of them can be written without the rest, and it fails if it did not find the locked rows.
 
 use lockkeeper_core::Token;
 use tokio_postgres::types::Type;
@@ -48,7 +48,7 @@ const LOCK: &str = "SELECT name FROM {s}.resource WHERE name = ANY ($1) ORDER BY
 const LOCK_FREE: &str =
     "SELECT name FROM {s}.resource WHERE name = ANY ($1) ORDER BY name FOR UPDATE SKIP LOCKED";
 
-/// Stands for what `Origin::header` reads: the transaction, whether commits wait for replicas, and the store's id.
+/// Stands for the header that `Origin::header` reads: the transaction, whether commits wait for replicas, the store id.
 const HEADER: &str = "{header}";
 const HEADER_SQL: &str = "coalesce(pg_current_xact_id_if_assigned()::text, '-')
     || CASE current_setting('synchronous_standby_names') WHEN '' THEN ' alone ' ELSE ' replicated ' END || id";
@@ -57,8 +57,8 @@ const HEADER_SQL: &str = "coalesce(pg_current_xact_id_if_assigned()::text, '-')
 const BACKEND: &str = "{backend}";
 const BACKEND_SQL: &str = "CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_backend_pid() END";
 
-/// Everything that a step needs, at one moment. The parts: 0 the clock, the floor, and who answers; 1 rows of resources;
-/// 2 their entries, empty slots included; 3 tombstones; 4 keepers that watch.
+/// Everything that a step needs, at one moment. The parts: 0 the clock, the floor, and the server process that answers;
+/// 1 rows of resources; 2 their entries, empty slots included; 3 tombstones; 4 keepers that watch.
 const READ: &str = "
 SELECT 0 AS part, NULL::bytea AS name, {backend} AS slot, floor AS high_water,
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS number, {header} AS entry FROM {s}.store
@@ -108,10 +108,10 @@ SELECT 1 / ((SELECT count(*) FROM r) = cardinality($1::bytea[])
         AND (SELECT count(*) FROM g) = cardinality($12::text[]))::integer,
     CASE WHEN $7 THEN set_config('synchronous_commit', 'off', true) END";
 
-/// Tells keepers what a transaction did, if that was committed. It is a transaction of its own, whose warnings nobody wants:
+/// Tells keepers of a transaction, if it was committed. It is a transaction of its own, whose warnings nobody wants:
 /// one that comes in the flight of a commit would seem to be about that. If commits wait for replicas, the server says
-/// "committed" also of one whose wait was cancelled, so then it is sent only once the commit was answered without a
-/// warning, which the fourth parameter says.
+/// "committed" also of a transaction whose wait was cancelled. Then the messages are sent only once the commit was
+/// answered without a warning, which the fourth parameter says.
 const NOTIFY: &str = "
 SELECT set_config('synchronous_commit', 'off', true), set_config('client_min_messages', 'error', true),
     pg_notify(n.channel, n.message)
@@ -120,7 +120,8 @@ WHERE pg_xact_status($3::text::xid8) = 'committed' AND ($4 OR current_setting('s
 
 const LOCK_LATCH: &str = "SELECT name FROM {s}.latch WHERE name = $1 FOR UPDATE";
 
-/// The parts: 0 the clock, the floor, and who answers; 1 the row; 2 the remembered answer; 4 keepers that watch.
+/// The parts: 0 the clock, the floor, and the server process that answers; 1 the row; 2 the remembered answer; 4
+/// keepers that watch.
 const READ_LATCH: &str = "
 SELECT 0 AS part, floor AS high_water, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS number,
     0::bigint AS remaining, 0::bigint AS initial, 0::bigint AS opened, ({backend})::bigint AS born,
@@ -189,8 +190,9 @@ const LATCHES: &str = "
 SELECT name, remaining, initial, opened, born FROM {s}.latch
 WHERE name >= $1 AND name > $2 AND remaining IS NOT NULL ORDER BY name LIMIT $3";
 
-/// Claims the next sweep: one keeper of all makes it. A clock that was set back does not stop sweeps. It also says whether
-/// there are latches to remove that were not used for the second time, and anything that was remembered only for a time.
+/// Claims the next sweep: one keeper of all makes it. A clock that was set back does not stop sweeps. It also says
+/// whether there are latches to remove, which were not used for the second time span, and tombstones, answers or
+/// watchers whose time is over.
 const START_SWEEP: &str = "
 WITH c AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now)
 UPDATE {s}.store SET swept = c.now FROM c WHERE swept NOT BETWEEN c.now - $1 AND c.now
@@ -198,10 +200,10 @@ RETURNING swept, EXISTS (SELECT FROM {s}.latch WHERE used < c.now - $2 AND remai
     EXISTS (SELECT FROM {s}.tombstone WHERE until < c.now) OR EXISTS (SELECT FROM {s}.counted WHERE until < c.now)
         OR EXISTS (SELECT FROM {s}.watcher WHERE until < c.now)";
 
-/// The next thousand names, in order: of these, 1 those in which everything has ended, 2 those that are free and were not
-/// used since the fourth time, or since the third and have empty slots, 0 the last one if it is neither. However many names
-/// there are, it looks at no more. What they are is looked at again when they are locked. With each, whether there may be
-/// more names than these.
+/// The next thousand names, in order, and no more, however many there are. The kinds: 1 names in which everything has
+/// ended; 2 names that are free and were not used since the fourth time, or since the third and have empty slots; 0 the
+/// last name if it is neither. Their kind is checked again when they are locked. Each row also says whether there may
+/// be more names than these.
 const SWEEP_PAGE: &str = "
 WITH page AS MATERIALIZED (
     SELECT name, holder IS NOT NULL AS is_held, used, ends FROM {s}.resource WHERE name > $1 ORDER BY name LIMIT 1000
@@ -246,7 +248,7 @@ WITH d AS (
 )
 UPDATE {s}.store SET floor = greatest(floor, (SELECT max(high_water) FROM d)) WHERE (SELECT count(*) FROM d) > 0";
 
-/// Removes some of what is remembered only for a time, and says how much.
+/// Removes some tombstones, answers and watchers whose time is over, and says how many.
 const SWEEP_OLD: &str = "
 WITH limits AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)), g AS (
     DELETE FROM {s}.tombstone WHERE contender IN (SELECT contender FROM {s}.tombstone WHERE until < $1 LIMIT 5000)

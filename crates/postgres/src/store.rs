@@ -1,4 +1,4 @@
-//! The store: what it can do, and its side of the `Store` trait.
+//! The store: its abilities, and its side of the `Store` trait.
 
 use std::{
     fmt,
@@ -27,12 +27,12 @@ use crate::{
     watching::Subscription,
 };
 
-/// How long a waiter goes without asking; the first in the queue asks twice in that time. So both of its polls come within the
-/// three seconds that a pushed grant lasts whose message was lost. And they are so rare that those who wait in one process
-/// cost the server less than a request a second, renewals and signs of life included.
+/// How long a waiter goes without asking; the first in the queue asks twice in that time. So both of its polls come
+/// within the three seconds that a pushed grant lasts if its message was lost. And polls are so rare that the waiters
+/// of one process cost the server less than a request a second, renewals and signs of life included.
 const ASKS_AGAIN: Duration = Duration::from_millis(2600);
 
-/// What the PostgreSQL store can do.
+/// The abilities of the PostgreSQL store.
 pub static CAPABILITY: Capability = {
     let mut can = Capability::new("postgres");
     can.between_processes = true;
@@ -59,7 +59,7 @@ pub(crate) struct PostgresStore {
     /// Groups, and reads. Nothing on it waits for others for long.
     pub(crate) requests: Arc<Connection>,
     pub(crate) renewals: Connection,
-    /// Whatever may have to wait for a row: requests that are asked again alone, latches, fences. The listener hears on it.
+    /// Work that may have to wait for a row: requests asked again alone, latches, fences. The listener hears on it.
     pub(crate) waits: Arc<Connection>,
     pub(crate) listener: Arc<Listener>,
     pub(crate) background: tokio::runtime::Handle,
@@ -114,8 +114,8 @@ impl PostgresStore {
         self.work(&self.waits, LockWait::Whole, work).await
     }
 
-    /// Does what a user's call waits for by itself. Whoever loses against others stands in the queue again for most of the
-    /// time of a request: nobody else repeats it, and nothing was done.
+    /// Does work that only a user's call waits for. Work that loses against others is tried again for most of the time
+    /// of a request: nobody else repeats it, and nothing was done.
     async fn call<T, F>(&self, work: impl Fn(Group) -> F + Clone + Send + 'static) -> Result<T, StoreError>
     where
         T: Send + 'static,

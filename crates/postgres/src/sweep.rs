@@ -1,5 +1,5 @@
-//! The sweep: removes what ended and nobody asks for any more. One keeper of all does it, once a minute, in small steps
-//! between which others have their turn.
+//! The sweep: removes rows that have ended and that nobody asks for any more. One keeper of all makes it, once a
+//! minute, in small steps between which others have their turn.
 
 use std::{
     sync::{Arc, Weak},
@@ -33,7 +33,7 @@ const AT_ONCE: usize = 200;
 /// The pause between steps, so that a large table is swept slowly instead of loading the server.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What most sweeps send. They are prepared together, so that this takes one transaction.
+/// The statements of most sweeps. They are prepared together, so that this takes one transaction.
 const STATEMENTS: [Statement; 5] = [
     Statement::StartSweep,
     Statement::SweepPage,
@@ -55,7 +55,7 @@ pub(crate) async fn run(waits: Weak<Connection>, own: Own) {
     }
 }
 
-/// Sweeps the store that `url` names at once, whoever else has done so just now.
+/// Sweeps the store that `url` names at once, even if another keeper has done so just now.
 ///
 /// # Errors
 /// [`StoreError`] if the URL is wrong or the server cannot be reached.
@@ -75,14 +75,14 @@ struct Sweep {
     own: Own,
 }
 
-/// What there is to sweep besides names.
+/// The clock at the start of a sweep, and whether there is more to sweep than names.
 struct Started {
     now: i64,
     has_latches: bool,
     has_forgotten: bool,
 }
 
-/// What a page of names says.
+/// A page of names, sorted by the work that they need.
 struct PageOfNames {
     last: Vec<u8>,
     /// Whether it is as long as a page may be.
@@ -243,7 +243,7 @@ impl Sweep {
         self.waits.run(work).await
     }
 
-    /// Removes some of what is remembered only for a time; returns how much.
+    /// Removes some tombstones, answers and watchers whose time is over; returns how many.
     async fn forgotten(&self, now: i64) -> Result<i64, StoreError> {
         let work = move |session: Arc<Session>, _| -> Working<_> {
             Box::pin(async move { session.query(Statement::SweepOld, &[&now]).await.map_err(unread) })

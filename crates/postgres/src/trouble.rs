@@ -10,7 +10,7 @@ pub(crate) fn config(message: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Config, message).not_applied()
 }
 
-/// The tables are not what this program made.
+/// The tables do not look as this program makes them.
 pub(crate) fn corrupt(message: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, message).not_applied()
 }
@@ -70,12 +70,12 @@ pub(crate) fn closed() -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, "the connection was closed; connect anew").not_applied()
 }
 
-/// What a failure means for the connection that it came from.
+/// The consequence of a failure for the connection that it came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Severity {
     /// Nothing was done, and the transaction can be rolled back: it lost against another one.
     LostRace,
-    /// Whatever state the connection is in, it is closed.
+    /// The connection may be in any state, so it is closed.
     Fatal,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn severity(error: &Error) -> Severity {
     if error.code().is_some_and(|code| lost.contains(&code)) { Severity::LostRace } else { Severity::Fatal }
 }
 
-/// What an error means and what to do. It counts as maybe applied if there was no answer; the caller knows more.
+/// Explains an error, with advice. It counts as maybe applied if there was no answer; the caller knows more.
 pub(crate) fn explain(error: Error) -> StoreError {
     let said = error.as_db_error().map(|error| error.message().to_owned()).unwrap_or_default();
     let known = error.code().and_then(|code| lost_by_pooler(code, &said).or_else(|| known(code)));
@@ -149,7 +149,7 @@ pub(crate) fn not_connected(address: &str, error: Error) -> StoreError {
     }
 }
 
-/// What kind of trouble it is, and what to do.
+/// The kind of trouble, and the advice.
 type Remedy = (StoreErrorKind, &'static str);
 
 fn known(code: &SqlState) -> Option<Remedy> {
@@ -182,8 +182,8 @@ fn not_ready(code: &SqlState) -> Option<Remedy> {
     })
 }
 
-/// What a pooler says itself, under one code: that it does not know a setting of the startup message, which every session
-/// without `pooler=true` has; or that it lost the server.
+/// Recognizes a pooler that lost its server. Under the same code poolers say that they do not know a setting of the
+/// startup message, which every session without `pooler=true` has.
 fn lost_by_pooler(code: &SqlState, said: &str) -> Option<Remedy> {
     let lost = "the pooler lost its server, or has none now; it is asked again";
     (*code == SqlState::PROTOCOL_VIOLATION && !said.contains("startup parameter"))
@@ -271,7 +271,7 @@ mod tests {
         (address(&driver), not_connected(&address(&driver), error))
     }
 
-    /// What a server says that answers the first packet of each connection with this error.
+    /// The error that becomes of this `code`, sent by a server in answer to the first packet of a connection.
     async fn answered(code: &str) -> StoreError {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("bound").port();

@@ -28,11 +28,10 @@ use crate::{
     trouble,
 };
 
-/// A message is shorter than what the server takes, which is less than 8000 bytes. It is ASCII, whatever encoding the
-/// database has: a name that the encoding does not know would make the server refuse all messages of a flight. So a byte
-/// may become three.
+/// A message is shorter than the server's limit, which is less than 8000 bytes. It is ASCII, since a name that the
+/// database's encoding does not know would make the server refuse all messages of a flight. So a byte may become three.
 const LARGEST: usize = 7999;
-/// How long a subscriber waits until the keeper hears. After that a resync makes up for what was missed.
+/// How long a subscriber waits until the keeper hears. After that a resync makes up for all that it missed.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long the message may take that proves that messages arrive. Nothing else is done on the session meanwhile.
 const PROOF: Duration = Duration::from_secs(1);
@@ -120,13 +119,13 @@ impl Listener {
         drop(support::lock(&self.task).take());
     }
 
-    /// Somebody waits or watches until the result is dropped. Returns when messages arrive, or after a while.
+    /// Keeps the listener listening until the result is dropped. Returns when messages arrive, or after a while.
     pub(crate) async fn interest(self: &Arc<Self>) -> Interest {
         self.interested.send_modify(|count| *count += 1);
         let interest = Interest(self.clone());
         let mut hearing = self.hearing.clone();
         let settled = hearing.wait_for(|hearing| *hearing != Hearing::NotYet);
-        // Whoever does not wait for it is told to ask again once messages arrive.
+        // A caller that gives up waiting is told to ask again once messages arrive.
         drop(time::timeout(PATIENCE, settled).await);
         interest
     }
@@ -138,7 +137,7 @@ impl Drop for Interest {
     }
 }
 
-/// A session that was proved to hear, and what it hears.
+/// A session that was proved to hear, and the messages that it hears.
 struct Ears {
     session: Arc<Session>,
     messages: Messages,
@@ -146,7 +145,7 @@ struct Ears {
 
 struct Listening {
     wakes: WakeSink,
-    /// A pooler is between. It would leave the server process listening that happens to be the next.
+    /// A pooler is between. It would leave listening any server process that happens to be the next.
     is_pooled: bool,
     requests: Arc<Connection>,
     waits: Arc<Connection>,
@@ -157,7 +156,7 @@ struct Listening {
     ears: Option<Ears>,
 }
 
-/// Why listening ended.
+/// The reason why listening ended.
 enum End {
     NobodyCares,
     Lost(StoreError),
@@ -268,7 +267,7 @@ impl Listening {
                 return;
             }
             time::sleep(POLL.min(left)).await;
-            // While the server is down, those who wait ask as often as the engine wants.
+            // While the server is down, waiters ask as often as the engine wants.
             if self.requests.works() {
                 self.wakes.wake(Wake::Resync);
             }
@@ -301,8 +300,8 @@ fn closes(error: tokio_postgres::Error) -> Failure {
     Failure::closes(trouble::explain(error))
 }
 
-/// Whether a message of another session arrives while nothing is asked on this one: what a session tells itself proves
-/// nothing, because a pooler may hand it over with an answer.
+/// Whether a message of another session arrives while nothing is asked on this one. A message from the session to
+/// itself would prove nothing, because a pooler may hand it over with an answer.
 async fn prove(channel: &str, requests: &Connection, ears: &mut Ears) -> Result<bool, StoreError> {
     let proof = format!("proof {:016x}", getrandom::u64().unwrap_or_default());
     let send = format!("SELECT pg_notify('{channel}', '{proof}')");

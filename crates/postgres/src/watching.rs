@@ -77,7 +77,7 @@ async fn renew(waits: Weak<Connection>, mut losses: watch::Receiver<u64>, own: O
                 backoff.reset();
                 pause = RENEWED_EVERY;
                 if std::mem::take(&mut is_missing) {
-                    // What happened while there was no row was told to nobody.
+                    // Changes while there was no row were told to nobody.
                     own.wakes.wake(Wake::Changed(topic.clone()));
                 }
             }

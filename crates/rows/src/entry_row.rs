@@ -19,7 +19,7 @@ use crate::{
 /// A contender has at most one row of a resource, and keeps it: a waiter that is granted becomes a holder in its own row.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EntryRow {
-    /// Whose row this is.
+    /// The contender that holds or waits.
     pub contender: ContenderId,
     /// Whether it waits; else it holds.
     pub queued: bool,
@@ -54,9 +54,9 @@ pub struct EntryRow {
     pub retired: bool,
     /// Whether only the lease ends it.
     pub detached: bool,
-    /// Holders: why an operator asked for it back.
+    /// Holders: an operator's reason for asking it back.
     pub reason: Option<Arc<str>>,
-    /// What it shows.
+    /// The details that listings show.
     pub details: Details,
 }
 
@@ -111,7 +111,7 @@ impl EntryRow {
         }
     }
 
-    /// The holder whose row this is.
+    /// Reads the row as a holder.
     ///
     /// # Errors
     /// If there is a value that no holder has.
@@ -135,7 +135,7 @@ impl EntryRow {
         })
     }
 
-    /// The waiter whose row this is.
+    /// Reads the row as a waiter.
     ///
     /// # Errors
     /// If there is a value that no waiter has.

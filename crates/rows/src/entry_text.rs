@@ -1,4 +1,4 @@
-//! Entries as text: words with a space between, in ASCII, whatever encoding a database has.
+//! Entries as text: words with a space between, in ASCII, which every encoding of a database can store.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -10,7 +10,7 @@ use lockkeeper_core::{
 
 use crate::{BadRow, EntryRow, kind_from};
 
-/// An entry as text.
+/// Writes an entry as text.
 pub fn encode(row: &EntryRow) -> String {
     let mut text = String::with_capacity(192);
     let flags = [row.queued, row.confirmed, row.renewed, row.evicted, row.retired, row.detached];
@@ -41,7 +41,7 @@ pub fn encode(row: &EntryRow) -> String {
     text
 }
 
-/// Text is written with a letter in front, so that none and empty differ.
+/// Appends a word. Text is written with a letter in front, so that none and empty differ.
 fn push(text: &mut String, word: Option<&str>) {
     text.push(' ');
     match word {
@@ -54,7 +54,7 @@ fn push(text: &mut String, word: Option<&str>) {
     }
 }
 
-/// The entry that a text says.
+/// Reads an entry from its text.
 ///
 /// # Errors
 /// If this program does not write such a text.
@@ -116,7 +116,7 @@ fn read(text: &str) -> Option<EntryRow> {
     })
 }
 
-/// When an entry will have ended, unless it is written again before.
+/// Tells when an entry will have ended, unless it is written again before.
 pub fn ends(row: &EntryRow) -> i64 {
     if row.queued {
         StoreTime(row.began.cast_unsigned()).after(WAIT_LEASE).0.cast_signed()

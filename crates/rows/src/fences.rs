@@ -7,7 +7,7 @@ use lockkeeper_core::{
 
 use crate::BadRow;
 
-/// What showing a token to a fence comes to.
+/// The outcome of showing a token to a fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fenced {
     /// The answer.

@@ -18,11 +18,11 @@ pub struct Kept {
     pub front: Resource,
 }
 
-/// Does the model's claim on the `front` of the queue, of which the last waiter is the one that asks. `None` if the claim
-/// would do more than keep its position, so that all rows are needed.
+/// Does the model's claim on the `front` of the queue, whose last waiter is the one that asks. Returns `None` if the
+/// claim would do more than keep its position, so that all rows are needed.
 ///
-/// Contenders behind the one that asks do not matter: the model may let them expire at any later time. Nor do details,
-/// which no step looks at. So a store may leave both out.
+/// Contenders behind the one that asks do not matter: the model may let them expire at any later time. Details do not
+/// matter either, since no step looks at them. So a store may leave both out.
 ///
 /// # Errors
 /// If a row cannot be this program's.
@@ -67,7 +67,7 @@ mod tests {
         Stored { row: writes.row, entries: rows.collect() }
     }
 
-    /// The second of the waiters polls `seconds` after all of them came.
+    /// Has the second of the waiters poll `seconds` after all of them came.
     fn poll_after(seconds: u64, lease: Duration) -> Option<Kept> {
         let poll = Claim { lease, stamp: 77, ..claim("stock", 3) };
         keep_position(at(seconds), &poll, front(lease)).expect("good rows")

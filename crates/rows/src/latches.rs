@@ -10,9 +10,9 @@ use crate::BadRow;
 /// The row of a latch, which may stay when the latch is deleted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LatchRow {
-    /// The highest number that a creation was given; 0 if that is not kept per name.
+    /// The highest number that a creation got; 0 if that is not kept per name.
     pub high_water: i64,
-    /// `None`: there is no such latch.
+    /// The latch itself; `None` if there is no such latch.
     pub state: Option<CountState>,
 }
 
@@ -22,7 +22,7 @@ impl LatchRow {
         [state.remaining, state.initial, state.opened, state.born].map(u64::cast_signed)
     }
 
-    /// The way back from columns that may be NULL: all of them are, if there is no such latch.
+    /// Reads the columns of a latch that may be NULL: all of them are, if there is no such latch.
     ///
     /// # Errors
     /// If only some of them are.
@@ -36,7 +36,7 @@ impl LatchRow {
         }
     }
 
-    /// The way back.
+    /// Reads a state from its numbers.
     pub fn state_of(numbers: [i64; 4]) -> CountState {
         let [remaining, initial, opened, born] = numbers.map(i64::cast_unsigned);
         CountState { remaining, initial, opened, born }
@@ -57,7 +57,7 @@ const EXISTS: i64 = 1;
 const MISSING: i64 = 2;
 
 impl Remembered {
-    /// The answer as columns: which kind it is, and the [state](LatchRow::numbers).
+    /// The answer as columns: its kind, and the [state](LatchRow::numbers).
     pub fn numbers(self) -> (i64, [i64; 4]) {
         match self.answer {
             Counted::State(state) => (STATE, LatchRow::numbers(state)),
@@ -66,10 +66,10 @@ impl Remembered {
         }
     }
 
-    /// The way back.
+    /// Reads the answer from its columns.
     ///
     /// # Errors
-    /// If there is no such kind.
+    /// If there is no answer of this kind.
     pub fn answer_of(kind: i64, numbers: [i64; 4]) -> Result<Counted, BadRow> {
         let state = LatchRow::state_of(numbers);
         match kind {
@@ -81,7 +81,7 @@ impl Remembered {
     }
 }
 
-/// What a store has locked and read for a latch operation.
+/// The state that a store has locked and read for a latch operation.
 #[derive(Clone, Copy, Debug)]
 pub struct CountSnapshot {
     /// The clock, read after the lock was taken.
@@ -90,11 +90,11 @@ pub struct CountSnapshot {
     pub floor: HighWater,
     /// The row of the latch.
     pub latch: LatchRow,
-    /// What an earlier copy of this operation was answered.
+    /// The answer to an earlier copy of this operation.
     pub remembered: Option<Remembered>,
 }
 
-/// What a latch operation comes to.
+/// The outcome of a latch operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CountOutcome {
     /// The answer.
@@ -103,7 +103,7 @@ pub struct CountOutcome {
     pub latch: Option<LatchRow>,
     /// The answer, if it has to be remembered under the operation's id. The subscribers of the latch are to be woken then.
     pub remember: Option<Remembered>,
-    /// The number that a creation was given, if it was: for stores that keep one mark for all names.
+    /// The number of the creation, if the latch was created: for stores that keep one mark for all names.
     pub high_water: Option<HighWater>,
 }
 

@@ -1,9 +1,9 @@
-//! What the SQL stores share: rows in, [the model's own step](lockkeeper_core::model), rows out.
+//! The part that SQL stores share: rows in, [the model's own step](lockkeeper_core::model), rows out.
 //!
 //! Pure: no SQL, no async, no driver, no clock of its own. A store does a group of requests in four parts:
 //!
 //! 1. [`Needs::of`] says which names it has to lock, in which order, and which tombstones it has to look up.
-//! 2. It locks the names, then reads the clock, then the rows. What it got is a [`Snapshot`].
+//! 2. It locks the names, then reads the clock, then the rows. They make a [`Snapshot`].
 //! 3. [`Snapshot::apply`], [`Snapshot::renew`] or [`Snapshot::evict`] does the step, and returns an [`Outcome`].
 //! 4. It writes the [`Writes`], commits, sends the [`Wakes`], and answers.
 //!

@@ -29,7 +29,7 @@ pub(crate) struct Loaded {
     waiter_turns: Vec<i64>,
 }
 
-/// Whether the row of the resource has room for a holder, and which one was there.
+/// The room for a holder in the row of the resource, and the holder that was there.
 #[derive(Clone, Copy, Debug)]
 enum Room {
     None,
@@ -37,7 +37,7 @@ enum Room {
     TakenBy(ContenderId),
 }
 
-/// Rows as the model has them, and what only the rows have.
+/// Rows as the model has them, and the parts that only rows have.
 #[derive(Debug)]
 pub(crate) struct Decoded {
     pub(crate) resource: Resource,
@@ -125,7 +125,7 @@ impl Loaded {
         self.resource.holders.iter().all(|holder| self.before.holders.contains(holder))
     }
 
-    /// For how long holders that are gone would still hold.
+    /// How long the holders that are gone would still hold, at most.
     pub(crate) fn frees(&self, now: StoreTime) -> Duration {
         let stays =
             |gone: &Holder| self.resource.holders.iter().any(|holder| holder.contender == gone.contender);
@@ -134,7 +134,7 @@ impl Loaded {
         gone.map(rest).max().unwrap_or_default()
     }
 
-    /// What has to be written; `None` if nothing.
+    /// Returns the rows to write; `None` if nothing has changed.
     pub(crate) fn writes(&self, name: &Name) -> Option<ResourceWrites> {
         if self.resource == self.before && self.high_water == self.high_water_before {
             return None;
@@ -176,7 +176,7 @@ impl Loaded {
             .collect()
     }
 
-    /// The row of the resource as it is now, and whether that differs.
+    /// Returns the row of the resource as it is now, and whether that differs.
     ///
     /// The holder in it stays there. If it is vacant, a holder moves in that has no row as a holder yet.
     fn row(&self) -> (ResourceRow, bool) {
@@ -204,7 +204,7 @@ impl Loaded {
         (ResourceRow { high_water, capacity: capacity_number(self.resource.capacity), holder }, row_changed)
     }
 
-    /// A holder keeps its turn, even if its number was raised.
+    /// Returns the turn of a holder, which it keeps even if its number was raised.
     fn turn_of(&self, holder: &Holder) -> i64 {
         let stored = self.before.holders.iter().position(|before| before.contender == holder.contender);
         stored.map_or(holder.number.cast_signed(), |place| self.holder_turns[place])

@@ -1,4 +1,4 @@
-//! What has to be locked and looked up for a group.
+//! The names to lock and the tombstones to look up for a group.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use lockkeeper_core::{
     store::{Renew, Request},
 };
 
-/// What a store has to lock and to look up before it can do a group.
+/// The rows that a store has to lock and to look up before it can do a group.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Needs {
     /// The names to lock, each once, in byte order: stores that lock in this order never wait for each other in a circle.
@@ -27,8 +27,8 @@ pub struct NeededName {
 }
 
 impl Needs {
-    /// What a group of claims and leaves needs. A leave with a tombstone needs the row as a claim does: else a late copy of
-    /// its claim could pass it, because nothing would order the two.
+    /// Returns the needs of a group of claims and leaves. A leave with a tombstone needs the row as a claim does: else
+    /// a late copy of its claim could pass it, because nothing would order the two.
     pub fn of(group: &[Request]) -> Self {
         let must_exist = |request: &Request| match request {
             Request::Claim(_) => true,
@@ -42,7 +42,7 @@ impl Needs {
         Self { names: in_order(names), contenders: contenders.collect() }
     }
 
-    /// What renewals need.
+    /// Returns the needs of renewals, which look up no tombstones.
     pub fn of_renewals(leases: &[Renew]) -> Self {
         let names = leases.iter().map(|renew| (&renew.name, false));
         Self { names: in_order(names), contenders: Vec::new() }

@@ -14,10 +14,10 @@ pub fn units_number(units: Units) -> i64 {
     }
 }
 
-/// The way back.
+/// Reads units from a number.
 ///
 /// # Errors
-/// If `number` is not that of any units.
+/// If no units have this `number`.
 pub fn units_from(number: i64) -> Result<Units, BadRow> {
     match number {
         0 => Ok(Units::All),
@@ -33,10 +33,10 @@ pub fn capacity_number(capacity: Capacity) -> i64 {
     }
 }
 
-/// The way back.
+/// Reads a capacity from a number.
 ///
 /// # Errors
-/// If `number` is not that of any capacity.
+/// If no capacity has this `number`.
 pub fn capacity_from(number: i64) -> Result<Capacity, BadRow> {
     match number {
         0 => Ok(Capacity::All),
@@ -47,7 +47,7 @@ pub fn capacity_from(number: i64) -> Result<Capacity, BadRow> {
 /// A high-water mark, or the floor of all.
 ///
 /// # Errors
-/// If `number` is none that was ever granted. Such a mark would stop the numbers of a name from growing, and such a floor
+/// If `number` cannot have been granted. Such a mark would stop the numbers of a name from growing, and such a floor
 /// those of all names.
 pub fn high_water_from(number: i64) -> Result<HighWater, BadRow> {
     let number = u64::try_from(number).ok().filter(|number| *number < Token::NUMBER_LIMIT);
@@ -66,10 +66,10 @@ pub fn kind_from(word: &str) -> Result<Kind, BadRow> {
     Kind::from_word(word).ok_or(BadRow::at("kind"))
 }
 
-/// A name as it was stored.
+/// Reads a name as it was stored.
 ///
 /// # Errors
-/// If it is none.
+/// If it is not valid.
 pub fn name_from(text: impl AsRef<str>) -> Result<Name, BadRow> {
     Name::new(text).map_err(|_| BadRow::at("name"))
 }

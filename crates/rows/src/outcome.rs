@@ -1,4 +1,4 @@
-//! What comes out of a step: answers, rows to write, and wakes to send after the commit.
+//! The outcome of a step: answers, rows to write, and wakes to send after the commit.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use lockkeeper_core::{
 
 use crate::{EntryRow, ResourceRow};
 
-/// What a group comes to.
+/// The outcome of a group.
 #[derive(Clone, Debug)]
 pub struct Outcome<A> {
     /// The clock that it was done by.
     pub now: StoreTime,
     /// One answer per request, in their order.
     pub answers: Vec<A>,
-    /// What to write, in the transaction that holds the locks.
+    /// The rows to write, in the transaction that holds the locks.
     pub writes: Writes,
-    /// What to send once that is committed.
+    /// The wakes to send once that is committed.
     pub wakes: Wakes,
 }
 
@@ -47,7 +47,7 @@ impl Writes {
     }
 }
 
-/// What became different of one resource.
+/// The rows of one resource that became different.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResourceWrites {
     /// Its name.
@@ -77,13 +77,13 @@ pub enum RowChange {
 /// A contender that left while a copy of its claim may still arrive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tombstone {
-    /// Who.
+    /// The contender's identity.
     pub contender: ContenderId,
     /// Through this moment late copies do nothing.
     pub until: StoreTime,
 }
 
-/// What to tell others once it is committed.
+/// The wakes to send to others after the commit.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Wakes {
     /// Grants that were made for waiters.

@@ -1,4 +1,4 @@
-//! What is stored of one resource.
+//! The rows that are stored of one resource.
 
 use crate::EntryRow;
 
@@ -7,7 +7,7 @@ use crate::EntryRow;
 pub struct ResourceRow {
     /// The highest number that was granted; 0 if that is not kept per name.
     pub high_water: i64,
-    /// What all holders and waiters agreed on; 0 for all. It means nothing while there are none.
+    /// The capacity that all holders and waiters agreed on; 0 for all. It means nothing while there are none.
     pub capacity: i64,
     /// The holder in this row.
     pub holder: RowHolder,

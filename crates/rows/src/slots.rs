@@ -6,18 +6,18 @@ use lockkeeper_core::ContenderId;
 
 use crate::{EntryRow, RowChange};
 
-/// Which slot of a resource each entry is in. Slots without an entry are empty.
+/// The slot of each entry of a resource. Slots without an entry are empty.
 #[derive(Clone, Debug, Default)]
 pub struct Slots(BTreeMap<i32, Option<ContenderId>>);
 
 impl Slots {
-    /// There is such a slot, with this entry or empty.
+    /// Takes note of a slot, with this entry or empty.
     pub fn add(&mut self, slot: i32, entry: Option<ContenderId>) {
         self.0.insert(slot, entry);
     }
 
-    /// Which slots are to be written, each once: a contender keeps its slot, and a new one takes an empty slot if there is
-    /// one.
+    /// Chooses the slots that are to be written, each once: a contender keeps its slot, and a new one takes an empty
+    /// slot if there is one.
     pub fn place<'a>(&self, changes: &'a [RowChange]) -> BTreeMap<i32, Option<&'a EntryRow>> {
         let of: HashMap<ContenderId, i32> =
             self.0.iter().filter_map(|(slot, contender)| Some(((*contender)?, *slot))).collect();

@@ -8,12 +8,12 @@ use lockkeeper_core::{
 
 use crate::{BadRow, Outcome, Stored, Tombstone, Transition};
 
-/// What a store has locked and read for a group.
+/// The state that a store has locked and read for a group.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// The clock, read after the locks were taken. Lease ends and numbers come from it.
     pub now: Now,
-    /// Numbers are given above this, whatever the name. A store that also keeps marks per name reads it after it has locked
+    /// Numbers are given above this, for all names. A store that also keeps marks per name reads it after it has locked
     /// the names: a row that is removed until then takes its mark to the floor.
     pub floor: HighWater,
     /// The rows of the names that were locked. Requests about a name that is not here are answered with *not now, nothing

@@ -34,7 +34,7 @@ pub struct Transition {
 }
 
 impl Transition {
-    /// Nothing is loaded yet. Numbers are given above `floor`.
+    /// Begins with nothing loaded. Numbers are given above `floor`.
     pub fn new(now: Now, floor: HighWater) -> Self {
         Self {
             now,
@@ -79,7 +79,7 @@ impl Transition {
         *kept = until.max(*kept);
     }
 
-    /// Whether this copy of a claim comes too late to do anything, as far as the tombstones that were added tell.
+    /// Whether this copy of a claim comes too late to do anything, by the tombstones that were added.
     pub fn is_stale(&self, claim: &Claim) -> bool {
         let now = self.now.lease;
         claim.not_after < now || self.tombstones.get(&claim.contender).is_some_and(|until| *until >= now)
@@ -147,19 +147,19 @@ impl Transition {
         evicted
     }
 
-    /// Lets end what has ended, and grants what became free.
+    /// Ends the holds and positions whose time is over, and grants the room that became free.
     pub fn settle(&mut self, name: &Name) {
         self.step(name, Resource::settle);
     }
 
-    /// Frees what these keepers hold and wait for, which have crashed.
+    /// Frees the holds and positions of these keepers, which have crashed.
     pub fn expire_keepers(&mut self, name: &Name, crashed: &BTreeSet<KeeperId>) {
         self.step(name, |resource, now, high_water, effects| {
             resource.expire_keepers(now, high_water, crashed, effects);
         });
     }
 
-    /// Does a latch operation. The latch and what an earlier copy was answered are as they are stored.
+    /// Does a latch operation, on the latch and the answer to an earlier copy as they are stored.
     pub fn count(&mut self, latch: LatchRow, remembered: Option<Remembered>, count: &Count) -> CountOutcome {
         let snapshot = CountSnapshot { now: self.now, floor: self.high_water, latch, remembered };
         let outcome = snapshot.count(count);
@@ -170,7 +170,7 @@ impl Transition {
         outcome
     }
 
-    /// The numbers of one transition grow from each grant to the next, whatever their names are, as in the model.
+    /// Does a step of the model. As there, numbers grow from each grant to the next, across all names of a transition.
     fn step<T>(
         &mut self,
         name: &Name,
@@ -203,7 +203,7 @@ impl Transition {
             || !self.resources.values().all(Loaded::gives_nothing)
     }
 
-    /// What has to be written, and what to tell others afterwards. Grants that were taken back meanwhile are not told.
+    /// Returns the rows to write, and the wakes to send afterwards. Grants that were taken back meanwhile are left out.
     pub fn finish(self) -> (Writes, Wakes) {
         let gives = self.gives();
         let resources: Vec<_> =

@@ -16,8 +16,8 @@ pub fn view(name: &Name, stored: Stored, now: Now) -> Result<Option<ResourceView
     Ok(Loaded::new(stored)?.resource.view(name, now))
 }
 
-/// The page that `views` start with, which are in order of name. It has `limit` resources, but at least one, if there are
-/// so many.
+/// Returns the page that `views` start with, which are in order of name. It has `limit` resources, but at least one, if
+/// there are so many.
 ///
 /// # Errors
 /// The first one among the views that it looks at: those of the page, and one more.

@@ -23,7 +23,7 @@ pub fn topic_words(topic: &Topic) -> Option<(&'static str, &Name)> {
     }
 }
 
-/// Messages with all wakes that can be sent, each of at most `limit` bytes. That has to be enough for the header and a row.
+/// Packs all wakes that can be sent into messages of at most `limit` bytes each, which has to fit the header and a row.
 pub fn messages<'a>(wakes: impl IntoIterator<Item = &'a Wake>, limit: usize) -> Vec<String> {
     debug_assert!(limit >= HEADER.len() + LARGEST_ROW, "a message has room for one wake");
     let mut messages: Vec<String> = Vec::new();
@@ -62,7 +62,7 @@ fn write_row(message: &mut String, wake: &Wake) {
     written.expect("writing to a string cannot fail");
 }
 
-/// The wakes in a message. What this version does not know is skipped.
+/// Reads the wakes in a message. Rows that this version does not know are skipped.
 pub fn read(message: &[u8]) -> impl Iterator<Item = Wake> {
     let rows = str::from_utf8(message).ok().and_then(|message| message.strip_prefix(HEADER));
     rows.into_iter().flat_map(str::lines).filter_map(read_row)

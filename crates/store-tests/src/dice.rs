@@ -7,17 +7,17 @@ use std::time::Duration;
 pub struct Dice(u64);
 
 impl Dice {
-    /// Dice for this seed.
+    /// Makes dice for this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed ^ 0x9e37_79b9_7f4a_7c15)
     }
 
-    /// Other dice, for a part of the run that must not disturb the rest.
+    /// Makes other dice, for a part of the run that must not disturb the rest.
     pub fn fork(&mut self) -> Self {
         Self::new(self.roll())
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -36,7 +36,7 @@ impl Dice {
         &from[self.below(from.len() as u64) as usize]
     }
 
-    /// True `per_mille` times out of a thousand.
+    /// Returns true `per_mille` times out of a thousand.
     pub fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille
     }

@@ -94,7 +94,7 @@ impl Subject {
         self
     }
 
-    /// How to let the store's time pass, for stores whose clock can be set.
+    /// The way to let the store's time pass, for stores whose clock can be set.
     pub fn passes(
         mut self,
         time_mode: TimeMode,
@@ -150,7 +150,7 @@ impl AddAssign for Tally {
     }
 }
 
-/// How a store and the model differ, and the steps that lead there.
+/// The difference between a store and the model, and the steps that lead there.
 #[derive(Clone, Debug)]
 pub struct Failure {
     seed: u64,
@@ -226,7 +226,7 @@ async fn shorten(subject: &Subject, seed: u64, what: String, steps: Vec<Step>) -
     (what, steps)
 }
 
-/// The step after which the two differ, and how.
+/// The step after which the two differ, and the difference.
 struct Difference {
     at: usize,
     what: String,

@@ -1,6 +1,6 @@
-//! A store written by somebody else: the worked example of "Adding a store, step by step" in
-//! `CONTRIBUTING.md`, with the same numbers. The server is a thread behind a channel. The store does
-//! not push, uses only what `lockkeeper-core` makes public, and passes both suites.
+//! A store by somebody else: the worked example of "Adding a store, step by step" in `CONTRIBUTING.md`, with the same
+//! numbers. The server is a thread behind a channel. The store does not push, uses only the public API of
+//! `lockkeeper-core`, and passes both suites.
 
 use std::{
     process::ExitCode,
@@ -20,7 +20,7 @@ use lockkeeper_core::{
 use lockkeeper_store_tests::{run, trials};
 use tokio::sync::oneshot;
 
-/// Step 1: what the store can do and survive.
+/// Step 1: the abilities of the store, and the failures that it survives.
 static CAPABILITY: Capability = {
     let mut can = Capability::new("toy");
     can.min_lease = Duration::from_millis(100);
@@ -35,8 +35,8 @@ static CAPABILITY: Capability = {
     can
 };
 
-/// Step 2: where the state lives, and what makes its transitions one after another. Here that is
-/// a thread that owns the model and works off one job at a time.
+/// Step 2: the home of the state, which makes its transitions happen one after another. Here it is a thread that owns
+/// the model and works off one job at a time.
 struct Server {
     model: Model,
     started: Instant,
@@ -65,8 +65,8 @@ impl Server {
         Now { lease: StoreTime(micros(self.started.elapsed())), wall: micros(wall) }
     }
 
-    /// Runs a step of the model for each request, all at one moment. The effects say whom to
-    /// push to, and this store pushes to nobody.
+    /// Runs a step of the model for each request, all at one moment. The effects list the grants and changes to push,
+    /// and this store pushes nothing.
     fn each<R, T>(
         &mut self,
         requests: &[R],
@@ -95,7 +95,7 @@ impl Toy {
     ) -> Reply<'a, T> {
         let gone = || StoreError::new(StoreErrorKind::Unreachable, "the toy's thread has ended; start anew");
         let (sender, answer) = oneshot::channel();
-        // Whoever asked may have stopped waiting for the answer.
+        // The caller may have stopped waiting for the answer.
         let job: Job = Box::new(move |server| drop(sender.send(job(server))));
         let sent = self.jobs.send(job).map_err(|_| gone().not_applied());
         Box::pin(async move {
@@ -129,7 +129,7 @@ impl Store for Toy {
         self.ask(move |server| server.each(&leases, Model::renew))
     }
 
-    /// Step 6: without push there is nothing to subscribe to, and those who wait ask again.
+    /// Step 6: without push there is nothing to subscribe to, and waiters ask again.
     fn watch<'a>(&'a self, _topic: &'a Topic) -> Reply<'a, Option<Watch>> {
         Box::pin(async { Ok(None) })
     }

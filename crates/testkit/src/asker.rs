@@ -20,7 +20,7 @@ const LEASE: Duration = Duration::from_secs(120);
 pub struct Asker {
     /// The store.
     pub store: Arc<dyn Store>,
-    /// Whose contenders ask.
+    /// The keeper whose contenders ask.
     pub keeper: KeeperId,
 }
 

@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// A keeper behind a proxy that makes faults, and one that is connected directly.
 #[derive(Debug)]
 pub struct BadConnection {
-    /// What makes the faults.
+    /// The source of the faults.
     pub proxy: Proxy,
     /// Connected through the proxy. It soon gives up waiting for a reply.
     pub ours: Keeper,
@@ -29,8 +29,7 @@ pub struct BadConnection {
 }
 
 impl BadConnection {
-    /// Connects to the server at this address. `url` gives the URL of a server at an address, and `name` is what
-    /// is locked.
+    /// Connects to the server at this address. `url` gives the URL of a server at an address; `name` names the lock.
     ///
     /// # Panics
     /// If there is no connection to it.

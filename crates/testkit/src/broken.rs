@@ -21,25 +21,24 @@ use tokio::time::{Instant, sleep};
 
 use crate::wrapper::same_store;
 
-/// What is wrong with a store.
+/// A planted bug of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
     /// Nothing.
     None,
-    /// A release frees whoever holds the name.
+    /// A release frees the name, no matter which contender holds it.
     ReleaseByName,
     /// Grant numbers start anew when a resource was free.
     TokenReset,
-    /// What is left of a lease is told as if it were counted from when the reply arrives.
+    /// The rest of a lease is told as if it were counted from when the reply arrives.
     DeadlineAfterReply,
-    /// Every answer to a claim tells the longest that was ever left, which is the whole lease, instead
-    /// of what is left now.
+    /// Every answer to a claim tells the longest rest so far, which is the whole lease, instead of the rest now.
     DeadlineByMaximum,
-    /// A repeated claim enters the line once more.
+    /// A repeated claim enters the queue once more.
     DoubleEntry,
-    /// Late copies of a claim are obeyed, and leaving leaves no mark against them.
+    /// Late copies of a claim are obeyed, and leaving leaves no tombstone against them.
     GhostClaim,
-    /// A place in line never ends, though its process is dead.
+    /// A position in the queue never ends, though its process is dead.
     ExpiredWaiterKept,
     /// Wakes are lost and asking again tells nothing new.
     LostWakeWithoutPoll,
@@ -53,7 +52,7 @@ pub enum Bug {
     MismatchGranted,
     /// A lease stays bound to its process.
     NeverDetached,
-    /// An eviction hits whoever holds the name.
+    /// An eviction hits any contender that holds the name.
     EvictedByName,
     /// Views show no published value.
     ValueForgotten,
@@ -75,7 +74,7 @@ pub enum Bug {
     MinHoldForgotten,
     /// Notices do not echo the stamp of the claim.
     StampForgotten,
-    /// A renewal tells the lease that was asked for, instead of what is left.
+    /// A renewal tells the lease that was asked for, instead of the rest of it.
     FullLeaseTold,
 }
 
@@ -143,7 +142,7 @@ struct BrokenStore {
     memory: Arc<Mutex<Memory>>,
 }
 
-/// What the bugs remember.
+/// The memory that some bugs need.
 #[derive(Debug, Default)]
 struct Memory {
     copies: u64,

@@ -31,7 +31,7 @@ impl RequestCounter {
         self.0.all.load(Ordering::Relaxed)
     }
 
-    /// Those that subscribe.
+    /// How many subscriptions were asked for.
     pub fn watches(&self) -> u64 {
         self.0.watches.load(Ordering::Relaxed)
     }

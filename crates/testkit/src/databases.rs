@@ -1,5 +1,5 @@
-//! What the tests of all database servers share: a crew in every trouble, killed holders, swallowed replies, the size of
-//! tables, and what a plain user does. The statements, which differ, are the tests' own.
+//! The part that the tests of all database servers share: a crew in every trouble, killed holders, swallowed replies,
+//! the size of tables, and the deeds of a plain user. The statements, which differ, are the tests' own.
 
 use std::{
     fmt::Debug,
@@ -23,9 +23,9 @@ use crate::{
     proxy::{Action, Direction, Fault, Proxy},
 };
 
-/// A server and what may befall it. Its crew connects through a proxy.
+/// A server and the troubles that may befall it. Its crew connects through a proxy.
 pub trait Stage {
-    /// What may befall it.
+    /// A trouble that may befall it.
     type Trouble: Copy + Debug;
 
     /// The URL for the crew, through the proxy.
@@ -58,7 +58,7 @@ pub fn every_trouble<S: Stage>(worker: &str, stage: &mut S, troubles: &[S::Troub
         println!("{trouble:?}: {} sections in {:?}", load.sections() - before, begun.elapsed());
         load.listen(dice.up_to(300));
     }
-    // What was not used since then is still to break.
+    // Connections that were not used since then are still to break.
     load.through(|| {
         stage.proxy().cut_all();
         Ok(())
@@ -123,7 +123,7 @@ pub async fn swallowed_replies(server: SocketAddr, url: impl Fn(SocketAddr) -> S
 /// server's own upkeep lasts, no room is used again. On a busy machine that may be seconds, so one such step may be as large as
 /// if each section had a row of its own.
 pub async fn tables_do_not_grow(url: &str, sizes: impl Fn() -> Vec<(String, u64)>) {
-    /// Less than a fifth of what two thousand rows need.
+    /// Less than a fifth of the room that two thousand rows need.
     const SOME: u64 = 32 * 1024;
     let mut keepers = Vec::new();
     for _ in 0..4 {

@@ -18,7 +18,7 @@ pub use lockkeeper_core::testing::Fate;
 
 use crate::dice::Dice;
 
-/// How bad a network is: chances in a thousand, times in milliseconds.
+/// The faults of a network: chances in a thousand, times in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     /// Requests that never arrive.
@@ -35,9 +35,9 @@ pub struct Faults {
     pub lost_wake: u64,
     /// Wakes that come twice or late.
     pub odd_wake: u64,
-    /// What every request takes at most.
+    /// The longest time that a request usually takes.
     pub usual: u64,
-    /// What a slow one takes at most.
+    /// The longest time that a slow request or reply takes.
     pub late: u64,
 }
 
@@ -89,17 +89,17 @@ impl Network {
         Self::new(Dice::new(0), Faults { usual: 0, ..Faults::NONE })
     }
 
-    /// Decides what becomes of the next request that has no fate yet.
+    /// Decides the fate of the next request that has none yet.
     pub fn next(&self, fate: Fate) {
         self.network.next(fate);
     }
 
-    /// Other faults from now on.
+    /// Sets other faults from now on.
     pub fn set(&self, faults: Faults) {
         *support::lock(&self.chance.faults) = faults;
     }
 
-    /// Nothing passes any more in either direction, as after a crash of the keeper's process.
+    /// Lets nothing pass any more in either direction, as after a crash of the keeper's process.
     pub fn cut(&self) {
         self.network.cut();
     }

@@ -1,7 +1,7 @@
-//! The judge of all fault tests: holds what many workers saw against what a lock promises.
+//! The judge of all fault tests: holds the records of many workers against the promises of a lock.
 //!
-//! Workers record what happened to them, each into a [`History`] of its own (a push onto a vector, so that
-//! recording does not change what is recorded). The histories are joined at the end and [`check`] sorts and
+//! Workers record their critical sections, each into a [`History`] of its own (a push onto a vector, so that
+//! recording does not change the events that it records). The histories are joined at the end and [`check`] sorts and
 //! sweeps them once, so a million sections take well under a second in a release build.
 //!
 //! The judge trusts neither store nor engine: it sees only times, all in nanoseconds on *one* clock, and the
@@ -28,7 +28,7 @@ pub enum Share {
     Downgraded(u64),
 }
 
-/// How a section ended.
+/// The end of a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The worker called release.
@@ -46,9 +46,9 @@ pub enum End {
 /// Entering again on a guard already held is not a section of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Who was inside.
+    /// The worker that was inside.
     pub worker: u32,
-    /// Which resource was locked.
+    /// The resource that was locked.
     pub resource: u32,
     /// The acquisition: unlike for every other section of this resource, also when the lock was handed on
     /// inside a process.
@@ -67,7 +67,7 @@ pub struct Section {
     /// two ends, when the worker was killed or recording stopped. Not cut off at the deadline: a worker that
     /// was told too late believed too long.
     pub ended: u64,
-    /// Why it ended.
+    /// The way in which it ended.
     pub end: End,
     /// The last local deadline of the lease that the worker knew of; `u64::MAX` if there was none.
     pub deadline: u64,
@@ -76,14 +76,14 @@ pub struct Section {
 /// One fenced write, as the resource saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// Which resource was written.
+    /// The resource that was written.
     pub resource: u32,
     /// The token that came with the write.
     pub token: u64,
     /// The floor that came with the write: the token itself when exclusive.
     pub floor: u64,
-    /// Its place among the writes of this resource: a count, or a time. Writes with the same place count as
-    /// having come in whichever order excuses them.
+    /// Its place among the writes of this resource: a count, or a time. Writes with the same place count as having
+    /// come in the order that excuses them.
     pub at: u64,
     /// Whether the resource let it through.
     pub accepted: bool,
@@ -92,9 +92,9 @@ pub struct Write {
 /// One acquire that did not become a section: timed out, cancelled, failed, or never answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// Who waited.
+    /// The worker that waited.
     pub worker: u32,
-    /// For which resource.
+    /// The resource that it waited for.
     pub resource: u32,
     /// Read *before* the acquire was called.
     pub asked: u64,
@@ -103,7 +103,7 @@ pub struct Wait {
     pub gave_up: Option<u64>,
 }
 
-/// What was recorded, by one worker or by all of them.
+/// The records of one worker or of all of them.
 ///
 /// Each worker pushes into its own; `collect` joins them:
 ///
@@ -151,7 +151,7 @@ impl FromIterator<History> for History {
 /// A stretch of time in which a worker did not run, so could not know that it had lost its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// Who was stopped.
+    /// The worker that was stopped.
     pub worker: u32,
     /// When it was stopped.
     pub from: u64,
@@ -159,25 +159,25 @@ pub struct Pause {
     pub to: u64,
 }
 
-/// A stretch of time in which the store lost what it had granted, or let it end before its time: data that was
-/// gone after a restart or a failover, or a clock that jumped.
+/// A stretch of time in which the store lost grants, or let them end before their time: data was gone after a restart
+/// or a failover, or a clock jumped.
 ///
-/// Whoever asked before it was over may have got something that the store knows nothing of, and believe in it
-/// until it is told; so two may hold the same, and the answer with the smaller token may come second. That is
-/// counted, not held against anybody; nor against those to whom such a grant is handed on inside a process, with
-/// its number. Nothing else is excused: not one who asked afterwards, not a grant whose token lies below one that
+/// A contender that asked before it was over may have got something that the store knows nothing of, and believe in it
+/// until it is told. So two may hold the same, and the answer with the smaller token may come second. That is counted,
+/// not held against anybody, and neither against tasks to which such a grant is handed on inside a process, with its
+/// number. Nothing else is excused: not a contender that asked afterwards, not a grant whose token lies below one that
 /// had returned before it was asked for, not a late signal, and above all no write that went back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Since when what the store answers may be lost.
+    /// The time from which on the store's answers may be lost.
     pub from: u64,
-    /// From when on all that it answers stays.
+    /// The time from which on all its answers stay.
     pub to: u64,
-    /// When the last one who holds in vain has been told: at most a lease later.
+    /// The time by which the last one who holds in vain has been told: at most a lease later.
     pub told: u64,
-    /// Whether it went on with an old copy of its data. That may know a reader who has left, but not the writer
-    /// who came next; then the floors of further readers reach back to the first until its lease ends. Only an old
-    /// copy can bring this about: what forgets all, or only sees the wrong time, knows of no one who is gone.
+    /// Whether it went on with an old copy of its data. The copy may know a reader that has left, but not the writer
+    /// that came next. Then the floors of further readers reach back to the first until its lease ends. Only an old
+    /// copy can bring this about: a store that forgets all, or only sees the wrong time, knows no holder that is gone.
     pub old_copy: bool,
 }
 
@@ -188,7 +188,7 @@ impl Loss {
     }
 }
 
-/// What is promised for this history. The default promises most and excuses nothing.
+/// The promises that this history has to keep. The default promises most and excuses nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     /// The permits of each semaphore. A resource not named here has no number: any sharers, or one alone.
@@ -197,27 +197,27 @@ pub struct Rules {
     pub fifo: HashSet<u32>,
     /// Asks this close together, or closer, may be served in either order.
     pub tolerance: u64,
-    /// When which worker did not run. What it wrongly believed meanwhile is counted, not held against it.
+    /// The times at which workers did not run. Wrong beliefs of such a worker are counted, not held against it.
     pub pauses: Vec<Pause>,
     /// When the store lost data or time, in order.
     pub losses: Vec<Loss>,
     /// Whether workers were killed on purpose.
     pub crashes: bool,
     /// How long a resource may stay free while somebody waits for it. Must be longer than a lease: a killed or
-    /// cancelled waiter may have been granted what it never saw. `None` leaves this unjudged.
+    /// cancelled waiter may have been granted the lock without ever seeing it. `None` leaves this unjudged.
     pub bound: Option<u64>,
     /// When the last fault ended; `bound` counts from here at the earliest.
     pub last_fault: u64,
     /// Set for a quorum. Readers that asked at the same time may have the same token there. Their floors may be lower than
     /// necessary: as low as the token of the oldest reader that had some members at that time, but no majority.
     pub readers_alike: bool,
-    /// How much after the deadline a running worker may see the lost signal: what timer and scheduler need.
+    /// How much after the deadline a running worker may see the lost signal: timer and scheduler need some time.
     pub late: u64,
     /// Fewer sections than this prove nothing; none at all never do.
     pub least: usize,
 }
 
-/// What a history can break.
+/// A promise that a history can break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
     /// A resource gave the same token to two sections.
@@ -281,20 +281,20 @@ impl From<&Wait> for Record {
 /// One broken rule and the records that show it, the older ones first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What was broken.
+    /// The rule that was broken.
     pub rule: Rule,
-    /// From when on it shows.
+    /// The time from which on it shows.
     pub at: u64,
-    /// What shows it; at most eight.
+    /// The records that show it; at most eight.
     pub records: Vec<Record>,
 }
 
 /// The judgement in a word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
-    /// No rule was broken and nobody held what another held.
+    /// No rule was broken, and no two held at once.
     Safe,
-    /// Workers that did not run, or whose grants the store had lost, believed to hold what others held, and the
+    /// Workers that did not run, or whose grants the store had lost, believed to hold locks that others held, and the
     /// fence let nothing of it through.
     SafeWithFencing,
     /// A rule was broken.
@@ -315,7 +315,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What [`check`] found. Its `Display` is a text of about one screen.
+/// The findings of [`check`]. Their `Display` is a text of about one screen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The judgement.
@@ -324,8 +324,8 @@ pub struct Report {
     pub violations: Vec<Violation>,
     /// How often each rule was broken; rules that held are not in here.
     pub broken: BTreeMap<Rule, u64>,
-    /// What was put down to a worker that did not run or to a loss of the store: believed overlaps, and what
-    /// follows from them.
+    /// How many faults were put down to a worker that did not run or to a loss of the store: believed overlaps, and
+    /// their consequences.
     pub excused: u64,
     /// Sections judged.
     pub sections: usize,

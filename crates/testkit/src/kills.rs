@@ -12,7 +12,7 @@ use crate::{load::crew, processes::Task};
 /// Longer than anything takes, also on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What came of killed holders. Both lists are sorted.
+/// The measured effects of killed holders. Both lists are sorted.
 ///
 /// The number of a grant is the time of the grant, in microseconds of the clock that server and test share. So the time
 /// that the news of it takes to the test does not count.

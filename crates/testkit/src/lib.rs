@@ -1,5 +1,5 @@
-//! What proves this project's own stores: servers, faults, worker processes, the history checker, the simulation and
-//! planted bugs. The suites for any store are in `lockkeeper-store-tests`, and are re-exported here.
+//! The tools that prove this project's own stores: servers, faults, worker processes, the history checker, the
+//! simulation and planted bugs. The suites for any store are in `lockkeeper-store-tests`, and are re-exported here.
 
 pub mod asker;
 pub mod bad_connection;

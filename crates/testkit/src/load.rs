@@ -17,7 +17,7 @@ pub fn times(few: usize, full: usize) -> usize {
     percent().map_or(few, |percent| (full * percent / 100).max(1))
 }
 
-/// What `LOCKKEEPER_FAULTS` says.
+/// Reads `LOCKKEEPER_FAULTS`: how many of the full number of faults to make, in percent.
 ///
 /// # Panics
 /// If it is not a number.
@@ -25,10 +25,10 @@ pub fn percent() -> Option<usize> {
     env::var("LOCKKEEPER_FAULTS").ok().map(|text| text.parse().expect("a number, in percent"))
 }
 
-/// What `variable` of the environment says, or `usual`.
+/// Reads the number in `variable` of the environment; `usual` if it is not set.
 ///
 /// # Panics
-/// If it says something that is no number.
+/// If the text is not a number.
 pub fn number(variable: &str, usual: usize) -> usize {
     env::var(variable).map_or(usual, |text| text.parse().expect("a number"))
 }
@@ -43,7 +43,7 @@ pub struct Deck<T> {
 }
 
 impl<T: Clone> Deck<T> {
-    /// These troubles, in an order that the seed says.
+    /// Makes a deck of these troubles, in the order that the seed gives.
     pub fn new(troubles: Vec<T>, seed: u64) -> Self {
         Self { troubles, left: Vec::new(), dice: Dice::new(seed), rounds: 0 }
     }
@@ -95,7 +95,7 @@ pub fn crew(worker: &str, task: Task, hands: u32) -> Crew {
     Crew::start(Path::new(worker), task, hands).expect("started")
 }
 
-/// What is left on a server after a loss.
+/// The data that is left on a server after a loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rest {
     /// Nothing, or everything at another time of its clock. It knows no holder that has left.
@@ -193,7 +193,7 @@ impl Load {
         let from = now() - if old_copy { LAG.as_nanos() as u64 } else { 0 };
         trouble().expect("done");
         let to = now();
-        // By then each holder has heard by a renewal what the servers know, or its deadline is over.
+        // By then each holder has heard by a renewal of the servers' state, or its deadline is over.
         let told = to + self.lease.as_nanos() as u64;
         self.losses.push(Loss { from, to, told, old_copy });
         self.through(|| Ok(()));
@@ -232,12 +232,12 @@ impl Load {
         report
     }
 
-    /// Ends the crew and judges its history. The store lost data or time, and [`Loss`] excuses what cannot be helped: a
-    /// contender that asked before the loss was over may hold what another holds, until it is told. All other promises
-    /// are kept through the loss. A token is larger than all that had been returned when it was asked for, since
-    /// numbers begin at the time of day and no clock is behind here (a clock that is set back finds its high-water
-    /// mark). No contender that asks after the loss shares with another. All are told in time and served. No fenced
-    /// write goes back. The same holds for processes that were stopped past their leases.
+    /// Ends the crew and judges its history. The store lost data or time, and [`Loss`] excuses the faults that cannot
+    /// be helped: a contender that asked before the loss was over may hold a lock that another holds, until it is told.
+    /// All other promises are kept through the loss. A token is larger than all that had been returned when it was
+    /// asked for, since numbers begin at the time of day and no clock is behind here (a clock that is set back finds
+    /// its high-water mark). No contender that asks after the loss shares with another. All are told in time and
+    /// served. No fenced write goes back. The same holds for processes that were stopped past their leases.
     ///
     /// # Panics
     /// If one of these is broken.

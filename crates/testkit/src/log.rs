@@ -1,5 +1,5 @@
-//! What a test hears of the log: a subscriber for all tests of a program, from the first event on. With one for each test,
-//! `tracing` may miss events that another test has been the first to send.
+//! The log as a test hears it: a subscriber for all tests of a program, from the first event on. With one for each
+//! test, `tracing` may miss events that another test has been the first to send.
 
 use std::{
     fmt::{self, Write as _},

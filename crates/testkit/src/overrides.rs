@@ -1,5 +1,5 @@
-//! A store of which a test overrides a part: what it answers to claims and renewals, which server keeps a name, how it
-//! subscribes, which wakes it passes on.
+//! A store of which a test overrides a part: its answers to claims and renewals, the server that keeps a name, its way
+//! to subscribe, the wakes that it passes on.
 
 use std::{fmt, sync::Arc};
 
@@ -22,7 +22,7 @@ type ChangeWake = dyn Fn(Wake) -> Option<Wake> + Send + Sync;
 type ChangeWatch =
     dyn Fn(Topic, Reply<'static, Option<Watch>>) -> Reply<'static, Option<Watch>> + Send + Sync;
 
-/// What is overridden; by default nothing.
+/// The overridden parts; by default none.
 pub struct Overrides {
     capability: Box<dyn Fn(&mut Capability) + Send + Sync>,
     verdict: Box<ChangeVerdict>,
@@ -34,7 +34,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Nothing is changed yet.
+    /// Begins without any change.
     #[expect(clippy::new_without_default, reason = "there is nothing default about an overridden store")]
     pub fn new() -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Overrides {
         }
     }
 
-    /// Changes what the store says of itself.
+    /// Changes the store's own description of its abilities.
     pub fn capability(mut self, change: impl Fn(&mut Capability) + Send + Sync + 'static) -> Self {
         self.capability = Box::new(change);
         self

@@ -30,7 +30,7 @@ pub enum Direction {
     ToClient,
 }
 
-/// What happens to a connection.
+/// The fate of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// It is closed, in both directions.
@@ -46,7 +46,7 @@ pub struct Fault {
     pub direction: Direction,
     /// How many more bytes get through before.
     pub after: u64,
-    /// What then happens, at the next byte.
+    /// The action that then follows, at the next byte.
     pub action: Action,
 }
 
@@ -79,7 +79,7 @@ impl RandomFaults {
     }
 }
 
-/// What happens to all connections at the moment.
+/// The conditions for all connections at the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Conditions {
     refuses: bool,
@@ -144,7 +144,7 @@ impl Proxy {
         Ok(Self { port, conditions, shared, thread: Some(thread) })
     }
 
-    /// Where clients connect.
+    /// The address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
@@ -154,20 +154,20 @@ impl Proxy {
         self.shared.state().next.push_back(fault);
     }
 
-    /// Every connection that is open gets this fault, counted from now.
+    /// Gives every open connection this fault, counted from now.
     pub fn now(&self, fault: Fault) {
         self.now_after(0, fault);
     }
 
-    /// Every connection that is open and came after the first `others` gets this fault, counted from now. So those
-    /// that servers have among each other can be left in peace.
+    /// Gives every open connection that came after the first `others` this fault, counted from now. So connections of
+    /// servers among each other can be left in peace.
     pub fn now_after(&self, others: u64, fault: Fault) {
         for (_, connection) in self.shared.state().open.iter().filter(|(number, _)| *number > others) {
             connection.arm(fault);
         }
     }
 
-    /// New connections get these random faults from now on, or none.
+    /// Gives new connections these random faults from now on, or none.
     pub fn random_faults(&self, random_faults: Option<RandomFaults>) {
         self.shared.state().random_faults = random_faults;
     }
@@ -179,7 +179,7 @@ impl Proxy {
         }
     }
 
-    /// New connections lead to another server, as if a name had got another address.
+    /// Leads new connections to another server, as if a name had got another address.
     pub fn lead_to(&self, server: SocketAddr) {
         *self.shared.server() = server;
     }
@@ -269,7 +269,7 @@ async fn listen(listener: TcpListener, mut conditions: watch::Receiver<Condition
             };
             let Ok((client, _)) = accepted else { continue };
             let (connection, server) = (shared.admit(), *shared.server());
-            // Whoever says that it refuses and then cuts all of them means this one too, which may have come between.
+            // A test that refuses and then cuts all connections means this one too, which may have come between.
             if conditions.borrow().refuses {
                 connection.cut();
             }

@@ -26,14 +26,14 @@ use crate::{
     history::{self, End, History, Pause, Report, Rules, Section, Share, Verdict, Wait, Write},
 };
 
-/// What became of one run.
+/// The outcome of one run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
     /// The judge's report.
     pub report: Report,
     /// Whether some worker was still waiting long after everybody should have been served.
     pub stuck: bool,
-    /// Who held or waited though nobody was there any more.
+    /// The holders and waiters whose keepers had closed by then.
     pub left_behind: Vec<String>,
     /// A number for everything that happened: equal for equal runs.
     pub trace: u64,
@@ -203,7 +203,7 @@ impl World {
                 for clock in &*support::lock(&self.clocks) {
                     clock.suspend(length);
                 }
-                // Whoever sleeps sees it at the next look at the clock.
+                // A keeper that sleeps sees it at the next look at the clock.
                 excuse(&mut done, from, length + Duration::from_secs(2));
             } else {
                 self.server.lose_data();
@@ -238,10 +238,10 @@ fn start_workers(
     workers
 }
 
-/// What the nemesis did.
+/// The deeds of the nemesis.
 #[derive(Default)]
 struct Disruptions {
-    /// When holders could not know what had happened to them.
+    /// The times at which holders could not know that they had lost their locks.
     excused: Vec<Pause>,
     lost_data: bool,
 }
@@ -387,7 +387,7 @@ impl Worker {
             });
         });
         if self.dice.chance(700) {
-            // Lost or unreachable is part of the game; the checker judges by what was seen.
+            // Lost or unreachable is part of the game; the checker judges by the records.
             drop(guard.release().await);
         }
     }

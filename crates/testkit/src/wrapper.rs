@@ -1,7 +1,7 @@
-//! For wrapper stores, which change what is asked and answered but not who the store is.
+//! For wrapper stores, which change requests and answers but not the store's identity.
 
-/// The methods of [`Store`](lockkeeper_core::store::Store) that ask nothing: those of `self.inner`. A wrapper that changes
-/// what the store says of itself writes `same_store!(but capability, server_of)`.
+/// The methods of [`Store`](lockkeeper_core::store::Store) that ask nothing: those of `self.inner`. A wrapper with a
+/// capability of its own writes `same_store!(but capability, server_of)`.
 macro_rules! same_store {
     () => {
         fn capability(&self) -> &lockkeeper_core::Capability {

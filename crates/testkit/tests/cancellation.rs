@@ -30,7 +30,7 @@ struct Scene {
     theirs: Keeper,
 }
 
-/// A future to be dropped, and what tidies up what it was not to touch.
+/// A future to be dropped, and a second one that tidies up the holds that the first was not to touch.
 struct Action {
     future: BoxFuture<'static, ()>,
     afterwards: BoxFuture<'static, ()>,
@@ -55,7 +55,7 @@ fn in_a_while(thing: impl Any + Send) {
     });
 }
 
-/// Where a future is dropped.
+/// The point at which a future is dropped.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     polls: usize,

@@ -1,4 +1,4 @@
-//! Programs that end without `close`: what they held is free when they are gone (I16), and no end takes long (I17).
+//! Programs that end without `close`: their holds are free when they are gone (I16), and no end takes long (I17).
 //!
 //! The programs are those of `src/bin/exits.rs`.
 #![cfg(target_os = "linux")]
@@ -46,7 +46,7 @@ impl Ending {
         self.since = Instant::now();
     }
 
-    /// Reads what it says up to a line with these words.
+    /// Reads its output up to a line with these words.
     fn until_said(&mut self, words: &str) {
         let mut line = String::new();
         while !line.contains(words) {
@@ -80,7 +80,7 @@ impl Ending {
         self.last_words().1
     }
 
-    /// The same, with what it said until then.
+    /// The same, with its output until then.
     fn last_words(mut self) -> (String, Duration) {
         let mut words = String::new();
         self.out.read_to_string(&mut words).expect("it ends");
@@ -116,7 +116,7 @@ fn ways() -> Vec<String> {
     ways.lines().filter(|way| !SPECIAL.contains(way)).map(str::to_owned).collect()
 }
 
-/// What is held or waited for and starts with `prefix`.
+/// Lists the names with this `prefix` that are held or waited for.
 async fn held(keeper: &Keeper, prefix: &str) -> Vec<String> {
     let page = keeper.list(prefix, None, 1000).await.expect("asked");
     page.resources.iter().map(|view| view.name.to_string()).collect()
@@ -230,7 +230,7 @@ async fn i16_a_minimum_hold_ends_in_time_on_zookeeper() {
     }
 }
 
-/// Here the end of a process frees what it held, so this shows only that every end comes soon.
+/// Here the end of a process frees its holds, so this shows only that every end comes soon.
 #[tokio::test]
 async fn i17_every_end_comes_soon_on_sqlite() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -264,7 +264,7 @@ async fn i16_a_broken_connection_leaves_nothing_held() {
     assert_eq!(held(&keeper, "stock").await, [""; 0], "{took:?}");
 }
 
-/// One node of a cluster does not answer. What was held on another one is free.
+/// One node of a cluster does not answer. Holds on another one are freed.
 #[tokio::test]
 async fn i16_a_silent_node_leaves_nothing_held_on_another() {
     let cluster = RedisCluster::start().expect("started");

@@ -1,4 +1,4 @@
-//! The user's last handle of a keeper: who waits when it goes, for what, and for how long (I16, I17, I18).
+//! Waits at the end of the user's last handle of a keeper: their reasons and their limits (I16, I17, I18).
 //!
 //! In real time, inside of this process. Whole programs are in `exits.rs`.
 
@@ -52,7 +52,7 @@ impl World {
         self.requests.of(faulty(self.server.connector("memory:"), self.network.clone()))
     }
 
-    /// On a busy machine a good network may be late, but not every time.
+    /// Connects a keeper. On a busy machine a good network may be late, but not every time, so it tries again.
     async fn keeper(&self) -> Keeper {
         let mut attempts = 0;
         loop {

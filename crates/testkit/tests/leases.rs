@@ -1,4 +1,4 @@
-//! What leases that belong to no process cost, and what a store that cannot do something says before it is asked.
+//! The price of leases that belong to no process, and the abilities that a store tells before it is asked.
 
 use std::{pin::pin, time::Duration};
 
@@ -29,7 +29,7 @@ async fn a_lease_for_somebody_else_costs_a_claim_and_a_leave() {
     assert_eq!(world.server.kept(), 0);
 }
 
-/// Whoever hangs up while it waits leaves nothing behind.
+/// A caller that hangs up while it waits leaves nothing behind.
 #[tokio::test(start_paused = true)]
 async fn a_claim_for_somebody_who_hangs_up_leaves_the_queue() {
     let world = Virtual::new();
@@ -68,7 +68,7 @@ async fn a_lease_that_is_granted_while_its_keeper_closes_is_nobodys() {
     assert!(theirs.mutex("deploy").try_lock().await.expect("memory").is_some(), "it is free");
 }
 
-/// Whichever comes first, the lease and the store agree.
+/// The lease and the store agree, whether the acquisition or the end of the keeper comes first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_is_acquired_while_its_keeper_closes_is_held_or_free() {
     let server = MemoryServer::new(Clock::boot());
@@ -96,8 +96,8 @@ async fn a_lease_that_is_acquired_while_its_keeper_closes_is_held_or_free() {
     }
 }
 
-/// A late copy of its claim is granted after the lease was evicted. Whoever renews or adopts the lease finds that grant,
-/// which nobody has, and gives it back.
+/// A late copy of its claim is granted after the lease was evicted. A keeper that renews or adopts the lease finds that
+/// grant, which nobody has, and gives it back.
 #[tokio::test(start_paused = true)]
 async fn a_second_grant_of_a_detached_lease_is_given_back() {
     for adopts in [false, true] {
@@ -161,7 +161,7 @@ async fn a_store_without_permits_refuses_semaphores_and_latches_unasked() {
     keeper.mutex("stock").lock().await.expect("a mutex").release().await.expect("held");
 }
 
-/// Whoever chose no lease gets one that the store keeps; whoever chose one is told that it does not fit.
+/// A user who chose no lease gets one that the store keeps. A user who chose one is told if it does not fit.
 #[tokio::test(start_paused = true)]
 async fn the_default_lease_is_one_that_the_store_keeps() {
     let world = Virtual::new();
@@ -190,7 +190,7 @@ async fn a_connector_connects_again() {
     held.release().await.expect("held");
 }
 
-/// The id in a lease's text is the key to it. Whoever was served the lease before it must not be able to guess it.
+/// The id in a lease's text is the key to it. A caller that was served the lease before must not be able to guess it.
 #[tokio::test(start_paused = true)]
 async fn a_lease_for_somebody_else_cannot_be_guessed_from_another_one() {
     let world = Virtual::new();

@@ -1,4 +1,4 @@
-//! What is given back, by whom and for how long: whatever was lost on the way, nothing stays held that nobody holds.
+//! Giving back: by whom and for how long. No matter what was lost on the way, nothing stays held that nobody holds.
 
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -141,7 +141,7 @@ async fn an_owner_enters_again_what_was_not_detached() {
     assert!(entered.token() == token && deeper.token() == token && guard.holds() == 3);
 }
 
-/// What was adopted is detached at the store already: a lost answer is no reason to keep it, and none to release it.
+/// An adopted lease is detached at the store already: a lost answer is no reason to keep it, and none to release it.
 #[tokio::test(start_paused = true)]
 async fn what_was_adopted_is_let_go_without_an_answer() {
     let world = Virtual::new();
@@ -203,7 +203,7 @@ async fn a_guard_that_may_be_detached_is_released_to_the_store() {
     assert!(next.token().number() > number, "a grant of its own");
 }
 
-/// An owner who asks for what it is refused is no second guard while it asks.
+/// An owner whose request is refused is no second guard while it asks.
 #[test]
 fn an_owner_that_is_refused_does_not_count_as_a_guard() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -273,7 +273,7 @@ async fn a_leave_is_tried_for_as_long_as_a_lost_confirmation_may_last() {
     assert!(free < secs(10), "held for {free:?} by nobody");
 }
 
-/// A minimum hold is for what somebody has begun. Nobody has.
+/// A minimum hold protects work that somebody has begun. Nobody has.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_nobody_took_keeps_no_minimum_hold() {
     let world = Virtual::new();

@@ -36,7 +36,7 @@ async fn behind(world: &Virtual, network: &Arc<Network>) -> Keeper {
     builder.connect().await.expect("a good network")
 }
 
-/// A second copy of a grant's message must not give back what has moved on to another process.
+/// A second copy of a grant's message must not give back a lease that has moved on to another process.
 #[tokio::test(start_paused = true)]
 async fn a_doubled_grant_message_does_not_release_a_detached_lease() {
     for seed in 0..20 {
@@ -57,7 +57,7 @@ async fn a_doubled_grant_message_does_not_release_a_detached_lease() {
     }
 }
 
-/// Nor what its owner has left for others to wait for.
+/// Nor a retired hold, which its owner has left for others to wait for.
 #[tokio::test(start_paused = true)]
 async fn a_doubled_grant_message_does_not_cut_a_minimum_hold_short() {
     for seed in 0..20 {
@@ -82,7 +82,7 @@ async fn a_doubled_grant_message_does_not_cut_a_minimum_hold_short() {
     }
 }
 
-/// Where every answer comes at once, a loop of locks still lets other tasks of its runtime run.
+/// On a store where every answer comes at once, a loop of locks still lets other tasks of its runtime run.
 #[tokio::test]
 async fn a_loop_of_locks_lets_others_run() {
     let keeper = lockkeeper_core::testing::keeper().await;
@@ -198,7 +198,7 @@ async fn an_outage_ends_all_who_wait_in_a_lane_at_once() {
     assert!(start.elapsed() < secs(9), "the limit is 5 s, not 5 s for each: {:?}", start.elapsed());
 }
 
-/// What one task did wrong is no business of those who wait behind it.
+/// A mistake of one task is no business of the tasks that wait behind it.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_is_refused_fails_alone() {
     let world = Virtual::new();
@@ -219,8 +219,8 @@ async fn a_task_that_is_refused_fails_alone() {
     second.expect("its own claim was not refused").release().await.expect("held");
 }
 
-/// The store can do nothing at this moment and says so. Whoever waits asks again, and whoever only tries as well, but
-/// for no longer than a request may take.
+/// The store can do nothing at this moment and says so. Waiters ask again, and try-claims as well, but for no longer
+/// than a request may take.
 #[tokio::test(start_paused = true)]
 async fn what_a_store_cannot_do_now_is_asked_for_again() {
     let world = Virtual::new();
@@ -258,7 +258,7 @@ async fn a_task_whose_lease_is_too_short_fails_alone() {
     usual.expect("long enough").release().await.expect("held");
 }
 
-/// A waiter may have been granted what it asked for at the very moment it stopped waiting.
+/// A waiter may have been granted the lock at the very moment it stopped waiting.
 #[tokio::test(start_paused = true)]
 async fn who_timed_out_says_whether_it_may_hold() {
     let world = Virtual::new();
@@ -375,7 +375,7 @@ async fn an_adopted_lease_keeps_its_limits() {
     assert_eq!(adopted.lost().await, Lost::MaxHold);
     assert!(start.elapsed() <= secs(6), "{:?}", start.elapsed());
     drop(adopted);
-    // Also where what is left of one limit is below the other.
+    // Also where the rest of one limit is below the other.
     let mutex = ours.mutex(NAME).min_hold(secs(8)).max_hold(secs(10)).detachable();
     let guard = mutex.lock().await.expect("free");
     sleep(secs(3)).await;

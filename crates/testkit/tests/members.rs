@@ -1,4 +1,4 @@
-//! What a store keeps as a member of a quorum, on every store that may be one: the record, its change by
+//! The part of a store that serves a quorum, on every store that may be a member: the record, its change by
 //! compare-and-set, and that it comes with every answer.
 #![cfg(target_os = "linux")]
 
@@ -99,7 +99,7 @@ async fn keeps_a_record(url: &str) {
     }
     assert_eq!(won, 1);
 
-    // Who knows one record is told of the next, also of one that was there before.
+    // A keeper that knows one record is told of the next, also if that was there before.
     for record in ["one", "two", "one"] {
         let (_, known) = claim(&first, 2, 0).await;
         let now = state(&second).await;

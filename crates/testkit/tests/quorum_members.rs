@@ -1,4 +1,4 @@
-//! Members of a quorum that are real servers: what becomes of one that restarts without its data.
+//! Members of a quorum that are real servers: the fate of one that restarts without its data.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ async fn a_redis_member_that_restarted_empty_votes_again_for_new_clients() {
     }
 }
 
-/// A dead server is replaced. Clients that name the old one are refused with what to do.
+/// A dead server is replaced. Clients that name the old one are refused with a remedy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_member_is_replaced() {
     let mut servers: Vec<Redis> = (0..4).map(|_| Redis::start().expect("started")).collect();

@@ -1,4 +1,4 @@
-//! What the Redis store reports of servers on which locks are at risk, and what it refuses.
+//! The Redis store's reports of servers on which locks are at risk, and the servers that it refuses.
 
 use lockkeeper::{Keeper, error::StoreErrorKind, url};
 use lockkeeper_redis::{Risk, check, examine};

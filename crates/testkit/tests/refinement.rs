@@ -73,7 +73,7 @@ fn the_memory_store_is_the_model() {
     assert!(all.iter().all(|count| *count >= enough), "too little was compared to prove anything: {sum:?}");
 }
 
-/// A store that takes its time is no worse: what is compared does not depend on how fast it is.
+/// A store that takes its time is no worse: the comparisons do not depend on how fast it is.
 #[test]
 fn a_slow_store_is_no_worse() {
     for seed in 0..30 {

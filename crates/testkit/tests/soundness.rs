@@ -1,5 +1,5 @@
-//! Timelines that broke earlier designs of distributed locks, each played against the engine in
-//! virtual time: what was lost, delayed, doubled or suspended is scripted to the millisecond.
+//! Timelines that broke earlier designs of distributed locks, each played against the engine in virtual time. Losses,
+//! delays, doubled messages and suspensions are scripted to the millisecond.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,13 +31,13 @@ async fn behind_a_network(world: &Virtual) -> (Keeper, Arc<Network>) {
     (keeper.expect("a good network"), network)
 }
 
-/// What is left of the first holder's lease, by the store's own clock.
+/// The rest of the first holder's lease, by the store's own clock.
 async fn left_at_the_store(keeper: &Keeper) -> Duration {
     let view = keeper.inspect(NAME).await.expect("a good network");
     view.and_then(|view| view.holders.first()?.remaining).unwrap_or_default()
 }
 
-/// Invariant I3: whoever believes to hold ends believing before the store ends the lease.
+/// Invariant I3: a holder stops believing that it holds before the store ends the lease.
 async fn ends_before_the_store_does<M>(guard: &Guard<M>, onlooker: &Keeper) {
     assert!(guard.is_held(), "not a test of anything");
     while guard.is_held() {
@@ -134,7 +134,7 @@ async fn a3_the_first_renewal_of_a_pushed_grant_is_tried_again_in_time() {
     }
 }
 
-/// A store that takes more than half of what is left of a first lease to answer is slow, not silent.
+/// A store that takes more than half of the rest of a first lease to answer is slow, not silent.
 #[tokio::test(start_paused = true)]
 async fn a3_a_slow_answer_to_the_first_renewal_of_a_pushed_grant_counts() {
     let world = Virtual::new();
@@ -287,7 +287,7 @@ async fn b3_a_minimum_hold_outlives_the_release() {
     drop(next);
 }
 
-/// The claim is stuck on the way, and the leave of the one who stopped waiting overtakes it.
+/// The claim is stuck on the way, and the leave of the contender that stopped waiting overtakes it.
 #[tokio::test(start_paused = true)]
 async fn c1_a_claim_that_comes_after_its_leave_does_nothing() {
     for delay in [secs(1), secs(3), secs(4), secs(8), secs(30)] {

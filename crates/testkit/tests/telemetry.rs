@@ -1,5 +1,5 @@
-//! What operators see: the metrics that a run of everything brings forth are those of
-//! `docs/observability.md`, no more, no fewer, and none carries a resource name.
+//! Telemetry for operators: the metrics of a run of everything are those of `docs/observability.md`, no more, no fewer,
+//! and none carries a resource name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ const DOCUMENT: &str = include_str!("../../../docs/observability.md");
 /// Part of every name used here, so that it can be looked for.
 const SECRET: &str = "stock-of-warehouse-7";
 
-/// Name and labels of a metric, and what was counted, recorded or set.
+/// Name and labels of a metric, and the values that were counted, recorded or set.
 type Seen = Arc<Mutex<BTreeMap<String, Vec<f64>>>>;
 
 #[derive(Default)]
@@ -116,7 +116,7 @@ impl Recorder for Memory {
     }
 }
 
-/// Everything that is counted happens at least once.
+/// Makes everything that is counted happen at least once.
 async fn live() {
     let world = Virtual::new();
     let network = Network::good();
@@ -172,11 +172,11 @@ async fn live() {
     let guard = mutex.lock().await.expect("free");
     theirs.close().await;
     guard.lost().await;
-    // What is cut off gives up in time.
+    // A keeper that is cut off gives up in time.
     timeout(Duration::from_secs(600), ours.close()).await.expect("the leases are long over");
 }
 
-/// Runs `work` in virtual time and tells what it brought forth.
+/// Runs `work` in virtual time and returns the metrics that it brought forth.
 fn recorded(work: impl AsyncFnOnce(&Memory)) -> Memory {
     let memory = Memory::default();
     metrics::with_local_recorder(&memory, || {
@@ -186,7 +186,7 @@ fn recorded(work: impl AsyncFnOnce(&Memory)) -> Memory {
     memory
 }
 
-/// What happened, without what was only registered.
+/// The metrics that have values, without those that were only registered.
 fn seen() -> BTreeMap<String, Vec<f64>> {
     let memory = recorded(async |_| live().await);
     let mut seen = support::lock(&memory.seen).clone();
@@ -248,7 +248,7 @@ fn every_documented_word_occurs() {
     }
 }
 
-/// An alert on a counter works from the first scrape on, and `HELP` says what each metric is.
+/// An alert on a counter works from the first scrape on, and `HELP` explains each metric.
 #[test]
 fn a_keeper_that_has_done_nothing_shows_every_counter_and_gauge() {
     let memory = recorded(async |_| drop(Virtual::new().keeper().await));

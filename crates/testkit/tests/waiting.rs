@@ -1,4 +1,4 @@
-//! What waiting costs: requests to the store are counted, in virtual time.
+//! The cost of waiting: requests to the store are counted, in virtual time.
 
 use std::{
     sync::{
@@ -183,7 +183,7 @@ async fn on(world: &Virtual, store: Connector) -> Keeper {
     Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("memory")
 }
 
-/// The answer that is under way was given before the hint was: it says nothing about what the hint is for.
+/// The answer that is under way was given before the hint was: it does not cover the change that the hint is about.
 #[tokio::test(start_paused = true)]
 async fn a_hint_that_comes_while_a_claim_is_under_way_is_not_forgotten() {
     let world = Virtual::new();
@@ -277,7 +277,7 @@ async fn a_subscription_made_while_the_old_one_ends_is_kept() {
                     ended.notify_one();
                 }
             });
-            // The one is dropped before the other, which is what ends the subscription.
+            // The one is dropped before the other, and that ends the subscription.
             Box::pin(async move { Ok(watch.await?.map(|watch| Watch::new((meanwhile, watch)))) })
         })
     };
@@ -298,8 +298,8 @@ async fn a_subscription_made_while_the_old_one_ends_is_kept() {
     theirs.latch("name").delete().await.expect("there");
 }
 
-/// What a store cannot do now is asked again with nothing but its name, and beside the groups: however long the store waits
-/// for that name, others are served.
+/// A request that the store cannot do now is asked again with nothing but its name, and beside the groups: however long
+/// the store waits for that name, others are served.
 #[tokio::test(start_paused = true)]
 async fn what_a_store_cannot_do_now_goes_alone_and_delays_nobody() {
     let world = Virtual::new();

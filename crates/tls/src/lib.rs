@@ -24,7 +24,7 @@ pub struct Files {
     pub key: Option<PathBuf>,
 }
 
-/// What the options are called in URLs, for messages.
+/// The names of the options in URLs, for messages.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionNames {
     /// That of [`Files::ca`].
@@ -35,7 +35,7 @@ pub struct OptionNames {
     pub key: &'static str,
 }
 
-/// What connects by TLS with these files. The provider is named, so a program may have another one as its default.
+/// Returns a connector for TLS with these files. It names its provider, so a program may have another default.
 ///
 /// # Errors
 /// [`StoreErrorKind::Config`] if a file cannot be used.

@@ -14,7 +14,7 @@ use crate::{
 /// How often a change is tried against others that change the same node.
 pub(crate) const TRIES: u32 = 10;
 
-/// What came of a change.
+/// The outcome of a change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Changed {
     Done,

@@ -1,4 +1,4 @@
-//! Checks the servers for what puts locks at risk, on demand: their versions, their quorum, and how long they keep sessions.
+//! Checks the servers for risks to locks, on demand: their versions, their quorum, and how long they keep sessions.
 
 use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     settings::Settings,
 };
 
-/// How long a server may take to say what it is.
+/// How long a server may take to answer with its version and mode.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// The longest answer that is read.
 const LONGEST_ANSWER: u64 = 16 * 1024;
@@ -25,7 +25,7 @@ const OLDEST: (u32, u32) = (3, 6);
 /// The default lease: detached leases of this length should be possible.
 const USUAL_LEASE: Duration = Duration::from_secs(30);
 
-/// Something about the servers that puts locks at risk, and what to do.
+/// A risk to locks that comes from the servers, with advice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
@@ -33,11 +33,11 @@ pub struct Finding {
     pub server: String,
     /// The kind of risk.
     pub risk: Risk,
-    /// What the risk is and what to do.
+    /// A sentence for people: the risk and the advice.
     pub message: String,
 }
 
-/// What puts locks at risk.
+/// The kinds of risk to locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Risk {
@@ -45,7 +45,7 @@ pub enum Risk {
     Silent,
     /// There is one server, whose end stops everything.
     Standalone,
-    /// A server is older than what this store works with.
+    /// A server is older than the oldest version that this store works with.
     OldVersion,
     /// The servers have different versions.
     Versions,
@@ -63,18 +63,18 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The servers, and what puts locks at risk there.
+/// The servers, and the risks to locks there.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Examination {
-    /// The servers that the URL names; none with TLS, where they do not tell what they are.
+    /// The servers that the URL names; none with TLS, where they do not tell their versions and modes.
     pub servers: Vec<ServerState>,
-    /// What puts locks at risk.
+    /// The risks to locks; empty if there are none.
     pub findings: Vec<Finding>,
 }
 
-/// Asks the servers that `url` names what they are and how long they keep sessions, and reports what puts locks at risk
-/// there. It opens sessions and closes them, and changes nothing.
+/// Asks the servers that `url` names for their versions, their modes and how long they keep sessions, and reports risks
+/// to locks there. It opens sessions and closes them, and changes nothing.
 ///
 /// # Errors
 /// [`StoreError`] if the URL is wrong.
@@ -100,7 +100,7 @@ pub async fn examine(url: &str) -> Result<Examination, StoreError> {
     Ok(Examination { servers: states, findings })
 }
 
-/// The findings of [`examine`].
+/// Returns the findings of [`examine`].
 ///
 /// # Errors
 /// As [`examine`].
@@ -108,7 +108,7 @@ pub async fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
     examine(url).await.map(|found| found.findings)
 }
 
-/// What a server says about itself.
+/// A server's answer about itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Told {
     version: String,

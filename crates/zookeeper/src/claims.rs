@@ -1,4 +1,4 @@
-//! The verdict on one claim: by what the keeper remembers of it, or by the queue once its node is there. Touches the
+//! The verdict on one claim: from the keeper's records, or from the queue once the claim's node is there. Touches the
 //! servers.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::{
     trouble::trouble,
 };
 
-/// What the keeper remembers of a claim.
+/// A claim as the keeper's records show it.
 pub(crate) enum Remembered {
     /// Enough to answer it.
     Verdict(Verdict),
@@ -34,7 +34,7 @@ pub(crate) enum Remembered {
 }
 
 impl KeeperState {
-    /// What is known of a claim without asking the servers.
+    /// Looks a claim up in the records, without asking the servers.
     pub(crate) fn remembered(&self, claim: &Claim) -> Remembered {
         let (now, time) = (self.now(), self.store_time());
         let mut records = self.records();
@@ -57,7 +57,7 @@ impl KeeperState {
         }
     }
 
-    /// The grant that a claim has; `None` if its node is gone. The keeper's session asks, since the claim's own may be
+    /// Returns the grant of a claim; `None` if its node is gone. The keeper's session asks, since the claim's may be
     /// silent.
     pub(crate) async fn granted_before(
         &self,
@@ -85,7 +85,7 @@ impl KeeperState {
         Ok(Some(Verdict::Granted(record.grant(&hold, self.now()))))
     }
 
-    /// ZooKeeper tells when something ends, so claiming again earlier teaches nothing.
+    /// The verdict on a claim that waits. ZooKeeper tells when something ends, so claiming again earlier is of no use.
     pub(crate) fn busy(&self, ahead: usize) -> Verdict {
         Verdict::busy(u32::try_from(ahead).unwrap_or(u32::MAX), self.settings.session)
     }

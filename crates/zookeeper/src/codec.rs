@@ -44,7 +44,7 @@ const LAST_SEQUENCE: u64 = i32::MAX as u64 - 1_000_000;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ClaimNode {
     pub(crate) contender: ContenderId,
-    /// What it holds or asks for. [`Queue`](crate::queue::Queue) lowers it if there is a marker.
+    /// The units that it holds or asks for. [`Queue`](crate::queue::Queue) lowers them if there is a marker.
     pub(crate) units: Units,
     pub(crate) capacity: Capacity,
     /// Its order of arrival.
@@ -122,7 +122,7 @@ pub(crate) struct ClaimData {
     pub(crate) granted: bool,
     /// An operator wants it back.
     pub(crate) evicted: bool,
-    /// Why the operator wants it back, in words.
+    /// The operator's reason for wanting it back, in words.
     pub(crate) reason: Option<Arc<str>>,
     /// Nobody renews it.
     pub(crate) fixed: bool,
@@ -154,7 +154,7 @@ impl ClaimData {
     pub(crate) fn of(claim: &Claim) -> Self {
         Self {
             fixed: !claim.renewed,
-            // Whoever looks at a grant that nobody has confirmed yet sees what it is.
+            // A reader of the node sees that the grant is detached even before anybody has confirmed it.
             detached: claim.attachment == Attachment::Detached,
             ..Self::new(claim.lease, claim.details.clone())
         }
@@ -204,7 +204,7 @@ impl ClaimData {
         text.into_bytes()
     }
 
-    /// Reads a node's data. Rows that Lockkeeper does not write are ignored, since the node's name alone decides who holds.
+    /// Reads a node's data. Rows that Lockkeeper does not write are ignored: grants depend on the node's name alone.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let mut process = ProcessInfo { host: String::new(), pid: 0, program: String::new() };

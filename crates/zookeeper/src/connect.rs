@@ -19,7 +19,7 @@ use crate::{
     trouble::{config, trouble},
 };
 
-/// What the ZooKeeper store can do, with the default session.
+/// The abilities of the ZooKeeper store, with the default session.
 pub static CAPABILITY: Capability = {
     let mut can = Capability::new("zookeeper");
     can.between_processes = true;
@@ -133,7 +133,7 @@ impl KeeperState {
         self.records().claims.clear();
     }
 
-    /// The keeper was dropped without being closed: ends its waiters and its session.
+    /// Ends the waiters and the session of a keeper that was dropped without being closed.
     pub(crate) fn abandon(&self) {
         self.forget_claims();
         if let Some(session) = self.replace_session(None) {

@@ -11,7 +11,7 @@ use lockkeeper_core::{clock::BootTime, deadline::margin};
 
 use crate::limits::Limits;
 
-/// Until when a session certainly lives.
+/// The time until which a session certainly lives.
 #[derive(Debug)]
 pub(crate) struct SessionDeadline {
     pub(crate) until: BootTime,
@@ -30,12 +30,12 @@ struct Answered {
 }
 
 impl SessionDeadline {
-    /// Of a session that was asked for at `sent`.
+    /// The deadline of a session that was asked for at `sent`.
     pub(crate) fn new(sent: BootTime, timeout: Duration, tick: Duration) -> Self {
         Self { until: lives_until(sent, timeout), timeout, tick, answered: VecDeque::new() }
     }
 
-    /// The quorum answered at `now` a request that was sent at `sent`.
+    /// Takes note that the quorum answered at `now` a request that was sent at `sent`.
     pub(crate) fn answered(&mut self, sent: BootTime, now: BootTime) {
         if sent >= self.until || now >= self.until {
             return;

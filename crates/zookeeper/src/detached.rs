@@ -33,7 +33,7 @@ pub(crate) struct FoundLease {
     markers: Vec<String>,
     pub(crate) data: ClaimData,
     version: i32,
-    /// What is left of the lease by the servers' clock, if only the lease ends it.
+    /// The rest of the lease by the servers' clock, if only the lease ends it.
     left: Duration,
     /// How long it is held by the servers' clock, if it is detached.
     held: Duration,
@@ -184,7 +184,7 @@ impl KeeperState {
         Err(trouble(Error::BadVersion))
     }
 
-    /// The node of a lease that is held, and what is left of the lease by the servers' clock.
+    /// Finds the node of a lease that is held, and the rest of the lease by the servers' clock.
     pub(crate) async fn find_lease(
         &self,
         session: &Session,

@@ -22,7 +22,7 @@ const ATTEMPTS: u32 = 8;
 /// How long a server may take to be connected to when it is asked why there is no session.
 const REACHED_WITHIN: Duration = Duration::from_millis(500);
 
-/// What happens to a session when its client goes away without closing it.
+/// The end of a session whose client goes away without closing it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lifetime {
     /// The session is closed with the client.
@@ -111,7 +111,7 @@ impl Settings {
     }
 }
 
-/// What a server does when it is connected to.
+/// Connects to a server once, and reports the outcome in words.
 async fn reach(host: String, port: u16) -> String {
     let address = url_parts::address(&host, port);
     match tokio::time::timeout(REACHED_WITHIN, TcpStream::connect((&*host, port))).await {

@@ -42,7 +42,7 @@ struct Group<'g> {
     bytes: usize,
 }
 
-/// What a leave needs.
+/// The next step of a leave.
 enum LeaveStep {
     Answered(Left),
     Remove(Removal),
@@ -167,7 +167,7 @@ impl KeeperState {
         }
     }
 
-    /// Decides what a leave needs. If its node is to be removed, its record is leaving from now on.
+    /// Decides the next step of a leave. If its node is to be removed, its record is leaving from now on.
     fn begin_leave(&self, leave: &Leave, position: usize) -> LeaveStep {
         let (now, time) = (self.now(), self.store_time());
         let mut records = self.records();

@@ -1,4 +1,4 @@
-//! Shows operators who holds and who waits.
+//! Shows operators the holders and the waiters.
 
 use std::time::{Duration, SystemTime};
 
@@ -23,7 +23,7 @@ fn wall_time(millis: i64) -> SystemTime {
 }
 
 impl KeeperState {
-    /// Who holds `name`, and who waits for it.
+    /// Shows the holders of `name` and the waiters for it.
     pub(crate) async fn inspect(
         &self,
         session: &Session,
@@ -110,7 +110,7 @@ impl KeeperState {
         }
     }
 
-    /// What is left of a lease, which only its own keeper knows.
+    /// Returns the rest of a lease, which only its own keeper knows.
     fn lease_left(&self, contender: ContenderId) -> Option<Duration> {
         let now = self.now();
         match self.records().claims.get(&contender).map(|record| record.state)? {

@@ -1,5 +1,5 @@
-//! One keeper's side of the store: its session, its records, and what its tasks share. Every request is a method of
-//! [`KeeperState`], in the file of its subject.
+//! One keeper's side of the store: its session, its records, and the rest that its tasks share. Every request is a
+//! method of [`KeeperState`], in the file of its subject.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
@@ -99,7 +99,7 @@ impl KeeperState {
         CreateMode::Persistent.with_acls(self.settings.acls())
     }
 
-    /// The servers remove such a node after its last child.
+    /// The kind of a folder's node: the servers remove it after its last child.
     pub(crate) fn container(&self) -> CreateOptions<'static> {
         CreateMode::Container.with_acls(self.settings.acls())
     }

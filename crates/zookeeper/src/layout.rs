@@ -1,4 +1,4 @@
-//! Which nodes exist under the namespace, and the version of the layout. Pure.
+//! The nodes under the namespace, and the version of the layout. Pure.
 //!
 //! ```text
 //! <chroot>/<namespace>               "lockkeeper 1 <id of the store>"

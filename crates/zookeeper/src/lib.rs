@@ -1,8 +1,7 @@
 //! The ZooKeeper store: locks kept by a quorum, one ephemeral node per claim.
 //!
 //! The URL is `zookeeper://HOST:PORT,HOST:PORT/CHROOT`. A login goes before the hosts as `USER:PASSWORD@`. Options follow a
-//! question mark, with `&` between them; `docs/stores.md` in the repository says what each of the [options](OPTIONS)
-//! means.
+//! question mark, with `&` between them; `docs/stores.md` in the repository explains each of the [options](OPTIONS).
 //!
 //! # How it works
 //!

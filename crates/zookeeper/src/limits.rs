@@ -59,7 +59,7 @@ const ENDLESS: Duration = Duration::from_millis(i32::MAX as u64);
 const SHORT_TRIES: u32 = 3;
 
 impl ServerLimits {
-    /// No server has answered yet.
+    /// Begins without an answer of any server.
     pub(crate) fn new(settings: Arc<Settings>) -> Arc<Self> {
         let servers = settings.servers.split(',').map(Server::new).collect();
         Arc::new(Self { settings, servers, answered: watch::channel(()).0 })
@@ -132,7 +132,7 @@ impl ServerLimits {
         self.answered.send_replace(());
     }
 
-    /// Why no session with these servers can be kept: a sign of life counts after a tick, and one may be lost.
+    /// Explains why no session with these servers can be kept: a sign of life counts after a tick, and one may be lost.
     pub(crate) fn too_short(&self, agreed: Duration) -> Option<String> {
         let Limits { longest, tick } = self.known();
         let lasts = agreed.min(longest);

@@ -10,7 +10,7 @@ use crate::{keeper::KeeperState, queue::Queue, session::Session, trouble::troubl
 /// How old a listing may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Freshness {
-    /// As old as the session's server is behind the leader. It shows what this session has written before.
+    /// As old as the session's server is behind the leader. It includes all that this session has written before.
     AnyServer,
     /// No older than the call.
     Latest,

@@ -45,8 +45,8 @@ impl KeeperState {
         }
     }
 
-    /// Before the keeper ends, moves each retired hold to a session that ends with the minimum hold. All at once: a
-    /// process that ends does not wait for long.
+    /// Moves each retired hold to a session that ends with the minimum hold, before the keeper ends. It moves all at
+    /// once: a process that ends does not wait for long.
     pub(crate) async fn hand_over_retired(self: &Arc<Self>, session: &Arc<Session>) {
         let retired: Vec<_> = {
             let records = self.records();

@@ -24,7 +24,7 @@ pub(crate) struct NewNode {
     pub(crate) number: GrantNumber,
 }
 
-/// What came of a creation.
+/// The outcome of a creation.
 pub(crate) enum Created {
     /// The node, and the queue that was listed right after.
     Node(NewNode, Result<Queue, StoreError>),
@@ -32,7 +32,7 @@ pub(crate) enum Created {
     TooLate,
 }
 
-/// What a removal answers.
+/// The two answers that a removal can give.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemovalAnswer {
     /// If this request removed the node.
@@ -191,8 +191,8 @@ impl KeeperState {
     }
 }
 
-/// Removes the markers of a claim whose node is gone. Before that they must stay: without them the claim would hold again
-/// what it has released.
+/// Removes the markers of a claim whose node is gone. Until then they must stay: without them the claim would hold the
+/// released units again.
 pub(crate) async fn delete_markers(client: &Client, markers: &[String]) -> Result<(), Error> {
     for marker in markers {
         match client.delete(marker, None).await {
@@ -203,7 +203,7 @@ pub(crate) async fn delete_markers(client: &Client, markers: &[String]) -> Resul
     Ok(())
 }
 
-/// A grant's number is that of the transaction that made its node.
+/// Returns the number of a grant, which is that of the transaction that made its node.
 pub(crate) fn grant_number(zxid: i64) -> Result<GrantNumber, StoreError> {
     let number = GrantNumber::try_from(zxid).ok().filter(|number| (1..Token::NUMBER_LIMIT).contains(number));
     number.ok_or_else(|| {

@@ -22,7 +22,7 @@ pub(crate) enum Admission {
     Waits(Obstacles),
 }
 
-/// What keeps a waiter from holding.
+/// The claims that keep a waiter from holding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Obstacles {
     /// How many claims wait before it.
@@ -33,7 +33,7 @@ pub(crate) struct Obstacles {
     pub(crate) wait_themselves: bool,
 }
 
-/// What a claim that arrived now would meet.
+/// The verdict on a claim that would arrive now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Newcomer {
     Holds,
@@ -109,7 +109,7 @@ impl Queue {
         admissions.find(|(claim, holds)| *holds && claim.contender == contender).map(|(claim, _)| claim)
     }
 
-    /// What a claim that arrived now would meet.
+    /// Judges a claim that would arrive now.
     pub(crate) fn newcomer(&self, units: Units, capacity: Capacity) -> Newcomer {
         match self.capacity() {
             Some(in_use) if in_use != capacity => return Newcomer::Mismatch { in_use },
@@ -306,7 +306,7 @@ mod tests {
         }
         assert_eq!(all.mismatch(&names[1]), Some(permits(1).1));
         assert_eq!(all.mismatch(&names[2]), None, "it waits");
-        // The first has left, and the next holds, whatever is behind it.
+        // The first has left, and the next holds, no matter which claims are behind it.
         let rest = queue(&names[1..].iter().collect::<Vec<_>>());
         assert!(rest.holds(&names[1]));
         assert_eq!(rest.mismatch(&names[1]), None);

@@ -13,7 +13,7 @@ use crate::{
 /// How long the reaper waits before it repeats a request that got no answer.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// What the reaper has to do.
+/// The work of the reaper.
 struct Due {
     /// Sessions that are over.
     lost: Vec<Arc<Session>>,

@@ -1,4 +1,4 @@
-//! What a keeper remembers of its own claims and latch operations. Touches no server.
+//! A keeper's records of its own claims and latch operations. Touches no server.
 //!
 //! Repeated requests are answered from here without asking the servers. The nodes are the truth.
 
@@ -41,7 +41,7 @@ pub(crate) struct ClaimRecord {
     pub(crate) task: Option<Background>,
 }
 
-/// What a claim is doing.
+/// The state of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ClaimState {
     /// Its node was asked for at this time, and it is not known whether it was made.
@@ -82,7 +82,7 @@ impl HoldRecord {
         Self { granted: now, expires: now.after(lease.min(FIRST_LEASE)), confirmed: false, floor }
     }
 
-    /// Its owner has heard of it: the first short lease becomes the full one, counted from the grant.
+    /// Makes the first short lease the full one, counted from the grant, since its owner has heard of it.
     pub(crate) fn confirm(&mut self, lease: Duration) {
         if !self.confirmed {
             self.confirmed = true;
@@ -115,7 +115,7 @@ impl ClaimRecord {
         }
     }
 
-    /// What is left of its lease, and never more than its session certainly lives.
+    /// Returns the rest of its lease, which is never longer than its session certainly lives.
     pub(crate) fn remaining(&self, hold: &HoldRecord, now: BootTime) -> Duration {
         hold.expires.min(self.session.deadline()).since(now)
     }
@@ -124,13 +124,13 @@ impl ClaimRecord {
         Grant { number: self.number, floor: hold.floor, remaining: self.remaining(hold, now) }
     }
 
-    /// Its node is to be removed. Its task ends.
+    /// Marks a claim whose node is to be removed, and ends its task.
     pub(crate) fn leave(&mut self, left: Left) {
         self.state = ClaimState::Leaving(left);
         self.task = None;
     }
 
-    /// When the reaper has to look at it.
+    /// The time at which the reaper has to look at it.
     pub(crate) fn due(&self) -> BootTime {
         let ends = match self.state {
             ClaimState::Leaving(_) => BootTime::NEVER,
@@ -142,7 +142,7 @@ impl ClaimRecord {
     }
 }
 
-/// What a keeper remembers.
+/// A keeper's memory of its claims and latch operations.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     /// Its claims.

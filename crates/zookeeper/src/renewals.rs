@@ -22,7 +22,7 @@ use crate::{
     trouble::{too_few_answers, trouble},
 };
 
-/// What has become of a lease's node.
+/// The state of a lease's node, as far as it is known.
 enum LeaseNode {
     There,
     Gone,
@@ -107,7 +107,7 @@ impl KeeperState {
         nodes
     }
 
-    /// What the records say of each lease, and for each session the leases to read.
+    /// Judges each lease by the records, and sorts the leases to read by session.
     fn sort_by_session(&self, leases: &[Renew]) -> (Vec<LeaseNode>, Vec<SessionLeases>) {
         let records = self.records();
         let mut nodes = Vec::with_capacity(leases.len());
@@ -128,7 +128,7 @@ impl KeeperState {
         (nodes, sessions)
     }
 
-    /// Judges what was read of one lease's node, and remembers it.
+    /// Judges one lease by the answer to the read of its node, and remembers the answer.
     fn node_read(
         &self,
         session: &Arc<Session>,

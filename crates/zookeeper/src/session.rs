@@ -25,7 +25,7 @@ use crate::{
     watch_budget::WatchBudget,
 };
 
-/// What a session is for.
+/// The purpose of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// All claims of a keeper, as long as its process lives.
@@ -119,7 +119,7 @@ impl Session {
         self.lock_deadline().timeout
     }
 
-    /// Until when the servers certainly keep the session.
+    /// The time until which the servers certainly keep the session.
     pub(crate) fn deadline(&self) -> BootTime {
         self.lock_deadline().until
     }
@@ -155,7 +155,7 @@ impl Session {
         self.clock.now()
     }
 
-    /// The answer to a request, unless the session or its patience ends first.
+    /// Awaits the answer to a request, unless the session or its patience ends first.
     pub(crate) async fn read<T, E: From<Error>>(
         &self,
         answer: impl Future<Output = Result<T, E>>,
@@ -175,7 +175,7 @@ impl Session {
         }
     }
 
-    /// The answer to a request that needs the quorum and was sent at `sent`. Success proves that the session lives.
+    /// Awaits the answer to a request that needs the quorum and was sent at `sent`. Success proves the session's life.
     pub(crate) async fn write<T, E: From<Error>>(
         &self,
         sent: BootTime,
@@ -194,7 +194,7 @@ impl Session {
         self.write(sent, async { checked?.await.map(drop).map_err(check_failed) })
     }
 
-    /// The data of the node at `path`; `None` if there is no such node.
+    /// Reads the data of the node at `path`; `None` if there is no such node.
     pub(crate) async fn data(&self, path: &str) -> Result<Option<(Vec<u8>, Stat)>, StoreError> {
         match self.read(self.client.get_data(path)).await {
             Ok(data) => Ok(Some(data)),
@@ -203,7 +203,7 @@ impl Session {
         }
     }
 
-    /// As [`data`](Self::data), but no older than this call.
+    /// Reads the data of a node as [`data`](Self::data) does, but no older than this call.
     pub(crate) async fn synced_data(&self, path: &str) -> Result<Option<(Vec<u8>, Stat)>, StoreError> {
         let synced = self.client.sync(path);
         let data = self.client.get_data(path);
@@ -262,8 +262,8 @@ async fn learn_limits(mut state: StateWatcher, limits: Arc<ServerLimits>) {
     }
 }
 
-/// Corrects the deadline by what the servers answer. If it became earlier, holders were told a later end than is certain
-/// now, so everything is renewed at once.
+/// Corrects the deadline by the limits that servers tell. If it becomes earlier, holders have been promised more than
+/// is certain now, so everything is renewed at once.
 async fn allow_for_limits(
     session: Weak<Session>,
     mut changes: watch::Receiver<()>,

@@ -16,7 +16,7 @@ use crate::{
     trouble::config,
 };
 
-/// What a URL says.
+/// The settings that a URL carries.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) servers: String,
@@ -39,7 +39,7 @@ pub(crate) struct Login {
     pub(crate) auth: Auth,
 }
 
-/// How a login is shown to the servers.
+/// The way in which a login is shown to the servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Auth {
     /// ZooKeeper's own `digest` scheme.
@@ -63,7 +63,7 @@ const DEFAULT_PORT: u16 = 2181;
 pub(crate) const OPTIONS: &[&str] = &["namespace", "session", "tick", "auth", "tls", "ca", "cert", "key"];
 
 impl Settings {
-    /// Reads `url`. No message repeats what may be a password.
+    /// Reads `url`. No message repeats a part that may be a password.
     pub(crate) fn parse(url: &str) -> Result<Self, StoreError> {
         let rest = url.strip_prefix(SCHEME).ok_or_else(|| {
             config("write zookeeper://HOST:PORT,HOST:PORT/CHROOT, such as zookeeper://127.0.0.1:2181")

@@ -24,7 +24,7 @@ use crate::{
 /// How soon a waiter claims again if its own session got no answer.
 const CLAIM_AGAIN: Duration = Duration::from_millis(250);
 
-/// The sessions of a group's claims that need one of their own, or why they could not be opened.
+/// The sessions of a group's claims that need one of their own, or the errors of those that could not be opened.
 pub(crate) type OwnSessions = HashMap<ContenderId, Result<OwnSession, StoreError>>;
 
 impl KeeperState {
@@ -96,7 +96,7 @@ impl KeeperState {
         }
     }
 
-    /// Answers a claim by what an earlier copy of it has done; `None` if that left nothing.
+    /// Answers a claim from the traces of an earlier copy of it; `None` if that left none.
     async fn answer_remembered(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -123,7 +123,7 @@ impl KeeperState {
         Ok(None)
     }
 
-    /// The answer to a claim whose own session failed while the keeper's answers. The failure costs no other claim of the
+    /// Answers a claim whose own session failed while the keeper's answers. The failure costs no other claim of the
     /// group its answer. A waiter claims again soon, and a try-claim is told.
     pub(crate) fn own_session_failed(
         &self,
@@ -142,7 +142,7 @@ impl KeeperState {
         Ok(Verdict::Refused(error))
     }
 
-    /// Nobody asks for a claim of unknown outcome any more, so the reaper removes its node.
+    /// Leaves a claim of unknown outcome to the reaper. It removes the node, since nobody asks for the claim any more.
     pub(crate) fn give_up(&self, contender: ContenderId) {
         if let Some(record) = self.records().claims.get_mut(&contender)
             && let ClaimState::Unknown { asked } = &mut record.state

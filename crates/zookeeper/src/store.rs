@@ -36,7 +36,7 @@ impl fmt::Debug for ZooKeeperStore {
 }
 
 impl ZooKeeperStore {
-    /// `tasks` run until the store is closed or dropped.
+    /// Makes the store. The `tasks` run until it is closed or dropped.
     pub(crate) fn new(
         id: String,
         capability: Capability,

@@ -46,7 +46,7 @@ impl Tls {
         options.with_pem_identity(&read(cert)?, &read(key)?).map_err(|error| bad("cert or key", error))
     }
 
-    /// Why no session could be opened with any of `servers`, if certificates are the reason.
+    /// Explains why no session could be opened with any of `servers`, if certificates are the reason.
     pub(crate) async fn explain(self, servers: Vec<(String, u16)>) -> Option<StoreError> {
         let explained = tokio::task::spawn_blocking(move || {
             let client_config = Arc::new(self.client_config()?);

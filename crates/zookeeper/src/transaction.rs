@@ -47,7 +47,7 @@ impl Operation<'_> {
     }
 }
 
-/// How the queue of a new claim is learned.
+/// The way in which the queue of a new claim is learned.
 enum QueueSource<'s> {
     /// By a listing in flight.
     Listing(Listing<'s>),
@@ -115,7 +115,7 @@ impl KeeperState {
         Ok(multi)
     }
 
-    /// For each creation, how its queue is learned. Listings are sent here.
+    /// Decides for each creation how its queue is learned, and sends the listings.
     fn queue_sources<'s>(&self, session: &'s Session, operations: &[Operation<'_>]) -> Vec<QueueSource<'s>> {
         let (mut sources, mut removed) = (Vec::new(), None);
         for operation in operations {

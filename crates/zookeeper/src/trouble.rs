@@ -3,7 +3,7 @@
 use lockkeeper_core::{StoreError, StoreErrorKind};
 use zookeeper_client::{CheckWriteError, Error, MultiWriteError};
 
-/// What `error` means for a request that was sent.
+/// Explains the `error` of a request that was sent, and so may have been applied.
 pub(crate) fn trouble(error: Error) -> StoreError {
     let (kind, message) = match &error {
         Error::ConnectionLoss

@@ -37,7 +37,7 @@ const MOST_POLLS_APART: u32 = 10;
 /// does not do so from the start: two more requests would be half as many again if a lock passes quickly.
 const WATCHES_ITSELF_AFTER: Duration = Duration::from_secs(1);
 
-/// What came of setting watches.
+/// The outcome of setting watches.
 enum Watching {
     /// A node that was to be watched has changed already.
     Changed,
@@ -61,7 +61,7 @@ struct Waiter {
     /// One task for each watched path; it returns the path when that has changed.
     watches: JoinSet<String>,
     watched: HashSet<String>,
-    /// What it waits for, if that is known without another listing.
+    /// The nodes that it waits for, if they are known without another listing.
     obstacles: Option<Obstacles>,
 }
 
@@ -137,7 +137,7 @@ impl KeeperState {
         Ok(Step::Again)
     }
 
-    /// When to list the queue even if no watch says so.
+    /// The time at which to list the queue even if no watch says so.
     fn poll_at(&self, watching: &Watching, obstacles: &Obstacles) -> BootTime {
         match watching {
             // The process of the claim before it may stand still, and then never marks that claim as granted. The next claim
@@ -151,7 +151,7 @@ impl KeeperState {
         }
     }
 
-    /// Lists the queue: what the waiter waits for, or `None` if it has nothing more to wait for.
+    /// Lists the queue, and returns the nodes that the waiter waits for; `None` if it has nothing more to wait for.
     async fn look(self: &Arc<Self>, waiter: &Waiter) -> Result<Option<Obstacles>, StoreError> {
         let queue = self.queue(&waiter.session, &waiter.folder, Freshness::AnyServer).await?;
         match queue.admission(split(&waiter.node).1) {
@@ -270,7 +270,7 @@ impl KeeperState {
         true
     }
 
-    /// The waiter's node is gone, so its keeper has to claim again.
+    /// Tells the keeper that the waiter's node is gone, so that it claims again.
     fn node_lost(&self, waiter: &Waiter) {
         let mut records = self.records();
         let own = records.claims.get(&waiter.contender).is_some_and(|record| record.node == waiter.node);

@@ -1,4 +1,4 @@
-//! A real page: a small client of the WebDriver protocol, and what a person does.
+//! A real page: a small client of the WebDriver protocol, and the steps of a person.
 
 use std::{
     io::{BufRead, BufReader, Write as _},
@@ -15,7 +15,7 @@ use crate::Failure;
 const ARGUMENTS: [&str; 5] =
     ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1360,1000"];
 
-/// Notes the longest task and what the page was then. Browsers tell tasks of 50 ms and more.
+/// Notes the longest task and the page at that time. Browsers tell tasks of 50 ms and more.
 const WATCH: &str = "window.longest = [0, '']; new PerformanceObserver((list) => { for (const entry of list.getEntries()) \
                      if (entry.duration > longest[0]) longest = [entry.duration, location.hash] }).observe({ type: \
                      'longtask', buffered: true })";
@@ -112,7 +112,7 @@ impl Drop for Browser {
     }
 }
 
-/// The JSON of an answer. The connection stays open after it, so its length is what counts.
+/// The JSON of an answer. The connection stays open after it, so only its length tells where it ends.
 fn answer(reader: &mut impl BufRead) -> Result<Value, Failure> {
     let mut length = 0;
     loop {

@@ -34,7 +34,7 @@ const LOCKS: usize = 10_000;
 const CHANGE: Duration = Duration::from_millis(10);
 /// How many pages are open.
 const PAGES: usize = 50;
-/// What is seen is settled after this part of the time.
+/// The figures are taken after this part of the time, when they have settled.
 const SETTLE_PART: u32 = 10;
 
 const ONE_PAGE: Limit = Limit::Below(15.0);
@@ -43,7 +43,7 @@ const MANY_PAGES: Limit = Limit::Below(25.0);
 const LISTINGS: Limit = Limit::AtMost(1.05);
 const LONGEST_TASK: Limit = Limit::AtMost(100.0);
 
-/// What pages ask for. Most show all locks, as pages do that an operator keeps open.
+/// The queries of pages. Most show all locks, like the pages that an operator keeps open.
 const QUERIES: [&str; 5] = [
     "view=locks",
     "view=locks&sort=name&page=3",
@@ -52,7 +52,7 @@ const QUERIES: [&str; 5] = [
     "view=lock&name=bench/console/000042",
 ];
 
-/// What the server and the store did while pages were open.
+/// The work of the server and the store while pages were open.
 struct Looked {
     cpu_percent: f64,
     /// `SCAN` commands per sample.
@@ -61,7 +61,7 @@ struct Looked {
     every: f64,
 }
 
-/// Ten thousand locks, a hundred changes a second: what it costs the server to show them.
+/// Measures the price of showing ten thousand locks of which a hundred change each second.
 pub(crate) async fn console(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let redis = bench.redis.as_ref().ok_or("the console is measured on redis:")?;
     let locks = LOCKS.min(bench.pace.locks);

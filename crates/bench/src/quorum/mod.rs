@@ -1,4 +1,4 @@
-//! What belongs to a quorum: five Redis servers that the harness starts, its peers, and what it is held to.
+//! The quorum's part: five Redis servers that the harness starts, its peers, and its goals.
 
 mod peers;
 mod processes;
@@ -32,7 +32,7 @@ const COMMANDS: Limit = Limit::AtMost(2.0 * MEMBERS as f64);
 /// How long a free lock takes, as a multiple of the bare fan-out.
 const LATENCY: Limit = Limit::AtMost(1.5);
 
-/// The members, each with a connection to ask it what it did.
+/// The members, each with a connection to ask it for its work.
 #[derive(Clone)]
 pub(crate) struct Members(Vec<Server>);
 
@@ -56,20 +56,20 @@ impl Members {
         format!("quorum:{}", self.urls().join(","))
     }
 
-    /// The same contestant, with what all members did in each round, and what came to each while it waited.
+    /// The same contestant, with the work of all members in each round, and the commands to each while it waited.
     pub(crate) fn metered(&self, inner: Box<dyn Contestant>) -> Box<dyn Contestant> {
         let members = self.clone();
         let inner = Box::new(Watched { inner, members: self.clone() });
         Box::new(Metered { inner, served: Box::new(move || members.served()) })
     }
 
-    /// Whom Lockkeeper is compared with.
+    /// The peers that Lockkeeper is compared with.
     pub(crate) async fn peers(&self) -> Result<Vec<Box<dyn Contestant>>, Failure> {
         let (bare, redlock) = (FanOutPeer::connect(&self.urls()).await?, RedlockPeer::connect(&self.urls())?);
         Ok(vec![self.metered(Box::new(bare)), self.metered(Box::new(redlock))])
     }
 
-    /// What all members together did so far.
+    /// The work of all members together so far.
     fn served(&self) -> Result<Served, Failure> {
         let (mut commands, mut busy) = (0, Duration::ZERO);
         for member in &self.0 {

@@ -23,7 +23,7 @@ use crate::{
     workload::Workload,
 };
 
-/// What the table calls the bare fan-out.
+/// The name of the bare fan-out in the table.
 pub(super) const BARE: &str = "bare fan-out";
 
 /// As long as Lockkeeper's own lease.
@@ -140,7 +140,7 @@ impl Lock for FanOutLock {
     }
 }
 
-/// The crate `rslock` on the same servers, as it comes: who gets no majority asks again after a random while of up to 200 ms.
+/// The crate `rslock` on the same servers, as it comes. A task without a majority asks again after up to 200 ms.
 pub(super) struct RedlockPeer(LockManager);
 
 #[derive(Clone)]

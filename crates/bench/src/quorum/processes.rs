@@ -15,7 +15,7 @@ use crate::{
 /// How often the lock passes from one process to another, as a multiple of RedLock's.
 const HAND_OFFS: Limit = Limit::AtLeast(10.0);
 const FAIRNESS: Limit = Limit::AtLeast(0.95);
-/// What the process gets that gets the least.
+/// The acquisitions of the process that has the fewest.
 const FEWEST: Limit = Limit::AtLeast(1.0);
 
 /// Both, in turn.
@@ -27,7 +27,7 @@ struct Comparison {
 impl Comparison {
     fn new(members: &Members, round: usize, length: Duration) -> Result<Self, Failure> {
         let ours = keepers(&members.url(), length)?;
-        // Whoever gives up leaves something behind, so each round has a name of its own.
+        // A process that gives up leaves something behind, so each round has a name of its own.
         let (urls, name) = (members.urls().join(","), format!("w3p/{round}"));
         let millis = length.as_millis().to_string();
         let start = |_| ChildProcess::start(&["redlock", &urls, &name, &millis]);

@@ -1,4 +1,4 @@
-//! W4 on a quorum: what comes to each member while tasks wait.
+//! W4 on a quorum: the commands to each member while tasks wait.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use crate::{
     workload::Workload,
 };
 
-/// What the table calls it, and what it is held to.
+/// The name of the figure in the table, and its goal.
 pub(crate) const WAITING: (&str, Limit) = ("commands/s at each member while 64 wait", Limit::AtMost(2.0));
 
-/// A contestant, and what its members get while its tasks wait.
+/// A contestant, and the members that count the commands while its tasks wait.
 pub(super) struct Watched {
     pub(super) inner: Box<dyn Contestant>,
     pub(super) members: Members,

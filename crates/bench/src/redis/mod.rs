@@ -1,4 +1,4 @@
-//! What belongs to Redis: its server, which is asked what it did, its peers, and what it is held to.
+//! Redis' part: its server, which is asked for its work, its peers, and its goals.
 
 mod peers;
 mod pings;
@@ -30,21 +30,21 @@ use crate::{
     workload::{Pace, Workload},
 };
 
-/// What waiting and draining may cost.
+/// The goals of waiting and draining.
 pub(crate) const WAITING_GOALS: [(&str, Limit); 3] = [
     ("client CPU while 64 wait, % of a core", Limit::Below(0.5)),
     ("requests/s while 64 wait", Limit::AtMost(1.0)),
     ("drain of 64 waiters, ms", Limit::AtMost(20.0)),
 ];
 
-/// What scripts call on the server: these are counted there like commands that came to it.
+/// The commands that scripts call on the server: they are counted there like commands that came to it.
 const INSIDE: [&str; 25] = [
     "time", "mget", "get", "getrange", "set", "del", "type", "setrange", "lrange", "lindex", "lpos", "llen",
     "lset", "linsert", "lrem", "ltrim", "lpop", "rpush", "rename", "pexpire", "persist", "pttl", "publish",
     "spublish", "info",
 ];
 
-/// One server, and a connection to ask it what it did.
+/// One server, and a connection to ask it for its work.
 #[derive(Clone)]
 pub(crate) struct Server(Arc<Inner>);
 
@@ -71,13 +71,13 @@ impl Server {
         &self.0.url
     }
 
-    /// The same contestant, with what the server did in each round.
+    /// The same contestant, with the server's work in each round.
     pub(crate) fn metered(&self, inner: Box<dyn Contestant>) -> Box<dyn Contestant> {
         let server = self.clone();
         Box::new(Metered { inner, served: Box::new(move || server.served()) })
     }
 
-    /// Whom Lockkeeper is compared with.
+    /// The peers that Lockkeeper is compared with.
     pub(crate) async fn peers(&self) -> Result<Vec<Box<dyn Contestant>>, Failure> {
         let url = plain(self.url());
         let mut peers = vec![
@@ -96,7 +96,7 @@ impl Server {
         Ok(redis::cmd("INFO").arg(section).query(&mut connection)?)
     }
 
-    /// Removes what a peer does not remove itself.
+    /// Removes the keys that a peer does not remove itself.
     fn forget(&self, keys: &[&str]) -> Result<(), Failure> {
         let mut connection = support::lock(&self.0.connection);
         Ok(redis::cmd("DEL").arg(keys).query(&mut connection)?)
@@ -133,7 +133,7 @@ fn plain(url: &str) -> String {
     url.split('?').next().unwrap_or(url).to_owned()
 }
 
-/// From lines such as `cmdstat_evalsha:calls=2,usec=9,...`. What a script calls is in the time of the script.
+/// Reads lines such as `cmdstat_evalsha:calls=2,usec=9,...`. The time of a script includes the commands that it calls.
 fn served_in(info: &str) -> Option<Served> {
     let inside: HashSet<&str> = INSIDE.into();
     let (mut commands, mut micros) = (0, 0);
@@ -154,8 +154,8 @@ fn served_in(info: &str) -> Option<Served> {
     Some(Served { commands: Some(commands), busy: Duration::from_micros(micros) })
 }
 
-/// What an acquisition and its release may cost where nobody waits: the client's CPU and the server's time as
-/// multiples of the bare scripts', and how many commands.
+/// The goals of an acquisition and its release where nobody waits: the client's CPU and the server's time as multiples
+/// of the bare scripts', and how many commands.
 fn cost_goals(workload: Workload) -> Option<(Option<Limit>, Limit, Option<Limit>)> {
     match workload {
         Workload::W1 => Some((Some(Limit::AtMost(1.25)), Limit::AtMost(2.5), Some(Limit::AtMost(2.0)))),

@@ -18,7 +18,7 @@ use crate::{
     workload::Workload,
 };
 
-/// What the table calls the bare scripts.
+/// The name of the bare scripts in the table.
 pub(super) const BARE: &str = "bare scripts";
 
 /// As long as Lockkeeper's own lease.
@@ -115,7 +115,7 @@ impl Lock for BareLock {
     }
 }
 
-/// The crate `rslock`, as it comes: who finds a lock taken asks again after a random while of up to 200 ms.
+/// The crate `rslock`, as it comes: a task that finds a lock taken asks again after a random while of up to 200 ms.
 pub(super) struct RslockPeer(LockManager);
 
 #[derive(Clone)]
@@ -146,7 +146,7 @@ impl Peer for RslockPeer {
         (workload == Workload::W3).then_some(Limit::AtLeast(50.0))
     }
 
-    /// Who stands in the server's own line need not poll for its turn.
+    /// A waiter in the server's own queue need not poll for its turn.
     fn fifo_goal(&self, workload: Workload) -> Option<Limit> {
         (workload == Workload::W3).then_some(Limit::AtLeast(1.5))
     }

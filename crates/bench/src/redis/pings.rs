@@ -30,7 +30,7 @@ const HAND_OFF: Limit = Limit::AtMost(1.5);
 const SERVER: Limit = Limit::AtMost(6.0);
 const FAIRNESS: Limit = Limit::AtLeast(0.99);
 
-/// What a round brought: Lockkeeper, the barest lock, each with what it took of the server, and bare messages.
+/// The rounds to compare: Lockkeeper and the barest lock, each with its price for the server, and bare messages.
 struct Comparison {
     ours: ProcessRound,
     our_cost: Served,

@@ -23,12 +23,12 @@ const PROGRAM: &str = include_str!("redis_lock.py");
 pub(super) struct PythonPeer {
     url: String,
     python: PathBuf,
-    /// Where redis-py is, if it had to be installed.
+    /// The folder of redis-py, if it had to be installed.
     _folder: Option<TempDir>,
 }
 
 impl PythonPeer {
-    /// Takes what the machine has (Debian: python3-redis), else installs it into a temporary folder with pip.
+    /// Takes the machine's own (Debian: python3-redis), else installs it into a temporary folder with pip.
     pub(super) fn find(url: &str) -> Result<Self, Failure> {
         let python = PathBuf::from("python3");
         if run(&python, &["-c", "import redis.lock"]).is_ok() {
@@ -57,7 +57,7 @@ impl Contestant for PythonPeer {
         "redis-py"
     }
 
-    /// As for the other peers that ask the server.
+    /// The goal is the same as for the other peers that ask the server.
     fn goal(&self, workload: Workload) -> Option<Limit> {
         (workload == Workload::W3).then_some(Limit::AtLeast(50.0))
     }
@@ -83,7 +83,7 @@ impl Contestant for PythonPeer {
     }
 }
 
-/// What the program prints.
+/// Reads the output of the program.
 fn read(text: &str) -> Result<Round, Failure> {
     let mut lines = text.lines();
     let words: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();

@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::Failure;
 
-/// Who calls, and where.
+/// A caller's token, and the address that it calls.
 #[derive(Clone)]
 pub(crate) struct Client {
     pub(crate) address: SocketAddr,
@@ -52,7 +52,7 @@ impl Client {
         self.connect().await?.call("/v1/acquire", &format!("{{\"name\":\"{name}\",\"lease\":\"10m\"}}")).await
     }
 
-    /// Gives back what was answered to an acquisition.
+    /// Gives back the acquisition whose answer is `held`.
     pub(super) async fn release(&self, held: &str) -> Result<(), Failure> {
         self.connect().await?.call("/v1/release", &release(held)?).await.map(drop)
     }
@@ -150,7 +150,7 @@ impl Connection {
 pub(crate) struct Stream(Connection);
 
 impl Stream {
-    /// Reads until it ends, and tells why it did.
+    /// Reads until it ends, and tells the reason.
     pub(crate) async fn read(mut self) -> Result<(), Failure> {
         let Connection { stream, buffer, .. } = &mut self.0;
         stream.read_buf(buffer).await?;

@@ -1,4 +1,4 @@
-//! Locks over HTTP: `lockkeeper serve` against the least that a server of locks on Redis can do, and what waiting costs it.
+//! Locks over HTTP: `lockkeeper serve`, and its price for waiting, beside the least that a lock server on Redis can do.
 
 mod bare;
 mod load;
@@ -19,7 +19,7 @@ use crate::{
     workload::Workload,
 };
 
-/// What the table calls the two.
+/// The names of the two in the table.
 const SERVE: &str = "lockkeeper serve";
 const BARE: &str = "bare handlers";
 
@@ -32,7 +32,7 @@ const CONNECTIONS: usize = 64;
 /// How many requests wait.
 const WAITING: usize = 1000;
 
-/// Acquire and release over HTTP, and 1,000 requests that wait.
+/// Measures acquire and release over HTTP, and 1,000 requests that wait.
 pub(crate) async fn serve(bench: &Bench) -> Result<Vec<Row>, Failure> {
     let redis = bench.redis.as_ref().ok_or("serve is measured on redis:")?;
     process::raise_limit()?;
@@ -40,7 +40,7 @@ pub(crate) async fn serve(bench: &Bench) -> Result<Vec<Row>, Failure> {
         let (ours, bare) = (Server::ours(redis.url())?, Server::bare(redis.url())?);
         rates(bench, &ours, &bare).await?
     };
-    // Another one: memory that others gave back would be used by those who wait.
+    // Another one: waiters would use memory that others gave back.
     rows.extend(waiting(bench, &Server::ours(redis.url())?).await?);
     Ok(rows)
 }

@@ -52,7 +52,7 @@ impl Server {
         Self::start(ChildProcess::start(&["bare-http", redis])?, None)
     }
 
-    /// It prints `listening on http://ADDRESS` first.
+    /// Reads the address from the first line of the child, `listening on http://ADDRESS`.
     fn start(child: ChildProcess, folder: Option<tempfile::TempDir>) -> Result<Self, Failure> {
         let mut process = Dialogue::new(child)?;
         let line = process.receive()?;
@@ -61,7 +61,7 @@ impl Server {
         Ok(Self { process, client, _folder: folder })
     }
 
-    /// Who looks at it, and where.
+    /// A client with the token that only looks.
     pub(crate) fn looker(&self) -> Client {
         Client { address: self.client.address, token: LOOKS.to_owned() }
     }

@@ -1,5 +1,5 @@
-//! What belongs to PostgreSQL and MariaDB: a server of its own, at its default durability, what it did, the peers on it,
-//! and what Lockkeeper is held to.
+//! The part of PostgreSQL and MariaDB: a server of its own, at its default durability, its work, the peers on it, and
+//! Lockkeeper's goals.
 
 mod held;
 mod peers;
@@ -34,7 +34,7 @@ use crate::{
 /// 64 connections for each of two peers, and sixteen processes with a keeper.
 const CONNECTIONS: &str = "max_connections = 400";
 
-/// What the peers need.
+/// The tables of the peers.
 const TABLES: &str = "CREATE TABLE bench_lock (name VARCHAR(100) PRIMARY KEY, owner BIGINT NOT NULL);
 CREATE TABLE bench_token (id INT PRIMARY KEY, n BIGINT NOT NULL);
 INSERT INTO bench_token VALUES (1, 0), (2, 0)";
@@ -42,7 +42,7 @@ INSERT INTO bench_token VALUES (1, 0), (2, 0)";
 /// How many locks are held on a server that writes every renewal to disk.
 pub(crate) const HELD: usize = 10_000;
 
-/// Which database it is.
+/// The kind of database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Postgres,
@@ -50,7 +50,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// By the URL of a store.
+    /// Tells the kind by the URL of a store.
     pub(crate) fn of(url: &str) -> Option<Self> {
         match url.split(':').next()? {
             "postgres" => Some(Self::Postgres),
@@ -132,14 +132,14 @@ impl Server {
         Ok(all)
     }
 
-    /// The same contestant, with what the server worked in each round.
+    /// The same contestant, with the CPU time of the server in each round.
     pub(crate) fn metered(&self, inner: Box<dyn Contestant>) -> Box<dyn Contestant> {
         let server = self.clone();
         let served = Box::new(move || Ok(Served { commands: None, busy: server.cpu()? }));
         Box::new(Metered { inner, served })
     }
 
-    /// Whom Lockkeeper is compared with.
+    /// The peers that Lockkeeper is compared with.
     pub(crate) fn peers(&self) -> Vec<Box<dyn Contestant>> {
         let pool = || Arc::new(Pool::new(self.url()));
         [Style::Table, Style::Advisory]
@@ -147,7 +147,7 @@ impl Server {
             .into()
     }
 
-    /// What waiting and draining may cost.
+    /// The goals of waiting and draining.
     pub(crate) fn waiting_goals(&self) -> [(&'static str, Limit); 3] {
         let requests = match self.kind() {
             Kind::Postgres => Limit::AtMost(1.0),

@@ -16,13 +16,13 @@ use crate::{
     workload::Workload,
 };
 
-/// What the table calls the lock table.
+/// The name of the lock table in the output.
 pub(super) const TABLE: &str = "lock table";
 
 /// How often a waiter of the lock table looks.
 pub(super) const POLL: Duration = Duration::from_millis(10);
 
-/// Which of the two it is.
+/// The kind of peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Style {
     /// An insert and a delete per lock, each a transaction that is on disk when it is answered. Nothing ends a lock whose

@@ -32,7 +32,7 @@ const LATER: Limit = Limit::AtLeast(0.9);
 const LONG: u32 = 35;
 const WINDOW: u32 = 5;
 
-/// What a round brought.
+/// The rounds to compare.
 struct Comparison {
     ours: ProcessRound,
     table: ProcessRound,

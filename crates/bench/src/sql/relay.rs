@@ -1,4 +1,4 @@
-//! A relay between a client and a database that counts what goes through it: flights and transactions.
+//! A relay between a client and a database that counts flights and transactions.
 
 use std::{
     net::SocketAddr,
@@ -22,7 +22,7 @@ use crate::Failure;
 
 const COMMIT: &[u8] = b"COMMIT";
 
-/// What went through so far.
+/// The counts so far.
 #[derive(Default)]
 struct Counts {
     /// How often a client began to send after the server had: statements that are sent together are one flight.

@@ -26,21 +26,21 @@ const TRANSACTIONS: Limit = Limit::AtMost(2.0);
 /// Two of each: begin, lock and read; write and commit.
 const FLIGHTS: Limit = Limit::AtMost(4.0);
 
-/// What the table calls the requests of waiters.
+/// The name of the waiters' requests in the table.
 pub(crate) const WAITING: &str = "transactions and lone reads/s at the server while 64 wait";
 
 /// How many tasks wait for a holder of another keeper, and how soon they must be through on MariaDB.
 const WAITERS: usize = 64;
 const DRAIN: Limit = Limit::AtMost(1000.0);
 
-/// Lockkeeper, with everything that goes to the server counted on its way.
+/// Lockkeeper, with all of its flights and transactions counted on their way to the server.
 pub(crate) struct Relayed {
     server: Server,
     keeper: Keeper,
     relay: Relay,
 }
 
-/// What arrived at the server so far.
+/// The counts of work that arrived at the server so far.
 #[derive(Clone, Copy)]
 struct Arrived {
     transactions: u64,
@@ -74,7 +74,7 @@ impl Relayed {
         Ok(Arrived { transactions, flights, works: flights.saturating_sub(self.relay.transactions()) })
     }
 
-    /// What a free lock of a name that was used before costs, and its release.
+    /// The price of a free lock of a name that was used before, and of its release.
     pub(crate) async fn w1(&self) -> Result<Vec<Row>, Failure> {
         let mutex = self.keeper.mutex("bench/requests");
         mutex.lock().await?.release().await?;
@@ -116,7 +116,7 @@ impl Peer for Relayed {
     }
 }
 
-/// 64 tasks wait for a lock that another keeper holds: how soon they are through once it is free.
+/// Measures how soon 64 tasks that wait for a lock of another keeper are through once it is free.
 pub(crate) async fn drain_of_another(
     keeper: &Keeper,
     pace: Pace,

@@ -135,7 +135,7 @@ async fn execute(
     }
 }
 
-/// PostgreSQL's advisory locks have numbers.
+/// Returns the number of a name, since PostgreSQL's advisory locks have numbers.
 fn key(name: &str) -> i64 {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);

@@ -1,5 +1,5 @@
-//! The bare token of PostgreSQL: sixteen processes that listen, and two durable updates of one row a pass. It is no lock; it
-//! is what a lock that is on disk has to do for a claim and a release.
+//! The bare token of PostgreSQL: sixteen processes that listen, and two durable updates of one row a pass. It is no
+//! lock, but it does as much as a lock that is on disk has to do for a claim and a release.
 
 use std::{
     pin::pin,

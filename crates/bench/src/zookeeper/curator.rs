@@ -1,5 +1,5 @@
-//! The mutex of Apache Curator: a small Java program, compiled when it is needed, that is told what to do
-//! line by line. Java and Curator come from Debian's packages.
+//! The mutex of Apache Curator: a small Java program, compiled when it is needed, that gets its orders line by line.
+//! Java and Curator come from Debian's packages.
 
 use std::{
     fs,

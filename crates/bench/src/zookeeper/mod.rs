@@ -1,7 +1,7 @@
-//! What is measured on ZooKeeper: beside the usual workloads, the requests that arrive at the server, the
-//! lock between processes, and the order of waiters. For `zookeeper:` the harness starts a server of its own
-//! and has three peers: the lock recipe of the crate `zookeeper-client`, that of Apache Curator, and a bare
-//! creation and removal of a node, which is what no lock can do without.
+//! Measurements on ZooKeeper: beside the usual workloads, the requests that arrive at the server, the lock between
+//! processes, and the order of waiters. For `zookeeper:` the harness starts a server of its own and has three peers:
+//! the lock recipe of the crate `zookeeper-client`, that of Apache Curator, and a bare creation and removal of a node,
+//! which no lock can do without.
 
 mod curator;
 mod peers;
@@ -27,11 +27,11 @@ const BARE: &str = "bare";
 pub(crate) struct ZooKeeper {
     server: servers::ZooKeeper,
     url: String,
-    /// Whose sessions are which.
+    /// The sessions of each contestant.
     sessions: HashMap<&'static str, Vec<i64>>,
     recipe: Option<RecipePeer>,
     curator: Option<Curator>,
-    /// Why Curator does not take part.
+    /// The reason why Curator does not take part.
     without_curator: Option<String>,
 }
 
@@ -47,7 +47,7 @@ impl ZooKeeper {
         Ok(Some(Self { server, url, sessions, recipe: None, curator: None, without_curator }))
     }
 
-    /// Where the server is.
+    /// The URL of the server.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -84,7 +84,7 @@ impl ZooKeeper {
         Ok(peers)
     }
 
-    /// What has to be known beside the figures.
+    /// Remarks that readers of the figures need.
     pub(crate) fn remarks(&self) -> String {
         let peer = match &self.without_curator {
             None => String::new(),
@@ -92,12 +92,12 @@ impl ZooKeeper {
         };
         format!(", one server with forceSync=no for all alike{peer}")
     }
-    /// What the server has received so far, by session.
+    /// The number of requests that the server has received so far, by session.
     pub(super) fn received(&self) -> io::Result<HashMap<i64, u64>> {
         Ok(received_in(&self.server.nodes()[0].ask("cons")?))
     }
 
-    /// What the server has received so far of `who`.
+    /// The number of requests that the server has received from `who` so far.
     pub(super) fn received_of(&self, who: &str) -> io::Result<u64> {
         let received = self.received()?;
         let sessions = self.sessions.get(who).into_iter().flatten();

@@ -62,14 +62,14 @@ impl Lock for RecipeLock {
         Ok(self.client.lock(prefix, b"", options).await?)
     }
 
-    /// As it is meant to be used: dropped, its node is removed while its task goes on.
+    /// Drops the lock, as its users are meant to. Its node is removed while the task goes on.
     async fn release(held: Self::Held<'_>) -> Result<(), Failure> {
         drop(held);
         Ok(())
     }
 }
 
-/// One ephemeral sequential node made and removed, and nothing else: no lock, but what each lock has to do.
+/// One ephemeral sequential node made and removed, and nothing else: no lock, but the part that each lock has to do.
 pub(crate) struct BarePeer(Client);
 
 impl BarePeer {
@@ -105,7 +105,7 @@ impl Peer for BarePeer {
     }
 }
 
-/// What is to be removed.
+/// A node that is to be removed.
 pub(crate) struct BareHeld<'a> {
     client: &'a Client,
     node: String,

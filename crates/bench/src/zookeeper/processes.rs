@@ -38,7 +38,7 @@ struct Team {
     rounds: Vec<Race>,
 }
 
-/// What a round brought.
+/// The figures of a round.
 struct Race {
     passed: ProcessRound,
     hand_offs: f64,
@@ -121,7 +121,7 @@ impl ZooKeeper {
     }
 }
 
-/// Lockkeeper first, and the bare ring last.
+/// Returns the contestants: Lockkeeper first, and the bare ring last.
 fn teams(url: &str, servers: &str, program: Option<&Program>) -> Result<Vec<Team>, Failure> {
     let own = |who, url| move |_| Dialogue::new(ChildProcess::start(&["zookeeper", who, url])?);
     let mut teams =

@@ -1,4 +1,4 @@
-//! Requests as the server counts them: what it received on each connection.
+//! Requests as the server counts them on each connection.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What no lock between processes can do without, and nothing else: one transaction wakes the next, removes the own node
-//! and makes another. In a ring, so that nobody has to find out whose turn it is.
+//! The part that no lock between processes can do without, and nothing else: one transaction wakes the next, removes
+//! the own node and makes another. In a ring, so that nobody has to find out whose turn it is.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ pub(super) struct Ring {
     client: Client,
     folder: String,
     own: usize,
-    /// Its node in what would be the queue.
+    /// Its node, in the place of a queue.
     node: String,
     /// Rounds so far.
     round: u64,
 }
 
 impl Ring {
-    /// A folder that no ring had before: what an earlier one left would ring the bells of this one.
+    /// A folder that no ring had before: nodes of an earlier one would ring the bells of this one.
     pub(super) fn new_folder() -> String {
         format!("/bench/ring-{}", now())
     }
@@ -51,7 +51,7 @@ impl Ring {
     pub(super) async fn pass(&mut self, length: Duration) -> Result<Vec<(u64, u64)>, Failure> {
         self.round += 1;
         let (started, mut times) = (Instant::now(), Vec::new());
-        // What its bell says when it is woken next. The first begins.
+        // The number in its bell when it is woken next. The first begins.
         let mut visit = 0;
         let mut rung = self.own == 0;
         let mut watcher = if rung { None } else { self.listen(visit).await? };
@@ -101,8 +101,8 @@ mod tests {
 
     use super::*;
 
-    /// One ring after another on one server, as when a workload is measured again: whoever passes on is followed by
-    /// the next in the ring, so nothing of the first ring is heard in the second.
+    /// One ring after another on one server, as when a workload is measured again: a process that passes on is followed
+    /// by the next in the ring, so nothing of the first ring is heard in the second.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_second_ring_goes_round_like_the_first() {
         let server = ZooKeeper::start().expect("started");

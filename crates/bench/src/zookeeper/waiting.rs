@@ -1,4 +1,4 @@
-//! What waiting costs the server, and in which order waiters are served.
+//! The server's price for waiting, and the order in which waiters are served.
 
 use std::{
     collections::HashMap,
@@ -38,9 +38,8 @@ impl ZooKeeper {
         Ok(rows)
     }
 
-    /// What the server receives within a time from each, and how much of that is due to those who wait:
-    /// the same time is counted with and without them. All contestants at once, since each has a session
-    /// of its own.
+    /// The requests that the server receives within a time from each, and how many of them are due to waiters: the same
+    /// time is counted with and without them. All contestants at once, since each has a session of its own.
     async fn requests_while_waiting(&self, bench: &Bench) -> Result<Vec<Row>, Failure> {
         let recipe = self.recipe.as_ref().ok_or("there are no peers yet")?;
         // Each waits in the store's own queue.
@@ -83,7 +82,7 @@ impl ZooKeeper {
         Ok(rows)
     }
 
-    /// What the server receives from each within `wait`, once all is settled.
+    /// The requests that the server receives from each within `wait`, once all is settled.
     async fn received_within(&self, wait: Duration) -> Result<HashMap<&'static str, u64>, Failure> {
         let count = || -> Result<HashMap<&'static str, u64>, Failure> {
             self.counted().map(|who| Ok((who, self.received_of(who)?))).collect()

@@ -1,4 +1,4 @@
-//! What happens within one step is stored so that it is loaded the same.
+//! Changes within one step are stored so that they are loaded the same.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -46,13 +46,13 @@ impl Tables {
         }
     }
 
-    /// Who stands in the row of the resource.
+    /// Returns the contender that stands in the row of the resource, by its number.
     fn in_row(&self) -> Option<u64> {
         self.row.holder.row().map(|row| row.contender.seq)
     }
 }
 
-/// Whatever happens to a queue within one step, it is stored in its order.
+/// A queue is stored in its order, no matter how it changes within one step.
 #[test]
 fn a_queue_keeps_its_order() {
     let mut tables = Tables::default();

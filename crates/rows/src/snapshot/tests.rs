@@ -22,7 +22,7 @@ use crate::{
 /// Rows as a store keeps them.
 #[derive(Debug, Default)]
 struct Rows {
-    /// What the row of a new name is.
+    /// The row of a new name.
     fresh: ResourceRow,
     /// One mark for all names, if marks are not kept per name.
     floor: HighWater,
@@ -127,7 +127,7 @@ fn steps(at_least: Range<u64>) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a step told: the answers as text, since they have no equality.
+/// The effects of a step: its answers as text, since they have no equality, its grants, and whether holders changed.
 type Told = (String, Vec<GrantNotice>, bool);
 
 fn in_rows(rows: &mut Rows, now: Now, step: &Step) -> Told {
@@ -174,7 +174,7 @@ fn in_model(model: &mut Model, now: Now, step: &Step) -> Told {
     (answers, effects.grants, effects.changed)
 }
 
-/// An order names the number of the grant.
+/// Fills in the number of the grant, which an order names.
 fn with_number(step: &Step, model: &Model) -> Step {
     let Step::Evict(order) = step else { return step.clone() };
     let holders = model.resource(&order.name).map(|resource| &resource.holders);

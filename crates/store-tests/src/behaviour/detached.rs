@@ -227,7 +227,7 @@ async fn a_released_lease_keeps_its_minimum_from_its_grant_on(fixture: &Fixture)
         let next = soon(b.mutex(&name).lock()).await??;
         assert!(asked.elapsed() + fixture::ROUNDING >= least, "way {way} kept it only {:?}", asked.elapsed());
         let late = granted.elapsed().saturating_sub(least);
-        // Where it is kept by a session, that ends a little later.
+        // A session that keeps it ends a little later.
         let most = fixture.capability().min_lease + Duration::from_secs(2);
         assert!(late < most, "way {way} kept it {late:?} too long");
         next.release().await?;

@@ -38,7 +38,7 @@ async fn an_older_token_is_rejected_everywhere(fixture: &Fixture) -> Outcome {
     Ok(newer.release().await?)
 }
 
-/// What a lock alone cannot do: a holder that was paused past its lease writes again.
+/// A holder that was paused past its lease writes again. The fence rejects it, which a lock alone cannot do.
 async fn a_holder_that_lost_its_lock_is_rejected(fixture: &Fixture) -> Outcome {
     let ((a, b), name) = (fixture.two_keepers().await?, fixture.name("stock"));
     let paused = a.mutex(&name).expires_after(fixture.short_lease()).lock().await?;

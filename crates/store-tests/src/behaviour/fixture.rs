@@ -1,4 +1,4 @@
-//! What each test gets: keepers, names that no other test uses, and the check that it left nothing behind.
+//! The fixture of each test: keepers, names that no other test uses, and the check that it left nothing behind.
 
 use std::{
     collections::BTreeSet,
@@ -26,11 +26,11 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// How long to watch something that must not happen, and how long a limited wait is.
 pub(super) const BRIEFLY: Duration = Duration::from_millis(300);
 
-/// What clocks that count in milliseconds may take off a span.
+/// How much clocks that count in milliseconds may take off a span.
 pub(super) const ROUNDING: Duration = Duration::from_millis(5);
 
 /// How long a release in the background may take before it counts as left behind. It is shorter than the default lease
-/// and than the lease of a waiter, so neither of them can hide something that was forgotten.
+/// and than the lease of a waiter, so neither of them can hide a release that was forgotten.
 const PROMPTLY: Duration = Duration::from_secs(10);
 
 /// The request limit of all keepers. The disk of a shared machine can stand still for seconds, and no test is about
@@ -53,10 +53,10 @@ pub(super) async fn still_waits<T>(waiter: &mut JoinHandle<T>) -> Outcome {
     }
 }
 
-/// What all tests of one run share.
+/// The part that all tests of one run share.
 pub(super) struct Suite {
     connect: Box<dyn Fn() -> Connector + Send + Sync>,
-    /// Inspects what other keepers do. It also keeps a memory store from ending with its last keeper.
+    /// Inspects the holds of other keepers. It also keeps a memory store from ending with its last keeper.
     watcher: Keeper,
     /// No two runs have a name in common.
     run: String,
@@ -89,7 +89,7 @@ impl Drop for Suite {
     }
 }
 
-/// What one test gets.
+/// The fixture of one test, and the names that it used.
 pub struct Fixture {
     suite: Arc<Suite>,
     prefix: String,
@@ -102,7 +102,7 @@ impl Fixture {
         Self { suite, prefix, names: Mutex::default() }
     }
 
-    /// What the store can do.
+    /// Returns the abilities of the store.
     pub fn capability(&self) -> &Capability {
         self.suite.capability()
     }
@@ -136,7 +136,7 @@ impl Fixture {
         Ok(KillableKeeper { keeper, runtime: Some(runtime) })
     }
 
-    /// What all names of this test start with.
+    /// Returns the prefix of all names of this test.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -164,12 +164,12 @@ impl Fixture {
         if self.capability().pushes { pushed } else { polled }
     }
 
-    /// Who holds `name` and who waits for it, as another keeper sees it.
+    /// Returns the holders of `name` and the waiters for it, as another keeper sees them.
     pub async fn view(&self, name: &str) -> Result<Option<ResourceView>, Error> {
         self.suite.watcher.inspect(name).await
     }
 
-    /// Who leads.
+    /// Returns the leader, as another keeper sees it.
     pub(super) async fn leader(&self, name: &str) -> Result<Option<Leader>, StoreError> {
         self.suite.watcher.election(name).leader().await
     }
@@ -236,7 +236,7 @@ impl Fixture {
         }
     }
 
-    /// Removes what a failed test left behind: a latch has no lease that would end it.
+    /// Removes the latches that a failed test left behind, since no lease would end them.
     pub(super) async fn clean_up(&self) {
         for name in self.used().into_iter().filter(|_| self.capability().counts_permits) {
             // It is there or not; the test has failed in any case.
@@ -251,7 +251,7 @@ impl Fixture {
 
     async fn leftovers(&self) -> Result<Vec<String>, Failure> {
         let watcher = &self.suite.watcher;
-        // Also what has a name that the test did not ask for, such as a segment.
+        // Also names that the test did not ask for, such as those of segments.
         let listed = watcher.list(&self.prefix, None, 100).await?.resources;
         let mut left: Vec<String> = listed.iter().map(|view| view.name.to_string()).collect();
         for name in self.used().into_iter().filter(|name| Name::new(name).is_ok()) {

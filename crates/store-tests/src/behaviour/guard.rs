@@ -1,4 +1,4 @@
-//! Guards: what they say, and that they say it in time.
+//! Guards: their reports are true and come in time.
 
 use std::{
     future::pending,

@@ -220,7 +220,7 @@ async fn it_shares_no_name_with_locks(fixture: &Fixture) -> Outcome {
 
 async fn all_are_listed_page_by_page(fixture: &Fixture) -> Outcome {
     let keeper = fixture.keeper().await?;
-    // Whatever a store thinks of these signs, a name is a name.
+    // Stores may have their own use for these signs, but a name is a name.
     let names: Vec<_> = ["a", "a%", "a*", "aü", "b}:latch", "{c"].map(|what| fixture.name(what)).into();
     for (count, name) in names.iter().enumerate() {
         keeper.latch(name).create(count as u64 + 1).await?;

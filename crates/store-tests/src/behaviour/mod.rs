@@ -1,4 +1,4 @@
-//! The behaviour suite: what every store must do, seen through the public API only.
+//! The behaviour suite: the duties of every store, seen through the public API only.
 //!
 //! There is one list of tests for all stores. A test that a store cannot pass, by its [`Capability`], is not in that
 //! store's list. Stores are real and so is time: tests wait for events and state, never for "long enough", and hold
@@ -46,10 +46,10 @@ use fixture::Suite;
 /// How long one test may take. A test that hangs fails.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How a test ends.
+/// The end of a test.
 type Outcome = Result<(), Failure>;
 
-/// Why a test failed, and where: any error becomes one by `?`.
+/// The reason why a test failed, and the place: any error becomes one by `?`.
 struct Failure(String);
 
 impl Failure {
@@ -67,15 +67,14 @@ impl<E: std::error::Error> From<E> for Failure {
     }
 }
 
-/// One test, and which stores can pass it.
+/// One test, and the condition for a store to pass it.
 struct Test {
     name: &'static str,
     needs: fn(&Capability) -> bool,
     run: for<'a> fn(&'a Fixture) -> BoxFuture<'a, Outcome>,
 }
 
-/// The tests of one subject: their names, each with what it needs of a store if not every store
-/// has that.
+/// The tests of one subject: their names, each with its condition if not every store can pass it.
 macro_rules! tests {
     (@needs) => { |_| true };
     (@needs $needs:expr) => { $needs };
@@ -132,7 +131,7 @@ pub fn trials(connect: impl Fn() -> Connector + Send + Sync + 'static) -> Result
     Ok(trials)
 }
 
-/// More than one worker, so that what a test spawns really runs at the same time.
+/// Makes a runtime with more than one worker, so that tasks of a test really run at the same time.
 fn runtime() -> Runtime {
     let built = Builder::new_multi_thread().worker_threads(2).enable_all().build();
     built.expect("the operating system gives threads")
@@ -163,7 +162,7 @@ fn run(test: &Test, fixture: Fixture) -> Result<(), Failed> {
     }
 }
 
-/// `timeout` needs the runtime when it is called, not only when it is polled.
+/// Calls `timeout` in the runtime, which it needs when it is called, not only when it is polled.
 async fn timeout_in_runtime<T>(task: impl Future<Output = T>) -> Result<T, tokio::time::error::Elapsed> {
     timeout(LIMIT, task).await
 }

@@ -215,7 +215,7 @@ async fn hold_until_killed(process: &KillableKeeper, name: &str, least: Duration
     soon(held).await??.map_err(Failure::new)
 }
 
-/// Nobody gets `name` until `least` after it was granted, which was not before `since`.
+/// Checks that nobody gets `name` until `least` after it was granted, which was not before `since`.
 async fn is_kept_since(since: Instant, keeper: &Keeper, name: &str, least: Duration) -> Outcome {
     let next = soon(keeper.mutex(name).lock()).await??;
     assert!(since.elapsed() + ROUNDING >= least, "kept only {:?}", since.elapsed());

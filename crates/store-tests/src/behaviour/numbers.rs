@@ -84,7 +84,7 @@ impl Asker {
         }
     }
 
-    /// A number far above what the clock brings other tests to.
+    /// Returns a number far above those that the clock brings other tests to.
     async fn far_ahead(&self) -> Result<GrantNumber, Failure> {
         let grant = self.claim(99, Units::All, 0).await?.expect("free");
         self.leave(99).await?;
@@ -105,7 +105,7 @@ async fn a_grant_has_the_number_that_is_asked_for(asker: &Asker) -> Outcome {
     asker.leave(3).await
 }
 
-/// Also where the numbers of a group are reserved together.
+/// Each claim has its own number, also where the numbers of a group are reserved together.
 async fn each_claim_of_a_group_has_its_own(asker: &Asker) -> Outcome {
     let least = asker.far_ahead().await?;
     let asked = [least, 0, least + 1_000_000, 1, least + 500_000];

@@ -1,4 +1,4 @@
-//! For operators: who holds, who waits, since when; listings in pages; taking a lock back.
+//! For operators: holders, waiters and their times; listings in pages; taking a lock back.
 
 use std::time::{Duration, SystemTime};
 
@@ -58,7 +58,7 @@ async fn a_holder_is_shown_with_its_facts(fixture: &Fixture) -> Outcome {
     let can_tell = fixture.capability().lease_per_claim;
     assert!(shown.remaining.is_some() || !can_tell, "this store knows how long others' leases last");
     assert!(shown.renewed && !shown.evicted && !shown.detached);
-    // Wall clocks of two machines: a wrong unit or epoch is what this would show.
+    // Wall clocks of two machines: this would show a wrong unit or epoch.
     let now = SystemTime::now();
     let apart = now.duration_since(shown.since).or_else(|_| shown.since.duration_since(now))?;
     assert!(apart < Duration::from_secs(24 * 3600), "{:?}", shown.since);

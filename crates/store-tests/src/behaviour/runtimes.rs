@@ -64,8 +64,8 @@ async fn a_runtime_that_is_not_driven_keeps_nobody_waiting_for_ever(fixture: &Fi
     outcome
 }
 
-/// What is dropped travels with the runtime that dropped it, which here does something else for as long as somebody
-/// waits for the lock.
+/// A dropped guard's release travels with the runtime that dropped it, which here does something else for as long as
+/// somebody waits for the lock.
 async fn a_guard_dropped_before_long_work_is_given_back(fixture: &Fixture) -> Outcome {
     let name = fixture.name("stock");
     let (keeper, elsewhere) = keeper_from_elsewhere(fixture, &name).await?;

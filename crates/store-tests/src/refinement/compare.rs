@@ -1,5 +1,5 @@
-//! When the answers of a store and of the model mean the same: times up to a tolerance, grant numbers
-//! by their order. A store counts as it likes, as long as its numbers grow.
+//! The rules by which answers of the store and of the model mean the same: times up to a tolerance, grant numbers by
+//! their order. A store counts as it likes, as long as its numbers grow.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +12,7 @@ use lockkeeper_core::{
     store::{Answer, CountState, Counted, Grant, GrantNotice, HolderView, Renewed, ResourceView, Verdict},
 };
 
-/// Nothing, or what differs.
+/// Nothing, or the difference.
 pub(super) type Compared = Result<(), String>;
 
 fn differ(what: &str, model: impl Debug, store: impl Debug) -> Compared {
@@ -33,12 +33,12 @@ pub(super) struct Leniency {
     pub(super) tolerance: Duration,
     /// It vouches for a part of a lease at a time, and does not see when those of others end.
     pub(super) in_parts: bool,
-    /// It settles by itself, not with a request: what a request brings about may come a moment later.
+    /// It settles by itself, not with a request: the effects of a request may come a moment later.
     pub(super) by_itself: bool,
 }
 
 impl Leniency {
-    /// What is left of a lease of the asker's own.
+    /// Compares the rest of a lease of the asker's own.
     fn remaining(self, what: &str, model: Duration, store: Duration) -> Compared {
         if self.in_parts && store <= model + self.tolerance && !store.is_zero() {
             return Ok(());
@@ -47,7 +47,7 @@ impl Leniency {
     }
 }
 
-/// Which number of the store is which of the model.
+/// The store's number for each number of the model that has been seen.
 #[derive(Default)]
 pub(super) struct Numbers {
     grants: HashMap<Name, BTreeMap<GrantNumber, GrantNumber>>,
@@ -74,7 +74,7 @@ impl Numbers {
         Ok(())
     }
 
-    /// Another creation of a latch has another number; more is not promised.
+    /// Compares births: another creation of a latch has another number. Nothing else is promised of them.
     fn birth(&mut self, name: &Name, model: GrantNumber, store: GrantNumber) -> Compared {
         let known = self.births.entry(name.clone()).or_default();
         if let Some(before) = known.get(&model) {
@@ -151,7 +151,7 @@ impl Numbers {
         self.grant(name, "the floor of a notice", model.floor, store.floor)?;
         self.grant(name, "the number of a notice", model.number, store.number)?;
         if leniency.in_parts {
-            // Its stamp is its own: only what it vouches for can be compared.
+            // Its stamp is its own: only the part of a lease that it vouches for can be compared.
             return leniency.remaining("the lease of a notice", model.lease, store.lease);
         }
         near("waited", model.waited, store.waited, leniency.tolerance)?;
@@ -189,7 +189,7 @@ impl Numbers {
                 token: Token::new(holder.token.number(), 0),
                 since: holder.since,
                 remaining: holder.remaining,
-                // Such a store keeps of a detached lease what was left of it.
+                // Such a store keeps the rest of a detached lease in place of its length.
                 lease: if leniency.in_parts && holder.detached { holder.lease } else { expected.lease },
                 ..expected.clone()
             };

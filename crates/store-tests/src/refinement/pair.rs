@@ -1,5 +1,4 @@
-//! A store and the model side by side: turns the steps of a plan into requests, gives them to both and
-//! compares what comes back.
+//! A store and the model side by side: turns the steps of a plan into requests, and compares both answers to them.
 
 mod requests;
 mod settling;
@@ -41,10 +40,10 @@ pub(super) struct Pair<'a> {
     names: Vec<Name>,
     latches: Vec<Name>,
     fence: Name,
-    /// The fence's first token: it keeps what earlier runs have shown to it.
+    /// The fence's first token: it keeps the tokens that earlier runs have shown to it.
     fence_base: u64,
     acquisitions: HashMap<usize, Acquisition>,
-    /// Those who left, and until when their copies are harmless.
+    /// Contenders that left, and the time until which their late copies are harmless.
     left: HashMap<ContenderId, Option<StoreTime>>,
     sent: VecDeque<(usize, Vec<Request>)>,
     operations: HashMap<usize, Count>,
@@ -52,7 +51,7 @@ pub(super) struct Pair<'a> {
     next_id: u64,
     /// Moments from which on something is different, beside those in the model's resources.
     moments: BTreeSet<StoreTime>,
-    /// Until when the model has been settled.
+    /// The time until which the model has been settled.
     settled: StoreTime,
     tolerance: Duration,
     tally: Tally,
@@ -135,7 +134,7 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// What was shown to the fence by earlier runs of this seed.
+    /// Learns the highest token that earlier runs of this seed have shown to the fence.
     async fn learn_fence(&mut self) -> Result<(), String> {
         let least = Token::new(1, 0);
         let admit = Admit { name: self.fence.clone(), token: least, floor: least };
@@ -152,7 +151,7 @@ impl<'a> Pair<'a> {
         &self.keepers[0].1
     }
 
-    /// What was compared.
+    /// Returns the counts of comparisons.
     pub(super) fn tally(&self) -> Tally {
         self.tally
     }
@@ -212,7 +211,7 @@ impl<'a> Pair<'a> {
             Step::Pass(length) => (self.subject.pass)(*length).await,
             Step::PassUntilNextEnd => {
                 let now = self.now().await?;
-                // What ends long after the run is not waited for.
+                // An end long after the run is not waited for.
                 let most = Duration::from_secs(if self.subject.time_mode == TimeMode::Real { 4 } else { 60 });
                 if let Some(end) = self.next_end(now).filter(|end| end.since(now) <= most) {
                     (self.subject.pass)(end.since(now)).await;
@@ -264,7 +263,7 @@ impl<'a> Pair<'a> {
                 let claim = &self.acquisitions.get(&entry.who)?.claim;
                 let lease = match self.lease(entry.lease, claim.attachment.may_outlive_process()) {
                     _ if entry.lease.is_zero() => entry.lease,
-                    // A session is as long as what it began with.
+                    // A session stays as long as it was at first.
                     lease if self.in_parts() => lease.max(claim.lease),
                     lease => lease,
                 };
@@ -306,7 +305,7 @@ impl<'a> Pair<'a> {
         let (name, contender) = (acquisition.claim.name.clone(), acquisition.claim.contender);
         let holders = self.model.resource(&name).into_iter().flat_map(|resource| &resource.holders);
         let number = holders.into_iter().find(|h| h.contender == contender).map_or(1, |h| h.number);
-        // Who does not hold has no number; any will do.
+        // A contender that does not hold has no number; any will do.
         let in_store = self.numbers.of_store(&name, number).unwrap_or(1);
         let wrong = u64::from(wrong);
         let order = Evict {

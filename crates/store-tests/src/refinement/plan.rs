@@ -33,7 +33,7 @@ pub(super) enum Entry {
         units: u32,
         lease: Duration,
         queue: bool,
-        /// From now until when it may take effect, in milliseconds; negative: it comes too late.
+        /// How long from now on it may take effect, in milliseconds; negative: it comes too late.
         life: i64,
         /// Asks for another capacity than the others.
         mismatch: bool,
@@ -59,7 +59,7 @@ pub(super) struct Renewal {
     pub(super) detach: bool,
 }
 
-/// What to do with a latch.
+/// The operation on a latch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LatchAction {
     Create(u64),

@@ -251,7 +251,7 @@ fn leave_in_flight(runtime: &Runtime, url: &str, name: &str) -> Outcome {
     }))?
 }
 
-/// As many claims as may be in flight were given to the connection and dropped, before the last handle goes.
+/// Gives as many claims as may be in flight to the connection and drops them, before the last handle goes.
 fn claims_in_flight(runtime: &Runtime, url: &str, name: &str) -> Outcome {
     let (url, name) = (url.to_owned(), name.to_owned());
     runtime.block_on(runtime.spawn(async move {

@@ -1,4 +1,4 @@
-//! How a history is judged: each rule is one pass over the sections of a resource.
+//! The judgement of a history: each rule is one pass over the sections of a resource.
 
 use std::{
     cmp::Reverse,
@@ -14,7 +14,7 @@ use super::{
 /// How many violations of one rule are kept with their records; the others are only counted.
 const LISTED: u64 = 10;
 
-/// How many records of one violation are kept: enough to see who met whom.
+/// How many records of one violation are kept: enough to see which sections met.
 const RECORDS: usize = 8;
 
 /// Judges a history by the rules.
@@ -79,20 +79,20 @@ impl Section {
         !matches!(self.share, Share::Units(_))
     }
 
-    /// The resource and the number of the grant, which all have to whom it was handed on inside a process.
+    /// The resource and the number of the grant, which is the same for all to whom it was handed on inside a process.
     fn grant(&self) -> (u32, u64) {
         (self.resource, self.token / u64::from(Token::STEPS))
     }
 
-    /// Until when the store may have kept it for its holder. A release frees at once; in all other cases
-    /// only the end of the lease does.
+    /// The end of the time for which the store may have kept it for its holder. A release frees at once; in all other
+    /// cases only the end of the lease does.
     fn occupied_until(&self) -> u64 {
         if self.end == End::Released { self.ended } else { self.ended.max(self.deadline) }
     }
 }
 
-/// The smallest floor that fences off all who came before. Nothing from before the last exclusive grant still held,
-/// nor that one unless it had stepped down.
+/// The smallest floor that fences off all earlier holders. When `s` was granted, the holds before the last exclusive
+/// one were over, and so was that one unless it had been downgraded.
 fn least_floor(s: &Section, last_alone: Option<&Section>) -> u64 {
     match last_alone {
         _ if s.exclusive() => s.token,
@@ -113,7 +113,7 @@ struct Piece {
     excused: bool,
 }
 
-/// What is held at one moment.
+/// The load of a resource at one moment.
 #[derive(Default)]
 struct Load {
     holders: u64,
@@ -139,11 +139,11 @@ impl Load {
     }
 }
 
-/// The rules, and what was found so far.
+/// The rules, and the findings so far.
 struct Judge<'a> {
     rules: &'a Rules,
     pauses: HashMap<u32, Vec<Pause>>,
-    /// When each grant was asked for by the first who had it. Only for a store that lost something.
+    /// When each grant was asked for by its first holder. Only for a store that lost something.
     asked: HashMap<(u32, u64), u64>,
     /// For each resource, when it was free for longer than the bound.
     free: HashMap<u32, Vec<(u64, u64)>>,
@@ -172,12 +172,13 @@ impl Judge<'_> {
         self.pause_after(worker, from).is_some_and(|p| p.from <= to)
     }
 
-    /// When the grant of this section was asked for: by itself, or by who had it first if the store lost something.
+    /// The time at which the grant of this section was asked for: by its first holder if the store lost something, else
+    /// by the section itself.
     fn asked(&self, s: &Section) -> u64 {
         self.asked.get(&s.grant()).map_or(s.asked, |asked| *asked)
     }
 
-    /// What one section shows without the others.
+    /// Checks each section without the others.
     fn each_alone(&mut self, sections: &[Section]) {
         self.report.sections += sections.len();
         for s in sections {
@@ -207,10 +208,10 @@ impl Judge<'_> {
 
     /// A later grant has a higher token. Takes the sections of one resource in order of `granted`.
     fn tokens_grow(&mut self, sections: &[Section]) {
-        // For each place in the list, who has the highest token before it: of all, and of those granted alone.
+        // For each place in the list, the section with the highest token before it: of all, and of those granted alone.
         let mut highest: Vec<[Option<&Section>; 2]> = Vec::with_capacity(sections.len());
         let [mut of_all, mut of_alone]: [Option<&Section>; 2] = [None, None];
-        // Where the sections granted at the very same time begin: none of them is the earlier one.
+        // The place where the sections granted at the very same time begin: none of them is the earlier one.
         let mut instant = 0;
         for (i, s) in sections.iter().enumerate() {
             highest.push([of_all, of_alone]);
@@ -222,12 +223,11 @@ impl Judge<'_> {
             } else {
                 let in_doubt = self.rules.losses.iter().any(|loss| loss.casts_doubt_on(s, self.asked(s)));
                 let asked = if in_doubt { self.asked(s) } else { s.asked };
-                // Rare, so it may cost a search: who had returned before this one was asked for?
+                // Rare, so it may cost a search for the sections that had returned before this one was asked for.
                 let returned = sections[..i].partition_point(|x| x.granted < asked);
                 let before_asking = highest[returned][0];
-                // Of two that exclude each other the one that returned first was granted first, because it
-                // cannot have been granted while the other held. That needs an answer that came in time, and a
-                // store that kept what it had granted.
+                // Of two that exclude each other, the one that returned first was granted first, because it cannot have
+                // been granted while the other held. That needs an answer in time, and a store that kept its grants.
                 let in_time = s.granted <= s.deadline && !self.paused(s.worker, s.asked, s.granted);
                 let rival = highest[instant][usize::from(!s.exclusive())].filter(|_| in_time);
                 let lost = rival.filter(|_| in_doubt);
@@ -245,7 +245,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Nothing is granted twice.
+    /// Checks that nothing is granted twice.
     fn once(&mut self, sections: &[Section], by_token: &[&Section]) {
         let alike = |pair: &[&Section]| {
             let shared = !pair[0].exclusive() && !pair[1].exclusive();
@@ -267,13 +267,13 @@ impl Judge<'_> {
         }
     }
 
-    /// A floor reaches back to those who may still hold, and no further: stale writes would pass.
+    /// A floor reaches back to the contenders that may still hold, and no further: stale writes would pass.
     fn floors(&mut self, by_token: &[&Section]) {
         let mut last_alone: Option<&Section> = None;
         for (place, &s) in by_token.iter().enumerate() {
             let low = s.floor < least_floor(s, last_alone) && (s.exclusive() || !self.rules.readers_alike);
             if low || s.floor > s.token {
-                // An old copy may not know the last ones who were alone; all others it does.
+                // An old copy may not know the last writers. It knows all other holders.
                 let excuses = |loss: &&Loss| {
                     let lost = |x: &Section| self.asked(x) <= loss.to && x.granted >= loss.from;
                     let known = by_token[..place].iter().rev().find(|x| x.exclusive() && !lost(x)).copied();
@@ -292,8 +292,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Who asks first is served first. The order of tokens is the order in which the store granted; that of
-    /// `granted` would also depend on how long each answer took.
+    /// Contenders are served in the order in which they asked. The order of tokens is the order in which the store
+    /// granted; that of `granted` would also depend on how long each answer took.
     fn order(&mut self, by_token: &[&Section]) {
         let mut asked_last: Option<&Section> = None;
         for &s in by_token {
@@ -335,8 +335,7 @@ impl Judge<'_> {
         }
     }
 
-    /// At no time do those who believe to hold add up to more than there is. Ending and beginning at the same
-    /// time is no overlap.
+    /// Checks that the beliefs to hold never exceed the capacity. Ending and beginning at the same time is no overlap.
     fn overlaps(&mut self, sections: &[Section]) {
         let mut pieces = Vec::with_capacity(sections.len());
         for (i, s) in sections.iter().enumerate() {
@@ -345,7 +344,7 @@ impl Judge<'_> {
         pieces.sort_by_key(|p| p.from);
 
         let capacity = self.rules.capacity.get(&sections[0].resource).copied();
-        // All who believe to hold, and of these the ones without an excuse.
+        // All sections that believe to hold, and of these the ones without an excuse.
         let (mut all, mut firm) = (Load::default(), Load::default());
         let mut holding: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
         for (i, &piece) in pieces.iter().enumerate() {
@@ -386,7 +385,7 @@ impl Judge<'_> {
         self.free.insert(sections[0].resource, free);
     }
 
-    /// Everyone who waits is served or gives up, and nobody waits long for a resource that is free.
+    /// Checks that every waiter is served or gives up, and that none waits long for a resource that is free.
     fn waits(&mut self, sections: &[Section], waits: &[Wait]) {
         self.report.waits = waits.len();
         for wait in waits {
@@ -414,8 +413,8 @@ impl Judge<'_> {
         }
     }
 
-    /// What the resource let through never goes back, and what it refused was stale. Takes the writes of one
-    /// resource in order of `at`.
+    /// The writes that the resource let through never go back, and those that it refused were stale. Takes the writes
+    /// of one resource in order of `at`.
     fn writes(&mut self, writes: &[Write]) {
         let mut highest: Option<&Write> = None;
         for at_once in writes.chunk_by(|a, b| a.at == b.at) {

@@ -103,7 +103,7 @@ fn tokens_grow() {
 
 #[test]
 fn tokens_grow_from_holder_to_holder() {
-    // Both asked at once; what counts is who held first.
+    // Both asked at once; only the order in which they held counts.
     let first = Section { asked: 5, ..alone(2, 10, 20) };
     let second = Section { asked: 5, ..alone(1, 20, 30) };
     breaks(&of(&[first, second]), &Rules::default(), Rule::TokenFell, [&first, &second]);
@@ -250,7 +250,7 @@ fn the_lost_signal_comes_before_the_deadline() {
     let woken_at = |to| Rules { pauses: vec![Pause { worker: 1, from: 15, to }], ..Rules::default() };
     safe(&of(&[Section { ended: 50, ..late }]), &woken_at(50));
     breaks(&of(&[late]), &woken_at(20), Rule::LateEnd, [&late]);
-    // A sleep that began after the deadline is no excuse for what was due before.
+    // A sleep that began after the deadline is no excuse for an end that was due before.
     let slept_later = Rules { pauses: vec![Pause { worker: 1, from: 21, to: 60 }], ..Rules::default() };
     let late = Section { ended: 50, ..late };
     breaks(&of(&[late]), &slept_later, Rule::LateEnd, [&late]);

@@ -63,7 +63,7 @@ struct Visit {
     held: Option<(u64, u64, u32, u64)>,
 }
 
-/// What can go wrong with a worker process.
+/// A fault of a worker process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WorkerFault {
     /// It is killed, and another one is started.
@@ -83,7 +83,7 @@ fn now() -> u64 {
 }
 
 impl Crew {
-    /// `workers` workers that do `task`, each a process of `program`.
+    /// Starts `workers` workers that do `task`, each a process of `program`.
     ///
     /// # Errors
     /// If they cannot be started.
@@ -148,7 +148,7 @@ impl Crew {
         self.history.sections.len()
     }
 
-    /// When sections ended that were released, in the order in which that was heard.
+    /// The ends of sections that were released, in the order in which the crew heard of them.
     pub fn releases(&self) -> impl Iterator<Item = u64> {
         let released = self.history.sections.iter().filter(|section| section.end == End::Released);
         released.map(|section| section.ended)
@@ -277,7 +277,7 @@ impl Crew {
         self.last_fault = now();
     }
 
-    /// Any worker, but mostly one that holds something: there a fault does most.
+    /// Chooses any worker, but mostly one that holds something: there a fault does most.
     fn victim(&mut self) -> Option<u32> {
         let holders = self.holders();
         if !holders.is_empty() && self.dice.chance(800) {
@@ -405,7 +405,7 @@ impl WorkerProcess {
         }
     }
 
-    /// Its output has ended: what was open ended with it.
+    /// Its output has ended. Its open sections and waits ended with it.
     fn ended(&mut self, tasks: u32, history: &mut History) {
         let at = self.killed.unwrap_or_else(now);
         for (task, open) in std::mem::take(&mut self.open) {

@@ -1,5 +1,5 @@
-//! A disk that fails under one process: its system calls on files answer with an error, as they do
-//! when a disk is full, broken or taken away. Nobody else who uses the same file notices.
+//! A disk that fails under one process: its system calls on files answer with an error, as they do when a disk is full,
+//! broken or taken away. No other user of the same file notices.
 
 use std::{
     io,
@@ -8,10 +8,10 @@ use std::{
 
 use rustix::process::{Pid, Signal};
 
-/// What a disk can do.
+/// A fault of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DiskFault {
-    /// It has no room for what is written.
+    /// It has no room for new data.
     Full,
     /// It is broken or gone: nothing can be read, written or synced.
     Gone,

@@ -1,4 +1,4 @@
-//! What a worker reports to its parent. Each event is one line, written at once, so a killed worker has reported
+//! The events that a worker reports to its parent. Each is one line, written at once, so a killed worker has reported
 //! everything up to its last step.
 
 use std::{fmt, str::FromStr};
@@ -12,16 +12,16 @@ pub enum Event {
     Ready,
     /// About to acquire a resource.
     Ask {
-        /// Which task of the process.
+        /// The task of the process.
         task: u32,
-        /// Which resource.
+        /// The resource that it works on.
         resource: u32,
         /// When.
         at: u64,
     },
     /// The acquire returned with a guard.
     Held {
-        /// Which task of the process.
+        /// The task of the process.
         task: u32,
         /// The guard's token.
         token: u64,
@@ -34,7 +34,7 @@ pub enum Event {
     },
     /// A fenced write.
     Wrote {
-        /// Which task of the process.
+        /// The task of the process.
         task: u32,
         /// Its place among all writes.
         place: u64,
@@ -43,7 +43,7 @@ pub enum Event {
     },
     /// The section is over.
     End {
-        /// Which task of the process.
+        /// The task of the process.
         task: u32,
         /// Whether the lost signal came first.
         lost: bool,
@@ -54,7 +54,7 @@ pub enum Event {
     },
     /// The acquire returned without a guard.
     GaveUp {
-        /// Which task of the process.
+        /// The task of the process.
         task: u32,
         /// When.
         at: u64,

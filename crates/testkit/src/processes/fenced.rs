@@ -10,12 +10,12 @@ use std::{
 #[derive(Debug)]
 pub struct FencedCounter(File);
 
-/// What the file holds.
+/// The contents of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Seen {
     /// The highest floor of all writes that were let through.
     pub highest: u64,
-    /// How many asked to write.
+    /// How many workers asked to write.
     pub asked: u64,
     /// How many were let through.
     pub accepted: u64,
@@ -30,8 +30,7 @@ impl FencedCounter {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map(Self)
     }
 
-    /// Asks to write with a token: gives the place among all who asked, and whether it was let
-    /// through.
+    /// Asks to write with a token: gives the place among all requests to write, and whether it was let through.
     ///
     /// # Errors
     /// If the file cannot be read or written.
@@ -56,7 +55,7 @@ impl FencedCounter {
         Ok((seen.asked, accepted))
     }
 
-    /// What the file holds now.
+    /// Reads the contents of the file.
     ///
     /// # Errors
     /// If the file cannot be read.

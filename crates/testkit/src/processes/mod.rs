@@ -1,5 +1,5 @@
 //! Real processes on one store: a crew of worker processes that are killed, stopped and left without disk. The history
-//! checker judges what they saw. Any store with a URL can be tested in this way.
+//! checker judges their records. Any store with a URL can be tested in this way.
 
 mod crew;
 mod disk;
@@ -20,14 +20,14 @@ use crate::broken::Bug;
 /// Permits of each semaphore.
 pub const PERMITS: u32 = 3;
 
-/// What a worker process is told to do.
+/// The orders for a worker process.
 #[derive(Clone, Debug)]
 pub struct Task {
     /// The store.
     pub url: String,
-    /// Where the fenced counters are.
+    /// The folder of the fenced counters.
     pub folder: PathBuf,
-    /// What all names of this crew start with.
+    /// The prefix of all names of this crew.
     pub prefix: String,
     /// How many resources there are. By number modulo 4: a mutex, a mutex with exact order, a
     /// read-write lock, a semaphore, or one more mutex where there are no semaphores.
@@ -40,7 +40,7 @@ pub struct Task {
     pub hold_for_ever: bool,
     /// Whether requests, replies and wakes get lost, doubled and late on the way.
     pub bad_network: bool,
-    /// What is wrong with the store.
+    /// The planted bug of the store.
     pub bug: Bug,
     /// The seed of the worker's dice.
     pub seed: u64,

@@ -1,4 +1,4 @@
-//! What a worker process does: tasks that go through sections, and say so line by line.
+//! The work of a worker process: tasks that go through sections, and report them line by line.
 
 use std::{
     error::Error,
@@ -36,7 +36,7 @@ pub async fn work(task: Task) -> Result<(), Box<dyn Error + Send + Sync>> {
     let store = url::connector(&task.url)?;
     let store = if task.bad_network { faulty(store, network.clone()) } else { store };
     let builder = Keeper::builder(broken(store, task.bug)).outage_limit(Duration::from_secs(600));
-    // What a lost reply costs.
+    // The price of a lost reply.
     let builder = if task.bad_network { builder.request_limit(Duration::from_millis(500)) } else { builder };
     let keeper = builder.connect().await?;
     network.set(BAD_NETWORK);
@@ -76,7 +76,7 @@ const BAD_NETWORK: Faults = Faults {
 
 fn stop_when_input_ends(stop: Arc<AtomicBool>) {
     thread::spawn(move || {
-        // Whatever ends the input, the parent is gone or wants an end.
+        // The parent is gone or wants an end; either way the input has ended.
         drop(io::stdin().read_to_end(&mut Vec::new()));
         stop.store(true, Ordering::Release);
     });
@@ -197,13 +197,13 @@ impl WorkerTask {
         };
         tell(Event::End { task, lost, at: now(), deadline });
         if self.dice.chance(800) {
-            // Lost or out of reach is part of the game; the judge goes by what was seen.
+            // Lost or out of reach is part of the game; the judge goes by the records.
             drop(guard.release().await);
         }
         Ok(())
     }
 
-    /// Mostly short, so that there are many; now and then past a renewal.
+    /// Chooses the length of a section: mostly short, so that there are many; now and then past a renewal.
     fn length(&mut self) -> Duration {
         if self.task.hold_for_ever {
             Duration::from_secs(3600)
@@ -216,7 +216,7 @@ impl WorkerTask {
         }
     }
 
-    /// Opened anew each time, as a stopped process may find the file replaced.
+    /// Opens the counter anew each time, as a stopped process may find the file replaced.
     fn counter(&self, resource: u32) -> io::Result<FencedCounter> {
         let path: PathBuf = self.task.folder.join(format!("{}-{resource}", self.task.prefix));
         FencedCounter::open(&path)

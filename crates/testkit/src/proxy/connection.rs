@@ -26,12 +26,12 @@ pub(super) struct Connection {
     cut: Notify,
 }
 
-/// What becomes of a piece of data.
+/// The fate of a piece of data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Passage {
     /// This many bytes get through.
     pass: usize,
-    /// And then.
+    /// The action after them.
     then: Option<Action>,
 }
 

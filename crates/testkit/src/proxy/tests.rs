@@ -10,7 +10,7 @@ use super::*;
 
 const TEXT: &[u8; 10] = b"0123456789";
 
-/// A server that sends back what it hears, and counts it; it lives as long as the test.
+/// A server that sends back all that it hears, and counts it; it lives as long as the test.
 fn echo() -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("free");
     let address = listener.local_addr().expect("bound");
@@ -138,7 +138,7 @@ fn nobody_slips_in_while_it_begins_to_refuse() {
     let deadline = Instant::now() + Duration::from_secs(60);
     for _ in 0..200 {
         proxy.refuse(true);
-        // It is accepted by the kernel whatever the proxy's thread has heard by now.
+        // It is accepted by the kernel, even if the proxy's thread has not heard of it by now.
         let late = TcpStream::connect(proxy.address());
         proxy.cut_all();
         if let Ok(mut late) = late {

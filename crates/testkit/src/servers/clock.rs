@@ -23,7 +23,7 @@ impl WallClock {
         Ok(clock)
     }
 
-    /// From now on it is this many seconds off.
+    /// Puts the clock off by this many seconds from now on.
     pub(super) fn shift(&self, seconds: i64) -> io::Result<()> {
         // Replaced as a whole: the server reads it at every look at the clock.
         let new = self.file.with_extension("new");

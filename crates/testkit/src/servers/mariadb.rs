@@ -22,7 +22,7 @@ const PACKAGE: &str = "mariadb-server";
 /// The owner of everything, which is also the name of the database.
 const OWNER: &str = "lockkeeper";
 
-/// How a MariaDB server is set up. The default lets everybody of this machine in without a password.
+/// The setup of a MariaDB server. The default lets everybody of this machine in without a password.
 #[derive(Clone, Debug, Default)]
 pub struct MariaDbOptions {
     password: Option<String>,
@@ -125,7 +125,7 @@ impl MariaDb {
         self.user.write(&self.folder().join("my.cnf"), &(lines.join("\n") + "\n"))
     }
 
-    /// Makes the database and its owner, who may do everything. After this, `root` is let in by the socket only.
+    /// Makes the database and its owner, which may do everything. After this, `root` is let in by the socket only.
     fn make_owner(&self) -> io::Result<()> {
         let password =
             self.options.password.as_deref().unwrap_or_default().replace('\\', "\\\\").replace('\'', "''");
@@ -152,7 +152,7 @@ impl MariaDb {
         format!("{url}?ssl-mode=verify_identity&ssl-ca={ca}&ssl-cert={cert}&ssl-key={key}")
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
@@ -167,17 +167,17 @@ impl MariaDb {
         self.folder.path()
     }
 
-    /// What TLS needs, if it was asked for.
+    /// The certificates for TLS, if it was asked for.
     pub fn certificates(&self) -> Option<&Certificates> {
         self.certificates.as_ref()
     }
 
-    /// Its process: to stop it, to let it go on, to kill it. What was committed outlives a kill.
+    /// Its process: to stop it, to let it go on, to kill it. Committed data outlives a kill.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// Runs SQL as `root`, and gives what it answers as text: a row per line, its columns with tabs between.
+    /// Runs SQL as `root`, and gives the answer as text: a row per line, its columns with tabs between.
     ///
     /// # Errors
     /// If the server cannot be reached, or answers with an error.

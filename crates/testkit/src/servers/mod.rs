@@ -39,10 +39,10 @@ pub use stand_in::StandIn;
 pub use user::write_private;
 pub use zookeeper::{ZooKeeper, ZooKeeperNode, ZooKeeperOptions};
 
-/// How long a server may take to do what it was told. Much more than it needs, also on a busy machine.
+/// How long a server may take to obey. Much more than it needs, also on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where a program of this name is. If it is missing, the error says which Debian package has it.
+/// Finds a program in the path. If it is missing, the error says which Debian package has it.
 fn program(name: &str, package: &str) -> io::Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     // Servers are there, and only root has it in the path.
@@ -59,7 +59,7 @@ fn missing(what: &str, package: &str) -> io::Error {
 /// Asks again until the answer is yes. Foreign servers do not tell when they are done, so they are asked often.
 ///
 /// # Errors
-/// What the question fails with, or a time-out that names `what` and repeats the last answer.
+/// The error of the question, or a time-out that names `what` and repeats the last answer.
 fn until(what: &str, mut question: impl FnMut() -> io::Result<Answer>) -> io::Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -78,12 +78,12 @@ fn until(what: &str, mut question: impl FnMut() -> io::Result<Answer>) -> io::Re
 /// An answer to a question that is asked again and again.
 enum Answer {
     Yes,
-    /// Not yet, and what was seen instead.
+    /// Not yet, with a description of the state instead.
     No(String),
 }
 
 impl Answer {
-    /// Yes if so; otherwise what was seen.
+    /// Yes if so; otherwise a no with `seen`.
     fn when(so: bool, seen: impl Into<String>) -> Self {
         if so { Self::Yes } else { Self::No(seen.into()) }
     }

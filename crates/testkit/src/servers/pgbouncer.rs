@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::{Answer, Postgres, Process, postgres::url, postgres_data::OWNER, program, user::User};
 use crate::port::Port;
 
-/// How a pooler is set up. The default lets users in as its server does, in transaction mode.
+/// The setup of a pooler. The default lets users in as its server does, in transaction mode.
 #[derive(Clone, Debug, Default)]
 pub struct PgBouncerOptions {
     settings: Vec<String>,
@@ -98,7 +98,7 @@ impl PgBouncer {
         self.url.clone()
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::port::Port;
 
-/// How a PostgreSQL server is set up. The default lets everybody of this machine in without a password.
+/// The setup of a PostgreSQL server. The default lets everybody of this machine in without a password.
 #[derive(Clone, Debug, Default)]
 pub struct PostgresOptions {
     password: Option<String>,
@@ -29,7 +29,7 @@ pub struct PostgresOptions {
 }
 
 impl PostgresOptions {
-    /// Everybody needs a password over TCP, and this is the owner's.
+    /// Demands a password of everybody over TCP. This one is the owner's.
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
@@ -59,12 +59,12 @@ impl PostgresOptions {
     }
 }
 
-/// How a server is told to end.
+/// The way in which a server is told to end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PostgresEnd {
     /// It cuts all connections and writes everything down.
     Fast,
-    /// It cuts all connections and writes nothing down: what a crash does. The next start recovers.
+    /// It cuts all connections and writes nothing down, as in a crash. The next start recovers.
     Immediate,
 }
 
@@ -157,7 +157,7 @@ impl Postgres {
         self.user.write(&self.data().join(SETTINGS), &(lines.join("\n") + "\n"))
     }
 
-    /// Who may connect, and how.
+    /// Writes the server's rules for logins.
     fn write_access(&self) -> io::Result<()> {
         let (kind, certificate) = match self.certificates {
             None => ("host", ""),
@@ -193,7 +193,7 @@ impl Postgres {
         format!("postgres://{OWNER}@{folder}:{}/{OWNER}", self.port.number())
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
@@ -211,7 +211,7 @@ impl Postgres {
         self.options.password.as_deref()
     }
 
-    /// What TLS needs, if it was asked for.
+    /// The certificates for TLS, if it was asked for.
     pub fn certificates(&self) -> Option<&Certificates> {
         self.certificates.as_ref()
     }
@@ -221,7 +221,7 @@ impl Postgres {
         self.process.id()
     }
 
-    /// Runs SQL as the owner, and gives what it answers as text: a row per line, its columns with `|` between.
+    /// Runs SQL as the owner, and gives the answer as text: a row per line, its columns with `|` between.
     ///
     /// # Errors
     /// If the server cannot be reached, or answers with an error.
@@ -300,8 +300,8 @@ impl Postgres {
         self.signal_all(Signal::CONT);
     }
 
-    /// Each process of the server has a group of its own, so they are looked for by their parent. That gets its signal
-    /// first: a stopped one starts no more of them.
+    /// Signals all processes of the server. Each has a group of its own, so they are looked for by their parent. The
+    /// parent gets its signal first: a stopped one starts no more of them.
     fn signal_all(&self, which: Signal) {
         let Some(first) = self.id() else { return };
         signal(first, which);

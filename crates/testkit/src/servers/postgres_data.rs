@@ -41,7 +41,7 @@ pub(super) fn make(programs: &Path, data: &Path, user: User) -> io::Result<()> {
 
 fn make_template(programs: &Path, data: &Path, user: User) -> io::Result<()> {
     let mut initdb = user.command(&programs.join("initdb"))?;
-    // What it makes need not survive a crash of the machine. The server itself syncs, as it does by default.
+    // The files that it makes need not survive a crash of the machine. The server itself syncs, as it does by default.
     initdb.args(["--no-sync", "--no-instructions", "--auth", "trust", "--encoding", "UTF8"]);
     run(initdb.args(["--locale", "C.UTF-8", "--username", OWNER, "--pgdata"]).arg(data))?;
     let statements = data.with_file_name("statements");

@@ -34,12 +34,12 @@ impl Postgres {
         })
     }
 
-    /// Makes a replica a primary. Whatever its old primary had not sent yet is lost.
+    /// Makes a replica a primary. Commits that its old primary had not sent yet are lost.
     ///
     /// # Errors
     /// If it is no replica or does not obey.
     pub fn promote(&self) -> io::Result<()> {
-        // It does not wait by itself: what comes from the old primary may cancel a statement of a replica.
+        // It does not wait by itself: a change from the old primary may cancel a statement of a replica.
         self.sql("SELECT pg_promote(false)")?;
         until(&format!("{} is a primary", self.address()), || {
             let is_replica = self.is_replica();

@@ -30,7 +30,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// A process that is to be started. What it prints is added to the file `log`.
+    /// A process that is to be started. Its output is added to the file `log`.
     pub(super) fn new(name: impl Into<String>, program: &Path, log: PathBuf) -> Self {
         Self {
             name: name.into(),

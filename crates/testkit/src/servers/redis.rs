@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::{Answer, Certificates, Process, clock::WallClock, program, until, user::write_private};
 use crate::port::Port;
 
-/// How a Redis server is set up. The default keeps everything in memory, without password or encryption.
+/// The setup of a Redis server. The default keeps everything in memory, without password or encryption.
 #[derive(Clone, Debug, Default)]
 pub struct RedisOptions {
     password: Option<String>,
@@ -34,7 +34,7 @@ impl RedisOptions {
         self.password.as_deref()
     }
 
-    /// There is one more user, who may do what `rules` say, such as `~app:* &app:* +@all -@dangerous`.
+    /// Adds a user with the rights that `rules` give, such as `~app:* &app:* +@all -@dangerous`.
     #[must_use]
     pub fn user(self, name: &str, password: &str, rules: &str) -> Self {
         self.setting(format!("user {name} on >{password} {rules}"))
@@ -165,7 +165,7 @@ impl Redis {
         self.url_for(&self.login())
     }
 
-    /// The part of a URL that says who asks.
+    /// The part of a URL with the login.
     pub(super) fn login(&self) -> String {
         self.options.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default()
     }
@@ -191,7 +191,7 @@ impl Redis {
         format!("redis+unix://{}", self.socket().display())
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
@@ -201,7 +201,7 @@ impl Redis {
         self.folder.path().join("socket")
     }
 
-    /// What TLS needs, if it was asked for.
+    /// The certificates for TLS, if it was asked for.
     pub fn certificates(&self) -> Option<&Certificates> {
         self.certificates.as_ref()
     }
@@ -211,7 +211,7 @@ impl Redis {
         &self.process
     }
 
-    /// Runs one command as the default user, and gives what it answers as text.
+    /// Runs one command as the default user, and gives the answer as text.
     ///
     /// # Errors
     /// If the server cannot be reached, or answers with an error.
@@ -246,7 +246,7 @@ impl Redis {
         value.map(str::to_owned).ok_or_else(|| io::Error::other(format!("no {name} in INFO {section}")))
     }
 
-    /// Starts it again after [`Process::kill`], with what it had written to its folder.
+    /// Starts it again after [`Process::kill`], with the data that it had written to its folder.
     ///
     /// # Errors
     /// If it does not start.
@@ -280,7 +280,7 @@ impl Redis {
         self.start_again()
     }
 
-    /// From now on its wall clock is this many seconds off.
+    /// Puts the wall clock off by this many seconds from now on.
     ///
     /// # Errors
     /// If it was started without [`RedisOptions::movable_clock`].
@@ -303,7 +303,7 @@ impl Redis {
                 (self.info("replication", "master_link_status")?, master.command(["INFO", "replication"])?);
             Ok(Answer::when(own == "up" && state.contains(&ours), state))
         })?;
-        // Which it does up to a second before it begins to send, and until then `WAIT` waits in vain.
+        // The master counts it up to a second before it begins to send. Until then `WAIT` waits in vain.
         master.command(["PUBLISH", "in step", ""])?;
         let number = |text: String| text.parse::<u64>().map_err(io::Error::other);
         let sent = number(master.info("replication", "master_repl_offset")?)?;
@@ -313,7 +313,7 @@ impl Redis {
         })
     }
 
-    /// Makes a replica a master: what its old master had not sent yet is lost.
+    /// Makes a replica a master. Writes that its old master had not sent yet are lost.
     ///
     /// # Errors
     /// If it does not obey.

@@ -17,8 +17,8 @@ const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
 /// Longer than a busy machine may let a healthy server wait.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a server remembers the votes of its last election (of 7.0.15). Told to stand again earlier, it takes them for
-/// new ones: it is a master for a tenth of a second, which nobody else believes, and what it answers then is lost.
+/// How long a server remembers the votes of its last election (of 7.0.15). Told to stand again earlier, it takes them
+/// for new ones. Then it is a master for a tenth of a second. No other server believes in it, and its answers are lost.
 const VOTES_LAST: Duration = Duration::from_secs(4 * NODE_TIMEOUT.as_secs() + 1);
 
 /// Six servers that share the slots between them.
@@ -32,7 +32,7 @@ pub struct RedisCluster {
     elected: Mutex<HashMap<usize, Instant>>,
 }
 
-/// What a server says of a member of its cluster.
+/// A member of the cluster as a server describes it.
 struct Member {
     id: String,
     master: bool,
@@ -178,7 +178,7 @@ impl RedisCluster {
         living.ok_or_else(|| io::Error::other("no server of the cluster answers"))
     }
 
-    /// Where in [`servers`](Self::servers) the master of a slot is.
+    /// The place in [`servers`](Self::servers) of the master of a slot.
     ///
     /// # Errors
     /// If the slot is not served.
@@ -257,8 +257,8 @@ impl RedisCluster {
         self.end_move(slot, to)
     }
 
-    /// Makes a replica of a slot's master take its place, and gives the place of the new one. Without `force` the
-    /// old master is asked first and nothing is lost; with it, what it had not sent yet is.
+    /// Makes a replica of a slot's master take its place, and gives the place of the new one. Without `force` the old
+    /// master is asked first and nothing is lost; with it, writes that it had not sent yet are.
     ///
     /// # Errors
     /// If there is no replica, or it does not become the master.

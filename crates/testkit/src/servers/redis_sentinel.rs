@@ -13,7 +13,7 @@ const NAME: &str = "main";
 pub struct RedisSentinel {
     servers: Vec<Redis>,
     sentinels: Vec<Redis>,
-    /// Where the sentinels send clients of each server.
+    /// The addresses to which the sentinels send clients, one for each server.
     announced: Vec<SocketAddr>,
     password: Option<String>,
 }
@@ -37,7 +37,7 @@ impl RedisSentinel {
         for replica in replicas {
             replica.follow(master)?;
         }
-        // Two of them must agree; each begins with what it is told of the master.
+        // Two of them must agree; each begins with the master that it is told.
         let sentinels = (0..3)
             .map(|_| Redis::start_with("redis-sentinel", "redis-sentinel", RedisOptions::default()))
             .collect::<io::Result<_>>()?;

@@ -22,7 +22,7 @@ use tokio::{
 
 use crate::port::Port;
 
-/// What it answers to a request, as it stands on the wire; `None` passes the request on.
+/// The answer to a request, as it stands on the wire; `None` passes the request on.
 type Answer = dyn Fn(&[String]) -> Option<String> + Send + Sync;
 
 /// A stand-in, until it is dropped.
@@ -59,7 +59,7 @@ impl StandIn {
         Ok(Self { port, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Where clients connect.
+    /// The address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
@@ -182,7 +182,7 @@ fn words(request: &[u8]) -> Vec<String> {
     text.split("\r\n").skip(2).step_by(2).map(str::to_owned).collect()
 }
 
-/// Where the value that begins at `at` ends, if all of it is there.
+/// Finds the end of the value that begins at `at`, if all of it is there.
 fn end_of(buffer: &[u8], at: usize) -> Option<usize> {
     let line = buffer.get(at..)?.windows(2).position(|pair| pair == b"\r\n")? + at;
     let (kind, number) = (buffer[at], std::str::from_utf8(&buffer[at + 1..line]).ok()?);

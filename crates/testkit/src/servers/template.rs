@@ -16,7 +16,7 @@ use super::user::User;
 /// Makes `data` a copy of the template `name`. If there is no such template yet, `make` makes it, in a folder that does
 /// not exist before.
 ///
-/// A name stands for one content: whoever changes what `make` does changes the name.
+/// A name stands for one content: a change of `make` needs a new name.
 ///
 /// # Errors
 /// If the template cannot be made or copied.
@@ -48,7 +48,7 @@ pub(super) fn fill(
     copy(&template, data)
 }
 
-/// Where templates are kept.
+/// The folder of the templates.
 fn folder() -> io::Result<PathBuf> {
     let program = env::current_exe()?;
     let built = program.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));

@@ -1,5 +1,5 @@
-//! Users: whom database servers run as, and files that only this one may read. Databases refuse to run as root, so root
-//! starts them as `nobody`.
+//! Users that database servers run as, and files that only one of them may read. Databases refuse to run as root, so
+//! root starts them as `nobody`.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,7 +16,7 @@ use super::{missing, program};
 /// A user of every Debian system that owns nothing.
 const UNPRIVILEGED: &str = "nobody";
 
-/// Who a server runs as.
+/// The user that a server runs as.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct User {
     /// The user and the group to change to; `None` if this process is unprivileged already.
@@ -78,10 +78,10 @@ impl User {
     }
 }
 
-/// Runs a command to its end, and gives what it printed.
+/// Runs a command to its end, and gives its output.
 ///
 /// # Errors
-/// If it fails; with what it printed.
+/// If it fails; with its output.
 pub(super) fn run(command: &mut Command) -> io::Result<String> {
     let done = command.output()?;
     let told = String::from_utf8_lossy(&done.stdout).trim_end().to_owned();

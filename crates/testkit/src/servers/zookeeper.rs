@@ -37,7 +37,7 @@ log4j.appender.S.layout=org.apache.log4j.PatternLayout
 log4j.appender.S.layout.ConversionPattern=%d{ISO8601} %p %c{1} %m%n
 ";
 
-/// What is special about servers.
+/// The setup of ZooKeeper servers. The default has no login and no TLS.
 #[derive(Clone, Debug, Default)]
 pub struct ZooKeeperOptions {
     tls: bool,
@@ -54,7 +54,7 @@ impl ZooKeeperOptions {
         self
     }
 
-    /// Only who shows this password with DIGEST-MD5 gets a session.
+    /// Only clients that show this password with DIGEST-MD5 get a session.
     #[must_use]
     pub fn sasl(mut self, user: &str, password: &str) -> Self {
         self.sasl = Some((user.to_owned(), password.to_owned()));
@@ -199,7 +199,7 @@ impl ZooKeeperNode {
         let process = Process::new(name, &java, folder.path().join("log"))
             // A small server that starts quickly.
             .arguments(["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"])
-            // What is written survives a kill, which is all that is done to it; a disk that stands still would end
+            // Written data survives a kill, and nothing worse is done to it; a disk that stands still would end
             // sessions.
             .arguments(["-Dzookeeper.forceSync=no"])
             .arguments([format!("-Dlog4j.configuration=file:{}", file("log4j.properties"))])
@@ -253,7 +253,7 @@ impl ZooKeeperNode {
         fs::write(data.join("myid"), self.number.to_string())
     }
 
-    /// Where it listens for clients.
+    /// The address that it listens on for clients.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
@@ -281,7 +281,7 @@ impl ZooKeeperNode {
         Ok(answer)
     }
 
-    /// What it is now: `standalone`, `leader` or `follower`; `None` if it does not serve.
+    /// Its role now: `standalone`, `leader` or `follower`; `None` if it does not serve.
     pub fn mode(&self) -> Option<String> {
         let answer = self.ask("srvr").ok()?;
         answer.lines().find_map(|line| line.strip_prefix("Mode: ")).map(str::to_owned)
@@ -308,7 +308,7 @@ impl ZooKeeperNode {
         fs::write(&file, format!("{}{setting}={value}\n", fs::read_to_string(&file)?))
     }
 
-    /// Starts it again after [`Process::kill`], with what it had written. Of an ensemble, it serves only once
+    /// Starts it again after [`Process::kill`], with the data that it had written. Of an ensemble, it serves only once
     /// enough others run: [`until_ready`](Self::until_ready).
     ///
     /// # Errors

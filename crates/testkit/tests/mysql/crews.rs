@@ -1,5 +1,5 @@
 //! A crew of processes in every kind of trouble, judged by the history checker and a fenced counter.
-//! `LOCKKEEPER_SECTIONS` sets how many sections there are, and `LOCKKEEPER_SEED` which troubles come when.
+//! `LOCKKEEPER_SECTIONS` sets how many sections there are, and `LOCKKEEPER_SEED` the order of the troubles.
 
 use std::{fs, time::Instant};
 
@@ -22,7 +22,7 @@ enum Trouble {
     StopBetweenFlights,
     /// Connections break or go silent.
     BadConnections,
-    /// The server ends connections, or what they are doing.
+    /// The server ends connections, or their statements.
     Kill(&'static str),
     /// In an orderly way.
     Restart,
@@ -115,8 +115,8 @@ fn many_processes_in_every_kind_of_trouble() {
     nothing_is_left(&stage.server);
 }
 
-/// Whoever is gone holds nothing once its lease has ended and the store was swept, and nobody waits. Rows that keep the
-/// numbers of names, and tombstones, go when they are old.
+/// A keeper that is gone holds nothing once its lease has ended and the store was swept, and nobody waits. Rows that
+/// keep the numbers of names, and tombstones, go when they are old.
 pub(crate) fn nothing_is_left(server: &MariaDb) {
     let until_none = |prepare: &str, question: &str| {
         let started = Instant::now();

@@ -203,7 +203,7 @@ async fn law_2_busy_names_starve_no_renewal() {
 #[tokio::test(flavor = "multi_thread")]
 async fn law_3_clock_and_rows_are_read_after_the_lock() {
     let server = MariaDb::start().expect("started");
-    // Whatever others have set: our connections say what they need.
+    // No matter what others have set: our connections choose the isolation that they need.
     server.sql("SET GLOBAL TRANSACTION ISOLATION LEVEL SERIALIZABLE").expect("allowed");
     let (asker, rival) = (Asker::connect(&server.url()).await, Asker::connect(&server.url()).await);
     assert!(is_granted(&asker.ask("a", 1).await) && is_granted(&asker.ask("b", 2).await));
@@ -247,7 +247,7 @@ async fn law_4_a_told_grant_is_never_believed_for_too_long() {
     assert!(believed + millis(90) < granted, "{:?} after it was granted", believed.duration_since(granted));
 }
 
-/// Law 4. What a poll finds may not be on disk yet, so it is told in a way that nobody believes.
+/// Law 4. A grant that a poll finds may not be on disk yet, so it is told in a way that nobody believes.
 #[tokio::test(flavor = "multi_thread")]
 async fn law_4_a_grant_that_a_poll_finds_is_a_hint() {
     let server = MariaDb::start().expect("started");
@@ -307,14 +307,15 @@ fn row(server: &MariaDb, name: &str) -> String {
     server.sql(&row).expect("asked")
 }
 
-/// The connections of keepers.
+/// Returns the connections of keepers.
 fn connections(server: &MariaDb) -> String {
     let all = "SELECT id FROM information_schema.processlist WHERE user = 'lockkeeper' ORDER BY id";
     server.sql(all).expect("asked")
 }
 
-/// Laws 6 and 9. A statement that fails undoes its whole transaction, whether it ends the connection or only lost against
-/// another transaction: the beginning of the next one would commit what was left. Nothing was done, and it says so.
+/// Laws 6 and 9. A statement that fails undoes its whole transaction, whether it ends the connection or only lost
+/// against another transaction. Otherwise the beginning of the next one would commit the rest. Nothing was done, and
+/// the error says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn law_6_half_a_transaction_is_never_committed() {
     let server = MariaDb::start().expect("started");

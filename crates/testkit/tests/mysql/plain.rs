@@ -39,7 +39,7 @@ pub(crate) async fn commit(session: &mut Conn) {
 pub(crate) const LOCK_WAITS: &str = "SELECT variable_value FROM information_schema.global_status \
                                      WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'";
 
-/// What a claim was told that had to wait for a row.
+/// The answer to a claim that had to wait for a row.
 pub(crate) struct Waited {
     pub(crate) now: StoreTime,
     pub(crate) verdict: Verdict,

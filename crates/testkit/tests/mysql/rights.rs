@@ -1,4 +1,4 @@
-//! A user who may not make tables: an administrator runs what `lockkeeper schema` prints, and that is enough.
+//! A user who may not make tables: an administrator runs the SQL that `lockkeeper schema` prints, and that is enough.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ async fn the_printed_sql_is_all_that_a_plain_user_needs() {
     let url = server.url_as("a%20b", None);
     let printed = lockkeeper::schema::sql(&url).expect("printed");
     server.sql(&printed).expect("an administrator may");
-    // Also again, for what was forgotten: it changes nothing that is there.
+    // Also again, for anything that was forgotten: it changes nothing that is there.
     let id = server.sql("SELECT id FROM lockkeeper_store").expect("asked");
     server.sql(&lockkeeper::schema::sql(&url).expect("printed")).expect("again");
     assert_eq!(server.sql("SELECT id FROM lockkeeper_store").expect("asked"), id);

@@ -6,7 +6,7 @@ use lockkeeper_testkit::servers::MariaDb;
 
 use crate::{WORKER, load::Load, millis, times};
 
-/// Ends about half of the connections of the crew, or what they are doing.
+/// Ends about half of the connections of the crew, or their statements.
 pub(crate) fn kill(server: &MariaDb, what: &str) -> io::Result<()> {
     let ids = server
         .sql("SELECT id FROM information_schema.processlist WHERE user = 'lockkeeper' AND RAND() < 0.5")?;

@@ -1,4 +1,4 @@
-//! Law 1, the sweep: what is free goes, numbers go on, and nobody who comes back meanwhile is harmed.
+//! Law 1, the sweep: free names go, numbers go on, and nobody who comes back meanwhile is harmed.
 
 use std::time::Instant;
 
@@ -52,7 +52,7 @@ async fn numbers_go_on_after_a_sweep() {
     assert_eq!(sweeper.holders("held").await, [2], "what is held stays");
 }
 
-/// One sweep removes however many names there are, and settles what has ended.
+/// One sweep removes all free names, however many there are, and settles those that have ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_sweep_removes_all_that_is_free() {
     let server = MariaDb::start().expect("started");
@@ -113,8 +113,8 @@ async fn sweeper(server: &MariaDb) -> Asker {
     asker
 }
 
-/// The sweep has seen that a name is free, and is held up before it removes its row. Whoever takes the name meanwhile keeps
-/// it: the sweep looks again under the lock.
+/// The sweep has seen that a name is free, and is held up before it removes its row. A contender that takes the name
+/// meanwhile keeps it: the sweep looks again under the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_that_is_taken_after_the_sweep_looked_stays() {
     let server = MariaDb::start().expect("started");
@@ -124,7 +124,7 @@ async fn a_name_that_is_taken_after_the_sweep_looked_stays() {
     }
     sweeper.give_back("b", 2).await.expect("answered");
     let mut gate = Gate::close(&server).await;
-    // What has ended is settled before free names are removed. It ends in the same statement that makes the others old.
+    // Names that have ended are settled before free names are removed. One ends in the statement that ages the others.
     server
         .sql(
             "CREATE TRIGGER waits BEFORE UPDATE ON lockkeeper_resource FOR EACH ROW \

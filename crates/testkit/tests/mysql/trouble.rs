@@ -209,7 +209,7 @@ async fn a_server_that_takes_no_writes_is_refused() {
     assert_eq!(asker.holders("a").await, [1], "nothing was lost");
 }
 
-/// A lost connection is replaced, what is held stays held, and all holds are renewed when the server was restarted.
+/// A lost connection is replaced, held locks stay held, and all holds are renewed when the server was restarted.
 #[tokio::test(flavor = "multi_thread")]
 async fn restarts_and_killed_connections_lose_nothing() {
     let server = MariaDb::start().expect("started");
@@ -244,8 +244,8 @@ async fn restarts_and_killed_connections_lose_nothing() {
     assert!(told.try_recv().is_err(), "the server is the same");
 }
 
-/// Replies that are swallowed leave an unknown outcome: asking again tells what became of it. A failure that says that
-/// nothing was done has left nothing.
+/// Replies that are swallowed leave an unknown outcome: asking again clears it up. A failure that says that nothing was
+/// done has left nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn swallowed_replies_are_unknown_and_cleared_up() {
     let server = MariaDb::start().expect("started");
@@ -314,7 +314,7 @@ async fn what_an_administrator_cancels_is_asked_again() {
     granted_in_time(&asker, "a", 3).await;
 }
 
-/// The operator's check finds what puts locks at risk, and `strict=true` refuses such a server.
+/// The operator's check finds risks to locks, and `strict=true` refuses such a server.
 #[tokio::test(flavor = "multi_thread")]
 async fn risky_settings_are_found() {
     let good = MariaDb::start().expect("started");

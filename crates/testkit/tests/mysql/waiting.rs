@@ -1,4 +1,4 @@
-//! Waiting by polls: how soon a release is heard of, and what waiting costs.
+//! Waiting by polls: how soon a release is heard of, and how much waiting costs.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What was logged at WARN on this thread, one row for each event.
+//! The events that were logged at WARN on this thread, one row for each.
 
 use std::cell::RefCell;
 
@@ -11,7 +11,7 @@ thread_local! {
 pub(crate) struct Log;
 
 impl Log {
-    /// Forgets what was logged before.
+    /// Forgets the events that were logged before.
     pub(crate) fn listen() -> Self {
         lockkeeper_testkit::log::listen(
             |metadata| *metadata.level() == Level::WARN && metadata.target().starts_with("lockkeeper"),

@@ -1,4 +1,4 @@
-//! What is logged of outages: once at the beginning, at most once a second, once at the end.
+//! The log of outages: one event at the beginning, at most one a second, one at the end.
 
 use std::sync::{
     Arc,
@@ -204,7 +204,7 @@ async fn an_outage_is_over_with_the_first_answer_if_nobody_waits_any_more() {
         sleep(millis(1500)).await;
         assert_eq!(log.with("waiting goes on").len(), 1, "{:#?}", log.all());
         network.set(WELL);
-        // What the wait left behind at the store is taken back.
+        // The remains of the wait at the store are taken back.
         sleep(secs(3600)).await;
         let over = log.with("answers again");
         assert_eq!(over.len(), 1, "{:#?}", log.all());

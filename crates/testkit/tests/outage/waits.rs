@@ -1,4 +1,4 @@
-//! How waits end in an outage, and how they do not without one.
+//! The ends of waits in an outage. Without one, no wait ends like that.
 
 use std::time::Duration;
 

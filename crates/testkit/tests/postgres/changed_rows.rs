@@ -8,7 +8,7 @@ use lockkeeper_testkit::servers::Postgres;
 
 use crate::{asker::Asker, millis, plain::session, secs, trouble::granted_in_time};
 
-/// One row that somebody changed blinds no operator, and holders of its name are warned of, whatever they are renewed with.
+/// One row that somebody changed blinds no operator, and holders of its name are warned of, however they are renewed.
 #[tokio::test(flavor = "multi_thread")]
 async fn changed_rows_are_told_of_and_hide_no_others() {
     crate::log::listen();

@@ -1,4 +1,4 @@
-//! What `check` reports of real servers.
+//! The findings of `check` on real servers.
 
 use lockkeeper_postgres::{Risk, check};
 use lockkeeper_testkit::servers::{PgBouncer, Postgres};

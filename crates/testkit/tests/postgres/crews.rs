@@ -27,7 +27,7 @@ enum Trouble {
     StopBetweenFlights,
     /// Connections break or go silent.
     BadConnections,
-    /// The server ends sessions, or what they are doing.
+    /// The server ends sessions, or their statements.
     Kill(&'static str),
     Restart(PostgresEnd),
     /// A replica takes over.
@@ -151,7 +151,7 @@ fn promotions_of_synchronous_replicas_lose_nothing() {
             load.listen(millis(10));
         }
         load.go_on(50);
-        // What was committed before the server knew of that was not waited for.
+        // Commits before the server knew of that were not waited for.
         stage.server.until_followed_by(&replica).expect("in step");
         load.through(|| {
             stage.server.stop(if round % 2 == 0 { PostgresEnd::Immediate } else { PostgresEnd::Fast });
@@ -166,8 +166,8 @@ fn promotions_of_synchronous_replicas_lose_nothing() {
     nothing_is_left(&stage.server);
 }
 
-/// Whoever is gone holds nothing once its lease has ended and the store was swept, and nobody waits. Rows that keep the
-/// numbers of names, and tombstones, go when they are old.
+/// A keeper that is gone holds nothing once its lease has ended and the store was swept, and nobody waits. Rows that
+/// keep the numbers of names, and tombstones, go when they are old.
 pub(crate) fn nothing_is_left(server: &Postgres) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let until_none = |question: &str| {

@@ -14,8 +14,8 @@ use tokio::{sync::mpsc, time::timeout};
 
 use crate::{asker::Asker, millis, secs};
 
-/// One session of the keeper finds another primary, while the old one lives on. All its sessions go along: what the old
-/// one grants from now on, the new one grants as well.
+/// One session of the keeper finds another primary, while the old one lives on. All its sessions go along: every lock
+/// that the old one grants from now on, the new one may grant as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_sessions_follow_the_first_one_to_a_new_primary() {
     let old = Postgres::start().expect("started");
@@ -148,7 +148,7 @@ async fn a_server_that_hangs_or_comes_back_stops_no_failover() {
     assert_eq!((old.sql(held).expect("asked"), new.sql(held).expect("asked")), ("0".into(), "1".into()));
 }
 
-/// Whatever is wrong with a server of the URL, the others are tried; what does not pass by itself is told.
+/// No matter why a server of the URL fails, the others are tried; an error that does not pass by itself is told.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_refuses_this_user_stops_no_failover() {
     let strict = PostgresOptions::default().password("canary").start().expect("started");

@@ -1,4 +1,4 @@
-//! What is left behind: by holders that are killed, by replies that never come, and by many sections on a few names.
+//! The remains of holders that are killed, of replies that never come, and of many sections on a few names.
 //! `LOCKKEEPER_KILLS` and `LOCKKEEPER_SWALLOWED` set how many of the former two there are.
 
 use lockkeeper_testkit::{databases, servers::Postgres};

@@ -1,4 +1,4 @@
-//! What stores say in the log.
+//! The events that stores write to the log.
 
 use std::sync::Mutex;
 

@@ -1,4 +1,4 @@
-//! Plain sessions beside the store's: what another program, or an administrator, does on the server.
+//! Plain sessions beside the store's: the work of another program, or of an administrator, on the server.
 
 use lockkeeper_testkit::servers::Postgres;
 use tokio_postgres::{Client, NoTls};

@@ -1,4 +1,4 @@
-//! How the server runs the statements of requests: planned once for a session, by primary keys.
+//! The plans of the server for the statements of requests: made once for a session, by primary keys.
 
 use lockkeeper_testkit::servers::PostgresOptions;
 
@@ -42,7 +42,7 @@ async fn a_table_that_was_small_when_a_session_began_is_not_scanned_as_a_whole()
         pair().await;
     }
     keeper.close().await;
-    // A session writes down what it did before it is gone.
+    // A session writes down its numbers before it is gone.
     let started = std::time::Instant::now();
     while !backends(&server).is_empty() {
         assert!(started.elapsed() < secs(20), "sessions do not end");

@@ -30,7 +30,7 @@ async fn a_pooler_that_nothing_was_said_of_is_refused() {
     }
 }
 
-/// Each read says from which store it is: tables that somebody made anew are another store, whoever is connected.
+/// Each read says from which store it is: tables that somebody made anew are another store, over any connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn tables_that_were_made_anew_are_another_store() {
     let server = Postgres::start().expect("started");

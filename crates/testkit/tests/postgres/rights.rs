@@ -1,8 +1,8 @@
-//! A user who may not make tables: an administrator runs what `lockkeeper schema` prints, and that is enough.
+//! A user who may not make tables: an administrator runs the SQL that `lockkeeper schema` prints, and that is enough.
 
 use lockkeeper_testkit::{databases, servers::Postgres};
 
-/// Everything that decides what the tables of a schema are.
+/// Everything that makes up the tables of a schema.
 fn tables(server: &Postgres, schema: &str) -> String {
     let columns = format!(
         "SELECT c.relname, c.reloptions, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
@@ -24,7 +24,7 @@ async fn the_printed_sql_is_all_that_a_plain_user_needs() {
     assert!(refused.contains("lockkeeper schema --store"), "{refused}");
     let printed = lockkeeper::schema::sql(&url).expect("printed");
     server.sql(&printed).expect("an administrator may");
-    // Also again, for what was forgotten: it changes nothing that is there.
+    // Also again, for anything that was forgotten: it changes nothing that is there.
     let id = server.sql("SELECT id FROM lockkeeper.store").expect("asked");
     server.sql(&lockkeeper::schema::sql(&url).expect("printed")).expect("again");
     assert_eq!(server.sql("SELECT id FROM lockkeeper.store").expect("asked"), id);

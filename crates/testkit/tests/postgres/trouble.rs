@@ -145,7 +145,7 @@ async fn a_changed_row_fails_no_other_name() {
         let error = asker.store.renew(&leases[..1]).await.expect_err("it is told why");
         assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
     }
-    // Nor does it stop the sweep, which settles what has ended and removes what is old.
+    // Nor does it stop the sweep, which settles names that have ended and removes rows that are old.
     server.sql("UPDATE lockkeeper.resource SET ends = 1, used = 1").expect("aged");
     server.sql("INSERT INTO lockkeeper.resource (name, used) VALUES ('old', 1)").expect("made");
     lockkeeper_postgres::sweep(&server.url()).await.expect("swept");
@@ -373,7 +373,7 @@ async fn a_server_that_takes_no_writes_is_refused() {
     assert_eq!(asker.holders("a").await, [1], "nothing was lost");
 }
 
-/// A lost connection is replaced, what is held stays held, and all holds are renewed when the server was restarted.
+/// A lost connection is replaced, held locks stay held, and all holds are renewed when the server was restarted.
 #[tokio::test(flavor = "multi_thread")]
 async fn restarts_and_killed_backends_lose_nothing() {
     let server = Postgres::start().expect("started");
@@ -399,7 +399,7 @@ async fn restarts_and_killed_backends_lose_nothing() {
     assert!(told.try_recv().is_err(), "the server is the same");
 }
 
-/// Replies that are swallowed leave an unknown outcome: asking again tells what became of it.
+/// Replies that are swallowed leave an unknown outcome: asking again clears it up.
 #[tokio::test(flavor = "multi_thread")]
 async fn swallowed_replies_are_unknown_and_cleared_up() {
     let server = Postgres::start().expect("started");

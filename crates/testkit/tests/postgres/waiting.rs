@@ -1,4 +1,4 @@
-//! What waiting costs the server, while nothing happens.
+//! The cost of waiting for the server, while nothing happens.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ async fn at_rest(requests: &RequestCounter, server: &Postgres) -> (u64, u64) {
     }
 }
 
-/// Which version of its row the only waiter has: another one whenever its position was written.
+/// The version of the only waiter's row: another one whenever its position was written.
 fn version(server: &Postgres) -> String {
     server.sql("SELECT xmin FROM lockkeeper.entry WHERE entry IS NOT NULL").expect("asked")
 }

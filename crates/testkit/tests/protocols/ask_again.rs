@@ -1,14 +1,13 @@
-//! Asking again: a keeper whose claims and answers may be delayed, lost or doubled asks again under
-//! the same id, may give up, and its late copies arrive at the worst moment, while rivals want
-//! the same lock.
+//! Asking again: a keeper whose claims and answers may be delayed, lost or doubled asks again under the same id, may
+//! give up, and its late copies arrive at the worst moment, while rivals want the same lock.
 //!
-//! It proves I1 (only the owner touches its hold), I2 (one holder), I3 (no deadline is later than the
-//! store's expiry), I5 and I12 (what is given up ends), I6 (numbers grow), I9 (asking again never enters
-//! twice, and late copies do nothing), I15 (a leave ends what it names).
+//! It proves I1 (only the owner touches its hold), I2 (one holder), I3 (no deadline is later than the store's expiry),
+//! I5 and I12 (a claim that is given up ends), I6 (numbers grow), I9 (asking again never enters twice, and late copies
+//! do nothing), I15 (a leave ends only the claim that it names).
 //!
-//! The asker follows `engine/waiter.rs` and `acquisition::settle`: one copy under way at a time; copies
-//! without an answer are remembered by the latest time at which they may still take effect, and
-//! the leave carries that time as its mark.
+//! The asker follows `engine/waiter.rs` and `acquisition::settle`: one copy under way at a time; copies without an
+//! answer are remembered by the latest time at which they may still take effect, and the leave carries that time as its
+//! tombstone.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -40,15 +39,15 @@ enum Variant {
     Right,
     /// The deadline counts from when the answer came, not from when its request was sent.
     DeadlineAfterReply,
-    /// The longest lease ever told counts, not what is left.
+    /// The longest lease ever told counts, not the rest of it.
     DeadlineByMaximum,
     /// The store takes a repeated claim for a new one.
     DoubleEntry,
-    /// Leaving leaves no mark against late copies.
+    /// Leaving leaves no tombstone against late copies.
     NoMark,
     /// Copies take effect however late they are.
     NoTimeLimit,
-    /// A leave frees whoever holds the lock.
+    /// A leave frees the lock, no matter which contender holds it.
     ReleaseByName,
 }
 
@@ -138,7 +137,7 @@ enum Action {
 #[derive(Clone, Copy)]
 struct World {
     variant: Variant,
-    /// Rivals have a perfect line: what they do is asked, done and answered at once.
+    /// Rivals have a perfect network: their requests are sent, done and answered at once.
     rivals: usize,
 }
 
@@ -178,7 +177,7 @@ impl State {
         Time { ticks, ..self.now }
     }
 
-    /// Everybody who believes to hold now, with what it believes.
+    /// Everybody who believes to hold now, with the hold that it believes in.
     fn believers(&self) -> impl Iterator<Item = (ContenderId, Hold)> {
         let rivals = self.rivals.iter().enumerate().map(|(nth, phase)| (rival(nth), *phase));
         let now = self.now.boot();
@@ -235,7 +234,7 @@ impl World {
     }
 
     fn hear(self, state: &mut State, sent: u32, said: Said) {
-        // What is left of this request is not sent any more: no driver repeats by itself.
+        // A copy of this request that is still under way is not sent any more: no driver repeats by itself.
         state.network.retain(|message| !matches!(message, Message::Claim { copy, .. } if copy.sent == sent));
         state.in_flight = None;
         let Said::Granted { number, remaining } = said else { return };
@@ -382,7 +381,7 @@ impl Model for World {
                 let Phase::Done { at, .. } = state.phase else { return true };
                 let last_copy = state.at(at + LIFE).store();
                 let mut holders = state.store.holders(state.now).filter(|holder| holder.contender == asker());
-                // Who stood in line may be granted later, but only for the first lease.
+                // A copy that stood in the queue may be granted later, but only for the first lease.
                 let ends = holders.all(|holder| {
                     holder.expires <= holder.granted.after(LEASE)
                         && (!holder.confirmed || holder.granted <= last_copy)

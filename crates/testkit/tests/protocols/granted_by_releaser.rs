@@ -1,6 +1,6 @@
-//! Granted by the releaser: a leave grants the lock to the head of the store's line for a short first
-//! lease and pushes a notice, which may be late or lost; the waiter enters on the notice or finds
-//! out by its poll, and confirms by a renewal. A process with two places in line may die at any moment.
+//! Granted by the releaser: a leave grants the lock to the first waiter of the store's queue for a short first
+//! lease and pushes a notice, which may be late or lost. The waiter enters on the notice or finds out by its poll, and
+//! confirms by a renewal. A process with two positions in the queue may die at any moment.
 //!
 //! It proves I2 and I3 (one holder, no deadline later than the store's expiry), I4 (a notice is trusted
 //! only when that is sound), I5 and I12 (those who were served leave nothing), I6 (numbers grow), I8
@@ -38,7 +38,7 @@ const FAULTS: u8 = 1;
 const LAST_TICK: u32 = 20;
 const NEVER: u32 = u32::MAX;
 const WAITERS: usize = 3;
-/// The process that may die has two places in line.
+/// The process that may die has two positions in the queue.
 const MORTAL: u8 = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +48,7 @@ enum Variant {
     PushNotConfirmed,
     /// The notice is counted from the last copy sent, not from the one that the store measured from.
     StampOfTheLastCopy,
-    /// The store never drops what belongs to a dead process.
+    /// The store never drops the positions and holds of a dead process.
     DeadWaiterKept,
     /// Waiters rely on notices alone.
     NoPoll,
@@ -160,7 +160,7 @@ impl State {
         self.push(notices);
     }
 
-    /// Those who are to ask again do. To send is an act of the sender alone, so its order makes no
+    /// Every waiter sends the request that is due. To send is an act of the sender alone, so its order makes no
     /// difference.
     fn send_what_is_due(&mut self) {
         let now = self.now.ticks;
@@ -194,8 +194,8 @@ impl State {
             || (self.lives(nth) && holds && !stays)
     }
 
-    /// Who is to renew or to leave a lost hold: done before anything else at that time, since at the
-    /// store nothing else can come in between.
+    /// The waiter that is to renew, or to leave a lost hold: done before anything else at that time, since at the store
+    /// nothing else can come in between.
     fn at_once(&self) -> Option<usize> {
         (0..WAITERS).filter(|nth| self.lives(*nth)).find(|nth| match self.waiters[*nth].phase {
             Phase::Holding { renew_at, .. } => renew_at <= self.now.ticks,
@@ -210,7 +210,7 @@ impl State {
 }
 
 impl World {
-    /// A waiter's poll: the next in line every second, the others every two.
+    /// A waiter's poll: the first in the queue every second, the others every two.
     fn next_ask(self, now: u32, ahead: u32) -> u32 {
         match (self.0, ahead) {
             (Variant::NoPoll, _) => NEVER,
@@ -353,7 +353,7 @@ impl Model for World {
         if !state.mortal_died && !state.all_served() {
             actions.push(Action::Die);
         }
-        // What is not delayed arrives in one order, so that orders that make no difference are not tried.
+        // Requests that are not delayed arrive in one order, so that orders that make no difference are not tried.
         let prompt = |waiter: &Waiter| waiter.in_flight.is_some() && !waiter.delayed;
         let first = state.waiters.iter().position(prompt);
         for (nth, waiter) in state.waiters.iter().enumerate() {
@@ -462,7 +462,7 @@ impl Model for World {
                         .all(|nth| !state.lives(nth) || state.waiters[nth].phase != Phase::Served)
                 })
             }),
-            // Once true it stays true, which is what the checker needs to judge it exactly.
+            // Once true it stays true, which the checker needs to judge it exactly.
             Property::eventually(SERVED, |_, state: &State| state.all_served()),
             Property::sometimes("a waiter enters on a notice alone", |_, state: &State| {
                 let unconfirmed = state.store.holders(state.now).filter(|holder| !holder.confirmed);

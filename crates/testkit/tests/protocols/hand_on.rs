@@ -1,10 +1,9 @@
-//! Handing on: tasks of one process pass a hold to each other at memory speed, a task of another
-//! process waits in the store's line, any task may be dropped at any moment, and renewals may fail
-//! so that the hold is lost.
+//! Handing on: tasks of one process pass a hold to each other at memory speed, a task of another process waits in
+//! the store's queue, any task may be dropped at any moment, and renewals may fail so that the hold is lost.
 //!
-//! It proves I14 (what is handed on is held, each time with the next token, and not for ever while others
-//! wait), and inside of a process I2 (one holder), I3 (once lost always lost), I5 (dropping a task at any
-//! moment leaks nothing), I6 (tokens grow), I8 (those who wait elsewhere are served).
+//! It proves I14 (a hold that is handed on is held, each time with the next token, and not for ever while others wait),
+//! and inside of a process I2 (one holder), I3 (once lost always lost), I5 (dropping a task at any moment leaks
+//! nothing), I6 (tokens grow), I8 (waiters elsewhere are served).
 //!
 //! The process follows `engine/local_queue.rs` (a lane has at most one front that claims at the store and at
 //! most one open grant), `engine/release.rs` (a hold is handed on or left) and `engine/hold.rs`.
@@ -31,7 +30,7 @@ const LEASE: Duration = Duration::from_millis(20);
 /// How many steps a grant is good for: fewer than in life, so that they run out here.
 const STEPS: u32 = 3;
 const TASKS: usize = 3;
-/// A task works at most this many ticks on what it holds: long enough to lose it, if it is not renewed.
+/// A task works at most this many ticks on a hold: long enough to lose it, if it is not renewed.
 const WORK: u32 = 2;
 const LAST_TICK: u32 = 5;
 /// Grants that the process gets at most.
@@ -104,14 +103,14 @@ struct Lane {
     queue: VecDeque<usize>,
 }
 
-/// What is on its way to the store, in order: a group never overtakes another.
+/// Requests on their way to the store, in order: a group never overtakes another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Job {
     Claim { slot: u64, task: usize, queue: bool, sent: u32 },
     Leave { slot: u64 },
 }
 
-/// The one who waits elsewhere.
+/// The contender that waits elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Other {
     Away,
@@ -204,7 +203,7 @@ impl State {
         self.tasks[task] = Task::Working { tenure, since: self.now.ticks };
     }
 
-    /// Grants that the store pushed reach whom they are for at once.
+    /// Tells pushed grants to their waiters at once.
     fn pushed(&mut self, notices: Vec<GrantNotice>) {
         for notice in notices {
             let from = BootTime(notice.stamp).after(notice.waited);
@@ -254,7 +253,7 @@ impl State {
 }
 
 impl World {
-    /// To hand on for ever takes more steps.
+    /// The most steps that a grant can have. To hand on for ever takes more of them.
     fn steps(self) -> u32 {
         if self.0 == Variant::ForEver { Token::STEPS } else { STEPS }
     }
@@ -336,8 +335,8 @@ impl World {
         }
     }
 
-    /// What goes by itself at each tick: holds whose time is over are lost, and those who wait at the
-    /// store ask again. The polls need no order of their own: time is all they bring to the store.
+    /// The events that come by themselves at each tick: holds whose time is over are lost, and those who wait at the
+    /// store ask again. The polls need no order of their own: they bring nothing to the store but time.
     fn tick(self, state: &mut State) {
         state.now.ticks += 1;
         let now = state.now;

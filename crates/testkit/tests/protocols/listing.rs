@@ -1,14 +1,14 @@
-//! Told by a listing: on ZooKeeper, one who waits is told that it holds as soon as a listing of any server says so, and
+//! Told by a listing: on ZooKeeper, a waiter is told that it holds as soon as a listing of any server says so, and
 //! nobody asks the quorum first. Servers lag behind their leader, sessions end and move between servers, and the node
 //! of a holder is replaced by one of the same name when its lease is taken over.
 //!
-//! It proves I2 (one holder) and I3 (no deadline is later than the end of the hold) for that step. What it rests on:
-//! nobody comes in before a node that is there; the listing has the node of the one who looks in it; its session
-//! certainly lives at that moment. What a watch says is only a reason to look.
+//! It proves I2 (one holder) and I3 (no deadline is later than the end of the hold) for that step. The proof rests on
+//! this: nobody comes in before a node that is there; the listing has the node of the waiter that looks in it; its
+//! session certainly lives at that moment. A watch is only a reason to look.
 //!
 //! The waiter follows `crates/zookeeper/src/waiter.rs`, its session `crates/zookeeper/src/session.rs`. The folder of a
-//! lock is the list of its nodes; what the leader made of it, one transaction after another, is its history, and a
-//! server knows a part of that from the beginning.
+//! lock is the list of its nodes. Its history is the list of its states, one after each transaction of the leader, and
+//! a server knows a part of that from the beginning.
 
 use stateright::{Model, Property};
 
@@ -18,7 +18,7 @@ use super::{prove, refute};
 const TIMEOUT: u32 = 2;
 const LAST_TICK: u32 = 3;
 
-/// Who takes part: the first holds, the next two wait, and the last takes the lease of the first over.
+/// The clients: the first holds, the next two wait, and the last takes the lease of the first over.
 const CLIENTS: usize = 4;
 const FIRST: usize = 0;
 const NEXT: usize = 1;
@@ -28,15 +28,15 @@ const ADOPTER: usize = 3;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Variant {
     Right,
-    /// A node that was watched is gone: whoever watched it holds.
+    /// A node that was watched is gone: the client that watched it holds.
     TrustsTheEvent,
-    /// Whoever looks does not ask whether its session still lives.
+    /// The client that looks does not ask whether its session still lives.
     PastTheDeadline,
-    /// Whoever looks does not ask whether its own node is in the listing.
+    /// The client that looks does not ask whether its own node is in the listing.
     NotInTheListing,
 }
 
-/// A node of the line: its number, and in whose session it lives.
+/// A node of the queue: its number, and the session that it lives in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Node {
     number: usize,
@@ -61,7 +61,7 @@ struct Session {
     server: usize,
     /// When the leader heard of it last.
     heard: u32,
-    /// Until when its client is sure of it.
+    /// The time until which its client is sure of it.
     deadline: u32,
     ended: bool,
 }
@@ -101,7 +101,7 @@ enum Action {
 struct World {
     variant: Variant,
     /// Whether a client may move to a server that knows less than the one it comes from. ZooKeeper's refuse that. The
-    /// world has one who waits less then, and is small enough.
+    /// world has one waiter less then, and is small enough.
     moves_back: bool,
 }
 
@@ -245,7 +245,7 @@ impl Model for World {
                 }
                 let before = last.seen_by(NEXT);
                 state.sessions[NEXT].server = to;
-                // It says what it watches, and hears at once if that has changed.
+                // It names the node that it watches, and hears at once if that has changed.
                 if let Client::Watches(number) = last.clients[NEXT] {
                     let watched = before.iter().find(|node| node.number == number);
                     if watched.is_none_or(|node| !state.seen_by(NEXT).contains(node)) {
@@ -326,7 +326,7 @@ fn a_listing_is_enough() {
     prove(RIGHT);
 }
 
-/// Also if sessions moved to servers that know less: the node of the one who looks says whether they know enough.
+/// Also if sessions moved to servers that know less: the node of the waiter that looks says whether they know enough.
 #[test]
 fn a_listing_of_a_server_that_knows_less_is_enough() {
     prove(World { moves_back: true, ..RIGHT });

@@ -3,9 +3,8 @@
 //! only the network, the tasks and time are played by the checker. One world has the servers of ZooKeeper
 //! instead, which know different things at the same time.
 //!
-//! What each world proves is named by the invariants of `docs/design.md` (I1 to I15). Each world is
-//! also run with mistakes that have been made in real lock services: a world that lets one of them
-//! pass proves nothing.
+//! Each world names the invariants of `docs/design.md` (I1 to I15) that it proves. Each world is also run with mistakes
+//! that have been made in real lock services: a world that lets one of them pass proves nothing.
 
 mod ask_again;
 mod granted_by_releaser;

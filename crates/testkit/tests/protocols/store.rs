@@ -1,5 +1,5 @@
-//! The store of all worlds: the real model of `lockkeeper_core`, on a clock that ticks, with what a
-//! checker needs beside it (equality, a hash, and a memory of the numbers given).
+//! The store of all worlds: the real model of `lockkeeper_core`, on a clock that ticks, with the parts that a checker
+//! needs beside it (equality, a hash, and a memory of the numbers given).
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use lockkeeper_core::{
 static NAME: LazyLock<Name> = LazyLock::new(|| Name::new("lock").expect("a good name"));
 static CLAIM: LazyLock<Claim> = LazyLock::new(|| testing::claim(&NAME, contender(0, 0)));
 
-/// Where the client's clock stood when the store's stood at zero: the two share no origin.
+/// The time of the client's clock when the store's stood at zero: the two share no origin.
 const OFFSET: Duration = Duration::from_secs(1_000_000);
 
 /// The time of a world: how many ticks have passed, and how long one is.
@@ -50,7 +50,7 @@ impl Time {
     }
 }
 
-/// The moment at which the client's clock shows what the store's clock calls `moment`.
+/// The moment at which the client's clock shows the time that the store's clock calls `moment`.
 pub(crate) fn on_the_clients_clock(moment: StoreTime) -> BootTime {
     BootTime(0).after(OFFSET).after(moment.since(StoreTime(0)))
 }
@@ -65,14 +65,14 @@ pub(crate) fn claim(contender: ContenderId, lease: Duration, sent: Time) -> Clai
     Claim { contender, lease, stamp: sent.boot().0, ..CLAIM.clone() }
 }
 
-/// One resource of a real model, and what was seen of it. Shared by all states that have not touched it.
+/// One resource of a real model, and a memory of its numbers. Shared by all states that have not touched it.
 #[derive(Clone, PartialEq, Hash, Debug)]
 pub(crate) struct Store(Arc<Kept>);
 
 #[derive(Clone, Debug)]
 struct Kept {
     model: Model,
-    /// The marks of those who left, as the model keeps them: it does not show them.
+    /// The tombstones of contenders that left, as the model keeps them: it does not show them.
     marks: BTreeMap<ContenderId, StoreTime>,
     /// The largest number given, and whether a later one was not larger.
     highest: GrantNumber,
@@ -94,7 +94,7 @@ impl Store {
         holders.filter(move |holder| holder.expires > now.store())
     }
 
-    /// Everybody who has a hold or a place in line, ended or not.
+    /// Everybody who has a hold or a position in the queue, ended or not.
     pub(crate) fn everybody(&self) -> impl Iterator<Item = ContenderId> {
         self.resource().into_iter().flat_map(|resource| {
             let holders = resource.holders.iter().map(|holder| holder.contender);

@@ -13,8 +13,8 @@ use crate::{
     members::{Member, Members},
 };
 
-/// One member's grants end an hour early, or last an hour longer. The others are a majority, and the median of the clocks is
-/// theirs. What the member gave away too early is excused as a loss; a fence must reject what comes of it.
+/// One member's grants end an hour early, or last an hour longer. The others are a majority, and the median of the
+/// clocks is theirs. Locks that the member gave away too early are excused as a loss; a fence must reject late writes.
 #[test]
 fn an_hour_forward_and_back_at_one_member_takes_no_token_back() {
     let each = (0..5).map(|_| Member::start(RedisOptions::default().movable_clock()).expect("started"));
@@ -24,7 +24,7 @@ fn an_hour_forward_and_back_at_one_member_takes_no_token_back() {
     let mut crew = crew(WORKER, task, 6);
     go_on(&mut crew, 100);
     for round in 0..times(1, 10) {
-        // Whichever member it is, it is the gate of some names.
+        // Each of the members is the gate of some names.
         let member = &members.each[round % 5];
         for shift in [3600, 0, -3600, 0] {
             let from = now();

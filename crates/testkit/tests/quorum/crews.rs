@@ -81,8 +81,8 @@ pub(crate) fn go_on(crew: &mut Crew, sections: usize) {
     assert!(served, "only {} of {enough} sections", crew.sections());
 }
 
-/// At how many of all moments between the two a section ended within the window that began there, and the longest time in
-/// which none did.
+/// Returns two figures for the time between `from` and `to`: the share of moments after which a section ended within
+/// the window, and the longest time in which none did.
 fn served(crew: &Crew, from: u64, to: u64) -> (f64, Duration) {
     let mut ends: Vec<u64> = crew.releases().filter(|end| (from..to).contains(end)).collect();
     ends.extend([from, to]);
@@ -94,14 +94,14 @@ fn served(crew: &Crew, from: u64, to: u64) -> (f64, Duration) {
     (1.0 - too_long.as_secs_f64() / Duration::from_nanos(to - from).as_secs_f64(), longest)
 }
 
-/// No two held at any time, whatever befell the members: nobody was stopped, and no majority forgot anything.
+/// Checks that no two held at any time, for all the trouble: nobody was stopped, and no majority forgot anything.
 fn judge(crew: Crew, sections: usize) {
     let report = evidence(crew, sections, Vec::new());
     assert_eq!(report.verdict, Verdict::Safe, "{report}");
     assert!(report.accepted > 0 && report.refused == 0, "{report}");
 }
 
-/// Ends the crew, and holds what it saw against the rules of a quorum.
+/// Ends the crew, and holds its records against the rules of a quorum.
 pub(crate) fn evidence(mut crew: Crew, sections: usize, losses: Vec<Loss>) -> Report {
     let ended = crew.finish(secs(60));
     let (history, rules) = crew.into_evidence();
@@ -112,7 +112,7 @@ pub(crate) fn evidence(mut crew: Crew, sections: usize, losses: Vec<Loss>) -> Re
     report
 }
 
-/// Whichever two are gone for long, the other three serve as ever.
+/// Two members are gone for long. The other three serve as ever.
 #[test]
 fn two_members_that_are_gone_for_long_stop_nobody() {
     for trouble in [Trouble::CutOff, Trouble::Stopped, Trouble::Killed] {

@@ -1,5 +1,5 @@
-//! What is said against RedLock, on real servers: a clock that jumps at one node, and a node that is replaced by its replica.
-//! Pauses, late replies and restarts without data are in virtual time, in `crates/quorum/tests/timelines.rs`.
+//! The arguments against RedLock, on real servers: a clock that jumps at one node, and a node that is replaced by its
+//! replica. Pauses, late replies and restarts without data are in virtual time, in `crates/quorum/tests/timelines.rs`.
 
 use std::{io, time::Duration};
 
@@ -29,7 +29,7 @@ impl Client {
         Self { keeper, proxies }
     }
 
-    /// It does not reach these members any more.
+    /// Cuts the keeper off from these members.
     fn lose(&self, members: &[usize]) {
         for proxy in members.iter().map(|member| &self.proxies[*member]) {
             proxy.refuse(true);

@@ -1,4 +1,4 @@
-//! Redis servers behind proxies that are the members of one quorum, and what may befall each of them.
+//! Redis servers behind proxies that are the members of one quorum, and the troubles that may befall each of them.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use crate::{millis, secs};
 /// The longest lease: a member that may have lost its data does not vote for this long.
 pub(crate) const MAX_LEASE: Duration = secs(2);
 
-/// What may befall a member for a while.
+/// A trouble that may befall a member for a while.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Trouble {
     /// It is killed, and comes back with its data. It is another run of the server, so it does not vote at first.

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::{NAME, connect, millis, secs};
 
-/// Everything that a program does: a lock, a lock that a waiter is granted, a latch, a fence, a listing.
+/// Does everything that a program may do: a lock, a lock that a waiter is granted, a latch, a fence, a listing.
 async fn use_everything(url: &str) {
     let (ours, theirs) = (connect(url).await, connect(url).await);
     let guard = ours.mutex(NAME).lock().await.expect("free");
@@ -40,7 +40,7 @@ async fn over_tls_and_over_a_socket() {
     let redis = RedisOptions::default().tls().start().expect("started");
     use_everything(&redis.url()).await;
     use_everything(&redis.socket_url()).await;
-    // The URL does not say who signed the server's certificate.
+    // The URL does not name the authority that signed the server's certificate.
     let stranger = redis.url().split('?').next().expect("the front").to_owned();
     let error = lockkeeper::connect(&stranger).await.expect_err("not like this");
     assert!(error.to_string().contains("ca= names who signed it"), "{error}");

@@ -1,5 +1,4 @@
-//! Which nodes of a cluster a keeper believes, what it does with nodes that are gone, and subscriptions that come and
-//! go.
+//! The nodes of a cluster that a keeper believes, nodes that are gone, and subscriptions that come and go.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What repeated claims cost the server, and the order of requests in a group.
+//! The cost of repeated claims for the server, and the order of requests in a group.
 
 use std::{sync::Arc, time::Duration};
 

@@ -44,7 +44,7 @@ impl Client {
         }
     }
 
-    /// Two waiters while the trouble lasts, which ask as one group.
+    /// Starts two waiters while the trouble lasts, which ask as one group.
     async fn waits(&self) -> [JoinHandle<Result<(), AcquireError>>; 2] {
         let waiting = [(); 2].map(|()| {
             let mutex = self.keeper.mutex(NAME).fifo();

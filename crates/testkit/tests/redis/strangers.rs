@@ -1,4 +1,4 @@
-//! Servers that are not what the URL says, that use other words for errors, or that forget scripts.
+//! Servers that are others than the URL says, that use other words for errors, or that forget scripts.
 
 use std::{
     collections::HashSet,

@@ -1,4 +1,4 @@
-//! The servers of the test kit do what they are told, and leave nothing behind.
+//! The servers of the test kit obey, and leave nothing behind.
 #![cfg(target_os = "linux")]
 
 mod mariadb;
@@ -50,7 +50,7 @@ fn kill(mut process: Child) {
     process.wait().expect("it ended");
 }
 
-/// Removes what a killed process could not. Processes of its servers may still end, and write.
+/// Removes the files that a killed process could not. Processes of its servers may still end, and write.
 fn remove(folder: &Path) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while std::fs::remove_dir_all(folder).is_err() && Instant::now() < deadline {
@@ -59,7 +59,7 @@ fn remove(folder: &Path) {
     assert!(!folder.exists());
 }
 
-/// What a program of a database prints, or why it fails.
+/// The output of a database's program, or its error.
 fn told(command: &mut Command) -> Result<String, String> {
     let done = command.output().expect("asked");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();

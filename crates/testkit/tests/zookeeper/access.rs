@@ -1,4 +1,4 @@
-//! TLS, SASL, and messages that say what is wrong without showing a password.
+//! TLS, SASL, and messages that name the fault without showing a password.
 
 use std::{
     fmt::Write as _,

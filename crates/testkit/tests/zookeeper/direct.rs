@@ -63,7 +63,7 @@ impl Asker {
         assert!(matches!(&answers[..], [Answer::Claim(Verdict::Busy { .. })]), "{answers:?}");
     }
 
-    /// Gives back what `claim` holds.
+    /// Gives back the hold of `claim`.
     async fn leave(&self, claim: &Claim) {
         let (name, contender) = (claim.name.clone(), claim.contender);
         let leave = Leave { name, contender, tombstone_until: None, hold_at_least: Duration::ZERO };
@@ -71,7 +71,7 @@ impl Asker {
         assert!(matches!(&answers[..], [Answer::Leave(Left::Released)]), "{answers:?}");
     }
 
-    /// Renews the lease of `claim`, whoever made it, and detaches it.
+    /// Renews the lease of `claim`, which any keeper may have made, and detaches it.
     async fn renew(&self, claim: &Claim, lower_to: Option<Units>) -> Grant {
         let (name, contender, lease) = (claim.name.clone(), claim.contender, Duration::from_secs(20));
         let renew = Renew { name, contender, lease, lower_to, detach: true, at_least: 0 };
@@ -103,8 +103,8 @@ async fn i9_a_listing_that_takes_too_long_makes_no_node() {
     asker.store.close().await;
 }
 
-/// One lease has a session of its own, whose server falls silent. That costs no other request of the group its answer. The
-/// keeper's own session does for the lease what it can.
+/// One lease has a session of its own, whose server falls silent. That costs no other request of the group its answer.
+/// The keeper's own session does all that it can for the lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_session_costs_no_other_of_its_group() {
     let stage = Stage::ensemble(Duration::from_secs(10));

@@ -31,7 +31,7 @@ async fn i3_a_session_that_became_shorter_on_reconnecting() {
     let guard = keeper.mutex("stock").lock().await.expect("locked");
     restart_with(&stage.servers.nodes()[0], &[("maxSessionTimeout", "20000")]);
     until_renewed(&guard).await;
-    // The guard shows what the server granted, once it has been asked.
+    // The guard shows the session length that the server granted, once it has been asked.
     soon(async {
         while guard.remaining() > SHORTER {
             assert!(guard.is_held(), "lost");

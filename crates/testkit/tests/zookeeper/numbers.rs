@@ -26,7 +26,7 @@ impl Adler {
     }
 }
 
-/// Where the checksums of a snapshot are.
+/// The files with the checksums of a snapshot.
 fn checksums(snapshot: &[u8]) -> Vec<usize> {
     let mut adler = Adler(1, 0);
     let sealed = |(position, byte): (usize, &u8)| {

@@ -78,7 +78,7 @@ fn requests(mut client: TcpStream, mut server: &TcpStream, asked: &Asked, old: b
             let answer = [16_i32.to_be_bytes(), id, [0; 4], [0; 4], UNIMPLEMENTED.to_be_bytes()].concat();
             client.write_all(&answer)?;
             client.shutdown(Shutdown::Write)?;
-            // Closed with something unread in it, a connection may lose what was written.
+            // Closed with something unread in it, a connection may lose the bytes that were written.
             return io::copy(&mut client, &mut io::sink()).map(drop);
         }
         connected = true;

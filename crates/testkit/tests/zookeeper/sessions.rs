@@ -319,7 +319,7 @@ async fn i13_a_latch_counts_once_across_a_stall() {
 }
 
 /// One lease has a session of its own, whose server falls silent. The locks of the keeper's session are renewed all the
-/// same, in whatever group they are.
+/// same, in every group.
 #[tokio::test(flavor = "multi_thread")]
 async fn i3_a_silent_session_costs_no_other_lock() {
     let stage = Stage::ensemble(Duration::from_secs(10));

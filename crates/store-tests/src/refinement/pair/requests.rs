@@ -134,7 +134,7 @@ pub(super) fn later(now: StoreTime, millis: i64) -> StoreTime {
     StoreTime(now.0.saturating_add_signed(millis * 1000))
 }
 
-/// What views show of `who`.
+/// The details of `who`, as views show them.
 fn details(who: usize) -> Details {
     let process =
         ProcessInfo { host: format!("host \"{who}\""), pid: who as u32, program: "refinement".into() };

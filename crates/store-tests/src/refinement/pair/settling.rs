@@ -11,8 +11,7 @@ use lockkeeper_core::{
 use super::{super::compare::Compared, CLEARANCE, Pair, SETTLE_LIMIT, at};
 
 impl Pair<'_> {
-    /// Lets the model do what a store that settles by itself has done until `now`, at the moments at which it
-    /// has.
+    /// Lets the model settle at each moment until `now` at which something ends, like a store that settles by itself.
     pub(super) fn settle_until(&mut self, now: StoreTime) {
         while let Some(end) = self.ends().filter(|end| *end > self.settled && *end <= now).min() {
             for name in self.names.clone() {
@@ -34,7 +33,7 @@ impl Pair<'_> {
         self.settled = self.settled.max(now);
     }
 
-    /// Waits until the store shows what the model has.
+    /// Waits until the store's views agree with the model's.
     pub(super) async fn come_to_rest(&mut self) -> Compared {
         let started = std::time::Instant::now();
         loop {

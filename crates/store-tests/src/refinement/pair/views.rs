@@ -1,4 +1,4 @@
-//! Compares what a store shows without being changed: listings, views, and the notices that it pushed.
+//! Compares the parts that a store shows without being changed: listings, views, and the notices that it pushed.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a store that lost data or time is excused, and what it is not.
+//! The excuses of a store that lost data or time, and their limits.
 
 use super::*;
 
@@ -59,7 +59,7 @@ fn the_answers_of_two_who_hold_the_same_may_overtake_each_other() {
     breaks(&of(&[seen, fallen]), &losing(true), Rule::TokenFell, [&seen, &fallen]);
 }
 
-/// What was lost is handed on inside the process that does not know, with the number that it has.
+/// A lost grant is handed on inside the process that does not know, with the number that it has.
 #[test]
 fn a_lost_grant_may_be_handed_on() {
     let step = |number: u64, step: u64, asked: u64| {
@@ -96,7 +96,7 @@ fn an_old_copy_may_know_a_reader_and_not_the_writer_after_it() {
     breaks(&of(&[reader, known, next]), &losing(true), Rule::Floor, [&known, &next]);
     let known = Section { asked: 201, ..alone(2, 210, 215) };
     breaks(&of(&[reader, known, next]), &losing(true), Rule::Floor, [&known, &next]);
-    // One who is alone has no older one beside it, and a floor is never above its token.
+    // A writer has no older holder beside it, and a floor is never above its token.
     let alone_with_others = Section { floor: STEPS, ..alone(3, 220, 230) };
     breaks(&of(&[writer, alone_with_others]), &losing(true), Rule::Floor, [&writer, &alone_with_others]);
     let above = Section { floor: 4 * STEPS, ..next };

@@ -88,7 +88,7 @@ impl RandomLock {
         }
     }
 
-    /// One who holds writes, and one for whom it may be too late.
+    /// A current holder writes, and one for which it may be too late.
     fn write(&mut self, history: &mut History) {
         for s in self.holding.last().into_iter().chain(self.stale.pop().as_ref()) {
             let accepted = s.token >= self.top;

@@ -35,7 +35,7 @@ async fn meanwhile<T, E: std::fmt::Debug>(
     }
 }
 
-/// Law 1. A latch counts down from what others have left, not from what was there before it waited for them.
+/// Law 1. A latch counts down from the state that others have left, not from the state before it waited for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn law_1_a_latch_is_locked_before_it_is_read() {
     let server = MariaDb::start().expect("started");
@@ -51,7 +51,7 @@ async fn law_1_a_latch_is_locked_before_it_is_read() {
     assert!(matches!(counted, Counted::State(CountState { remaining: 4, .. })), "{counted:?}");
 }
 
-/// Law 1. A fence compares with what others have shown it, not with what was there before it waited for them.
+/// Law 1. A fence compares with the tokens that others have shown it, not with its state before it waited for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn law_1_a_fence_is_locked_before_it_is_read() {
     let server = MariaDb::start().expect("started");

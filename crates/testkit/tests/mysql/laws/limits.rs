@@ -1,4 +1,4 @@
-//! Limits of time, laws 2 and 5: how short they are, and that they end with what they are for.
+//! Limits of time, laws 2 and 5: how short they are, and that each ends with the work that it is for.
 
 use std::time::Instant;
 

@@ -91,8 +91,8 @@ async fn law_2_a_busy_name_occupies_no_connection_that_others_need() {
     assert!(backends(&server).len() <= 3, "three connections at most");
 }
 
-/// Law 2. What is skipped is asked again alone, and waits for its turn: a keeper that works on many names can release one
-/// that others lock back to back.
+/// Law 2. A name that is skipped is asked again alone, and waits for its turn: a keeper that works on many names can
+/// release one that others lock back to back.
 #[tokio::test(flavor = "multi_thread")]
 async fn law_2_a_name_that_is_always_busy_is_released_all_the_same() {
     let server = Postgres::start().expect("started");

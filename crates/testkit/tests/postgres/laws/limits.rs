@@ -127,7 +127,7 @@ async fn law_6_half_a_transaction_is_never_committed() {
     let error = asker.claims(&[("a", 3), ("b", 4)]).await.expect_err("refused");
     assert!(!error.maybe_applied() && error.to_string().contains("refused"), "{error}");
     assert_eq!(asker.holders("a").await, [] as [u64; 0]);
-    // Whatever the error was, that session is not used again.
+    // After any error, that session is not used again.
     assert_ne!(backends(&server), before, "the session was closed");
     // A trigger that drops a write is noticed as well.
     let drops = "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

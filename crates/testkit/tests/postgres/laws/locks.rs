@@ -73,8 +73,8 @@ async fn law_1_a_leave_with_a_tombstone_orders_itself_with_a_claim_under_way() {
     assert_eq!(quick.holders("new").await, [] as [u64; 0], "it has left");
 }
 
-/// Law 1. The sweep takes rows of names that nobody used for long, and raises the floor to their numbers. A name that comes
-/// back goes on above it, whatever the clock says, also if that happens in the very moment.
+/// Law 1. The sweep takes rows of names that nobody used for long, and raises the floor to their numbers. A name that
+/// comes back goes on above it, whatever time the clock shows, even if it comes back in that very moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn law_1_numbers_grow_although_rows_are_swept() {
     let server = Postgres::start().expect("started");
@@ -118,7 +118,7 @@ async fn law_1_numbers_grow_although_rows_are_swept() {
 async fn law_3_the_clock_is_read_after_the_lock() {
     let server = Postgres::start().expect("started");
     let (asker, rival) = (Asker::connect(&server.url()).await, Asker::connect(&server.url()).await);
-    // Whatever others have set: our transactions say what they need.
+    // No matter what others have set: our transactions choose the isolation that they need.
     server.sql("ALTER ROLE lockkeeper SET default_transaction_isolation = 'serializable'").expect("allowed");
     assert!(is_granted(&asker.ask_once("a", 1).await));
     asker.give_back_once("a", 1).await.expect("answered");

@@ -1,4 +1,4 @@
-//! Laws 7 and 8: messages tell only what was committed, and a session that hears nothing is noticed.
+//! Laws 7 and 8: messages tell only of committed grants and changes, and a session that hears nothing is noticed.
 
 use std::time::{Duration, Instant};
 
@@ -250,7 +250,7 @@ async fn until_heard(server: &Postgres, asker: &Asker, wakes: &mut mpsc::Unbound
     }
 }
 
-/// Law 8. A subscription to changes outlives a crash of the server, which takes along what was not synced.
+/// Law 8. A subscription to changes outlives a crash of the server, which takes along rows that were not synced.
 #[tokio::test(flavor = "multi_thread")]
 async fn law_8_a_subscription_outlives_a_crash() {
     let server = PostgresOptions::default().setting("wal_writer_delay = 10s").start().expect("started");
