@@ -30,7 +30,7 @@ pub(crate) async fn acquire(connected: &Connected, args: &AcquireArgs) -> Result
     let acquisition =
         Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait, runs: None };
     let held = acquisition.acquire(&mut signals).await?;
-    // Before the lease is made to last longer once more: it is at least this.
+    // Read before `into_lease`, which renews once more: the lease lasts at least this long.
     let (token, remaining) = (held.token(), held.remaining());
     let lease = held.into_lease().await?;
     let line = if args.json {
@@ -63,7 +63,8 @@ pub(crate) async fn renew(keeper: &Keeper, args: &RenewArgs) -> Result<u8, Failu
         Some(length) => adopted.extend(length).await,
         None => Ok(()),
     };
-    // Detached again before any error is told: dropped, it would be released under those who count on it.
+    // Detached again before any error is returned: a guard that is dropped would release the lock that the caller
+    // counts on.
     adopted.into_lease().await.map_err(LeaseError::from)?;
     Ok(extended.map(|()| 0)?)
 }
@@ -75,7 +76,7 @@ pub(crate) async fn release(keeper: &Keeper, args: &ReleaseArgs) -> Result<u8, F
     Ok(0)
 }
 
-/// The lease as it was given, or from stdin.
+/// Returns the lease as it was given, or from stdin.
 fn given(lease: &str) -> Result<Lease, Failure> {
     let mut text = String::new();
     if lease == "-" {

@@ -23,7 +23,7 @@ pub(crate) async fn observe(keeper: &Keeper, args: &ElectArgs) -> Result<u8, Fai
         };
         match change {
             Some(Ok(leader)) => text::print(&format!("{}\n", text::json(&line(&args.name, leader))))?,
-            // It goes on by itself when the store is back; only a wrong start ends it.
+            // Observation goes on by itself when the store is back; only a failure at the start ends it.
             Some(Err(error)) if first || !error.is_passing() => return Err(error.into()),
             Some(Err(error)) => text::say(&format!("{error}; trying again")),
             None => return Ok(0),

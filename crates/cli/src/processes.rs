@@ -27,7 +27,7 @@ pub(crate) fn all() -> Option<Vec<Process>> {
     let ids =
         fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let all: Vec<Process> = ids.filter_map(Process::read).collect();
-    // Without ourselves in it, it is not what we take it for.
+    // A list without this process is not one of all processes.
     let own = i32::try_from(std::process::id()).ok()?;
     all.iter().any(|process| process.id == own).then_some(all)
 }
@@ -57,7 +57,7 @@ impl Process {
         !matches!(self.state, 'Z' | 'X') || self.threads > 1
     }
 
-    /// Whether it was started, at whatever remove, by the run with this mark.
+    /// Whether the run with this mark started it, or a process that the run started, and so on.
     pub(crate) fn has_mark(&self, mark: &str) -> bool {
         self.marks().is_some_and(|marks| marks.split(' ').any(|word| word == mark))
     }
@@ -66,7 +66,7 @@ impl Process {
         self.marks().as_deref() == Some(GUARDIAN)
     }
 
-    /// Its environment is not readable if it has other rights than we have.
+    /// Returns the words of [`MARK`] in its environment. That is not readable if it has other rights than we have.
     fn marks(&self) -> Option<String> {
         let environment = fs::read(format!("/proc/{}/environ", self.id)).ok()?;
         let marks = environment

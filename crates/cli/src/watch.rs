@@ -23,12 +23,12 @@ use crate::{
     view,
 };
 
-/// How often the store is asked.
+/// The pause between two requests to the store.
 const EVERY: Duration = Duration::from_secs(1);
 /// How soon a key or a new list is seen.
 const KEY_POLL: Duration = Duration::from_millis(100);
 
-/// What the store answered last.
+/// An answer of the store.
 enum Update {
     Rows(Vec<Vec<String>>),
     Failed(String),

@@ -46,7 +46,7 @@ fn a_lease_is_not_renewed_by_itself_but_by_renew() {
     assert_eq!(world.run(&["release", short.trim()]).code, Some(79));
 }
 
-/// `--lease`, else the store's URL, else 30 s.
+/// The length is that of `--lease`, else of the store's URL, else 30 s.
 #[test]
 fn the_stores_url_may_set_the_lease() {
     let world = World::new();
