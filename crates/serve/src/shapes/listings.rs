@@ -1,11 +1,11 @@
-//! Listings: what to list, and from which sample it is.
+//! The JSON of listings: the names to list, and the sample that they are from.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::locks::Lock;
 
-/// Which names to list.
+/// The names to list.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -30,7 +30,7 @@ pub(crate) struct NameParams {
     pub(crate) name: String,
 }
 
-/// Which changes to hear of.
+/// The changes to hear of.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -38,8 +38,8 @@ pub(crate) struct EventParams {
     /// Only names that start with this.
     #[serde(default)]
     pub(crate) prefix: String,
-    /// Begin with what differs from this sample, if it is the latest: the `sample` of `/v1/locks`. Otherwise, and without
-    /// it, everything there is comes first.
+    /// Begin with the differences from this sample, if it is the latest: the `sample` of `/v1/locks`. Otherwise, and
+    /// without it, all locks and latches come first.
     pub(crate) since: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Locks and elections as they are shown: who holds, who waits, who leads.
+//! The JSON of locks and elections as they are shown: holders, waiters and leaders.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -64,7 +64,7 @@ pub(crate) struct Lock {
     pub(crate) waiters: Vec<Waiter>,
 }
 
-/// Somebody who holds a lock.
+/// A holder of a lock.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Holder {
     /// Tells this acquisition from others at this server, also while it waited. It is no key.
@@ -83,11 +83,11 @@ pub(crate) struct Holder {
     pub(crate) since: String,
     /// The length of its lease.
     pub(crate) lease_ms: u64,
-    /// What is left of its lease; null if the store cannot tell.
+    /// The rest of its lease; null if the store cannot tell.
     pub(crate) remaining_ms: Option<u64>,
     /// How much it holds.
     pub(crate) units: Amount,
-    /// What a leader publishes.
+    /// The text that a leader publishes.
     pub(crate) value: Option<String>,
     /// Whether its process renews the lease.
     pub(crate) renewed: bool,
@@ -97,7 +97,7 @@ pub(crate) struct Holder {
     pub(crate) evicted: bool,
 }
 
-/// Somebody who waits for a lock.
+/// A waiter for a lock.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Waiter {
     /// Tells this acquisition from others at this server. It is no key.
@@ -116,8 +116,8 @@ pub(crate) struct Waiter {
     pub(crate) units: Amount,
 }
 
-/// A contender's id is the key to its lock. So a hash of it is shown, with a random key of this process: whoever guesses ids
-/// cannot find out which guess is right.
+/// Returns a hash of a contender's id, with a random key of this process. The id itself is the key to its lock, and a
+/// client that guesses ids cannot find out by the hash which guess is right.
 fn shown_id(contender: ContenderId) -> String {
     static KEY: OnceLock<RandomState> = OnceLock::new();
     format!("{:016x}", KEY.get_or_init(RandomState::new).hash_one(contender))
@@ -179,25 +179,25 @@ impl From<&ResourceView> for Lock {
 }
 
 impl Lock {
-    /// A name that nobody holds or waits for.
+    /// Returns a name that nobody holds or waits for.
     pub(crate) fn free(name: &str) -> Self {
         Self { name: name.to_owned(), kind: None, capacity: None, holders: Vec::new(), waiters: Vec::new() }
     }
 }
 
-/// Who leads an election.
+/// An election and its leader.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Leadership {
     /// The name of the election.
     pub(crate) name: String,
-    /// Who leads; null if nobody does.
+    /// The leader; null if there is none.
     pub(crate) leader: Option<LeaderView>,
 }
 
 /// The leader of an election.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct LeaderView {
-    /// What it publishes.
+    /// The text that it publishes.
     pub(crate) value: String,
     /// Its fencing token.
     pub(crate) token: String,

@@ -1,4 +1,4 @@
-//! Pictures of every page, light, dark and narrow, and what axe-core says of them.
+//! Pictures of every page, light, dark and narrow, and axe-core's judgement of them.
 
 use std::path::PathBuf;
 
