@@ -290,7 +290,7 @@ pub(crate) struct EvictArgs {
     /// Evict only the holder with this token; without it, every holder
     #[arg(long)]
     pub(crate) token: Option<Token>,
-    /// Why, for the record and for the holder
+    /// The reason, for the record and for the holder
     #[arg(long, value_name = "TEXT", required = true)]
     pub(crate) reason: String,
     /// Grant to the next waiter at once, although the holder may still work: safe only with fencing
@@ -311,7 +311,7 @@ pub(crate) struct DoctorArgs {
 #[cfg(feature = "serve")]
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
-    /// Where to listen: ADDRESS:PORT, or unix:PATH
+    /// The address to listen on: ADDRESS:PORT, or unix:PATH
     #[arg(long, value_name = "WHERE", default_value_t)]
     pub(crate) listen: lockkeeper_serve::Listen,
     /// A file of lines ROLE TOKEN [NAME [PREFIX…]] with the roles look, use and administer; read again when it changes.

@@ -11,7 +11,7 @@ use nix::{
 
 use crate::processes::{self, Process};
 
-/// How often to look whether all are gone: no system tells when a whole group has ended.
+/// The pause between two looks whether all are gone: no system tells when a whole group has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// How long before the end of its lease a group is told to end, and is forced to.
@@ -31,12 +31,12 @@ impl Notice {
         }
     }
 
-    /// When TERM is due, so that the grace is over in time.
+    /// Returns the moment at which TERM is due, so that the grace is over in time.
     pub(crate) fn term_at(self, deadline: BootTime) -> BootTime {
         deadline.before(self.reserve).before(self.grace)
     }
 
-    /// When KILL is due if TERM is sent at `now`.
+    /// Returns the moment at which KILL is due if TERM is sent at `now`.
     pub(crate) fn kill_at(self, now: BootTime, deadline: BootTime) -> BootTime {
         now.after(self.grace).min(deadline.before(self.reserve))
     }
@@ -56,7 +56,7 @@ pub(crate) struct Crew {
 /// ends and its environment cannot be read.
 pub(crate) type Seen = HashMap<i32, u64>;
 
-/// Which processes are searched for the mark.
+/// The processes that are searched for the mark.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Session,

@@ -50,7 +50,7 @@ pub(crate) const ROLE: &str = "__guard";
 
 /// How long a message to it may take: its socket holds hundreds of them.
 const TELLING: Duration = Duration::from_millis(10);
-/// How often to look whether the parent is dead.
+/// The pause between two looks whether the parent is dead.
 const LOOK: Duration = Duration::from_millis(5);
 /// The pause between two looks whether the processes that left CMD's session have ended.
 const LOOK_AFAR: Duration = Duration::from_millis(100);

@@ -15,7 +15,7 @@ pub(crate) struct Process {
     pub(crate) parent: i32,
     pub(crate) group: i32,
     pub(crate) session: i32,
-    /// When it started, in ticks since boot: no two processes have the same id and start.
+    /// Its start, in ticks since boot: no two processes have the same id and start.
     pub(crate) start: u64,
     state: char,
     threads: u32,

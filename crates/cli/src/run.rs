@@ -163,7 +163,7 @@ struct Supervisor<'a> {
     clock: Clock,
     /// Until when the lock is certainly held, as last heard.
     deadline: BootTime,
-    /// When to ask the guard again how long it is held.
+    /// The moment at which the guard is asked again how long it is held.
     look_at: BootTime,
     max_hold_at: BootTime,
     guardians: u32,

@@ -25,7 +25,7 @@ use crate::{
 
 /// The pause between two requests to the store.
 const EVERY: Duration = Duration::from_secs(1);
-/// How soon a key or a new list is seen.
+/// The longest delay before a key or a new list is seen.
 const KEY_POLL: Duration = Duration::from_millis(100);
 
 /// An answer of the store.

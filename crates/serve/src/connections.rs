@@ -27,7 +27,7 @@ pub(crate) struct Peer {
     pub(crate) delivery: Arc<Delivery>,
     /// How many requests with a good token are worked on.
     busy: AtomicUsize,
-    /// Since when there are none.
+    /// The moment since when there are none.
     idle_since: Mutex<Instant>,
     closed: Notify,
 }

@@ -89,7 +89,7 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(console::alarms))
 }
 
-/// Returns the description of the API, made from its code, as OpenAPI in JSON.
+/// Returns the description of the API, made from its code, as JSON.
 pub fn description() -> String {
     described().into_openapi().to_pretty_json().unwrap_or_default()
 }

@@ -29,7 +29,7 @@ pub(crate) struct LatchPage {
     /// The sample that it is from.
     #[serde(flatten)]
     pub(crate) sample: SampleInfo,
-    /// Where the next page starts; null if there is none.
+    /// The name after which the next page starts; null if there is none.
     pub(crate) next: Option<String>,
     /// The latches.
     pub(crate) latches: Vec<LatchView>,

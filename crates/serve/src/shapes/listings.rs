@@ -43,12 +43,12 @@ pub(crate) struct EventParams {
     pub(crate) since: Option<u64>,
 }
 
-/// When and how a listing was made.
+/// Facts about the listing that a sample was made of.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct SampleInfo {
     /// The number of the sample. It grows by one with each, and begins anew with the server.
     pub(crate) sample: u64,
-    /// When it was taken, by this server's clock.
+    /// The moment at which it was taken, by this server's clock.
     pub(crate) at: String,
     /// How long ago that was.
     pub(crate) age_ms: u64,
@@ -68,7 +68,7 @@ pub(crate) struct LockPage {
     /// The sample that it is from.
     #[serde(flatten)]
     pub(crate) sample: SampleInfo,
-    /// Where the next page starts; null if there is none.
+    /// The name after which the next page starts; null if there is none.
     pub(crate) next: Option<String>,
     /// The locks.
     pub(crate) locks: Vec<Lock>,

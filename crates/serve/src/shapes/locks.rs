@@ -56,7 +56,7 @@ pub(crate) struct Lock {
     pub(crate) name: String,
     /// `mutex`, `rw_lock`, `semaphore` or `election`; null if it is free.
     pub(crate) kind: Option<&'static str>,
-    /// How much there is; null if it is free.
+    /// The capacity that its holders share; null if it is free.
     pub(crate) capacity: Option<Amount>,
     /// The holders, by token.
     pub(crate) holders: Vec<Holder>,
@@ -79,13 +79,13 @@ pub(crate) struct Holder {
     pub(crate) program: String,
     /// Its own words.
     pub(crate) label: Option<String>,
-    /// Since when it holds, by the store's clock.
+    /// The moment at which it got the lock, by the store's clock.
     pub(crate) since: String,
     /// The length of its lease.
     pub(crate) lease_ms: u64,
     /// The rest of its lease; null if the store cannot tell.
     pub(crate) remaining_ms: Option<u64>,
-    /// How much it holds.
+    /// The units that it holds.
     pub(crate) units: Amount,
     /// The text that a leader publishes.
     pub(crate) value: Option<String>,
@@ -110,9 +110,9 @@ pub(crate) struct Waiter {
     pub(crate) program: String,
     /// Its own words.
     pub(crate) label: Option<String>,
-    /// Since when it waits, by the store's clock.
+    /// The moment at which it began to wait, by the store's clock.
     pub(crate) since: String,
-    /// How much it asks for.
+    /// The units that it asks for.
     pub(crate) units: Amount,
 }
 
@@ -207,7 +207,7 @@ pub(crate) struct LeaderView {
     pub(crate) pid: u32,
     /// The program, or the name of the token of a caller of this API.
     pub(crate) program: String,
-    /// Since when it leads, by the store's clock.
+    /// The moment at which it began to lead, by the store's clock.
     pub(crate) since: String,
 }
 

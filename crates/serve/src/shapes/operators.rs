@@ -15,7 +15,7 @@ pub(crate) struct EvictRequest {
     /// Whether the lock passes at once, while the holder may still work: safe only where tokens are checked.
     #[serde(default)]
     pub(crate) now: bool,
-    /// Why, for the record and for the holder.
+    /// The reason, for the record and for the holder.
     #[schema(min_length = 1, max_length = 4096, example = "its machine is gone")]
     pub(crate) reason: String,
 }
