@@ -61,7 +61,7 @@ impl Change {
         exited.or_else(killed).or_else(stopped)
     }
 
-    /// The exit code, if it ended.
+    /// Returns the exit code, if CMD ended.
     pub(crate) fn code(self) -> Option<u8> {
         match self {
             Self::Stopped(_) => None,

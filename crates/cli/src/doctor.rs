@@ -40,7 +40,7 @@ struct Clock {
     unsure: Duration,
 }
 
-/// `lockkeeper doctor`.
+/// Runs `lockkeeper doctor`.
 pub(crate) async fn doctor(store: &StoreArgs, args: &DoctorArgs) -> Result<u8, Failure> {
     match examine(store).await {
         Ok(report) => {

@@ -17,7 +17,7 @@ use crate::{
     text,
 };
 
-/// `lockkeeper acquire`.
+/// Runs `lockkeeper acquire`.
 pub(crate) async fn acquire(connected: &Connected, args: &AcquireArgs) -> Result<u8, Failure> {
     if args.wait.skip_ok {
         let message =
@@ -51,7 +51,7 @@ pub(crate) async fn acquire(connected: &Connected, args: &AcquireArgs) -> Result
     printed.map(|()| 0)
 }
 
-/// `lockkeeper renew`.
+/// Runs `lockkeeper renew`.
 pub(crate) async fn renew(keeper: &Keeper, args: &RenewArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
     // Adopting renews it for as long as it was taken for.
@@ -69,7 +69,7 @@ pub(crate) async fn renew(keeper: &Keeper, args: &RenewArgs) -> Result<u8, Failu
     Ok(extended.map(|()| 0)?)
 }
 
-/// `lockkeeper release`.
+/// Runs `lockkeeper release`.
 pub(crate) async fn release(keeper: &Keeper, args: &ReleaseArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
     keeper.release_lease(&lease).await?;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{args::ElectArgs, exit::Failure, signals::Signals, text};
 
-/// `lockkeeper elect --observe`, until a signal or the end of its reader.
+/// Runs `lockkeeper elect --observe`, until a signal or the end of its reader.
 pub(crate) async fn observe(keeper: &Keeper, args: &ElectArgs) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
     let mut changes = keeper.election(&args.name).observe();

@@ -21,7 +21,7 @@ pub(crate) struct Process {
     threads: u32,
 }
 
-/// All processes; `None` where the system does not show them.
+/// Returns all processes; `None` where the system does not show them.
 pub(crate) fn all() -> Option<Vec<Process>> {
     // Others end while we look, and other folders are no processes.
     let ids =

@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How many guardians one run starts at most: beyond that, somebody kills them.
 const GUARDIANS: u32 = 10;
 
-/// `lockkeeper run`.
+/// Runs `lockkeeper run`.
 pub(crate) async fn run(connected: &Connected, args: &RunArgs) -> Result<u8, Failure> {
     let kind = LockKind::of(&args.share);
     let lifetime = Lifetime::of(&args.hold)?;
@@ -34,7 +34,7 @@ pub(crate) async fn run(connected: &Connected, args: &RunArgs) -> Result<u8, Fai
     hold(acquisition, &args.command).await
 }
 
-/// `lockkeeper elect NAME -- CMD`.
+/// Runs `lockkeeper elect NAME -- CMD`.
 pub(crate) async fn elect(connected: &Connected, args: &ElectArgs) -> Result<u8, Failure> {
     let kind = LockKind::Leadership { value: args.value.clone().unwrap_or_default() };
     let lifetime = Lifetime::of(&args.hold)?;

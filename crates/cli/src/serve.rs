@@ -11,7 +11,7 @@ use crate::{
     store, text,
 };
 
-/// `lockkeeper serve`.
+/// Runs `lockkeeper serve`.
 pub(crate) fn serve(store: &StoreArgs, args: &ServeArgs) -> Result<u8, Failure> {
     let settings = settings(store, args)?;
     raise_limit();

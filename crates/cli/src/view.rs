@@ -16,7 +16,7 @@ use crate::{
 /// How many names one request asks for.
 const PAGE: usize = 500;
 
-/// `lockkeeper list`.
+/// Runs `lockkeeper list`.
 pub(crate) async fn list(keeper: &Keeper, args: &ListArgs) -> Result<u8, Failure> {
     let views = all(keeper, &args.prefix).await?;
     let text = if args.json {
@@ -27,7 +27,7 @@ pub(crate) async fn list(keeper: &Keeper, args: &ListArgs) -> Result<u8, Failure
     text::print(&text).map(|()| 0)
 }
 
-/// `lockkeeper show`.
+/// Runs `lockkeeper show`.
 pub(crate) async fn show(keeper: &Keeper, args: &ShowArgs) -> Result<u8, Failure> {
     let view = keeper.inspect(&args.name).await?;
     let text = match (view, args.json) {

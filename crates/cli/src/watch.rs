@@ -34,7 +34,7 @@ enum Update {
     Failed(String),
 }
 
-/// `lockkeeper watch`.
+/// Runs `lockkeeper watch`.
 pub(crate) async fn watch(keeper: &Keeper, args: &WatchArgs) -> Result<u8, Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Err(Failure::usage("watch needs a terminal; use list --json elsewhere"));

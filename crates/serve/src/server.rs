@@ -73,7 +73,7 @@ impl Server {
         Self::bind_with_log(settings, Box::new(std::io::stderr())).await
     }
 
-    /// As [`bind`](Self::bind), with another place for the lines of the log.
+    /// Does the same as [`bind`](Self::bind), with another place for the lines of the log.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).

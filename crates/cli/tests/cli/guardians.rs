@@ -27,7 +27,7 @@ fn next(world: &World, url: &str, wait: &str, script: &str) -> Option<i32> {
     Running::spawn(command).done().code
 }
 
-/// The next holder comes long before the end of the lease, and sees nothing of CMD's group.
+/// Checks that the next holder comes long before the end of the lease, and sees no process of CMD's group.
 fn a_killed_one_frees_its_lock(url: &str) {
     let world = World::new();
     let run = start(&world, url, &[], STUBBORN);
@@ -117,8 +117,8 @@ fn nothing_works_in_another_group_after_a_signal() {
     assert_eq!(run.done().code, Some(143));
 }
 
-/// A process that began a session of its own is not ended. While it lives, the lock of a killed run is left to its
-/// lease.
+/// Checks that a process that began a session of its own is not ended, and that the lock of a killed run is left to its
+/// lease while that process lives.
 fn what_left_keeps_the_lock(url: &str) {
     let world = World::new();
     let script = "setsid sh -c 'echo $$ > work; exec sleep 600' & echo $$ > group; wait";

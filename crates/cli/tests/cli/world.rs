@@ -65,7 +65,7 @@ impl World {
         eventually(name, || Some(self.read(name)).filter(|text| text.ends_with('\n'))).trim().to_owned()
     }
 
-    /// `program`, working in the folder with the folder's store.
+    /// Returns the command `program`, which works in the folder with the folder's store.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -180,7 +180,7 @@ impl Running {
         done
     }
 
-    /// The pids of its child processes whose command line holds `word`.
+    /// Returns the pids of its child processes whose command line holds `word`.
     pub(crate) fn children(&self, word: &str) -> Vec<Pid> {
         let list = Command::new("ps").args(["-o", "pid=,args=", "--ppid", &self.pid().to_string()]).output();
         let list = String::from_utf8_lossy(&list.expect("ps runs").stdout).into_owned();

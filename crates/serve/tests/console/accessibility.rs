@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::world::{ADMIN, World};
 
-/// axe-core, which `./test` fetches.
+/// Returns the script of axe-core, which `./test` fetches.
 fn axe() -> String {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/axe/package/axe.min.js");
     std::fs::read_to_string(&file)

@@ -99,7 +99,7 @@ impl Browser {
         self.call("POST", "/execute/sync", &json!({ "script": script, "args": arguments }))
     }
 
-    /// As [`run`](Self::run), and waits for the promise that it returns.
+    /// Does the same as [`run`](Self::run), and waits for the promise that the script returns.
     pub(crate) fn wait_for(&self, script: &str) -> Value {
         let script = format!(
             "const done = arguments[0]; (async () => {{ {script} }})().then(done, (e) => done(String(e)))"
