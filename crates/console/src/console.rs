@@ -278,7 +278,7 @@ impl Console {
     /// Returns the last minutes of one lock, at most 60.
     ///
     /// # Errors
-    /// Names the mistake in the name.
+    /// Says which rule the name breaks.
     pub fn history(&self, name: &str, minutes: u64) -> Result<Timeline, String> {
         let name = Name::new(name).map_err(|error| error.to_string())?;
         let state = support::lock(&self.state);
@@ -302,7 +302,7 @@ impl Console {
     /// Returns the present content of a page.
     ///
     /// # Errors
-    /// Names the mistake in the query.
+    /// Says which part of the query is wrong.
     pub fn view(&self, query: &Query, scope: Scope<'_>, now: Millis) -> Result<View, String> {
         let mut state = support::lock(&self.state);
         let head = state.head(&self.store, scope, now);

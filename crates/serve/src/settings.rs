@@ -41,7 +41,7 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// Limits of the costs of clients.
+/// Limits that keep clients from costing too much.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Limits {
