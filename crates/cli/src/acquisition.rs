@@ -1,4 +1,4 @@
-//! Acquires a lock as the options say: which kind, how long to wait, and what to do when it is busy.
+//! Acquires a lock as the options say: its kind, how long to wait, and how to end when it is busy.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
@@ -69,7 +69,7 @@ impl<M: 'static> AnyGuard for Guard<M> {
     }
 }
 
-/// Which lock is asked for.
+/// The kind of lock that is asked for.
 #[derive(Debug)]
 pub(crate) enum LockKind {
     Exclusive { fifo: bool },
@@ -117,11 +117,11 @@ pub(crate) struct Acquisition<'a> {
     pub(crate) kind: LockKind,
     pub(crate) lifetime: Lifetime,
     pub(crate) wait: &'a WaitArgs,
-    /// What runs under the lock, for operators.
+    /// The program that runs under the lock, shown to operators as the default label.
     pub(crate) runs: Option<String>,
 }
 
-/// The same calls on handles of different types: settings first, then one of three ways to wait.
+/// Makes the same calls on handles of different types: settings first, then one of three ways to wait.
 macro_rules! ask {
     ($self:ident, $handle:expr, $try:ident, $within:ident, $forever:ident $(, $arg:expr)*) => {{
         let mut handle = $handle.lease($self.lease());
@@ -150,7 +150,7 @@ fn boxed<M: 'static>(guard: Guard<M>) -> Box<dyn AnyGuard> {
 }
 
 impl Acquisition<'_> {
-    /// The length of the lease.
+    /// Returns the length of the lease: the option's, or else the store's default.
     pub(crate) fn lease(&self) -> Duration {
         self.wait.lease.unwrap_or_else(|| self.connected.keeper.default_lease())
     }
@@ -182,8 +182,8 @@ impl Acquisition<'_> {
         })
     }
 
-    /// Acquires the lock, and shows at a terminal what it waits for. A signal ends the wait; closing the
-    /// keeper then leaves the queue.
+    /// Acquires the lock, and shows its holder at a terminal meanwhile. A signal ends the wait; closing the keeper then
+    /// leaves the queue.
     pub(crate) async fn acquire(&self, signals: &mut Signals) -> Result<Box<dyn AnyGuard>, Failure> {
         let keeper = &self.connected.keeper;
         let clock = std::time::Instant::now();
@@ -213,8 +213,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// The lock is held by others, or a wait for it was too short. A caller that skips it expects that, and a cron
-    /// would mail every word.
+    /// Returns the failure for a lock that others hold, or whose wait was too short. With `--skip-ok` it says nothing:
+    /// the caller expects that, and cron would mail every word.
     async fn busy(&self, waited: Option<Duration>) -> Failure {
         let code = if self.wait.skip_ok { 0 } else { self.wait.conflict_exit_code.unwrap_or(BUSY) };
         if self.wait.quiet || self.wait.skip_ok && !self.connected.verbose {

@@ -22,7 +22,7 @@ pub(crate) struct Cli {
     pub(crate) action: Action,
 }
 
-/// What every subcommand has. In its help, these come after the options of its own.
+/// Options of every subcommand. In its help, these come after the options of its own.
 #[derive(Args, Debug)]
 pub(crate) struct StoreArgs {
     /// The store's URL, such as sqlite:PATH. Others can see it in the list of processes, so put a
@@ -80,7 +80,7 @@ pub(crate) enum Action {
     Man,
 }
 
-/// How to wait, and what to print.
+/// Options for the wait and for the output.
 #[derive(Args, Debug)]
 pub(crate) struct WaitArgs {
     /// Do not wait: give up at once if NAME is held
@@ -178,7 +178,7 @@ pub(crate) struct ReleaseArgs {
 pub(crate) struct ElectArgs {
     /// The name of the election
     pub(crate) name: String,
-    /// What the leader publishes, such as its address
+    /// The text that the leader publishes, such as its address
     #[arg(long, value_name = "TEXT", conflicts_with = "observe")]
     pub(crate) value: Option<String>,
     /// Do not campaign: print one JSON line now and at each change of the leader
@@ -290,7 +290,7 @@ pub(crate) struct EvictArgs {
     /// Evict only the holder with this token; without it, every holder
     #[arg(long)]
     pub(crate) token: Option<Token>,
-    /// Why, for the record and for the holder
+    /// The reason, for the record and for the holder
     #[arg(long, value_name = "TEXT", required = true)]
     pub(crate) reason: String,
     /// Grant to the next waiter at once, although the holder may still work: safe only with fencing
@@ -311,7 +311,7 @@ pub(crate) struct DoctorArgs {
 #[cfg(feature = "serve")]
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
-    /// Where to listen: ADDRESS:PORT, or unix:PATH
+    /// The address to listen on: ADDRESS:PORT, or unix:PATH
     #[arg(long, value_name = "WHERE", default_value_t)]
     pub(crate) listen: lockkeeper_serve::Listen,
     /// A file of lines ROLE TOKEN [NAME [PREFIX…]] with the roles look, use and administer; read again when it changes.

@@ -37,7 +37,7 @@ pub(crate) struct Job {
     changes: tokio::signal::unix::Signal,
 }
 
-/// What happened to CMD.
+/// A change of CMD's state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
     /// It stopped by this signal, and may go on.
@@ -61,7 +61,7 @@ impl Change {
         exited.or_else(killed).or_else(stopped)
     }
 
-    /// The exit code, if it ended.
+    /// Returns the exit code, if CMD ended.
     pub(crate) fn code(self) -> Option<u8> {
         match self {
             Self::Stopped(_) => None,
@@ -71,7 +71,7 @@ impl Change {
     }
 }
 
-/// What CMD is told about the lock it runs under.
+/// Facts about the lock that CMD gets in its environment.
 pub(crate) struct LockFacts<'a> {
     pub(crate) name: &'a str,
     pub(crate) token: Token,
@@ -79,7 +79,7 @@ pub(crate) struct LockFacts<'a> {
 }
 
 impl Job {
-    /// Starts the process, in a group of its own. It waits to be let go on.
+    /// Starts the process in a group of its own. It stops itself until [`go_on`](Self::go_on).
     pub(crate) fn start(command: &[OsString], facts: &LockFacts<'_>) -> io::Result<Self> {
         // Before the process exists, so that no change is missed.
         let changes = signal(SignalKind::child())?;
@@ -100,17 +100,17 @@ impl Job {
         Ok(Self { process, crew: Crew { group: pid, mark }, changes })
     }
 
-    /// Its process group, which has its own id.
+    /// Returns its process group, whose id is that of the process.
     pub(crate) fn group(&self) -> Pid {
         self.crew.group
     }
 
-    /// All processes of CMD.
+    /// Returns all processes of CMD.
     pub(crate) fn crew(&self) -> &Crew {
         &self.crew
     }
 
-    /// The next change. Dropping the future loses nothing.
+    /// Waits for the next change. Dropping the future loses nothing.
     pub(crate) async fn change(&mut self) -> Change {
         loop {
             if let Some(change) = self.look() {
@@ -120,8 +120,8 @@ impl Job {
         }
     }
 
-    /// A change not told yet. An end is told again and again: the process is not collected before
-    /// [`collect`](Self::collect), so that its group's id cannot pass to strangers.
+    /// Returns a change that was not returned yet. An end is returned again and again: the process is not collected
+    /// before [`collect`](Self::collect), so that its group's id cannot pass to strangers.
     fn look(&self) -> Option<Change> {
         let pid = rustix::process::Pid::from_child(&self.process);
         let wait = |options| waitid(WaitId::Pid(pid), options | WaitIdOptions::NOHANG).ok().flatten();
@@ -130,7 +130,7 @@ impl Job {
         ended.and_then(|status| Change::of(&status)).or_else(|| Change::of(&stopped()?))
     }
 
-    /// Waits until the new process is ready to become CMD; an error if it ended instead.
+    /// Waits until the new process is ready to become CMD; fails if it ended instead.
     pub(crate) async fn ready(&mut self) -> Result<(), Change> {
         match self.change().await {
             Change::Stopped(_) => Ok(()),
@@ -138,7 +138,7 @@ impl Job {
         }
     }
 
-    /// Lets it go on.
+    /// Lets the stopped process go on.
     pub(crate) fn go_on(&self) {
         // One that has ended needs nothing.
         let _ = killpg(self.group(), Signal::SIGCONT);
@@ -150,7 +150,7 @@ impl Job {
     }
 }
 
-/// The life of the new process until it becomes CMD; the exit code if it cannot.
+/// Waits for `lockkeeper run` and becomes CMD; returns the exit code if it cannot.
 pub(crate) fn main(args: &[OsString]) -> u8 {
     let internal = "the process for CMD is started by `lockkeeper run` only; use that";
     let parent = args.first().and_then(|arg| arg.to_str()?.parse().ok()).map(Pid::from_raw);
@@ -186,7 +186,7 @@ fn wait_for_go(parent: Pid) -> bool {
         && die_with_parent(None)
 }
 
-/// What to say when the process for CMD could not be started.
+/// Returns the failure for a process that could not be started.
 pub(crate) fn not_started(error: &io::Error) -> Failure {
     Failure::new(exit::INTERNAL, format!("cannot start a process: {error}; check the system's limits"))
 }

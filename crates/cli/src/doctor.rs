@@ -1,4 +1,4 @@
-//! `doctor`: whether the store is fit for locks, and what to do if not.
+//! `doctor`: checks whether the store is fit for locks, and advises if it is not.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,12 +15,12 @@ use crate::{
     store, text,
 };
 
-/// There is something to do.
+/// The exit code when there are findings.
 const WARNINGS: u8 = 1;
 /// A clock that differs by more than this is reported. Only grant numbers after a loss of data depend on it.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 
-/// What was found.
+/// The results of an examination.
 struct Report {
     store: String,
     kind: &'static str,
@@ -32,7 +32,7 @@ struct Report {
     findings: Vec<Finding>,
 }
 
-/// How far the store's clock is from that of this machine.
+/// The difference between the store's clock and that of this machine.
 struct Clock {
     offset: Duration,
     ahead: bool,
@@ -40,7 +40,7 @@ struct Clock {
     unsure: Duration,
 }
 
-/// `lockkeeper doctor`.
+/// Runs `lockkeeper doctor`.
 pub(crate) async fn doctor(store: &StoreArgs, args: &DoctorArgs) -> Result<u8, Failure> {
     match examine(store).await {
         Ok(report) => {
@@ -94,7 +94,7 @@ async fn of_store(keeper: &Keeper, url: &str, connect: Duration) -> Result<Repor
     Ok(Report { store, kind, connect, acquire, release, clock, servers, findings })
 }
 
-/// The grant was made between the two moments.
+/// Compares the clocks. The store made the grant after `before` and within `took`.
 fn clock(before: SystemTime, took: Duration, granted: SystemTime) -> Clock {
     let middle = before + took / 2;
     match granted.duration_since(middle) {

@@ -15,7 +15,7 @@ use crate::{
     view,
 };
 
-/// `lockkeeper evict`.
+/// Runs `lockkeeper evict`.
 pub(crate) async fn evict(keeper: &Keeper, args: &EvictArgs) -> Result<u8, Failure> {
     let found = keeper.inspect(&args.name).await?;
     let mut holders = found.map(|view| view.holders).unwrap_or_default();

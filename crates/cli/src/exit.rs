@@ -25,12 +25,12 @@ pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// There is no such CMD, as in a shell.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// The code for an end by a signal, as in a shell.
+/// Returns the code for an end by a signal, as in a shell.
 pub(crate) fn of_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
-/// Why the program ends early: a code, and a line for people unless there is nothing to say.
+/// An early end of the program: its code, and a line for people unless there is nothing to say.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -42,12 +42,12 @@ impl Failure {
         Self { code, message: Some(message.into()) }
     }
 
-    /// An end that its cause explains well enough.
+    /// Returns an end that needs no words, because its cause explains it well enough.
     pub(crate) fn silent(code: u8) -> Self {
         Self { code, message: None }
     }
 
-    /// An end that a signal asked for.
+    /// Returns the end that a signal asked for.
     pub(crate) fn interrupted(signal: Signal) -> Self {
         Self::silent(of_signal(signal as i32))
     }

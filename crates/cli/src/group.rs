@@ -11,10 +11,10 @@ use nix::{
 
 use crate::processes::{self, Process};
 
-/// How often to look whether all are gone: no system tells when a whole group has ended.
+/// The pause between two looks whether all are gone: no system tells when a whole group has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How long before its lease ends a group is told to end, and when it is forced to.
+/// How long before the end of its lease a group is told to end, and is forced to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Notice {
     /// From TERM to KILL.
@@ -31,24 +31,24 @@ impl Notice {
         }
     }
 
-    /// When TERM is due, so that the grace is over in time.
+    /// Returns the moment at which TERM is due, so that the grace is over in time.
     pub(crate) fn term_at(self, deadline: BootTime) -> BootTime {
         deadline.before(self.reserve).before(self.grace)
     }
 
-    /// When KILL is due if TERM is sent at `now`.
+    /// Returns the moment at which KILL is due if TERM is sent at `now`.
     pub(crate) fn kill_at(self, now: BootTime, deadline: BootTime) -> BootTime {
         now.after(self.grace).min(deadline.before(self.reserve))
     }
 }
 
-/// The processes of CMD: its process group, and whatever it started that is in another group of the same session, as
+/// The processes of CMD: its process group, and the processes that it started in other groups of the same session, as
 /// `timeout` and shells with job control make them. A process that began a session of its own (a daemon, `setsid`) has
 /// left on purpose: it is never ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Crew {
     pub(crate) group: Pid,
-    /// What CMD and all it starts have in their environment.
+    /// The word that CMD and all its children have in their environment, in [`processes::MARK`].
     pub(crate) mark: String,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Crew {
 /// ends and its environment cannot be read.
 pub(crate) type Seen = HashMap<i32, u64>;
 
-/// Which processes are searched for the mark.
+/// The processes that are searched for the mark.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Session,
@@ -66,14 +66,14 @@ enum Scope {
 /// The living processes of a crew.
 #[derive(Default)]
 struct Living {
-    /// Those of CMD's session.
+    /// Processes of CMD's session.
     members: Vec<Process>,
-    /// Those that have left it.
+    /// Processes that have left that session.
     departed: Vec<Process>,
 }
 
 impl Crew {
-    /// Whether a process of it can still do something; those that only wait to be collected by their parent cannot.
+    /// Whether one of its processes can still do something; one that only waits to be collected by its parent cannot.
     pub(crate) fn is_alive(&self) -> bool {
         self.has_members(self.look(Scope::Session, &mut Seen::new()).as_ref())
     }
@@ -83,7 +83,7 @@ impl Crew {
         living.map_or_else(|| group_exists(self.group), |living| !living.members.is_empty())
     }
 
-    /// Whether certainly nothing that CMD started is alive, also no process that has left.
+    /// Whether it is certain that no process of CMD is alive, not even one that has left the session.
     pub(crate) fn is_certainly_gone(&self, seen: &mut Seen) -> bool {
         // The system does not show all processes at one moment. One that starts another and ends while we look could
         // be missed once.
@@ -93,7 +93,7 @@ impl Crew {
         })
     }
 
-    /// Sends `signal` to every process of it. One that has ended needs none.
+    /// Sends `signal` to each of its processes. One that has ended needs none.
     pub(crate) fn send(&self, signal: Signal) {
         let living = self.look(Scope::Session, &mut Seen::new());
         self.send_to(living.as_ref(), signal);
@@ -118,7 +118,7 @@ impl Crew {
         seen
     }
 
-    /// Ends what is left of a crew that was asked to end, from `kill_at` on.
+    /// Kills, from `kill_at` on, the rest of a crew that was asked to end.
     pub(crate) async fn force(&self, kill_at: BootTime) {
         self.force_seen(kill_at, &mut Seen::new()).await;
     }
@@ -142,7 +142,7 @@ impl Crew {
         let all = processes::all()?;
         let group = self.group.as_raw();
         let session = nix::unistd::getsid(None).ok()?.as_raw();
-        // If the group exists but none of it is in sight, it is hidden from us.
+        // If the group exists but none of its processes is in the list, the system hides them from us.
         if group_exists(self.group) && !all.iter().any(|process| process.group == group) {
             return None;
         }
@@ -169,7 +169,7 @@ impl Crew {
         Some(living)
     }
 
-    /// Adds what the seen processes have started.
+    /// Adds the processes that the seen ones have started.
     fn add_children(&self, all: &[Process], seen: &mut Seen) {
         loop {
             let before = seen.len();

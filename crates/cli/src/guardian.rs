@@ -1,11 +1,12 @@
 //! The guardian: a second process of this program, outside of CMD's process group, that ends
 //! CMD's processes in time when `lockkeeper run` cannot.
 //!
-//! It learns the processes, each new deadline and what is held over a socket that is its stdin. When the socket ends,
-//! `lockkeeper run` has died: the guardian ends CMD's processes, and then releases the lock. If it is not certain that nothing
-//! of CMD is alive, it leaves the lock to its lease. When a deadline comes near without a newer one, `lockkeeper run` is
-//! stopped, and is continued after its CMD has ended. The guardian's stdout is the keeper's life line, if the store has one:
-//! while the guardian lives, the store counts the keeper as alive, so the lock is not free before the guardian has ended.
+//! It learns the processes, the hold and each new deadline over a socket that is its stdin. When the socket ends,
+//! `lockkeeper run` has died: the guardian ends CMD's processes, and then releases the lock. Unless it is certain that
+//! no process of CMD is alive, it leaves the lock to its lease. When a deadline comes near without a newer one,
+//! `lockkeeper run` is stopped: the guardian ends CMD and then continues `lockkeeper run`. The guardian's stdout is the
+//! keeper's life line, if the store has one: while the guardian lives, the store counts the keeper as alive, so the
+//! lock is not free before the guardian has ended.
 //!
 //! The store's URL may hold a password, so it comes over the socket and never by argument or environment.
 
@@ -47,30 +48,30 @@ use crate::{
 /// The first argument that makes this program a guardian.
 pub(crate) const ROLE: &str = "__guard";
 
-/// How long telling it something may take: its socket holds hundreds of messages.
+/// How long a message to it may take: its socket holds hundreds of them.
 const TELLING: Duration = Duration::from_millis(10);
-/// How often to look whether the parent is dead.
+/// The pause between two looks whether the parent is dead.
 const LOOK: Duration = Duration::from_millis(5);
-/// How often to look whether what has left CMD's session has ended.
+/// The pause between two looks whether the processes that left CMD's session have ended.
 const LOOK_AFAR: Duration = Duration::from_millis(100);
-/// The pauses between attempts to release what a dead process held.
+/// The pauses between attempts to release the lock of a dead process.
 const RELEASES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
-/// How long to wait for its last word.
+/// How long to wait for the guardian's answer, or for its warning to be written.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
 /// The argument of a guardian whose stdout is the keeper's life line.
 const LIFE_LINE: &str = "life-line";
-/// What it is asked: whether it is ending CMD's processes.
+/// The question to the guardian whether it is ending CMD's processes.
 const ASKED: &str = "is-it-you";
-/// What it answers if it is not.
+/// The guardian's answer if it is not.
 const NO: &str = "no";
-/// What the guardian says before it ends the processes of a `lockkeeper run` that is stopped.
+/// The guardian's message before it ends the processes of a `lockkeeper run` that is stopped.
 const ENDING: &str = "ending";
 
-/// What it says after `lockkeeper run` was killed.
+/// The guardian's warning to the user after `lockkeeper run` was killed.
 const KILLED: &str = "the process that held the lock was killed, so its command was ended; start it anew";
 
-/// This very program, also when its file has been replaced since it started.
+/// Returns a command for this very program, also when its file has been replaced since it started.
 pub(crate) fn own_program() -> Command {
     let mut command = if cfg!(target_os = "linux") {
         Command::new("/proc/self/exe")
@@ -88,7 +89,7 @@ pub(crate) struct Guardian {
     told: OwnedWriteHalf,
 }
 
-/// What `lockkeeper run` holds, for a guardian that outlives it.
+/// The hold of `lockkeeper run`, for a guardian that outlives it.
 pub(crate) struct Held {
     /// The store's URL, with any password.
     pub(crate) url: String,
@@ -111,7 +112,7 @@ impl Held {
     }
 }
 
-/// What the guardian reports, or what happened to it.
+/// A report of the guardian, or its end.
 pub(crate) enum GuardianEvent {
     /// It ends CMD's processes, because no newer deadline came in time.
     Ending,
@@ -159,8 +160,8 @@ impl Guardian {
         self.told.write_all(format!("{line}\n").as_bytes()).await
     }
 
-    /// CMD may work until `deadline`. A guardian that does not listen is ended, which is
-    /// an [event](Self::event).
+    /// Tells the guardian that CMD may work until `deadline`. A guardian that does not listen is ended, which is an
+    /// [event](Self::event).
     pub(crate) async fn extend(&mut self, deadline: BootTime) {
         let told = tokio::time::timeout(TELLING, self.tell(&format!("until {}", deadline.0))).await;
         if !matches!(told, Ok(Ok(()))) {
@@ -177,14 +178,14 @@ impl Guardian {
         }
     }
 
-    /// Asks whether the end of CMD was its doing.
+    /// Asks whether the guardian has ended CMD.
     pub(crate) async fn was_it_you(&mut self) -> bool {
         let answer = async {
-            // If it is gone already, its last word is still there to be read.
+            // If the guardian is gone already, its last message is still there to be read.
             drop(self.tell(ASKED).await);
             matches!(self.event().await, GuardianEvent::Ending)
         };
-        // One that is stopped has done nothing.
+        // A guardian that is stopped has done nothing.
         tokio::time::timeout(LAST_WORD, answer).await.unwrap_or(false)
     }
 
@@ -196,7 +197,7 @@ impl Guardian {
     }
 }
 
-/// The guardian's own life: from its arguments to its exit code.
+/// Runs the guardian, from its arguments to its end.
 pub(crate) fn main(args: &[String]) -> Result<(), Failure> {
     let number = |index: usize| args.get(index)?.parse().ok();
     let (Some(grace), Some(reserve), Some(parent)) = (number(0), number(1), number(2)) else {
@@ -209,12 +210,12 @@ pub(crate) fn main(args: &[String]) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::internal("cannot start the guardian", error))?;
     let ended = runtime.block_on(watch(notice, parent, has_life_line));
-    // What it says may be waiting for a reader.
+    // A thread of the runtime may still wait for somebody to read the warning.
     runtime.shutdown_background();
     ended.map_err(|error| Failure::internal("the guardian failed", error))
 }
 
-/// What `lockkeeper run` told the guardian.
+/// The newest facts that `lockkeeper run` told the guardian.
 struct Orders {
     crew: Option<Crew>,
     deadline: BootTime,
@@ -247,20 +248,20 @@ async fn watch(notice: Notice, parent: Pid, has_life_line: bool) -> io::Result<(
     let Some(crew) = orders.crew else { return Ok(()) };
     let kill_at = notice.kill_at(clock.now(), orders.deadline);
     if !died {
-        // Before the processes end, so that who sees the end can know the reason. If `lockkeeper run`
-        // is never continued, nobody hears it.
+        // Before the processes end, so that `lockkeeper run` can know the reason when it sees the end. If it is never
+        // continued, nobody hears it.
         drop(write.write_all(format!("{ENDING}\n").as_bytes()).await);
         crew.end(kill_at).await;
         if getppid() == parent {
-            // It has nothing left to run. Stopped in the middle of a write, it would keep its store
-            // from everybody else; continued, it gives back what it has and ends.
+            // It has nothing left to run. Stopped in the middle of a write, it would keep its store from everybody
+            // else; continued, it releases its lock and ends.
             let _ = kill(parent, Signal::SIGCONT);
         }
         return Ok(());
     }
     let was_alive = crew.is_alive();
     let seen = crew.end(kill_at).await;
-    // In a thread of its own: nobody may be reading it, and the lock must not wait for that.
+    // In a thread of its own: perhaps nobody reads stderr, and the lock must not wait for that.
     let said = was_alive.then(|| tokio::task::spawn_blocking(|| text::say(KILLED)));
     if let Some(held) = orders.held {
         let dead = Dead { parent, crew, seen, held, deadline: orders.deadline, has_life_line, clock };
@@ -294,8 +295,8 @@ impl Dead {
         while getppid() == self.parent && self.clock.now() < end {
             tokio::time::sleep(LOOK).await;
         }
-        // What has left may still work, so the lock is left to its lease unless that ends too. With a life line, the lock
-        // would be free if this process ended.
+        // A process that has left may still work, so the lock is left to its lease unless that process ends too. With a
+        // life line, the lock would be free if this process ended.
         while !self.crew.is_certainly_gone(&mut self.seen) {
             if self.clock.now() >= end {
                 return;
@@ -311,7 +312,8 @@ impl Dead {
         self.release(end, signals).await;
     }
 
-    /// Tries until the lease has ended, or until a signal: a service manager waits for us, and the lease does the same.
+    /// Tries to release until the lease has ended or a signal comes: a service manager waits for us, and the end of the
+    /// lease frees the lock as well.
     async fn release(&self, end: BootTime, mut signals: Signals) {
         let mut backoff = RELEASES;
         while self.clock.now() < end {
@@ -321,7 +323,7 @@ impl Dead {
                     // An earlier one counts too, after one attempt.
                     _ = signals.next() => return,
                 },
-                // Released, over already, or impossible: then its lease ends it.
+                // The lock is released or was over already. If neither is possible, its lease ends it.
                 _ => return,
             }
         }

@@ -1,4 +1,4 @@
-//! What to say about a command line that cannot be read: what is wrong with it, and what was probably meant. Pure.
+//! Explains a command line that cannot be read: its mistake, and the remedy or the word that was probably meant. Pure.
 
 use clap::{
     CommandFactory, Error,
@@ -7,9 +7,9 @@ use clap::{
 
 use crate::args::Cli;
 
-/// One line about `error`, which `words` led to.
+/// Returns one line about `error`, which `words` led to.
 pub(crate) fn explain(error: &Error, words: &[String]) -> String {
-    // The first paragraph says what is wrong. The rest of it repeats the help.
+    // The first paragraph names the mistake. The rest repeats the help.
     let rendered = error.render().to_string();
     let what: Vec<&str> = rendered.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let what = what.join(" ");
@@ -18,7 +18,7 @@ pub(crate) fn explain(error: &Error, words: &[String]) -> String {
     format!("{what}; {remedy}")
 }
 
-/// What was probably meant.
+/// Returns the advice for the mistake, if there is any better than the help.
 fn remedy(error: &Error, words: &[String]) -> Option<String> {
     let subcommand = subcommand(words);
     let runs = subcommand.filter(|word| matches!(*word, "run" | "elect"));
@@ -60,7 +60,7 @@ fn remedy(error: &Error, words: &[String]) -> Option<String> {
     }
 }
 
-/// The subcommand that has the letters of `word` in another order: clap misses this in short words.
+/// Returns the subcommand that has the letters of `word` in another order: clap misses this in short words.
 fn same_letters(word: &str) -> Option<String> {
     let sorted = |word: &str| {
         let mut letters: Vec<char> = word.chars().collect();
@@ -72,7 +72,7 @@ fn same_letters(word: &str) -> Option<String> {
     meant.map(|known| known.get_name().to_owned())
 }
 
-/// The first word of this kind that the error is about.
+/// Returns the first word of this kind that the error is about.
 fn first(error: &Error, kind: ContextKind) -> Option<&str> {
     match error.get(kind)? {
         ContextValue::String(text) => Some(text),
@@ -81,7 +81,7 @@ fn first(error: &Error, kind: ContextKind) -> Option<&str> {
     }
 }
 
-/// The first word that is neither an option nor an option's value.
+/// Returns the first word that is neither an option nor an option's value.
 fn subcommand(words: &[String]) -> Option<&str> {
     let mut words = words.iter().map(String::as_str);
     while let Some(word) = words.next() {

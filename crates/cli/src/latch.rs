@@ -9,7 +9,7 @@ use crate::{
     text,
 };
 
-/// `lockkeeper latch`.
+/// Runs `lockkeeper latch`.
 pub(crate) async fn latch(keeper: &Keeper, args: &LatchArgs) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
     let latch = keeper.latch(&args.name);

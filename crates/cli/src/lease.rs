@@ -17,7 +17,7 @@ use crate::{
     text,
 };
 
-/// `lockkeeper acquire`.
+/// Runs `lockkeeper acquire`.
 pub(crate) async fn acquire(connected: &Connected, args: &AcquireArgs) -> Result<u8, Failure> {
     if args.wait.skip_ok {
         let message =
@@ -30,7 +30,7 @@ pub(crate) async fn acquire(connected: &Connected, args: &AcquireArgs) -> Result
     let acquisition =
         Acquisition { connected, name: &args.name, kind, lifetime, wait: &args.wait, runs: None };
     let held = acquisition.acquire(&mut signals).await?;
-    // Before the lease is made to last longer once more: it is at least this.
+    // Read before `into_lease`, which renews once more: the lease lasts at least this long.
     let (token, remaining) = (held.token(), held.remaining());
     let lease = held.into_lease().await?;
     let line = if args.json {
@@ -51,7 +51,7 @@ pub(crate) async fn acquire(connected: &Connected, args: &AcquireArgs) -> Result
     printed.map(|()| 0)
 }
 
-/// `lockkeeper renew`.
+/// Runs `lockkeeper renew`.
 pub(crate) async fn renew(keeper: &Keeper, args: &RenewArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
     // Adopting renews it for as long as it was taken for.
@@ -63,19 +63,20 @@ pub(crate) async fn renew(keeper: &Keeper, args: &RenewArgs) -> Result<u8, Failu
         Some(length) => adopted.extend(length).await,
         None => Ok(()),
     };
-    // Detached again before any error is told: dropped, it would be released under those who count on it.
+    // Detached again before any error is returned: a guard that is dropped would release the lock that the caller
+    // counts on.
     adopted.into_lease().await.map_err(LeaseError::from)?;
     Ok(extended.map(|()| 0)?)
 }
 
-/// `lockkeeper release`.
+/// Runs `lockkeeper release`.
 pub(crate) async fn release(keeper: &Keeper, args: &ReleaseArgs) -> Result<u8, Failure> {
     let lease = given(&args.lease)?;
     keeper.release_lease(&lease).await?;
     Ok(0)
 }
 
-/// The lease as it was given, or from stdin.
+/// Returns the lease as it was given, or from stdin.
 fn given(lease: &str) -> Result<Lease, Failure> {
     let mut text = String::new();
     if lease == "-" {

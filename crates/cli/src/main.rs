@@ -1,6 +1,6 @@
 //! The command `lockkeeper`: see `lockkeeper --help` and `docs/cli.md`.
 //!
-//! This file finds out which part of the program is wanted and turns its end into an exit code.
+//! This file calls the part of the program that is wanted, and turns its end into an exit code.
 
 #[cfg(not(unix))]
 compile_error!("the command needs process groups and signals; on this system use the library");
@@ -45,8 +45,8 @@ use crate::{
 };
 
 fn main() -> ExitCode {
-    // A mistake of ours is one line and one code like every other end. A guardian that is left
-    // behind by it ends what was running.
+    // A mistake of ours becomes one line and one code, like every other end. If it leaves a guardian behind, that ends
+    // CMD.
     std::panic::set_hook(Box::new(|panic| {
         let what = panic.to_string().replace('\n', " ");
         text::say(&format!("internal error: {what}; please report it"));
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     ExitCode::from(code).report()
 }
 
-/// What was asked for; `None` if only help was, which has been printed.
+/// Reads the command line; `None` if it only asks for help, which has been printed.
 fn parse() -> Result<Option<Cli>, Failure> {
     let error = match Cli::try_parse() {
         Ok(cli) => return Ok(Some(cli)),
@@ -104,7 +104,7 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
         Action::Acquire(args) => args.wait.quiet,
         Action::Elect(args) => args.wait.quiet,
         Action::Latch(_) => false,
-        // They ask once, and their error says it all.
+        // The others ask once, and their error says it all.
         _ => true,
     };
     if !quiet {
@@ -146,12 +146,12 @@ fn act(cli: &Cli) -> Result<u8, Failure> {
     })
 }
 
-/// The SQL for whoever makes the tables. It asks no server.
+/// Prints the SQL for the administrator who makes the tables. It asks no server.
 fn schema(store: &args::StoreArgs) -> Result<(), Failure> {
     text::print(&lockkeeper::schema::sql(&store::url(store)?)?)
 }
 
-/// The page of the program, followed by those of its subcommands.
+/// Prints the manual page of the program, followed by those of its subcommands.
 fn manual() -> Result<(), Failure> {
     let mut page = Vec::new();
     let mut program = Cli::command();

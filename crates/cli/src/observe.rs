@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{args::ElectArgs, exit::Failure, signals::Signals, text};
 
-/// `lockkeeper elect --observe`, until a signal or the end of its reader.
+/// Runs `lockkeeper elect --observe`, until a signal or the end of its reader.
 pub(crate) async fn observe(keeper: &Keeper, args: &ElectArgs) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
     let mut changes = keeper.election(&args.name).observe();
@@ -23,7 +23,7 @@ pub(crate) async fn observe(keeper: &Keeper, args: &ElectArgs) -> Result<u8, Fai
         };
         match change {
             Some(Ok(leader)) => text::print(&format!("{}\n", text::json(&line(&args.name, leader))))?,
-            // It goes on by itself when the store is back; only a wrong start ends it.
+            // Observation goes on by itself when the store is back; only a failure at the start ends it.
             Some(Err(error)) if first || !error.is_passing() => return Err(error.into()),
             Some(Err(error)) => text::say(&format!("{error}; trying again")),
             None => return Ok(0),

@@ -15,19 +15,19 @@ pub(crate) struct Process {
     pub(crate) parent: i32,
     pub(crate) group: i32,
     pub(crate) session: i32,
-    /// When it started, in ticks since boot: no two processes have the same id and start.
+    /// Its start, in ticks since boot: no two processes have the same id and start.
     pub(crate) start: u64,
     state: char,
     threads: u32,
 }
 
-/// All processes; `None` where the system does not show them.
+/// Returns all processes; `None` where the system does not show them.
 pub(crate) fn all() -> Option<Vec<Process>> {
     // Others end while we look, and other folders are no processes.
     let ids =
         fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let all: Vec<Process> = ids.filter_map(Process::read).collect();
-    // Without ourselves in it, it is not what we take it for.
+    // A list without this process is not one of all processes.
     let own = i32::try_from(std::process::id()).ok()?;
     all.iter().any(|process| process.id == own).then_some(all)
 }
@@ -57,7 +57,7 @@ impl Process {
         !matches!(self.state, 'Z' | 'X') || self.threads > 1
     }
 
-    /// Whether it was started, at whatever remove, by the run with this mark.
+    /// Whether the run with this mark started it, or a process that the run started, and so on.
     pub(crate) fn has_mark(&self, mark: &str) -> bool {
         self.marks().is_some_and(|marks| marks.split(' ').any(|word| word == mark))
     }
@@ -66,7 +66,7 @@ impl Process {
         self.marks().as_deref() == Some(GUARDIAN)
     }
 
-    /// Its environment is not readable if it has other rights than we have.
+    /// Returns the words of [`MARK`] in its environment. That is not readable if it has other rights than we have.
     fn marks(&self) -> Option<String> {
         let environment = fs::read(format!("/proc/{}/environ", self.id)).ok()?;
         let marks = environment

@@ -1,4 +1,4 @@
-//! The line that a terminal shows while this program waits: who holds the lock, since when, and our position.
+//! The line that a terminal shows while this program waits: the lock's holder, since when it holds, and our position.
 
 use std::{convert::Infallible, io::IsTerminal, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::{text::plain, view};
 
 /// A shorter wait shows nothing.
 const FIRST: Duration = Duration::from_millis(300);
-/// How often the line is brought up to date.
+/// The pause between two looks at the store.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The line. Dropping it clears it from the terminal.

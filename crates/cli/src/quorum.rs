@@ -15,7 +15,7 @@ use crate::{
 /// `show`: a member does not vote.
 const WARNINGS: u8 = 1;
 
-/// `lockkeeper quorum`.
+/// Runs `lockkeeper quorum`.
 pub(crate) async fn quorum(args: &StoreArgs, quorum: &QuorumArgs) -> Result<u8, Failure> {
     let url = store::url(args)?;
     if !url.starts_with("quorum:") {
@@ -55,7 +55,7 @@ async fn show(url: &str, as_json: bool) -> Result<u8, Failure> {
     Ok(if members.iter().all(|member| member.votes) { 0 } else { WARNINGS })
 }
 
-/// A clock's offset in milliseconds.
+/// Returns a clock's offset in milliseconds.
 #[expect(clippy::cast_precision_loss, reason = "a clock that is off by centuries needs no microseconds")]
 fn milliseconds(micros: i64) -> f64 {
     micros as f64 / 1000.0

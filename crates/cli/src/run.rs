@@ -20,12 +20,12 @@ use crate::{
     text,
 };
 
-/// How often to look whether the other processes of CMD have ended after it: no system tells.
+/// The pause between two looks whether the other processes of CMD have ended after it: no system tells.
 const LOOK: Duration = Duration::from_millis(50);
-/// A guardian that dies this often is not started again.
+/// How many guardians one run starts at most: beyond that, somebody kills them.
 const GUARDIANS: u32 = 10;
 
-/// `lockkeeper run`.
+/// Runs `lockkeeper run`.
 pub(crate) async fn run(connected: &Connected, args: &RunArgs) -> Result<u8, Failure> {
     let kind = LockKind::of(&args.share);
     let lifetime = Lifetime::of(&args.hold)?;
@@ -34,7 +34,7 @@ pub(crate) async fn run(connected: &Connected, args: &RunArgs) -> Result<u8, Fai
     hold(acquisition, &args.command).await
 }
 
-/// `lockkeeper elect NAME -- CMD`.
+/// Runs `lockkeeper elect NAME -- CMD`.
 pub(crate) async fn elect(connected: &Connected, args: &ElectArgs) -> Result<u8, Failure> {
     let kind = LockKind::Leadership { value: args.value.clone().unwrap_or_default() };
     let lifetime = Lifetime::of(&args.hold)?;
@@ -43,7 +43,7 @@ pub(crate) async fn elect(connected: &Connected, args: &ElectArgs) -> Result<u8,
     hold(acquisition, &args.command).await
 }
 
-/// The file name of CMD, without its folder and its arguments, where secrets may be.
+/// Returns the file name of CMD, without its folder and its arguments, where secrets may be.
 fn file_name(command: &[OsString]) -> Option<String> {
     let name = Path::new(command.first()?).file_name()?;
     Some(name.to_string_lossy().into_owned())
@@ -55,7 +55,7 @@ async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<
     let mut most = None;
     if let Lifetime::Renewed { max_hold, .. } = &mut acquisition.lifetime {
         most = *max_hold;
-        // CMD is told to end at the limit; the lease lasts until it has ended.
+        // CMD is told to end at the limit; the lease lasts until CMD has ended.
         *max_hold = max_hold.map(|most| most + notice.grace + notice.reserve * 2);
     }
     let clock = Clock::boot();
@@ -88,15 +88,15 @@ async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<
     conclude(&acquisition, ended, released, lost, because)
 }
 
-/// Renews a first lease that is short, as it is after another's release, so that CMD starts with a full one.
-/// Returns how long leases really are: some stores have one length for all.
+/// Renews a first lease that is short, as it is after another's release, so that CMD starts with a full one. Returns
+/// the real length of leases: some stores have one for all.
 async fn confirm(held: &dyn AnyGuard, lease: Duration, most: Option<Duration>) -> Result<Duration, Failure> {
     let full = |length: Duration| length > lease / 4 * 3;
     if full(held.remaining()) {
         return Ok(lease);
     }
     match held.extend(most.map_or(lease, |most| most.min(lease))).await {
-        // Past max_hold by a moment: it lasts that long anyway.
+        // The length is beyond max_hold by a moment: the lease lasts until then anyway.
         Ok(()) | Err(LeaseError::Invalid { .. }) => {}
         Err(error) => return Err(error.into()),
     }
@@ -104,7 +104,7 @@ async fn confirm(held: &dyn AnyGuard, lease: Duration, most: Option<Duration>) -
     Ok(if most.is_some() || full(remaining) { lease } else { remaining })
 }
 
-/// What to exit with and say.
+/// Returns the exit code, or the failure with its line.
 fn conclude(
     acquisition: &Acquisition<'_>,
     ended: Result<Change, Failure>,
@@ -163,14 +163,14 @@ struct Supervisor<'a> {
     clock: Clock,
     /// Until when the lock is certainly held, as last heard.
     deadline: BootTime,
-    /// When to ask again.
+    /// The moment at which the guard is asked again how long it is held.
     look_at: BootTime,
     max_hold_at: BootTime,
     guardians: u32,
     lost: Option<Lost>,
     /// Whether CMD stopped because it used the terminal in the background.
     wants_terminal: bool,
-    /// Tells when this process is continued.
+    /// The signal that this process gets when it is continued.
     continued: tokio::signal::unix::Signal,
 }
 
@@ -221,7 +221,7 @@ impl Supervisor<'_> {
         self.notice.kill_at(self.clock.now(), self.deadline)
     }
 
-    /// Lets the new process become CMD; an error with its end if it cannot.
+    /// Lets the new process become CMD; fails with its end if it cannot.
     async fn start(&mut self, job: &mut Job, terminal: &Terminal) -> Result<(), Change> {
         job.ready().await?;
         if self.clock.now() >= self.notice.term_at(self.deadline) {
@@ -249,7 +249,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// From the start of CMD until none of its processes is alive.
+    /// Watches over CMD from its start until none of its processes is alive.
     async fn watch(
         &mut self,
         held: &dyn AnyGuard,
@@ -302,8 +302,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Asks how long it is held. Early enough for the guardian to hear of it in good time, and
-    /// more often when renewals fail to come.
+    /// Asks how long the lock is held, and tells the guardian. It does so early enough for the guardian to hear of it
+    /// in time, and more often while renewals fail.
     async fn look(&mut self, held: &dyn AnyGuard, guardian: &mut Guardian) {
         // The time first, so that the sum is never too late.
         let now = self.clock.now();
@@ -319,9 +319,8 @@ impl Supervisor<'_> {
         self.look_at = self.deadline.before(self.lease / 2).max(now.after(self.lease / 20).min(term_at));
     }
 
-    /// CMD stopped. If it only wanted the terminal, it gets it; otherwise the whole job stops, as
-    /// its shell expects. The lease goes on, and the guardian ends CMD if it is not continued in
-    /// time.
+    /// Handles a stop of CMD. If CMD only wanted the terminal, it gets it; otherwise the whole job stops, as its shell
+    /// expects. The lease goes on, and the guardian ends CMD if it is not continued in time.
     fn stopped(&mut self, signal: Signal, job: &Job, terminal: &mut Terminal) {
         let by_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
         if !by_terminal || !terminal.is_there() {

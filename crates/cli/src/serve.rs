@@ -11,7 +11,7 @@ use crate::{
     store, text,
 };
 
-/// `lockkeeper serve`.
+/// Runs `lockkeeper serve`.
 pub(crate) fn serve(store: &StoreArgs, args: &ServeArgs) -> Result<u8, Failure> {
     let settings = settings(store, args)?;
     raise_limit();
@@ -29,15 +29,15 @@ pub(crate) fn serve(store: &StoreArgs, args: &ServeArgs) -> Result<u8, Failure> 
     })
 }
 
-/// Every connection is a file, and systems allow 1,024 unless a program asks for more.
+/// Raises the limit of open files: every connection is one, and systems allow 1,024 unless a program asks for more.
 fn raise_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // Without it, there are fewer connections.
+    // If that fails, there are fewer connections.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// Resolves when a signal asks for the end. Others are for programs that `run` starts.
+/// Waits for a signal that asks for the end. The others are for programs that `run` starts.
 async fn ended(signals: &mut Signals) {
     while !matches!(signals.next().await, Signal::SIGINT | Signal::SIGTERM | Signal::SIGQUIT) {}
 }

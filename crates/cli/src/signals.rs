@@ -1,7 +1,7 @@
 //! Signals from outside, as a stream.
 //!
-//! A signal that was ignored when this program started stays ignored, for CMD too: that is how
-//! `nohup` and the background jobs of a script protect themselves.
+//! A signal that was ignored when this program started stays ignored, for CMD too: `nohup` and the background jobs
+//! of a script protect themselves in this way.
 
 use nix::sys::signal::Signal;
 use tokio::{
@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::exit::Failure;
 
-/// What ends a wait, and what CMD gets passed on.
+/// The signals that end a wait, and that are passed on to CMD.
 const HEARD: [Signal; 6] =
     [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
 
@@ -37,7 +37,7 @@ impl Signals {
         Ok(Self { arrived })
     }
 
-    /// The next signal.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) -> Signal {
         match self.arrived.recv().await {
             Some(signal) => signal,
@@ -47,8 +47,8 @@ impl Signals {
     }
 }
 
-/// The signals this process ignores, one bit each, the first signal lowest. Where the system
-/// does not tell: none.
+/// Returns the signals that this process ignores, one bit each, the first signal lowest. Where the system does not
+/// tell, these are none.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

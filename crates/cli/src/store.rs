@@ -20,7 +20,7 @@ const NOT_SHARED: &str = "a memory: store is within one process, so nobody else 
 /// How long the last requests may take before the program ends without their answers.
 const LAST_REQUESTS: Duration = Duration::from_secs(3);
 
-/// A connected keeper, its URL with any password, and whether to print what happens.
+/// A connected keeper, its URL with any password, and whether to print each step.
 pub(crate) struct Connected {
     pub(crate) keeper: Keeper,
     pub(crate) url: String,
@@ -45,7 +45,7 @@ pub(crate) async fn close(keeper: &Keeper) {
     drop(tokio::time::timeout(LAST_REQUESTS, keeper.close()).await);
 }
 
-/// The URL of the store that the options name, else the environment, else the default. It may hold a password.
+/// Returns the URL of the store that the options name, else the environment, else the default. It may hold a password.
 pub(crate) fn url(args: &StoreArgs) -> Result<String, Failure> {
     let url = named(args)?;
     if lockkeeper::url::missing_feature(&url).is_some() {
@@ -91,14 +91,14 @@ fn has_password(url: &str) -> bool {
     password_range(url).is_some()
 }
 
-/// Where user and password are in a URL, if it has a password.
+/// Returns the range of user and password in a URL, if it has a password.
 fn password_range(url: &str) -> Option<std::ops::Range<usize>> {
     let start = url.find("://")? + 3;
     let end = start + url[start..].rfind('@')?;
     url[start..end].contains(':').then_some(start..end)
 }
 
-/// `text` without the passwords of the URLs among `words`: parts of a command line, as given.
+/// Returns `text` without the passwords of the URLs among `words`, which are the parts of a command line as given.
 pub(crate) fn without_passwords(text: &str, words: impl IntoIterator<Item = String>) -> String {
     words.into_iter().fold(text.to_owned(), |text, word| match password_range(&word) {
         Some(range) => text.replace(&word[range], "***"),

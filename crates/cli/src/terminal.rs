@@ -20,7 +20,7 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// The terminal as it is before CMD starts.
+    /// Returns the terminal as it is before CMD starts.
     pub(crate) fn find() -> Self {
         let device = File::open("/dev/tty").ok();
         let modes = device.as_ref().and_then(|device| tcgetattr(device).ok());
@@ -30,7 +30,7 @@ impl Terminal {
         Self { device, own: getpgrp(), modes, wanted }
     }
 
-    /// Whether there is one, and so perhaps a shell that continues what was stopped.
+    /// Whether there is a terminal, and so perhaps a shell that continues stopped jobs.
     pub(crate) fn is_there(&self) -> bool {
         self.device.is_some()
     }
@@ -46,7 +46,7 @@ impl Terminal {
         }
     }
 
-    /// CMD stopped because it used the terminal in the background. True if it has it now.
+    /// Lends the terminal to a CMD that stopped because it used it in the background. True if CMD has it now.
     pub(crate) fn lend_on_demand(&mut self, group: Pid) -> bool {
         self.wanted = true;
         self.lend(group);
@@ -62,7 +62,7 @@ impl Terminal {
         lent
     }
 
-    /// Undoes what a killed CMD left behind, such as no echo.
+    /// Restores modes that a killed CMD left changed, such as no echo.
     pub(crate) fn restore_modes(&self) {
         if let (Some(device), Some(modes)) = (&self.device, &self.modes)
             && self.has(self.own)
@@ -72,8 +72,8 @@ impl Terminal {
         }
     }
 
-    /// From the background this raises SIGTTOU, which would stop us unless blocked. A mask is
-    /// inherited by new processes, so only a thread that starts none has it.
+    /// Makes `group` the foreground group. From the background this raises SIGTTOU, which would stop us unless blocked.
+    /// New processes inherit the mask, so only a thread that starts none has it.
     fn give(&self, group: Pid) {
         let Some(device) = &self.device else { return };
         std::thread::scope(|scope| {

@@ -15,18 +15,18 @@ use serde_json::Value;
 
 use crate::exit::{Failure, INTERNAL};
 
-/// One line of JSON. The parts of a string that JSON allows but a terminal should not get are
-/// escaped as JSON does it, so every reader gets the same text back.
+/// Returns one line of JSON. Characters that JSON allows but a terminal should not get are escaped in JSON's way, so
+/// every reader gets the same text back.
 pub(crate) fn json(value: &Value) -> String {
     terminal::json(value.to_string())
 }
 
-/// How long ago `time` was; zero if clocks disagree.
+/// How long ago `time` was; zero if it lies ahead of this machine's clock.
 pub(crate) fn ago(time: SystemTime) -> Duration {
     SystemTime::now().duration_since(time).unwrap_or_default()
 }
 
-/// Rows with aligned columns, two blanks apart.
+/// Returns the rows with aligned columns, two blanks apart.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
@@ -57,20 +57,20 @@ pub(crate) async fn reader_gone() {
     // A thread of its own, which the end of the program does not wait for.
     let waiter = std::thread::Builder::new().spawn(move || {
         let stdout = io::stdout();
-        // Asked for nothing, poll tells errors only.
+        // Without events to wait for, poll reports errors only.
         let mut ends = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
         if poll(&mut ends, PollTimeout::NONE).is_ok() {
             // Nobody may be interested any more.
             let _ = sender.send(());
         }
     });
-    // Without the thread, the next line that is printed tells.
+    // Without the thread, the next line that is printed finds out.
     if waiter.is_err() || gone.await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Says one line to people, on stderr. If nobody can hear it, that is all the same.
+/// Prints one line for people, on stderr. A failure to do so is ignored.
 pub(crate) fn say(message: &str) {
     drop(writeln!(io::stderr(), "lockkeeper: {}", plain(message)));
 }

@@ -1,4 +1,4 @@
-//! `list` and `show`: who holds and who waits, for people and for programs.
+//! `list` and `show`: the holders and the waiters, for people and for programs.
 
 use lockkeeper::{
     Keeper,
@@ -13,10 +13,10 @@ use crate::{
     text::{self, ago, plain},
 };
 
-/// So many names are asked for at once.
+/// How many names one request asks for.
 const PAGE: usize = 500;
 
-/// `lockkeeper list`.
+/// Runs `lockkeeper list`.
 pub(crate) async fn list(keeper: &Keeper, args: &ListArgs) -> Result<u8, Failure> {
     let views = all(keeper, &args.prefix).await?;
     let text = if args.json {
@@ -27,7 +27,7 @@ pub(crate) async fn list(keeper: &Keeper, args: &ListArgs) -> Result<u8, Failure
     text::print(&text).map(|()| 0)
 }
 
-/// `lockkeeper show`.
+/// Runs `lockkeeper show`.
 pub(crate) async fn show(keeper: &Keeper, args: &ShowArgs) -> Result<u8, Failure> {
     let view = keeper.inspect(&args.name).await?;
     let text = match (view, args.json) {
@@ -44,7 +44,7 @@ pub(crate) async fn show(keeper: &Keeper, args: &ShowArgs) -> Result<u8, Failure
     text::print(&text).map(|()| 0)
 }
 
-/// Everything that is held or waited for and starts with `prefix`.
+/// Returns all names that are held or waited for and start with `prefix`.
 pub(crate) async fn all(keeper: &Keeper, prefix: &str) -> Result<Vec<ResourceView>, Failure> {
     let mut views = Vec::new();
     let mut after: Option<Name> = None;
@@ -58,7 +58,7 @@ pub(crate) async fn all(keeper: &Keeper, prefix: &str) -> Result<Vec<ResourceVie
     }
 }
 
-/// Head and body of the table, one line per holder, or one for a name that is only waited for.
+/// Returns the head and the body of the table: one line per holder, or one for a name that is only waited for.
 pub(crate) fn rows(views: &[ResourceView]) -> Vec<Vec<String>> {
     let head = ["NAME", "KIND", "HELD BY", "LABEL", "FOR", "LEFT", "TOKEN", "UNITS", "WAITING"];
     let mut rows = vec![head.map(String::from).to_vec()];
@@ -89,12 +89,12 @@ pub(crate) fn rows(views: &[ResourceView]) -> Vec<Vec<String>> {
     rows
 }
 
-/// What is left of a holder's lease, or its length where the store cannot tell.
+/// Returns the rest of a holder's lease, or its length where the store cannot tell.
 fn left(holder: &HolderView) -> String {
     holder.remaining.map_or_else(|| format!("up to {}", duration::show(holder.lease)), duration::show)
 }
 
-/// One name in full.
+/// Shows one name in full, for people.
 fn details(view: &ResourceView) -> String {
     let kind = any_details(view).map_or("", |details| details.kind.word());
     let mut text = format!("{}: {kind}, capacity {}\n", plain(view.name.as_str()), view.capacity);
@@ -133,7 +133,7 @@ fn details(view: &ResourceView) -> String {
     text
 }
 
-/// The first holder, since when, and how many others there are; `None` if nobody holds it.
+/// Names the first holder, for how long it has held, and how many others there are; `None` if nobody holds it.
 pub(crate) fn holders(view: &ResourceView) -> Option<String> {
     let holder = view.holders.first()?;
     let mut text = process(&holder.details);
@@ -148,7 +148,7 @@ pub(crate) fn holders(view: &ResourceView) -> Option<String> {
     Some(text)
 }
 
-/// Program, process id and host.
+/// Returns program, process id and host as one word.
 pub(crate) fn process(details: &Details) -> String {
     plain(&format!("{}[{}]@{}", details.process.program, details.process.pid, details.process.host))
 }
@@ -157,7 +157,7 @@ fn label(details: &Details) -> String {
     plain(details.label.as_deref().unwrap_or_default())
 }
 
-/// What the leader of an election publishes.
+/// Returns the value that the leader of an election publishes.
 fn value(details: &Details) -> String {
     match details.value.as_deref() {
         None | Some("") => String::new(),
@@ -165,13 +165,13 @@ fn value(details: &Details) -> String {
     }
 }
 
-/// The first one that is there speaks for all: they agree on the capacity, and so nearly always
-/// on the kind.
+/// Returns the details of the first holder or waiter. They stand for all: all agree on the capacity, and so nearly
+/// always on the kind.
 fn any_details(view: &ResourceView) -> Option<&Details> {
     view.holders.first().map(|holder| &holder.details).or(view.waiters.first().map(|waiter| &waiter.details))
 }
 
-/// One name as JSON.
+/// Shows one name as JSON.
 fn object(view: &ResourceView) -> Value {
     let capacity = match view.capacity {
         Capacity::All => Value::from("all"),

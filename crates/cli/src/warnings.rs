@@ -1,5 +1,5 @@
-//! Passes warnings of the library on to the user: outages always, and what a store finds risky about its servers if
-//! somebody watches. Each is said once, an outage once more when it is over.
+//! Passes warnings of the library on to the user: outages always, and risky settings of servers if somebody watches.
+//! Each is said once, an outage once more when it is over.
 //!
 //! A thread of its own writes them. They come from the keeper's thread, which renews leases and must not wait for a
 //! terminal that is stopped or a pipe that nobody reads.
@@ -21,14 +21,14 @@ use tracing::{Event, Level, Metadata, Subscriber, field, span, subscriber};
 
 use crate::text;
 
-/// What the command says better itself.
+/// The warnings that the command words better itself.
 const SAID_ANYWAY: [&str; 2] = ["lock lost", "eviction ordered"];
 
-/// What the library says when an outage begins, by the `work` of the event that ends it.
+/// The library's warnings that an outage begins, each with the `work` of the event that ends it.
 const OUTAGES: [(&str, &str); 2] =
     [("waits", "the store fails; waiting goes on"), ("renewals", "renewal failed; trying again")];
 
-/// How many warnings wait to be written at most. Those beyond are dropped: nobody reads.
+/// The most warnings that wait to be written. Those beyond are dropped: nobody reads.
 const UNWRITTEN: usize = 64;
 
 /// How long the end of the program waits for warnings to be written.
@@ -36,7 +36,7 @@ const WRITTEN_WITHIN: Duration = Duration::from_millis(500);
 
 static WRITER: OnceLock<Writer> = OnceLock::new();
 
-/// Says warnings from now on.
+/// Prints warnings from now on.
 pub(crate) fn listen(verbose: bool) {
     // Without the thread nothing is said, and nothing else suffers.
     let Ok(writer) = Writer::start() else { return };
@@ -48,7 +48,7 @@ pub(crate) fn listen(verbose: bool) {
 
 /// Waits briefly until the warnings so far are written.
 pub(crate) fn flush() {
-    // What the library has to say comes first.
+    // The library may have warnings that it has not passed on yet.
     telemetry::flush(WRITTEN_WITHIN);
     let Some(writer) = WRITER.get() else { return };
     let (done, written) = mpsc::sync_channel(1);
@@ -58,7 +58,7 @@ pub(crate) fn flush() {
     }
 }
 
-/// What the thread that writes gets.
+/// A message to the thread that writes.
 enum Line {
     Say(String),
     Flush(SyncSender<()>),
@@ -89,7 +89,7 @@ fn write(lines: &Receiver<Line>) {
 }
 
 struct Warnings {
-    /// Whether to pass on what a store finds risky: not in a cron job, which would mail it after every run.
+    /// Whether to pass on the risks that a store finds: not in a cron job, which would mail them after every run.
     checks: bool,
     said: Mutex<BTreeSet<String>>,
 }

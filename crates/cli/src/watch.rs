@@ -23,18 +23,18 @@ use crate::{
     view,
 };
 
-/// How often the store is asked.
+/// The pause between two requests to the store.
 const EVERY: Duration = Duration::from_secs(1);
-/// How soon a key or a new list is seen.
+/// The longest delay before a key or a new list is seen.
 const KEY_POLL: Duration = Duration::from_millis(100);
 
-/// What the store answered last.
+/// An answer of the store.
 enum Update {
     Rows(Vec<Vec<String>>),
     Failed(String),
 }
 
-/// `lockkeeper watch`.
+/// Runs `lockkeeper watch`.
 pub(crate) async fn watch(keeper: &Keeper, args: &WatchArgs) -> Result<u8, Failure> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         return Err(Failure::usage("watch needs a terminal; use list --json elsewhere"));

@@ -1,4 +1,4 @@
-//! Why a lock is hot and what helps, as sentences.
+//! Advice about hot locks: a reason and a remedy for each, as sentences.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -17,21 +17,21 @@ use crate::{
 /// A hold that is shorter than this is short: the way to the store costs about as much.
 const SHORT: Millis = 100;
 
-/// Why a lock is hot, and what helps.
+/// The reason why a lock is hot, and the remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Advice {
     pub(crate) why: String,
     pub(crate) helps: String,
 }
 
-/// What is known of a lock's use in a window of time.
+/// The facts about a lock's use in a window of time.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     kind: Kind,
     capacity: Capacity,
     window: Window,
     used: Use,
-    /// How many holds were seen, and how long they took, cut to the window.
+    /// How many holds were seen, and their length in all, cut to the window.
     holds: u64,
     held: Millis,
     longest: Option<(Arc<Who>, Millis)>,
@@ -41,7 +41,7 @@ pub(crate) struct Facts {
     /// How many of the holds and waits only read.
     reads: u64,
     claims: u64,
-    /// When it was first seen in the window, for the share of time that it was held.
+    /// The first moment of the window at which it was seen in use.
     seen: Millis,
 }
 

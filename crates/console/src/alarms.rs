@@ -1,4 +1,4 @@
-//! Alarms: what is wrong now, since when, and what was wrong before.
+//! Alarms: troubles of now, since when they last, and troubles of before.
 //!
 //! An alarm is raised when its condition has lasted for a while, and ends when the condition has been gone for a while.
 //! Between the two it is one alarm, however often the condition comes and goes.
@@ -23,12 +23,12 @@ use crate::{
     rules::{Limits, Rules},
 };
 
-/// The most alarms of one kind about locks at a time. Those about the store are few and always told.
+/// The most alarms of one kind about locks at a time. Alarms about the store are few and always told.
 pub(crate) const MOST: usize = 1_000;
 /// The most alarms that are over and still shown.
 const MOST_ENDED: usize = 200;
 
-/// What an alarm is about.
+/// The kind of an alarm.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AlarmKind {
@@ -57,7 +57,7 @@ impl AlarmKind {
         Self::Doctor,
     ];
 
-    /// The word in JSON and metrics.
+    /// Returns the word in JSON and metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::StoreOutOfReach => "store_out_of_reach",
@@ -94,8 +94,8 @@ impl AlarmKind {
         !matches!(self, Self::StoreOutOfReach | Self::Doctor)
     }
 
-    /// Whether the same condition is likely to come back: the next one in a queue has waited for nearly as long as the first,
-    /// and the next of several holders has held for nearly as long.
+    /// Whether the same condition is likely to come back: the next waiter of a queue has waited for nearly as long as
+    /// the first, and the next of several holders has held for nearly as long.
     fn lingers(self, record: Option<&Record>) -> bool {
         record.is_some_and(|record| match self {
             Self::WaitedTooLong => !record.waits().is_empty(),
@@ -109,38 +109,38 @@ impl AlarmKind {
 /// The longest time that a condition which may come back is gone before the alarm ends.
 const LONGEST_QUIET: Millis = 900_000;
 
-/// What is wrong, or was.
+/// A trouble, of now or of before.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
 pub struct Alarm {
-    /// Its number. No other alarm has the same one, also not of another server or after a restart.
+    /// Its number. No other alarm has the same one, not even one of another server or after a restart.
     pub id: u64,
-    /// What it is about.
+    /// Its kind.
     pub kind: AlarmKind,
     /// The lock, if it is about one.
     pub name: Option<String>,
-    /// What was seen, as a sentence.
+    /// The facts that were seen, as a sentence.
     pub saw: String,
-    /// Since when, in milliseconds since 1970.
+    /// The moment at which the trouble began, in milliseconds since 1970.
     pub since_ms: u64,
-    /// When it ended, in milliseconds since 1970; null while it lasts.
+    /// The moment at which the trouble ended, in milliseconds since 1970; null while it lasts.
     pub ended_ms: Option<u64>,
 }
 
-/// What an alarm is about, exactly: two of one subject are one alarm.
+/// The exact subject of an alarm: conditions of one subject are one alarm.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Subject {
     kind: AlarmKind,
     what: Arc<str>,
 }
 
-/// Something that is wrong in this sample.
+/// A trouble that was seen at this look.
 struct Condition {
     subject: Subject,
     name: Option<Name>,
     saw: String,
-    /// Since when it is so, if that is known better than by when it was first seen.
+    /// When it began, if that is known better than by the first look that saw it.
     since: Option<Millis>,
-    /// After what time the same condition may come back.
+    /// The time after which the same condition may come back.
     recurs: Millis,
 }
 
@@ -168,36 +168,36 @@ impl State {
 #[derive(Debug, Default)]
 pub(crate) struct Alarms {
     rules: Rules,
-    /// Which rules they are, so that limits are looked up once for each lock.
+    /// The version of the rules, so that limits are looked up once for each lock.
     rules_version: u64,
     states: BTreeMap<Subject, State>,
     ended: VecDeque<Alarm>,
-    /// The first number of this run; others begin elsewhere.
+    /// The first number of this run; other runs begin elsewhere.
     instance: Option<u64>,
     last_id: u64,
-    /// When it looked last, and when it last looked at the locks or could not.
+    /// The last look of any kind, and the last one at which the locks were seen or could not be asked for.
     looked: Millis,
     looked_at_locks: Millis,
-    /// What would also be an alarm in the last sample: at most four times as many as there are locks.
+    /// Conditions of the last sample that would also be alarms: at most four times as many as there are locks.
     left_off: Vec<(AlarmKind, Name)>,
 }
 
-/// What is known of the locks.
+/// The state of knowledge about the locks.
 #[derive(Clone, Copy)]
 pub(crate) enum LocksSeen<'a> {
     /// There is a new sample.
     Now(&'a History),
-    /// The store could not be asked: nobody knows how they are.
+    /// The store could not be asked, so nobody knows about them.
     Unknown,
-    /// They were not looked at.
+    /// They were not looked at this time.
     Before,
 }
 
-/// What the alarms look at.
+/// The facts that the alarms look at.
 pub(crate) struct Look<'a> {
     pub(crate) now: Millis,
     pub(crate) locks: LocksSeen<'a>,
-    /// Why the store could not be asked, and since when.
+    /// The error of a store that cannot be asked, and since when it lasts.
     pub(crate) failing: Option<(&'a str, Millis)>,
     pub(crate) findings: &'a [Finding],
 }
@@ -216,22 +216,22 @@ impl Alarms {
         self.states.values().filter(|state| state.raised).map(|state| &state.alarm)
     }
 
-    /// Those that are over, the last one first.
+    /// Returns the alarms that are over, the last one first.
     pub(crate) fn ended(&self) -> impl Iterator<Item = &Alarm> {
         self.ended.iter().rev()
     }
 
-    /// What would also be an alarm, but there are too many of its kind.
+    /// Returns the conditions that are no alarms only because there are too many of their kind.
     pub(crate) fn left_off(&self) -> impl Iterator<Item = (AlarmKind, &Name)> {
         self.left_off.iter().map(|(kind, name)| (*kind, name))
     }
 
-    /// Tells this run from others: the numbers of its alarms begin here.
+    /// Returns a number that tells this run from others: the numbers of its alarms begin there.
     pub(crate) fn instance(&self) -> u64 {
         self.instance.unwrap_or(0)
     }
 
-    /// Looks at what is there now. Returns the alarms that were raised or ended by it.
+    /// Looks at the present facts. Returns the alarms that this raised or ended.
     pub(crate) fn look(&mut self, look: &Look<'_>) -> Vec<Alarm> {
         let mut events = Vec::new();
         let now = look.now.max(self.looked);
@@ -259,7 +259,7 @@ impl Alarms {
         events
     }
 
-    /// Takes note of a condition. `count` is how many of its kind there are.
+    /// Takes note of a condition. `count` is the number of conditions of its kind.
     fn hold_true(&mut self, now: Millis, condition: Condition, count: &mut usize, events: &mut Vec<Alarm>) {
         let Condition { subject, name, saw, since, recurs } = condition;
         let kind = subject.kind;
@@ -300,7 +300,7 @@ impl Alarms {
                 }
                 LocksSeen::Unknown | LocksSeen::Before => return true,
             };
-            // It is true now.
+            // The condition is true now.
             if state.last_true == now {
                 return true;
             }
@@ -331,7 +331,7 @@ impl Alarms {
             let saw = format!("the store has not answered for {lasted}: {why}");
             found.push(Condition { subject, name: None, saw, since: Some(since), recurs: 0 });
         }
-        // What was measured is part of the message and changes all the time, so it is not part of the subject.
+        // The message has measured values, which change all the time, so it is not part of the subject.
         let mut same: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for finding in look.findings {
             let server = finding.server.as_deref().unwrap_or_default();
@@ -355,7 +355,7 @@ impl Alarms {
         found
     }
 
-    /// The limits of a lock. Its name is matched against the rules once.
+    /// Returns the limits of a lock. Its name is matched against the rules once.
     fn limits(&self, name: &Name, record: &Record) -> Limits {
         let (version, kind) = (self.rules_version, record.kind);
         if let Some(known) =
@@ -369,13 +369,13 @@ impl Alarms {
     }
 }
 
-/// The number before the first one of a run: another one for each run and each server, and exact in JSON.
+/// Returns the number before the first one of a run. It differs between runs and servers, and is exact in JSON.
 fn first_id(now: Millis) -> u64 {
     let random = std::hash::RandomState::new().build_hasher().finish() % 1_000;
     now.saturating_mul(1_000) + random
 }
 
-/// What is wrong with one lock.
+/// Finds the troubles of one lock.
 fn judge(now: Millis, name: &Name, record: &Record, limits: &Limits, found: &mut Vec<Condition>) {
     let mut add = |kind, saw, recurs| {
         let subject = Subject { kind, what: name.as_str().into() };

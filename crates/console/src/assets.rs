@@ -1,7 +1,7 @@
 //! The pages: HTML, style and modules as they are written, inside the binary.
 
-/// What browsers may do on these pages: run and style with what this server sends, talk to it, and nothing else. Scripts
-/// that make markup of text are refused, whatever the text.
+/// Lets browsers use scripts and styles of this server on these pages, and talk to it, and nothing else. Scripts that
+/// make markup of any text are refused.
 pub const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
      img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
      trusted-types 'none'";
@@ -11,7 +11,7 @@ pub const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'
 pub struct Asset {
     /// Its kind, for the header `Content-Type`.
     pub content_type: &'static str,
-    /// What is in it.
+    /// Its text.
     pub body: &'static str,
 }
 
@@ -47,7 +47,7 @@ assets! {
     "/console/store.js" "store.js" JS,
 }
 
-/// The file for a path, if there is one.
+/// Returns the file for a path, if there is one.
 pub fn asset(path: &str) -> Option<Asset> {
     ASSETS.iter().find(|(known, _)| *known == path).map(|(_, asset)| *asset)
 }

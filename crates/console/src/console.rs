@@ -1,4 +1,4 @@
-//! The console: takes samples in, and shows what they tell to as many pages as there are.
+//! The console: takes samples in, and shows their contents to all pages.
 
 mod pages;
 mod rows;
@@ -39,11 +39,11 @@ const ALARMS_RAISED: &str = "lockkeeper_alarms_raised_total";
 pub struct StoreFacts {
     /// Its URL without secrets.
     pub url: String,
-    /// What it can do and survive.
+    /// Its abilities and the troubles that it survives.
     pub capability: Capability,
 }
 
-/// The store is not checked by the doctor, was not yet, or was.
+/// Whether the doctor has looked at the store: not yet, never, or at a moment.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 enum Checked {
     #[default]
@@ -52,7 +52,7 @@ enum Checked {
     At(Millis),
 }
 
-/// All that is known. Pages ask it for views; a server feeds it with samples.
+/// The console's knowledge. Pages ask it for views; a server feeds it with samples.
 pub struct Console {
     store: StoreFacts,
     webhook: Webhook,
@@ -62,16 +62,16 @@ pub struct Console {
 
 #[derive(Default)]
 struct State {
-    /// The latest moment that was heard of.
+    /// The latest moment that it was told.
     now: Millis,
     history: History,
     alarms: Alarms,
     table: Option<Table>,
-    /// The store cannot be listed.
+    /// The outage of a store that cannot be listed.
     unlisted: Option<OutageInfo>,
-    /// The store does not answer at all.
+    /// The outage of a store that does not answer at all.
     silent: Option<OutageInfo>,
-    /// The hottest locks of the last sample, for those who may see everything: made once for all pages.
+    /// The hottest locks of the last sample, for tokens that may see all names: made once for all pages.
     hot: Vec<HotPage>,
     diagnosis: Diagnosis,
     checked: Checked,
@@ -81,7 +81,8 @@ struct State {
 }
 
 impl Console {
-    /// A console that has seen nothing yet. Alarms go to `webhook` once [`set_rules`](Self::set_rules) has told where.
+    /// Makes a console that has seen nothing yet. Alarms go to `webhook` once [`set_rules`](Self::set_rules) has given
+    /// it a target.
     pub fn new(store: StoreFacts, webhook: Webhook) -> Self {
         metrics::describe_gauge!(ALARMS, "alarms that last, by kind");
         metrics::describe_gauge!(ALARMS_LEFT_OFF, "alarms beyond the most of their kind, which are not told");
@@ -94,7 +95,7 @@ impl Console {
         Self { store, webhook, state: Mutex::default(), news: watch::Sender::new(0) }
     }
 
-    /// Tells when there is something new to show.
+    /// Returns a receiver that hears when there is something new to show.
     pub fn news(&self) -> watch::Receiver<u64> {
         self.news.subscribe()
     }
@@ -105,7 +106,7 @@ impl Console {
         self.announce(&events);
     }
 
-    /// Takes a sample in of which nobody has to be told: it is from a past that is played.
+    /// Takes a sample of a played past in. Nobody is told of its alarms.
     pub(crate) fn observe_past(&self, sample: Sample) {
         drop(self.take_in(sample));
     }
@@ -120,7 +121,7 @@ impl Console {
         })
     }
 
-    /// The store could not be listed.
+    /// Takes note that the store could not be listed.
     pub fn fail(&self, now: Millis, message: &str) {
         let events = self.change(now, |state, now| {
             let since_ms = state.unlisted.as_ref().map_or(now, |outage| outage.since_ms);
@@ -130,7 +131,7 @@ impl Console {
         self.announce(&events);
     }
 
-    /// The store has not answered a small request; its last answer was at `since`.
+    /// Takes note that the store has not answered a small request; its last answer was at `since`.
     pub fn silent(&self, now: Millis, since: Millis, message: &str) {
         let events = self.change(now, |state, now| {
             state.silent = Some(OutageInfo { since_ms: since.min(now), message: message.to_owned() });
@@ -139,7 +140,7 @@ impl Console {
         self.announce(&events);
     }
 
-    /// The store has answered a small request.
+    /// Takes note that the store has answered a small request.
     pub fn answered(&self, now: Millis) {
         if support::lock(&self.state).silent.is_none() {
             return;
@@ -151,7 +152,7 @@ impl Console {
         self.announce(&events);
     }
 
-    /// The doctor has looked.
+    /// Takes in the findings of the doctor.
     pub fn set_diagnosis(&self, now: Millis, diagnosis: Diagnosis) {
         let events = self.change(now, |state, now| {
             state.diagnosis = diagnosis;
@@ -162,28 +163,28 @@ impl Console {
         self.announce(&events);
     }
 
-    /// The doctor could not look. What it found before stays, because nobody knows better.
+    /// Takes note that the doctor could not look. Its earlier findings stay, because nobody knows better.
     pub fn doctor_failed(&self, why: &str) {
         support::lock(&self.state).check_error = Some(why.to_owned());
         self.tell();
     }
 
-    /// The doctor has no checks for this store.
+    /// Takes note that the doctor has no checks for this store.
     pub fn not_checked(&self) {
         support::lock(&self.state).checked = Checked::Never;
         self.tell();
     }
 
-    /// Limits from now on, and the file that they are from. If the webhook cannot be used, nothing changes.
+    /// Sets the limits, and the name of the file that they are from. If the webhook cannot be used, nothing changes.
     ///
     /// # Errors
-    /// Says what is wrong with the webhook.
+    /// Names the mistake in the settings of the webhook.
     pub fn set_rules(&self, rules: Rules, file: Option<String>) -> Result<(), RulesError> {
         let target = rules.webhook().map(|hook| post::of_rule(&hook.url, hook.authorization.as_deref()));
         let target = target.transpose().map_err(|why| RulesError::new(format!("the webhook: {why}")))?;
         let mut state = support::lock(&self.state);
         state.file = file;
-        // What waits for the same receiver goes on waiting.
+        // Messages that wait for the same receiver go on waiting.
         if state.alarms.rules().webhook() != rules.webhook() {
             self.webhook.set_target(target);
         }
@@ -194,23 +195,23 @@ impl Console {
         Ok(())
     }
 
-    /// The file of limits cannot be used, so what held before holds on.
+    /// Takes note that the file of limits cannot be used. The limits of before stay.
     pub fn rules_failed(&self, why: &str) {
         support::lock(&self.state).file_error = Some(why.to_owned());
         self.tell();
     }
 
-    /// An operator evicted a holder through this server.
+    /// Takes note that an operator evicted a holder through this server.
     pub fn evicted(&self, name: &str, token: Token, eviction: Eviction) {
         if let Ok(name) = Name::new(name) {
             support::lock(&self.state).history.evicted(&name, token, &Arc::new(eviction));
         }
     }
 
-    /// Changes something, and looks for alarms. Returns those that were raised or ended.
+    /// Makes a change, and looks for alarms. Returns the alarms that were raised or ended.
     fn change(&self, now: Millis, change: impl FnOnce(&mut State, Millis) -> Changed) -> Vec<Alarm> {
         let mut state = support::lock(&self.state);
-        // Several tasks tell what they know; a sample is from a moment before it is told.
+        // Several tasks report; a sample is from a moment before its report.
         let now = state.now.max(now);
         state.now = now;
         let changed = change(&mut state, now);
@@ -238,7 +239,7 @@ impl Console {
         events
     }
 
-    /// Tells everybody of alarms that were raised or ended.
+    /// Sends alarms that were raised or ended to the log, the metrics and the webhook.
     fn announce(&self, alarms: &[Alarm]) {
         if alarms.is_empty() {
             return;
@@ -274,10 +275,10 @@ impl Console {
         self.news.send_modify(|number| *number += 1);
     }
 
-    /// The last minutes of one lock, at most 60.
+    /// Returns the last minutes of one lock, at most 60.
     ///
     /// # Errors
-    /// Says what is wrong with the name.
+    /// Says which rule the name breaks.
     pub fn history(&self, name: &str, minutes: u64) -> Result<Timeline, String> {
         let name = Name::new(name).map_err(|error| error.to_string())?;
         let state = support::lock(&self.state);
@@ -285,7 +286,7 @@ impl Console {
         Ok(Timeline::new(&state.history, state.history.record(&name), now, minutes.clamp(1, 60) * 60_000))
     }
 
-    /// The hottest locks of the last 1, 5 or 60 minutes.
+    /// Returns the hottest locks of the last 1, 5 or 60 minutes.
     ///
     /// # Errors
     /// Says which minutes there are.
@@ -293,15 +294,15 @@ impl Console {
         support::lock(&self.state).hot(minutes, by, scope)
     }
 
-    /// The alarms, and the limits that they are for.
+    /// Returns the alarms, and the limits that they are for.
     pub fn alarms(&self, scope: Scope<'_>) -> AlarmPage {
         support::lock(&self.state).alarms(scope, &self.webhook)
     }
 
-    /// What a page shows at this moment.
+    /// Returns the present content of a page.
     ///
     /// # Errors
-    /// Says what is wrong with the query.
+    /// Says which part of the query is wrong.
     pub fn view(&self, query: &Query, scope: Scope<'_>, now: Millis) -> Result<View, String> {
         let mut state = support::lock(&self.state);
         let head = state.head(&self.store, scope, now);
@@ -318,19 +319,20 @@ impl Console {
     }
 }
 
-/// What a change was about.
+/// The effect of a change on the knowledge about the locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Changed {
     /// There is a new sample.
     Locks,
-    /// There is none, because the store could not be asked.
+    /// There is no new sample, because the store could not be asked.
     LocksUnknown,
     /// The locks were not looked at.
     NoLocks,
 }
 
 impl State {
-    /// Why the store cannot be asked. If it neither answers nor can be listed, since the earlier of both.
+    /// Returns the outage of the store. If it neither answers nor can be listed, the outage began with the earlier of
+    /// both.
     fn outage(&self) -> Option<OutageInfo> {
         let since = self.unlisted.iter().chain(&self.silent).map(|outage| outage.since_ms).min()?;
         let message = self.unlisted.as_ref().or(self.silent.as_ref())?.message.clone();

@@ -1,4 +1,4 @@
-//! Curves: how a lock was used over time, in steps of one width, with nothing kept for quiet times.
+//! Curves: the use of a lock over time, in steps of one width. Quiet times take no room.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::clock::Millis;
 
-/// How a lock was used in one step of time.
+/// The use of a lock in one step of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub(crate) struct Use {
     /// How long its waiters waited, all of them together.
@@ -34,7 +34,7 @@ impl Use {
 pub(crate) struct Curve {
     width: Millis,
     steps: u64,
-    /// The index of a step since 1970, and what happened in it.
+    /// The index of a step since 1970, and the use in it.
     used: VecDeque<(u64, Use)>,
 }
 
@@ -60,7 +60,7 @@ impl Curve {
         self.used.shrink_to_fit();
     }
 
-    /// Drops what is too old. True if nothing is left.
+    /// Drops steps that are too old. True if none is left.
     pub(crate) fn forget(&mut self, now: Millis) -> bool {
         let first = (now / self.width + 1).saturating_sub(self.steps + 1);
         while self.used.front().is_some_and(|(index, _)| *index < first) {
@@ -72,7 +72,7 @@ impl Curve {
         self.used.is_empty()
     }
 
-    /// All that happened in the last `length`, which is a multiple of the width.
+    /// Returns the use in the last `length`, which is a multiple of the width.
     pub(crate) fn sum(&self, now: Millis, length: Millis) -> Use {
         let first = (now / self.width + 1).saturating_sub(length / self.width);
         let mut sum = Use::default();
@@ -80,8 +80,8 @@ impl Curve {
         sum
     }
 
-    /// The last `length` as points in order of time, each `per_point` steps wide. The point that is not over yet is left out,
-    /// because it would look like a fall.
+    /// Returns the last `length` as points in order of time, each `per_point` steps wide. The point that is not over
+    /// yet is left out, because it would look like a fall.
     pub(crate) fn points(&self, now: Millis, length: Millis, per_point: u64) -> Vec<Use> {
         let count = (length / self.width / per_point).max(1);
         let last = (now / self.width / per_point).saturating_sub(1);

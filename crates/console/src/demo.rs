@@ -1,7 +1,8 @@
-//! A lively hour on a memory store, and what goes on after it: for people who want to see the console before they have locks.
+//! Plays a lively hour on a memory store, and goes on from there: for people who want to see the console before they
+//! have locks.
 //!
-//! Processes that do not exist claim, wait, renew, release and crash by a script with fixed dice. They talk to the store as
-//! stores are talked to, so everything that a page shows of them is real, and an operator can evict them.
+//! Processes that do not exist claim, wait, renew, release and crash by a script with fixed dice. They send real
+//! requests to the store, so pages show real locks of theirs, and an operator can evict them.
 
 mod cast;
 mod job;
@@ -45,13 +46,13 @@ waiters = 8
 waited = "1m"
 "#;
 
-/// How long the past is.
+/// The length of the past.
 const PAST: Duration = Duration::from_secs(3600);
-/// The script goes on in such steps in the past.
+/// The step of the script in the past.
 const PAST_STEP: Duration = Duration::from_secs(2);
 /// The same while people look.
 const STEP: Duration = Duration::from_millis(500);
-/// When an operator evicts a holder.
+/// The moment of the script at which an operator evicts a holder.
 const EVICTION: Duration = Duration::from_secs(3600 - 14 * 60);
 
 /// The script and its store.
@@ -61,7 +62,7 @@ pub struct Demo {
     clock: VirtualClock,
     jobs: Vec<Job>,
     dice: Dice,
-    /// Since the script began.
+    /// The time since the script began.
     at: Millis,
 }
 
@@ -70,7 +71,7 @@ pub struct Demo {
 pub(crate) struct Dice(u64);
 
 impl Dice {
-    /// A number from `low` up to `high`.
+    /// Returns a number from `low` up to but not including `high`.
     pub(crate) fn between(&mut self, low: Millis, high: Millis) -> Millis {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -80,7 +81,7 @@ impl Dice {
 }
 
 impl Demo {
-    /// A store an hour ago, with nothing in it. Needs a tokio runtime with time.
+    /// Makes a store an hour ago, with nothing but latches in it. Needs a tokio runtime with time.
     ///
     /// # Errors
     /// A memory store does not fail.
@@ -105,12 +106,12 @@ impl Demo {
         Ok(demo)
     }
 
-    /// The store, for a keeper.
+    /// Returns the store, for a keeper.
     pub fn server(&self) -> &MemoryServer {
         &self.server
     }
 
-    /// The store's clock, which shows the right time once the past is over.
+    /// Returns the store's clock, which shows the right time once the past is over.
     pub fn clock(&self) -> Clock {
         self.clock.clock()
     }
@@ -142,7 +143,7 @@ impl Demo {
         Ok(())
     }
 
-    /// Goes on for ever.
+    /// Plays on for ever.
     ///
     /// # Errors
     /// A memory store does not fail.

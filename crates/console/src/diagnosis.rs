@@ -1,30 +1,30 @@
-//! What the doctor found at a store.
+//! The doctor's findings at a store.
 
 use lockkeeper::doctor::ServerState;
 
-/// Something that puts locks at risk, as the doctor found it.
+/// A risk for locks that the doctor found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// The server or member, if there are several.
     pub server: Option<String>,
-    /// The kind of risk, as one word. It stays the same while the message may change with what was measured.
+    /// The kind of risk, as one word. It stays the same, while measured values may change the message.
     pub risk: String,
-    /// What it is and what to do.
+    /// The risk and the remedy.
     pub message: String,
 }
 
 impl Finding {
-    /// Whether it is about this server; some are about several.
+    /// Whether the finding is about this server; some are about several.
     pub(crate) fn is_of(&self, server: &str) -> bool {
         self.server.as_deref().is_some_and(|servers| servers.split(',').any(|one| one == server))
     }
 }
 
-/// What the doctor found at a store.
+/// The servers of a store, and the doctor's findings there.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Diagnosis {
     /// Its servers, if it has any.
     pub servers: Vec<ServerState>,
-    /// What puts locks at risk.
+    /// Risks for locks.
     pub findings: Vec<Finding>,
 }

@@ -1,7 +1,7 @@
-//! History: who held each lock in the last hour and who waited, as far as samples showed it.
+//! History: the holders and waiters of each lock in the last hour, as far as samples showed them.
 //!
-//! It is in memory and bounded. What happens between two samples is not seen: a lock that is taken and released within a
-//! second may leave no trace. The store's clock is believed only for what was there before the first sample.
+//! It is in memory and bounded. Nothing is seen between two samples: a lock that is taken and released within a second
+//! may leave no trace. The store's clock is believed only for holds and waits that were there at the first sample.
 
 mod record;
 mod who;
@@ -21,30 +21,29 @@ pub(crate) use self::{
 };
 use crate::{clock::Millis, sample::Sample};
 
-/// How long history reaches back.
+/// How far history reaches back.
 pub(crate) const KEPT: Millis = 3_600_000;
 /// The most holds and waits that are over, of all locks together.
 pub(crate) const MOST: usize = 100_000;
 /// The most of them of one lock, so that a busy one does not take the room of all others.
 pub(crate) const MOST_OF_ONE: usize = 4_000;
-/// The most times of which it remembers that nothing was seen.
+/// The most gaps that are remembered.
 const MOST_GAPS: usize = 100;
-/// Nothing was seen for at least this long: the store was out of reach, or this process stood still.
+/// A gap is at least this long: the store was out of reach, or this process stood still.
 const GAP: Millis = 10_000;
-/// The most locks of which something is known, unless more are in use now. The one that has been free for the longest goes
-/// first.
+/// The most locks with a record, unless more are in use now. The lock that has been free for the longest goes first.
 pub(crate) const MOST_RECORDS: usize = 50_000;
-/// How many entries that point to nothing are left alone.
+/// How many entries may refer to nothing before they are cleared away.
 const ROOM: usize = 1_000;
-/// How exact moments are at least.
+/// The least inexactness of moments.
 const SLACK: Millis = 500;
 
-/// What an operator did to a holder through this server.
+/// An eviction that an operator ordered through this server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Eviction {
     /// The operator.
     pub by: Arc<str>,
-    /// Why.
+    /// The reason that the operator gave.
     pub reason: Arc<str>,
     /// Whether the lock passed at once.
     pub immediate: bool,
@@ -57,47 +56,47 @@ pub(crate) struct Gap {
     pub(crate) to: Millis,
 }
 
-/// When the last sample was.
+/// The moment of the last sample, and how long its listing took.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     at: Millis,
     took: Millis,
 }
 
-/// What all records of one sample share.
+/// The facts that all records of one sample share.
 pub(crate) struct Step<'a> {
     pub(crate) now: Millis,
     /// The sample before, if there was one.
     pub(crate) before: Option<Millis>,
-    /// What was not in the sample before began no earlier than this.
+    /// Holds and waits that were not in the sample before began no earlier than this.
     pub(crate) earliest: Option<Millis>,
-    /// The longest that somebody can have been seen to wait since the sample before.
+    /// The longest wait since the sample before that counts.
     pub(crate) longest: Millis,
-    /// How exact the moments are at which the store was asked.
+    /// The inexactness of the moments at which the store was asked.
     pub(crate) slack: Millis,
     pub(crate) sample: u64,
     pub(crate) next: &'a mut u64,
-    /// How many holds and waits that are over there are.
+    /// How many holds and waits are over and kept.
     pub(crate) kept: &'a mut usize,
     pub(crate) whos: &'a mut Whos,
 }
 
 impl Step<'_> {
-    /// When something began that the store says began at `told`.
+    /// Returns the moment at which a hold or wait began if the store says `told`.
     pub(crate) fn began(&self, told: Millis) -> Millis {
         told.max(self.earliest.unwrap_or(0)).min(self.now)
     }
 }
 
-/// Who held and who waited.
+/// The history of all locks.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     records: HashMap<Name, Record>,
     /// The names of the last sample.
     live: Vec<Name>,
-    /// What is over, oldest first. Entries of it may be gone already.
+    /// Holds and waits that are over, oldest first. Some may be gone from their records already.
     over: VecDeque<Over>,
-    /// How many of them are still there.
+    /// How many of them are still in their records.
     kept: usize,
     /// Locks that became free, the one that has been free for the longest first. Some may be in use again.
     free: VecDeque<Free>,
@@ -109,11 +108,11 @@ pub(crate) struct History {
     gaps: VecDeque<Gap>,
     /// The end of the newest entry that was dropped because all locks together had too many.
     dropped_until: Option<Millis>,
-    /// When the newest lock was last seen that was forgotten because there were too many.
+    /// The moment at which the last of the forgotten locks became free. Locks are forgotten when there are too many.
     forgotten_until: Option<Millis>,
 }
 
-/// A hold or a wait that is over: its number, when it ended, and whose it is.
+/// A hold or a wait that is over: its number, its end, and its lock.
 #[derive(Clone, Debug)]
 struct Over {
     number: u64,
@@ -184,7 +183,7 @@ impl History {
         self.forget(now);
     }
 
-    /// Remembers what an operator did to a holder.
+    /// Takes note that an operator evicted a holder.
     pub(crate) fn evicted(&mut self, name: &Name, token: Token, eviction: &Arc<Eviction>) {
         if let Some(record) = self.records.get_mut(name) {
             record.evicted(token, eviction);
@@ -198,7 +197,7 @@ impl History {
         while self.gaps.front().is_some_and(|gap| gap.to < oldest) || self.gaps.len() > MOST_GAPS {
             self.gaps.pop_front();
         }
-        // Once in a while is enough: what is left is small.
+        // Once in a while is enough: records without holds and waits are small.
         if self.samples.is_multiple_of(32) {
             self.records.retain(|_, record| !record.forget(now));
             self.whos.forget();
@@ -221,7 +220,7 @@ impl History {
                 self.dropped_until = Some(ended);
             }
         }
-        // A busy lock drops its own oldest; what points to them goes in one pass, long before it costs much.
+        // A busy lock drops its own oldest entries. The references to them go in one pass, long before they cost much.
         if self.over.len() > 2 * self.kept + ROOM {
             let records = &self.records;
             self.over
@@ -250,17 +249,17 @@ impl History {
         }
     }
 
-    /// From when on it is known of all locks whether they were used, if some had to be forgotten.
+    /// Returns the moment since when the use of all locks is known, if some had to be forgotten.
     fn forgotten_since(&self, now: Millis) -> Option<Millis> {
         self.forgotten_until.filter(|until| *until >= now.saturating_sub(KEPT))
     }
 
-    /// The locks that are held or waited for, or were in the last hour.
+    /// Returns the locks that are held or waited for, or were in the last hour.
     pub(crate) fn records(&self) -> impl Iterator<Item = (&Name, &Record)> {
         self.records.iter()
     }
 
-    /// The locks of the last sample.
+    /// Returns the locks of the last sample.
     pub(crate) fn live(&self) -> impl Iterator<Item = (&Name, &Record)> {
         self.live.iter().filter_map(|name| Some((name, self.records.get(name)?)))
     }
@@ -273,24 +272,24 @@ impl History {
         self.gaps.iter().copied()
     }
 
-    /// When the last sample was taken.
+    /// Returns the moment of the last sample.
     pub(crate) fn last(&self) -> Option<Millis> {
         self.last.map(|last| last.at)
     }
 
-    /// How many holds and waits that are over it has.
+    /// How many holds and waits are over and kept.
     pub(crate) fn kept(&self) -> usize {
         self.kept
     }
 
-    /// From when on everything that was seen is still there, if room was short in the last hour. Locks that have so many
-    /// holds and waits that they drop their own do not count: see [`seen_since`](Self::seen_since).
+    /// Returns the moment since when everything that was seen is kept, if room was short in the last hour. Busy locks
+    /// that drop their own holds and waits do not count: see [`seen_since`](Self::seen_since).
     pub(crate) fn whole_since(&self) -> Option<Millis> {
         let oldest = self.last?.at.saturating_sub(KEPT);
         self.dropped_until.max(self.forgotten_until).filter(|until| *until >= oldest)
     }
 
-    /// From when on everything that was seen of a lock is still there.
+    /// Returns the moment since when everything of a lock was seen and is kept.
     pub(crate) fn seen_since(&self, record: Option<&Record>) -> Option<Millis> {
         let dropped = match record {
             Some(record) => record.whole_since(),

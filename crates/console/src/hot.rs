@@ -1,4 +1,4 @@
-//! Hot locks: those whose waiters wait the longest, that have the most waiters, or that change hands the most.
+//! Hot locks: locks whose waiters wait the longest, that have the most waiters, or that change hands the most.
 
 use std::cmp::Reverse;
 
@@ -17,7 +17,7 @@ use crate::{
 /// The most hot locks that are shown.
 const MOST: usize = 20;
 
-/// What makes a lock hot.
+/// The measure that makes a lock hot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum By {
@@ -53,7 +53,7 @@ pub(crate) struct Hot {
     pub(crate) advice: Advice,
 }
 
-/// The use of a lock as it counts here: candidates of an election wait by design.
+/// Returns the use of a lock as it counts here: candidates of an election wait by design.
 fn counted(record: &Record, used: Use) -> Use {
     match record.kind {
         Kind::Election => Use { waited: 0, waiters: 0, ..used },
@@ -61,7 +61,7 @@ fn counted(record: &Record, used: Use) -> Use {
     }
 }
 
-/// The hottest locks, the hottest first.
+/// Returns the hottest locks, the hottest first.
 pub(crate) fn hottest(
     history: &History,
     now: Millis,

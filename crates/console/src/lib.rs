@@ -1,8 +1,8 @@
-//! What operators see of locks: who held what in the last hour, which locks are hot, alarms, and the pages that show them.
+//! Locks for the eyes of operators: the last hour of each lock, hot locks, alarms, and the pages that show them.
 //!
-//! The crate knows no HTTP server. A server takes samples of its store (one listing each) and gives them to a [`Console`];
-//! it asks the console for a [`View`](view::View) whenever a page wants one, and sends [`asset`]s to browsers. All times come
-//! with the samples, so tests need no clock.
+//! The crate knows no HTTP server. A server takes samples of its store (one listing each) and gives them to a
+//! [`Console`]. It asks the console for a [`View`](view::View) whenever a page wants one, and sends [`asset`]s to
+//! browsers. All times come with the samples, so tests need no clock.
 
 mod advice;
 mod alarms;

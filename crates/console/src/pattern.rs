@@ -21,7 +21,8 @@ impl Pattern {
     /// Whether some name that begins with `prefix` matches.
     pub(crate) fn may_begin_with(&self, prefix: &str) -> bool {
         let pattern: Vec<char> = self.0.chars().collect();
-        // All places in the pattern that the letters so far may have led to. A place can always be gone on from.
+        // All places in the pattern that the letters so far may have led to. From each of them, some name goes on to
+        // match.
         let mut places = vec![false; pattern.len() + 1];
         places[0] = true;
         let through_stars = |places: &mut Vec<bool>| {
@@ -48,13 +49,13 @@ impl Pattern {
         places.contains(&true)
     }
 
-    /// Whether `name` matches. Takes at most as many steps as both lengths multiplied.
+    /// Whether `name` matches. The number of steps is at most the product of both lengths.
     pub(crate) fn matches(&self, name: &str) -> bool {
         if self.0 == "*" {
             return true;
         }
         let (mut pattern, mut rest) = (self.0.as_str(), name);
-        // Where the last star was, and what it was tried with.
+        // The pattern after the last star, and the rest of the name that it was tried with.
         let mut star: Option<(&str, &str)> = None;
         loop {
             let mut tail = pattern.chars();

@@ -1,4 +1,4 @@
-//! Posts JSON to a URL, over TLS if it says so. One request at a time, and a connection for each.
+//! Posts JSON to a URL, over TLS if the URL says so. Each request has a connection of its own.
 
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,10 +23,10 @@ use tokio_rustls::TlsConnector;
 const LIMIT: Duration = Duration::from_secs(10);
 /// How long connecting to one of its addresses may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
-/// How much of an answer is read, so that the receiver sees its end.
+/// The most bytes of an answer that are read, so that the receiver sees its end.
 const MOST_READ: usize = 64 * 1024;
 
-/// Why something was not delivered.
+/// The error of a message that was not delivered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PostError {
     /// It may work later.
@@ -47,14 +47,14 @@ impl fmt::Display for PostError {
 
 /// Delivers messages.
 pub trait Post: Send + Sync {
-    /// The receiver, without secrets.
+    /// Returns the receiver, without secrets.
     fn receiver(&self) -> &str;
 
     /// Delivers one message.
     fn post(&self, body: Bytes) -> BoxFuture<'_, Result<(), PostError>>;
 }
 
-/// What a URL says.
+/// The parts of a URL.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Target {
     tls: bool,
@@ -65,7 +65,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Messages do not repeat the URL, which may have secrets.
+    /// Reads a URL. Error messages do not repeat it, since it may have secrets.
     pub(crate) fn parse(url: &str) -> Result<Self, &'static str> {
         let wrong = "give a URL like https://hooks.example/path";
         let url: Uri = url.parse().map_err(|_| wrong)?;
@@ -99,10 +99,10 @@ impl fmt::Debug for Http {
 }
 
 impl Http {
-    /// Posts to `url`, with this text as the header `Authorization`.
+    /// Makes a client that posts to `url`, with this text as the header `Authorization`.
     ///
     /// # Errors
-    /// Says what is wrong with the URL or the text, without repeating them.
+    /// Names the mistake in the URL or in the text, without repeating them.
     pub fn new(url: &str, authorization: Option<&str>) -> Result<Self, String> {
         let target = Target::parse(url)?;
         let authorization = authorization.map(|text| {
@@ -139,7 +139,7 @@ impl Http {
         let answer = async {
             let response = sender.send_request(self.request(body)?).await.map_err(passing)?;
             let status = response.status();
-            // What it says does not matter, but a receiver that is cut off in the middle may count that as a failure.
+            // The body does not matter, but a receiver that is cut off in the middle of it may count that as a failure.
             drop(Limited::new(response.into_body(), MOST_READ).collect().await);
             judge(status)
         };
@@ -148,7 +148,7 @@ impl Http {
             biased;
             answer = &mut answer => answer,
             ended = &mut connection => match ended {
-                // All bytes have arrived.
+                // The connection has ended, and all bytes have arrived.
                 Ok(()) => answer.await,
                 Err(error) => Err(passing(error)),
             },
@@ -167,7 +167,8 @@ impl Http {
     }
 }
 
-/// Connects to the first address that answers. Each has its time, so one that is dead does not take that of the others.
+/// Connects to the first address that answers. Each has a time limit of its own, so a dead one does not take the time
+/// of the others.
 async fn connect(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<TcpStream> {
     let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in addresses {
@@ -184,7 +185,7 @@ fn judge(status: StatusCode) -> Result<(), PostError> {
     let says = || format!("the receiver answered {status}");
     match status.as_u16() {
         200..300 => Ok(()),
-        // It asks for another time.
+        // The receiver asks for another try.
         408 | 425 | 429 | 502..=504 => Err(PostError::Passing(says())),
         500.. => Err(PostError::Failed(says())),
         _ => Err(PostError::Refused(says())),
@@ -204,7 +205,7 @@ impl Post for Http {
     }
 }
 
-/// What posts as a rule says.
+/// Returns a client for the webhook of a rule.
 pub(crate) fn of_rule(url: &str, authorization: Option<&str>) -> Result<Arc<dyn Post>, String> {
     Ok(Arc::new(Http::new(url, authorization)?))
 }
@@ -232,7 +233,7 @@ mod tests {
         }
     }
 
-    /// A receiver that answers one request with `answer`, and tells what it got.
+    /// Starts a receiver that answers one request with `answer`, and returns the request.
     async fn receiver(answer: &'static str) -> (String, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}/hook", listener.local_addr().expect("an address"));
@@ -281,7 +282,7 @@ mod tests {
         }
     }
 
-    /// An address that lets connections wait for ever: its queue of connections is full and nobody takes them.
+    /// Returns an address that lets connections wait for ever: its queue of connections is full and nobody takes them.
     async fn dead() -> (SocketAddr, Vec<TcpStream>, TcpListener) {
         let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
         socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");

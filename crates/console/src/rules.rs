@@ -1,4 +1,4 @@
-//! The rules of alarms: limits for patterns of names, from a TOML file, with sound limits where it says nothing.
+//! The rules of alarms: limits for patterns of names, from a TOML file, with sound limits where the file sets none.
 
 use std::{fmt, time::Duration};
 
@@ -14,28 +14,29 @@ const WAITED: Duration = Duration::from_secs(300);
 /// A lock with more waiters is reported. Elections are not.
 const WAITERS: u32 = 100;
 
-/// What a file says, and what holds without one.
+/// The rules of a file; without one, none, so the sound limits hold.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Rules {
     rules: Vec<Rule>,
     webhook: Option<WebhookRule>,
 }
 
-/// Where alarms are sent.
+/// The receiver of alarms.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct WebhookRule {
     pub(crate) url: String,
     pub(crate) authorization: Option<String>,
 }
 
-/// Both may have secrets.
+/// Shows neither field, because both may have secrets.
 impl fmt::Debug for WebhookRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("WebhookRule")
     }
 }
 
-/// A file that cannot be used. It says where and why, but repeats nothing of the file, which may have secrets.
+/// The error of a file that cannot be used. It names the line and the mistake, but repeats nothing of the file, which
+/// may have secrets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RulesError(String);
 
@@ -69,7 +70,7 @@ impl<T: Copy> Limit<T> {
     }
 }
 
-/// What one table `[[alarm]]` says.
+/// One table `[[alarm]]`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Rule {
     pub(crate) names: Vec<Pattern>,
@@ -90,7 +91,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// The limits without a file.
+    /// Returns the limits without a file.
     pub(crate) fn of(kind: Kind) -> Self {
         match kind {
             Kind::Election => {
@@ -125,7 +126,7 @@ impl Rules {
     /// ```
     ///
     /// # Errors
-    /// Says where and why.
+    /// Names the line and the mistake.
     pub fn parse(text: &str) -> Result<Self, RulesError> {
         let file: File = toml::from_str(text).map_err(|error| {
             let line = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
@@ -151,14 +152,14 @@ impl Rules {
         &self.rules
     }
 
-    /// The same limits, with alarms sent to nobody.
+    /// Returns the same limits, with alarms sent to nobody.
     #[must_use]
     pub fn without_webhook(self) -> Self {
         Self { webhook: None, ..self }
     }
 
-    /// The limits of a lock. For each of them, the first rule that matches and says something decides. Limits for all names
-    /// are not for elections: leaders lead and candidates wait for as long as they like.
+    /// Returns the limits of a lock. For each limit, the first rule that matches and sets it decides. Rules for all
+    /// names do not limit elections: leaders lead and candidates wait for as long as they like.
     pub(crate) fn limits(&self, name: &str, kind: Kind) -> Limits {
         let mut limits = Limits::of(kind);
         for rule in self.rules.iter().rev() {

@@ -1,20 +1,20 @@
-//! What a token may see.
+//! The names that a token may see.
 
 use crate::{alarms::Alarm, pattern::Pattern};
 
-/// What a token may see: names that begin with one of its prefixes, or everything if it has none.
+/// The names that a token may see: those that begin with one of its prefixes, or all if it has none.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope<'a> {
     prefixes: &'a [String],
 }
 
 impl<'a> Scope<'a> {
-    /// Everything.
+    /// Returns the scope of all names.
     pub const fn all() -> Self {
         Self { prefixes: &[] }
     }
 
-    /// Names that begin with one of these; everything if there are none.
+    /// Returns the scope of the names that begin with one of these; of all names if there are none.
     pub const fn of(prefixes: &'a [String]) -> Self {
         Self { prefixes }
     }

@@ -1,4 +1,4 @@
-//! What a store can do and survive, and what a lock means for its users, as sentences.
+//! A store's abilities and a lock's promises to its users, as sentences.
 
 use lockkeeper::{
     store::{Capability, Kind, Survives},
@@ -7,20 +7,20 @@ use lockkeeper::{
 
 use serde::Serialize;
 
-/// One thing about a store.
+/// One fact about a store.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct StoreWord {
-    /// What it is about.
+    /// The subject of the fact.
     pub what: &'static str,
     /// The short answer.
     pub answer: String,
     /// Whether that is `good`, `fair`, `poor` or `plain`.
     pub rank: &'static str,
-    /// What it means.
+    /// Its meaning for locks.
     pub means: String,
 }
 
-/// What a store can do and survive.
+/// Returns the facts about a store: its abilities, and the troubles that it survives.
 pub(crate) fn words(can: &Capability) -> Vec<StoreWord> {
     let word = |what, answer: &str, rank, means: &str| StoreWord {
         what,
@@ -87,7 +87,7 @@ fn survives(what: &'static str, survives: Survives, fully: &str) -> StoreWord {
     StoreWord { what, answer: survives.word().to_owned(), rank, means: means.to_owned() }
 }
 
-/// What a lock means for its users.
+/// Returns a lock's promises to its users.
 pub(crate) fn meaning(kind: Kind, can: &Capability) -> Vec<String> {
     let holds = match kind {
         Kind::RwLock => {

@@ -1,4 +1,5 @@
-//! What is locked now, as a list that is filtered, sorted and cut into parts. The orders are made once for each sample.
+//! The list of present locks and latches: filtered, sorted and cut into parts. The orders are made once for each
+//! sample.
 
 use std::{cmp::Reverse, sync::OnceLock};
 
@@ -23,7 +24,7 @@ pub enum Sort {
     Name,
     /// By how long it is held, the longest first.
     Held,
-    /// By how many wait and for how long, the most first.
+    /// By the number of waiters and the longest wait, the most first.
     #[default]
     Waiters,
 }
@@ -55,14 +56,14 @@ pub struct Totals {
     pub longest_wait_ms: Option<u64>,
 }
 
-/// Where a row comes from.
+/// The source of a row: its place among the locks or the latches of the sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
     Lock(usize),
     Latch(usize),
 }
 
-/// What a row is sorted by.
+/// The values that a row is sorted by.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     source: Source,
@@ -127,7 +128,7 @@ impl Table {
         }
     }
 
-    /// The part of the list that a page asks for. A part beyond the end is the last one.
+    /// Returns the part of the list that a page asks for. A part beyond the end is the last one.
     pub(crate) fn part(&self, scope: Scope<'_>, prefix: &str, sort: Sort, order: Order, page: usize) -> Part {
         let matches = |entry: &&Entry| {
             let name = name(&self.sample, entry.source);
@@ -162,11 +163,11 @@ impl Table {
         order.iter().map(|place| &self.entries[*place])
     }
 
-    /// Counts of what `scope` may see.
+    /// Returns counts of the names that `scope` may see.
     pub(crate) fn totals(&self, scope: Scope<'_>, now: Millis) -> Totals {
         let mut totals =
             if scope.is_all() { *self.totals.get_or_init(|| self.count(scope)) } else { self.count(scope) };
-        // They are kept as moments, because their lengths change with the time.
+        // The two are kept as moments, because their lengths grow with time.
         totals.oldest_hold_ms = totals.oldest_hold_ms.map(|from| now.saturating_sub(from));
         totals.longest_wait_ms = totals.longest_wait_ms.map(|from| now.saturating_sub(from));
         totals
@@ -193,7 +194,7 @@ fn held_key(entry: &Entry) -> (bool, Option<Millis>) {
     (entry.held_from.is_none(), entry.held_from)
 }
 
-/// Candidates wait by design, so elections come after what is waited for.
+/// Returns the key of the order by waiters. Candidates wait by design, so elections come after locks with waiters.
 fn waiters_key(entry: &Entry) -> impl Ord + use<> {
     let waiters = if entry.is_election { 0 } else { entry.waiters };
     (

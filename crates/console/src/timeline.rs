@@ -10,9 +10,9 @@ use crate::{
     history::{Gap, History, Hold, HoldEnd, Past, Record, Wait, WaitEnd, Who},
 };
 
-/// The most lanes. Processes beyond it are counted.
+/// The most lanes. Processes beyond it are only counted.
 const MOST_LANES: usize = 30;
-/// Neighbours that are closer than this part of the width are drawn as one.
+/// Neighbours that are closer than one such part of the width are drawn as one.
 const PARTS: Millis = 600;
 
 /// A lock's history.
@@ -22,9 +22,9 @@ pub struct Timeline {
     pub from_ms: u64,
     /// The last moment.
     pub to_ms: u64,
-    /// The first moment that this server saw and remembers of it; what was before is not known.
+    /// The moment since when this server knows the history of the lock.
     pub seen_since_ms: u64,
-    /// One for each process, the one that held it last first.
+    /// One lane for each process, with the last holder first.
     pub lanes: Vec<Lane>,
     /// How many more processes there were.
     pub more_lanes: usize,
@@ -49,7 +49,7 @@ pub struct Span {
     pub to_ms: u64,
 }
 
-/// A process and what it did.
+/// A process with its holds and its waits.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Lane {
     /// The program.
@@ -58,9 +58,9 @@ pub struct Lane {
     pub host: String,
     /// The process; 0 if it is not known.
     pub pid: u32,
-    /// When it held the lock.
+    /// Its holds of the lock.
     pub holds: Vec<HoldSpan>,
-    /// When it waited for it.
+    /// Its waits for the lock.
     pub waits: Vec<WaitSpan>,
 }
 
@@ -77,11 +77,11 @@ pub struct HoldSpan {
     pub token: String,
     /// The holder's own words.
     pub label: Option<String>,
-    /// How it ended: `released`, `lost`, `ran_out` or `evicted`; null if it lasts.
+    /// The kind of its end: `released`, `lost`, `ran_out` or `evicted`; null if it lasts.
     pub end: Option<&'static str>,
-    /// Who evicted it, if it was through this server.
+    /// The operator who evicted it, if it was through this server.
     pub evicted_by: Option<String>,
-    /// Why it was evicted.
+    /// The reason of the eviction.
     pub reason: Option<String>,
 }
 
@@ -94,7 +94,7 @@ pub struct WaitSpan {
     pub to_ms: u64,
     /// How many waits it stands for.
     pub count: u32,
-    /// How it ended: `granted` or `left`; null if it lasts.
+    /// The kind of its end: `granted` or `left`; null if it lasts.
     pub end: Option<&'static str>,
 }
 
@@ -193,7 +193,7 @@ impl Drawn<'_> {
         for hold in self.holds {
             let plain = matches!(hold.end, Some(HoldEnd::Released | HoldEnd::RanOut));
             match holds.last_mut() {
-                // A loss or an eviction ends what it stands in; nothing is drawn over it.
+                // A loss or an eviction ends its bar; nothing is drawn over it.
                 Some(last)
                     if hold.from < last.to_ms + close && matches!(last.end, Some("released" | "ran_out")) =>
                 {

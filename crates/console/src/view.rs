@@ -1,4 +1,4 @@
-//! What pages show, as JSON. Text of others is passed on as it is: pages show it as text and nothing else.
+//! The contents of pages, as JSON. Text of clients is passed on as it is: pages show it as text and nothing else.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -12,11 +12,11 @@ pub use crate::{
     timeline::{HoldSpan, Lane, Span, Timeline, WaitSpan},
 };
 
-/// Which page to show.
+/// The page to show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Page {
-    /// What is locked now.
+    /// The locks and latches of now.
     #[default]
     Locks,
     /// One lock.
@@ -29,7 +29,7 @@ pub enum Page {
     Store,
 }
 
-/// What a page asks for. Each page uses some of it.
+/// The query of a page. Each page uses some of its fields.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Query {
@@ -45,23 +45,23 @@ pub struct Query {
     pub page: usize,
     /// The lock.
     pub name: String,
-    /// How far to look back.
+    /// How many minutes to look back.
     pub minutes: Option<u64>,
-    /// What makes a lock hot.
+    /// The measure that makes a lock hot.
     pub by: By,
 }
 
-/// What a page shows.
+/// The content of a page.
 #[derive(Clone, Debug, Serialize)]
 pub struct View {
-    /// What all pages show.
+    /// The part that all pages show.
     pub head: Head,
-    /// What this page shows.
+    /// The part of this page.
     #[serde(flatten)]
     pub body: Body,
 }
 
-/// What all pages show.
+/// The part that all pages show.
 #[derive(Clone, Debug, Serialize)]
 pub struct Head {
     /// This moment, in milliseconds since 1970.
@@ -70,7 +70,7 @@ pub struct Head {
     pub store: String,
     /// The last sample; null before the first.
     pub sample: Option<SampleInfo>,
-    /// Why the store cannot be asked; null if it can.
+    /// The outage of the store; null if it can be asked.
     pub outage: Option<OutageInfo>,
     /// How many alarms there are.
     pub alarms: usize,
@@ -83,24 +83,24 @@ pub struct SampleInfo {
     pub age_ms: u64,
     /// How long it took.
     pub took_ms: u64,
-    /// How long after it the next one is taken.
+    /// The pause until the next one.
     pub every_ms: u64,
 }
 
 /// A store that cannot be asked.
 #[derive(Clone, Debug, Serialize)]
 pub struct OutageInfo {
-    /// Since when, in milliseconds since 1970.
+    /// The moment at which it began, in milliseconds since 1970.
     pub since_ms: u64,
-    /// Why.
+    /// The error.
     pub message: String,
 }
 
-/// What one page shows.
+/// The part of one page.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "view", content = "body", rename_all = "lowercase")]
 pub enum Body {
-    /// What is locked now.
+    /// The locks and latches of now.
     Locks(Locks),
     /// One lock.
     Lock(Box<LockPage>),
@@ -112,14 +112,14 @@ pub enum Body {
     Store(StorePage),
 }
 
-/// What is locked now.
+/// The list of the locks and latches of now.
 #[derive(Clone, Debug, Serialize)]
 pub struct Locks {
     /// Counts of everything that the token may see.
     pub totals: Totals,
-    /// How many match.
+    /// How many names match.
     pub matches: usize,
-    /// The part that is shown, from 0.
+    /// The number of the part that is shown, from 0.
     pub page: usize,
     /// How many rows a part has.
     pub page_size: usize,
@@ -134,7 +134,7 @@ pub struct Row {
     pub name: String,
     /// `mutex`, `rw_lock`, `semaphore`, `election` or `latch`.
     pub kind: &'static str,
-    /// How much there is: `all`, or a number.
+    /// The capacity that its holders share: `all`, or a number.
     pub capacity: String,
     /// Some of its holders, by token.
     pub holders: Vec<Holder>,
@@ -144,15 +144,15 @@ pub struct Row {
     pub waiters: usize,
     /// How long the first of them waits.
     pub longest_wait_ms: Option<u64>,
-    /// What is left to count, of a latch.
+    /// The count of a latch that is left.
     pub remaining: Option<u64>,
-    /// What a latch was created with.
+    /// The count that a latch was created with.
     pub initial: Option<u64>,
     /// Whether there is an alarm about it.
     pub alarm: bool,
 }
 
-/// Somebody who holds.
+/// A holder of a lock.
 #[derive(Clone, Debug, Serialize)]
 pub struct Holder {
     /// The program.
@@ -163,7 +163,7 @@ pub struct Holder {
     pub pid: u32,
     /// Its own words.
     pub label: Option<String>,
-    /// What a leader publishes.
+    /// The text that a leader publishes.
     pub value: Option<String>,
     /// The fencing token.
     pub token: String,
@@ -171,9 +171,9 @@ pub struct Holder {
     pub held_ms: u64,
     /// The length of its lease.
     pub lease_ms: u64,
-    /// What is left of its lease; null if the store cannot tell.
+    /// The rest of its lease; null if the store cannot tell.
     pub left_ms: Option<u64>,
-    /// How much it holds: `all`, or a number.
+    /// The units that it holds: `all`, or a number.
     pub units: String,
     /// Whether its process renews the lease.
     pub renewed: bool,
@@ -185,7 +185,7 @@ pub struct Holder {
     pub detached: bool,
 }
 
-/// Somebody who waits.
+/// A waiter for a lock.
 #[derive(Clone, Debug, Serialize)]
 pub struct Waiter {
     /// The program.
@@ -198,7 +198,7 @@ pub struct Waiter {
     pub label: Option<String>,
     /// How long it waits.
     pub waited_ms: u64,
-    /// How much it asks for: `all`, or a number.
+    /// The units that it asks for: `all`, or a number.
     pub units: String,
 }
 
@@ -211,11 +211,11 @@ pub struct LockPage {
     pub latch: Option<LatchCount>,
     /// Its name.
     pub name: String,
-    /// Those of its waiters that are first in the queue.
+    /// Its first waiters, in the order of the queue.
     pub queue: Vec<Waiter>,
     /// Its history.
     pub timeline: Timeline,
-    /// What it means for its users, as sentences.
+    /// Its promises to its users on this store, as sentences.
     pub meaning: Vec<String>,
     /// Alarms about it.
     pub alarms: Vec<Alarm>,
@@ -223,21 +223,21 @@ pub struct LockPage {
     pub kept: String,
 }
 
-/// How far a latch has been counted down.
+/// The count of a latch.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct LatchCount {
-    /// What is left to count.
+    /// The count that is left.
     pub remaining: u64,
-    /// What it was created with.
+    /// The count that it was created with.
     pub initial: u64,
 }
 
 /// Hot locks.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct HotPage {
-    /// How far back it looks.
+    /// How many minutes it looks back.
     pub minutes: u64,
-    /// What makes a lock hot.
+    /// The measure that makes a lock hot.
     pub by: By,
     /// The hottest first.
     pub locks: Vec<HotLock>,
@@ -260,9 +260,9 @@ pub struct HotLock {
     pub changes: u32,
     /// How many wait now.
     pub waiting: usize,
-    /// Why it is hot.
+    /// The reason why it is hot.
     pub why: String,
-    /// What helps.
+    /// The advice.
     pub helps: String,
     /// The same numbers over time, in order.
     pub curve: Vec<Point>,
@@ -282,11 +282,11 @@ pub struct Point {
 /// Alarms.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct AlarmPage {
-    /// Those that last, the oldest first.
+    /// The alarms that last, by kind, the oldest first.
     pub active: Vec<Alarm>,
     /// How many more there are: at most 1,000 of a kind are told.
     pub left_off: usize,
-    /// Those that are over, the last one first.
+    /// The alarms that are over, the last one first.
     pub ended: Vec<Alarm>,
     /// The limits, in the order in which they are tried.
     pub limits: Vec<LimitRow>,
@@ -294,7 +294,7 @@ pub struct AlarmPage {
     pub restricted: bool,
     /// The file that they come from; null without one.
     pub file: Option<String>,
-    /// Why the file cannot be used; null if it can.
+    /// The error of a file that cannot be used; null if it can.
     pub file_error: Option<String>,
     /// The webhook; null without one.
     pub webhook: Option<WebhookStatus>,
@@ -322,17 +322,17 @@ pub struct StorePage {
     pub url: String,
     /// Its kind, such as `redis`.
     pub kind: &'static str,
-    /// What it can do and survive, in words.
+    /// Its abilities and the troubles that it survives, in words.
     pub words: Vec<StoreWord>,
     /// Its servers, if it has any.
     pub servers: Vec<ServerRow>,
-    /// What the doctor found.
+    /// The doctor's findings.
     pub findings: Vec<FindingRow>,
-    /// When the doctor looked last; null if it has not looked yet.
+    /// The moment of the doctor's last look; null if it has not looked yet.
     pub checked_ms: Option<u64>,
     /// Whether the doctor has checks for such a store.
     pub is_checked: bool,
-    /// Why the doctor could not look the last time; null if it could.
+    /// The error of the doctor's last look; null if there was none.
     pub check_error: Option<String>,
     /// How much history is kept, as sentences.
     pub kept: String,
@@ -345,17 +345,17 @@ pub struct ServerRow {
     pub server: String,
     /// Whether it answers.
     pub answers: bool,
-    /// What it is, in a few words.
+    /// Its role and version, in a few words.
     pub words: String,
-    /// How much the doctor found there.
+    /// How many findings the doctor has there.
     pub warnings: usize,
 }
 
-/// Something that the doctor found.
+/// A finding of the doctor.
 #[derive(Clone, Debug, Serialize)]
 pub struct FindingRow {
     /// The server or member; null if there is one only.
     pub server: Option<String>,
-    /// What it is and what to do.
+    /// The risk and the remedy.
     pub message: String,
 }

@@ -1,8 +1,8 @@
 //! The webhook: alarms on their way to a receiver that may be slow, down or back.
 //!
-//! Messages wait in a bounded queue and are sent one by one, in order, by a task of their own. Nobody waits for it. What
-//! cannot be delivered is tried again with growing pauses until it is too old. A message at which the receiver itself fails
-//! again and again lets the others pass, but those about the same thing stay in order.
+//! Messages wait in a bounded queue. A task of their own, for which nobody waits, sends them one by one, in order. A
+//! message that cannot be delivered is tried again with growing pauses until it is too old. A message at which the
+//! receiver itself fails again and again lets the others pass, but messages about the same thing stay in order.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,7 @@ use crate::post::{Post, PostError};
 const MOST: usize = 1_000;
 /// A message that is older is dropped.
 const OLDEST: Duration = Duration::from_secs(3600);
-/// A message at which the receiver fails so often is put behind the others.
+/// A message is put behind the others after so many failures of the receiver at it.
 const FAILURES: u32 = 5;
 /// The pauses between tries.
 const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
@@ -41,13 +41,13 @@ pub struct Webhook(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     news: Arc<Notify>,
-    /// Tells of another target.
+    /// Tells the task of another target.
     targets: watch::Sender<()>,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The task sees that nobody is left.
+        // The task wakes up, sees that no clone is left, and ends.
         self.news.notify_one();
     }
 }
@@ -71,7 +71,7 @@ struct Counts {
 #[derive(Clone)]
 struct Message {
     id: u64,
-    /// What it is about. Messages about the same thing are delivered in order.
+    /// The number of its alarm. Messages about the same one are delivered in order.
     about: u64,
     body: Bytes,
     since: Instant,
@@ -79,7 +79,7 @@ struct Message {
     failures: u32,
 }
 
-/// How the webhook is.
+/// The state of the webhook.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
 pub struct WebhookStatus {
     /// The receiver's host.
@@ -92,7 +92,7 @@ pub struct WebhookStatus {
     pub failed: u64,
     /// How many messages were given up: refused, too old, or too many.
     pub dropped: u64,
-    /// Why the last try failed; null if it did not.
+    /// The error of the last try; null if it did not fail.
     pub last_error: Option<String>,
 }
 
@@ -109,7 +109,7 @@ impl Webhook {
         Self(shared)
     }
 
-    /// Sends to `target` from now on. What waits goes there, too.
+    /// Sends to `target` from now on. Messages that wait go there, too. Without a target they are dropped.
     pub fn set_target(&self, target: Option<Arc<dyn Post>>) {
         let mut state = support::lock(&self.0.state);
         if target.is_none() {
@@ -122,7 +122,7 @@ impl Webhook {
         self.0.targets.send_replace(());
     }
 
-    /// Hands a message over, without waiting. Those with the same `about` are delivered in order.
+    /// Hands a message over, without waiting. Messages with the same `about` are delivered in order.
     pub fn send(&self, about: u64, body: Bytes) {
         let mut state = support::lock(&self.0.state);
         if state.target.is_none() {
@@ -139,7 +139,7 @@ impl Webhook {
         self.0.news.notify_one();
     }
 
-    /// How it is; `None` without a target.
+    /// Returns the state; `None` without a target.
     pub fn status(&self) -> Option<WebhookStatus> {
         let state = support::lock(&self.0.state);
         let Counts { sent, failed, dropped } = state.counts;
@@ -160,7 +160,7 @@ impl State {
         metrics::counter!(DROPPED).increment(1);
     }
 
-    /// What to send next.
+    /// Returns the message to send next, with its target.
     fn next(&mut self) -> Option<(Message, Arc<dyn Post>)> {
         while self.queue.front().is_some_and(|message| message.since.elapsed() > OLDEST) {
             self.queue.pop_front();
@@ -177,7 +177,7 @@ impl State {
             return;
         }
         first.failures = 0;
-        // Later ones about the same thing must not overtake it.
+        // Later messages about the same thing must not overtake it.
         let (behind, others) = self.queue.drain(..).partition(|message| message.about == about);
         self.queue = others;
         self.queue.extend::<VecDeque<Message>>(behind);
@@ -342,7 +342,7 @@ mod tests {
         }
         let status = test.status();
         assert_eq!((status.waiting, status.dropped), (MOST, 6));
-        // The one that was under way is done; its place was taken long ago.
+        // The message that was under way is delivered; its place was taken long ago.
         test.answer(Ok(()));
         assert_eq!(test.next().await.0, "6");
     }
@@ -386,7 +386,7 @@ mod tests {
             test.next().await;
             test.fail();
         }
-        // Until it has taken note of the failure and pauses.
+        // Waits until the task has taken note of the failure and pauses.
         while test.status().failed < 8 {
             tokio::task::yield_now().await;
         }

@@ -1,8 +1,8 @@
-//! How far back pages look for hot locks, and what a lock's curves tell of that time.
+//! The time that pages look back for hot locks, and a lock's curves in it.
 
 use crate::{clock::Millis, curve::Use, history::Record};
 
-/// How far back to look.
+/// The time to look back, in minutes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Window {
     One,

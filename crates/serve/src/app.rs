@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state that all requests share.
 
 use std::{
     sync::{
@@ -37,12 +37,12 @@ use crate::{
     tokens::{Role, Tokens},
 };
 
-/// How many may wait unless the settings say so.
+/// How many requests may wait unless the settings say so.
 const WAITING: usize = 4096;
-/// The same where every claim is a session of its own, of which servers allow 60 from one address unless they are told
+/// The same where every claim is a session of its own: servers allow 60 of these from one address unless they are told
 /// otherwise.
 const WAITING_BY_SESSION: usize = 32;
-/// How long the answer to whether the store can be reached is good for.
+/// How long the result of a probe of the store is good for.
 const READY_FOR: Duration = Duration::from_secs(1);
 
 /// How long a probe waits for the store. One that has not answered by then is not ready.
@@ -55,7 +55,7 @@ struct Ready {
     answered: bool,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub(crate) struct App {
     pub(crate) settings: Settings,
     pub(crate) keeper: Keeper,
@@ -113,7 +113,8 @@ impl App {
         }
     }
 
-    /// A place for a request that waits for `wait`. A request that only tries needs none, unless it costs a session.
+    /// Takes a place for a request that waits for `wait`. A request that only tries needs none, unless it costs a
+    /// session.
     pub(crate) fn wait(&self, wait: Duration) -> Result<Option<Waiting>, Problem> {
         let longest = self.settings.limits.longest_wait;
         if wait > longest {
@@ -143,7 +144,7 @@ impl App {
         self.most_waiting - self.waiting.available_permits()
     }
 
-    /// Begins the end: those who wait are told to go.
+    /// Begins the end: requests that wait are refused.
     pub(crate) fn drain(&self) {
         self.draining.send_replace(true);
     }
@@ -152,7 +153,7 @@ impl App {
         *self.draining.borrow()
     }
 
-    /// Resolves when the end begins.
+    /// Waits until the end begins.
     pub(crate) async fn draining(&self) {
         // Only fails if the sender is gone, and this has it.
         drop(self.draining.subscribe().wait_for(|draining| *draining).await);
@@ -170,13 +171,13 @@ impl App {
         }
     }
 
-    /// The latest sample of the store.
+    /// Returns the latest sample of the store.
     pub(crate) async fn sample(&self) -> Result<Arc<Sample>, Problem> {
         self.until_drained(self.sampler.latest()).await
     }
 
-    /// Whether the store answers. Asked by anybody, so the store is asked once a second at most. A task of its own asks, so
-    /// a probe that hangs up changes nothing.
+    /// Whether the store answers. Anybody may ask this server, so it asks the store once a second at most. A task of
+    /// its own asks, so a probe that hangs up changes nothing.
     pub(crate) async fn is_ready(self: &Arc<Self>) -> bool {
         if self.is_draining() {
             return false;
@@ -200,7 +201,7 @@ impl App {
         matches!(answer, Ok(Ok(ready)) if ready.is_some_and(|ready| ready.answered))
     }
 
-    /// Writes down a change: who, what, from where, and how it went.
+    /// Writes a change to the log: its caller and address, the call, the name and the outcome.
     pub(crate) fn audit(&self, caller: &Caller, what: &str, name: &str, outcome: &str, more: Value) {
         let mut fields = json!({
             "who": &*caller.who.name,
@@ -241,14 +242,14 @@ impl Drop for Waiting {
     }
 }
 
-/// A value as JSON that is safe for terminals, too.
+/// Returns a value as JSON that is safe for terminals, too.
 pub(crate) fn to_json(value: &impl Serialize) -> Result<Bytes, Problem> {
     let text =
         serde_json::to_string(value).map_err(|error| Problem::new(Code::Internal, error.to_string()))?;
     Ok(terminal::json(text).into())
 }
 
-/// A good answer.
+/// Returns an answer of JSON with status 200.
 pub(crate) fn ok(body: impl Into<axum::body::Body>) -> Response {
     let mut response = body.into().into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -1,4 +1,4 @@
-//! Who makes a request: what its token allows, and that its connection is kept meanwhile.
+//! The caller of a request: checks the rights of its token, and keeps its connection open meanwhile.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,26 +14,27 @@ use crate::{
     tokens::Who,
 };
 
-/// Who makes a request, and from where.
+/// The caller of a request: the owner of its token, and its address.
 #[derive(Clone)]
 pub(crate) struct Caller {
     pub(crate) who: Arc<Who>,
     /// The address, or `unix`.
     pub(crate) from: Arc<str>,
     pub(crate) peer: Arc<Peer>,
-    /// Keeps the connection while the request is worked on.
+    /// Keeps the connection open while the request is worked on.
     busy: Arc<OnceLock<(Busy, OneOf)>>,
     /// How many requests of one token may be worked on at once.
     share: usize,
 }
 
 impl Caller {
-    /// A caller whose token may keep `share` connections busy.
+    /// Makes a caller whose token may keep `share` connections busy.
     pub(crate) fn new(who: Arc<Who>, from: Arc<str>, peer: &Arc<Peer>, share: usize) -> Self {
         Self { who, from, peer: peer.clone(), busy: Arc::default(), share }
     }
 
-    /// The request is there with all of its body, so it is worked on from now on.
+    /// Begins the work on the request, once all of its body is there. Fails if its token keeps too many connections
+    /// busy.
     pub(crate) fn begin(&self) -> Result<(), Problem> {
         let Some(one) = self.who.busy.one_of(self.share) else {
             let message = "this token keeps too many connections busy; the server's --connections says how many there are";
@@ -43,7 +44,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Refuses names that its token is not for.
+    /// Refuses names that the token may not use.
     pub(crate) fn check_name(&self, name: &str) -> Result<(), Problem> {
         if self.who.may_use(name) {
             return Ok(());

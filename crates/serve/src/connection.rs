@@ -75,7 +75,7 @@ async fn requests(app: Arc<App>, router: Router, peer: &Arc<Peer>, stream: impl 
         .max_buf_size(LARGEST_HEAD)
         .serve_connection(stream, service);
     tokio::pin!(connection);
-    // Clients come and go as they like: how a connection ended is nobody's concern.
+    // Clients come and go as they like, so the way in which a connection ended is of no interest.
     tokio::select! {
         _ = connection.as_mut() => {}
         () = app.draining() => {
@@ -95,7 +95,7 @@ async fn answer(
     let started = Instant::now();
     let path = metrics::label(request.uri().path());
     let head = Head { method: request.method(), uri: request.uri(), headers: request.headers() };
-    // Browsers would want TLS from everything else on this machine, too.
+    // A browser that is told to always use TLS with a name of loopback would do so with all servers of this machine.
     let local = gate::is_called_local(&head);
     let mut response = match gate::admit(app, peer, &head) {
         Ok(caller) => {

@@ -1,4 +1,4 @@
-//! All open connections: how many there are, and which one makes room for a new one.
+//! All open connections: their number, and the choice of one that makes room for a new one.
 
 use std::{
     collections::HashMap,
@@ -27,13 +27,13 @@ pub(crate) struct Peer {
     pub(crate) delivery: Arc<Delivery>,
     /// How many requests with a good token are worked on.
     busy: AtomicUsize,
-    /// Since when there are none.
+    /// The moment since when there are none.
     idle_since: Mutex<Instant>,
     closed: Notify,
 }
 
 impl Peer {
-    /// A request with a good token begins; it ends when this is dropped.
+    /// Counts a request with a good token until the returned value is dropped.
     pub(crate) fn busy(self: &Arc<Self>) -> Busy {
         self.busy.fetch_add(1, Ordering::AcqRel);
         Busy(self.clone())
@@ -44,7 +44,7 @@ impl Peer {
         self.busy.load(Ordering::Acquire) > 0
     }
 
-    /// Resolves when the connection must make room for another.
+    /// Waits until the connection must make room for another.
     pub(crate) async fn closed(&self) {
         self.closed.notified().await;
     }
@@ -74,13 +74,13 @@ impl Connections {
         Self { most, streams: Arc::default(), next: AtomicU64::new(0), open: Mutex::default() }
     }
 
-    /// How many connections one token may keep busy: others always find room. It is more than may wait unless the settings
-    /// say so, so those who wait do not keep renewals out.
+    /// How many connections one token may keep busy, so that others always find room. Unless the settings say so, fewer
+    /// requests may wait than this, so those that wait do not keep renewals out.
     pub(crate) fn share(&self) -> usize {
         (self.most - self.most / 4).max(1)
     }
 
-    /// One more stream without an end, of a token that has `own`. `None` if there are too many.
+    /// Counts one more stream without an end, of a token whose streams `own` counts. `None` if there are too many.
     pub(crate) fn stream(&self, own: &Arc<Count>) -> Option<(OneOf, OneOf)> {
         let own = own.one_of((self.most / 16).max(1))?;
         Some((own, self.streams.one_of((self.most / 4).max(1))?))
@@ -96,8 +96,8 @@ impl Connections {
         support::lock(&self.open).values().for_each(|peer| peer.closed.notify_one());
     }
 
-    /// Lets one more in. If there are too many, the one that is idle the longest has to go: a client that opens many and
-    /// sends nothing loses its own. `None` if all are busy.
+    /// Lets one more connection in. If there are too many, the one that has been idle the longest has to go: a client
+    /// that opens many and sends nothing loses its own. `None` if all are busy.
     pub(crate) fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Entered> {
         let mut open = support::lock(&self.open);
         if open.len() >= self.most {

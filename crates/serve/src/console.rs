@@ -10,14 +10,14 @@ use lockkeeper_console::{
 
 use crate::{error::ServeError, sample::Sample, shapes::millis};
 
-/// The console and the clock that it goes by.
+/// The console and its clock.
 pub(crate) struct Watched {
     pub(crate) console: Console,
     pub(crate) clock: SteadyClock,
 }
 
 impl Watched {
-    /// The console of the store that `keeper` is connected to.
+    /// Makes the console of the store that `keeper` is connected to.
     pub(crate) fn new(keeper: &Keeper, alarms: Option<&Path>) -> Result<Self, ServeError> {
         let facts = StoreFacts { url: keeper.url().to_owned(), capability: keeper.capability().clone() };
         let console = Console::new(facts, Webhook::start());
@@ -38,12 +38,12 @@ impl Watched {
     }
 }
 
-/// Who is told of alarms.
+/// The receiver that is told of alarms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Receiver {
     /// The webhook of the file.
     AsTold,
-    /// Nobody: they are invented.
+    /// Nobody: the alarms are invented.
     Nobody,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn set_rules(console: &Console, file: &Path, receiver: Receiver) -> R
     console.set_rules(rules, Some(shown.to_string())).map_err(wrong)
 }
 
-/// The demo, with its past already shown to the console.
+/// The demo and the store in memory that it plays on.
 pub(crate) struct Played {
     pub(crate) server: MemoryServer,
     demo: Demo,
@@ -72,7 +72,7 @@ impl Played {
         Ok(Self { server: demo.server().clone(), demo })
     }
 
-    /// Shows the last hour to the console, which goes by the demo's clock from then on.
+    /// Shows the last hour to the console. From then on the console uses the demo's clock.
     pub(crate) async fn show_past(
         &mut self,
         watched: &mut Watched,
@@ -91,7 +91,7 @@ impl Played {
         Ok(())
     }
 
-    /// Goes on for ever.
+    /// Plays on for ever.
     pub(crate) async fn run(self) {
         // Its store is in this process and does not fail.
         drop(self.demo.run().await);

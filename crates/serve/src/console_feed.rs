@@ -1,5 +1,5 @@
-//! Feeds the console: samples and outages as they come, the doctor's findings, and the limits of alarms whenever their file
-//! changes. Each task runs for as long as the server.
+//! Feeds the console with samples and outages as they come, with the doctor's findings, and with the limits of alarms
+//! when their file changes. Each task runs for as long as the server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,16 +17,16 @@ use crate::{
     sampler::Reader,
 };
 
-/// How often the doctor looks.
+/// The pause between two examinations by the doctor.
 const DOCTOR: Duration = Duration::from_secs(600);
-/// How soon it looks again if the store could not be asked.
+/// The same if the store could not be asked.
 const DOCTOR_AGAIN: Duration = Duration::from_secs(60);
 
-/// How long after an answer the store is asked again for something small.
+/// The pause between two probes of the store.
 const PROBE: Duration = Duration::from_secs(1);
-/// How long it may take to answer that.
+/// How long the store may take to answer a probe.
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
-/// What it is asked for. Nobody holds it.
+/// The name that probes inspect. Nobody holds it.
 const PROBED: &str = "lockkeeper/ready";
 
 /// Shows every sample to the console, for ever.

@@ -1,16 +1,16 @@
-//! Counts what there may be only so many of. Touches nothing else.
+//! Counts things up to a limit. Touches nothing else.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Counts up to a limit that is given with each.
+/// A count with a limit, which each call gives.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicUsize);
 
 impl Count {
-    /// One more, until what is returned is dropped. `None` if there are `most`.
+    /// Counts one more until the returned value is dropped. `None` if there are `most` already.
     pub(crate) fn one_of(self: &Arc<Self>, most: usize) -> Option<OneOf> {
         let more = |count| (count < most).then_some(count + 1);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;

@@ -1,8 +1,8 @@
-//! Whether a grant has reached its caller: one that could not be sent is released.
+//! Finds out whether a grant has reached its caller, and releases one that could not be sent.
 //!
-//! A grant travels with the body of its answer. When the connection takes the bytes of that body, it takes the grant too,
-//! and gives it up as delivered once these bytes were flushed to the system. If the answer or the connection is dropped
-//! before that, the grant is dropped with it, which releases the lease.
+//! A grant travels with the body of its answer. When the connection takes the bytes of that body, it takes the grant
+//! too. Once these bytes were flushed to the system, the grant counts as delivered. If the answer or the connection is
+//! dropped before that, the grant is dropped with it, which releases the lease.
 
 use std::{
     convert::Infallible,
@@ -33,7 +33,7 @@ impl Undelivered {
         Self { lease: Some(lease), keeper: keeper.clone(), log: log.clone(), work: work.clone() }
     }
 
-    /// The caller has it.
+    /// Takes note that the caller has it: it is no longer released.
     fn delivered(mut self) {
         self.lease = None;
     }
@@ -55,10 +55,10 @@ impl Drop for Undelivered {
     }
 }
 
-/// What a connection has taken to send and not flushed yet.
+/// The grants that a connection has taken to send and not flushed yet.
 #[derive(Default)]
 pub(crate) struct Delivery {
-    /// Spares most flushes the lock.
+    /// Whether there are any. It spares most flushes the lock.
     any: AtomicBool,
     /// Several if the caller sends requests without waiting for answers.
     taken: Mutex<Vec<Undelivered>>,
@@ -72,7 +72,7 @@ impl Delivery {
         }
     }
 
-    /// All that was taken is with the system.
+    /// Takes note that all taken bytes are with the system, so their grants are delivered.
     pub(crate) fn flushed(&self) {
         if self.any.swap(false, Ordering::AcqRel) {
             let taken = std::mem::take(&mut *support::lock(&self.taken));
@@ -132,7 +132,7 @@ mod tests {
         granted_of("a", keeper, delivery, work).await
     }
 
-    /// With a minimum, which only those keep who had the lock.
+    /// Acquires with a minimum hold. A release keeps it, but a grant that is called off does not.
     async fn granted_of(
         name: &str,
         keeper: &Keeper,

@@ -1,17 +1,17 @@
-//! Why a server does not start.
+//! The error of a server that does not start.
 
 use std::fmt;
 
 use lockkeeper::{StoreError, error::StoreErrorKind, support::sentence};
 
-/// Why a server does not start, as one sentence that says what to do.
+/// The error of a server that does not start. Its text is one sentence, which says what to do.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServeError {
     kind: ServeErrorKind,
     message: String,
 }
 
-/// Whose mistake it is.
+/// The cause of the error: the settings, the store or the system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ServeErrorKind {
     /// The settings cannot work.
@@ -31,7 +31,7 @@ impl ServeError {
         Self { kind: ServeErrorKind::System, message: message.into() }
     }
 
-    /// Whose mistake it is.
+    /// Returns the cause of the error.
     pub fn kind(&self) -> ServeErrorKind {
         self.kind
     }

@@ -1,4 +1,4 @@
-//! Notices that files have changed: looks once a second, which works on every file system and for links that are switched.
+//! Notices changes of files by looking once a second, which works on every file system and for links that are switched.
 
 use std::{
     fs,
@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-/// How often files are looked at.
+/// The pause between two looks at the files.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// How often in a row a file is not there before that is told.
+/// A file that is not there for so many looks in a row is reported.
 const MISSING: u32 = 5;
 
-/// What tells one version of a file from another. The time of its last change also covers its owner and rights, which decide
+/// The facts that tell one version of a file from another. `changed` also covers its owner and rights, which decide
 /// whether it can be read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Version {
@@ -33,13 +33,13 @@ fn version(file: &Path) -> Option<Version> {
     })
 }
 
-/// Files, and which versions of them were read.
+/// Files, and the versions of them that were read.
 pub(crate) struct Followed {
     files: Vec<PathBuf>,
     read: Vec<Option<Version>>,
 }
 
-/// Whether these versions are tried for the first time. Only then is a failure worth a line.
+/// Whether these versions are tried for the first time. Only then a failure is logged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attempt {
     First,
@@ -54,15 +54,15 @@ pub(crate) enum Loaded {
 }
 
 impl Followed {
-    /// Files that are read right after this: a change in between is noticed later.
+    /// Takes files that are read right after this: a change in between is noticed later.
     pub(crate) fn before_reading(files: Vec<PathBuf>) -> Self {
         let read = look(&files);
         Self { files, read }
     }
 
-    /// Calls `load` each time that one of the files is another than before, and every second while it cannot be used. A
-    /// file that is being written, or is not there for a moment while it is replaced, is waited for; one that stays away is
-    /// tried, so that somebody is told.
+    /// Calls `load` each time that one of the files has changed, and every second while the files cannot be used. It
+    /// waits for a file that is being written, or that is not there for a moment while it is replaced. A file that
+    /// stays away is loaded anyway, so that the failure is reported.
     pub(crate) async fn follow(mut self, mut load: impl FnMut(Attempt) -> Loaded) {
         let mut before = self.read.clone();
         let mut failed: Option<Vec<Option<Version>>> = None;
@@ -77,7 +77,7 @@ impl Followed {
             }
             let attempt = if failed.as_ref() == Some(&now) { Attempt::Again } else { Attempt::First };
             match load(attempt) {
-                // Changed while it was read: once more, when it rests.
+                // A file that changed while it was read is read once more when it rests.
                 Loaded::Good if look(&self.files) == now => self.read = now,
                 Loaded::Good => {}
                 Loaded::Bad => failed = Some(now),

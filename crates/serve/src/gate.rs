@@ -1,4 +1,4 @@
-//! Who gets in: the checks that every request passes before anything is done for it.
+//! The gate: checks that every request passes before anything is done for it.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -13,10 +13,10 @@ use crate::{
     tokens::{Role, Who},
 };
 
-/// What a path asks of its callers.
+/// A path's condition for its callers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Access {
-    /// Nothing at all: it tells nothing, and balancers call it by address.
+    /// None: it reveals nothing, and balancers call it by address.
     Probe,
     /// A good host name: pages without any data.
     Page,
@@ -24,7 +24,7 @@ pub(crate) enum Access {
     Role(Role),
 }
 
-/// What a path asks of its callers. Paths that are not there ask for a token, too.
+/// Returns what a path needs of its callers. Unknown paths need a token, too.
 pub(crate) fn access(path: &str) -> Access {
     match path {
         "/healthz" | "/readyz" => Access::Probe,
@@ -44,7 +44,7 @@ pub(crate) struct Head<'a> {
     pub(crate) headers: &'a HeaderMap,
 }
 
-/// Lets a request in, or says why not. `None`: it needs no token.
+/// Lets a request in, or refuses it. Returns no caller if the path needs no token.
 pub(crate) fn admit(app: &App, peer: &Arc<Peer>, head: &Head<'_>) -> Result<Option<Caller>, Problem> {
     let role = match access(head.uri.path()) {
         Access::Probe => return Ok(None),
@@ -92,10 +92,10 @@ fn authenticate(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Arc<Who>,
     Err(Problem::new(Code::WrongToken, "this server does not know that token"))
 }
 
-/// The client's address: that of the connection, or what the proxy in front says.
+/// Returns the client's address: that of the connection, or the one that the proxy in front names.
 fn from(settings: &Settings, peer: &Peer, headers: &HeaderMap) -> Option<IpAddr> {
     if settings.behind_proxy {
-        // The last one is what our own proxy saw; those before it are the client's words.
+        // The last address is the one that our own proxy saw; the client may have written those before it.
         let forwarded = headers.get_all("x-forwarded-for").iter().next_back();
         let last = forwarded.and_then(|value| value.to_str().ok()?.rsplit(',').next()?.trim().parse().ok());
         if last.is_some() {
@@ -105,7 +105,8 @@ fn from(settings: &Settings, peer: &Peer, headers: &HeaderMap) -> Option<IpAddr>
     peer.address
 }
 
-/// A page of another site can make a browser call us by a name of its own (DNS rebinding), so names are checked.
+/// Refuses unknown names of hosts: a page of another site can make a browser call us by a name of its own (DNS
+/// rebinding).
 fn check_host(settings: &Settings, head: &Head<'_>) -> Result<(), Problem> {
     let mut hosts = head.headers.get_all(header::HOST).iter();
     let host = match (hosts.next().and_then(|host| host.to_str().ok()), hosts.next()) {
@@ -148,7 +149,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// A page of another site may not make a browser call us, even though it does not know the token.
+/// Refuses calls that a page of another site makes a browser send, even though that page does not know the token.
 fn check_origin(settings: &Settings, head: &Head<'_>) -> Result<(), Problem> {
     let text = |name: &str| head.headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let foreign = || Problem::new(Code::WrongOrigin, "the request comes from a page of another site");

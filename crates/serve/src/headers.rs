@@ -1,12 +1,12 @@
-//! The headers of every answer: what browsers may do with it.
+//! The headers of every answer, which limit what browsers do with it.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// What may come to a browser from here: nothing but our own files, and nobody may frame them.
+/// Lets browsers load nothing but our own files, and nobody frame them.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; \
                       connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
-/// The headers of every answer.
+/// Adds the headers of every answer, except those that it has already.
 pub(crate) fn protect(headers: &mut HeaderMap, always_tls: bool) {
     const HEADERS: [(HeaderName, &str); 7] = [
         (header::CONTENT_SECURITY_POLICY, POLICY),

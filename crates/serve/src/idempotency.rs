@@ -1,6 +1,6 @@
-//! Requests that are repeated with the same `Idempotency-Key` are done once. This server remembers them, others do not.
+//! Does requests that are repeated with the same `Idempotency-Key` once. This server remembers them, others do not.
 //!
-//! Each token has room of its own, so nobody can take that of others.
+//! Each token has room of its own, so nobody can take the room of others.
 
 use std::{
     collections::HashMap,
@@ -24,14 +24,14 @@ const AT_LEAST: Duration = Duration::from_secs(60);
 const AT_MOST: Duration = Duration::from_secs(600);
 /// How many keys of one token are remembered.
 const MOST: usize = 20_000;
-/// How often a full memory is searched for what may be forgotten.
+/// The shortest pause between two searches of a full memory for keys that may be forgotten.
 const SWEEP: Duration = Duration::from_secs(1);
 /// How long a repeat that does not wait for a lock waits for the first request.
 pub(crate) const TURN: Duration = Duration::from_secs(10);
 /// The longest key.
 pub(crate) const LONGEST: usize = 255;
 
-/// Whose request it is, what it asks for, and the key that it came with.
+/// The token of a request, its path, and the key that it came with.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) who: Hash,
@@ -39,7 +39,7 @@ pub(crate) struct Key {
     pub(crate) key: String,
 }
 
-/// What a grant is found by: the name of its lock, and its number.
+/// A grant: the name of its lock, and its number.
 type Grant = (String, u64);
 
 /// An answer that can be given again.
@@ -69,17 +69,17 @@ impl Answer {
     }
 }
 
-/// One key. Whoever has its lock does the request; those who come meanwhile wait for that.
+/// One key. The request that has its lock does the work; repeats that come meanwhile wait for it.
 #[derive(Default)]
 struct Slot {
     done: tokio::sync::Mutex<Option<Done>>,
     state: Mutex<State>,
 }
 
-/// What is known of a key without waiting for its turn.
+/// The facts about a key that can be read without waiting for its turn.
 #[derive(Default)]
 struct State {
-    /// Until when it is remembered; none until it was done.
+    /// Until when it is remembered; `None` until its request was done.
     until: Option<Instant>,
     grant: Option<Grant>,
 }
@@ -105,7 +105,7 @@ impl Keys {
         }
     }
 
-    /// Forgets what is over: answers that are too old, and keys whose request nobody does any more.
+    /// Forgets answers that are too old, and keys whose request nobody does any more.
     fn sweep(&mut self) {
         let now = Instant::now();
         if self.swept.is_some_and(|swept| now < swept + SWEEP) {
@@ -122,7 +122,7 @@ impl Keys {
     }
 }
 
-/// What was answered to requests with keys.
+/// The answers to requests with keys.
 pub(crate) struct Remembered {
     most: usize,
     tokens: Mutex<HashMap<Hash, Keys>>,
@@ -135,14 +135,14 @@ impl Default for Remembered {
 }
 
 impl Remembered {
-    /// Remembers so many keys of each token.
+    /// Makes a memory for at most `most` keys of each token.
     fn new(most: usize) -> Self {
         Self { most, tokens: Mutex::default() }
     }
 
-    /// Does `work` unless it was done before for the same key; then `again` makes the answer of now from that of then.
-    /// Waits for at most `turn` while another request does it. Dropping the future drops the work, and the next one who
-    /// comes with that key does it.
+    /// Does `work` unless it was done before for the same key; then `again` makes the present answer from the earlier
+    /// one. Waits for at most `turn` while another request does it. Dropping the future drops the work, and the next
+    /// request with that key does it.
     pub(crate) async fn once<A: Future<Output = Result<Answer, Problem>>>(
         &self,
         key: Key,
@@ -171,8 +171,8 @@ impl Remembered {
         Ok(answer)
     }
 
-    /// A grant has ended, so its key need not be kept for as long as its lease. It is not forgotten at once: a late copy of
-    /// the request must not acquire the lock anew.
+    /// Takes note that a grant has ended, so its key need not be kept for as long as its lease. It is not forgotten at
+    /// once: a late copy of the request must not acquire the lock anew.
     pub(crate) fn ended(&self, name: &str, token: Token) {
         let grant = (name.to_owned(), token.number());
         let tokens = support::lock(&self.tokens);
@@ -225,7 +225,8 @@ impl Drop for Forget<'_> {
     fn drop(&mut self) {
         let mut tokens = support::lock(&self.remembered.tokens);
         let undone = support::lock(&self.slot.state).until.is_none();
-        // The map's and ours. If two are dropped at once, both may see more; a full memory is swept of such.
+        // Two references: the map's and ours. If two requests are dropped at once, both may see more; a sweep of a full
+        // memory forgets such keys.
         if undone
             && Arc::strong_count(self.slot) <= 2
             && let Some(keys) = tokens.get_mut(&self.key.who)

@@ -1,10 +1,10 @@
 //! Locks over HTTP: the server behind `lockkeeper serve`, for programs in every language.
 //!
-//! It keeps no lock itself: leases live in the store, so several servers can run behind a balancer, and one that ends takes
-//! no lock with it. `docs/http.md` describes the API.
+//! The server keeps no lock itself: leases live in the store, so several servers can run behind a balancer, and one
+//! that ends takes no lock with it. `docs/http.md` describes the API.
 //!
-//! The way of a request: `listener` and `connections` let its connection in, `connection` reads it, `gate` checks
-//! who it is from, a file of `api` does it, and `delivery` sees that a grant arrives.
+//! The way of a request: `listener` and `connections` let its connection in, `connection` reads it, `gate` checks its
+//! token, a file of `api` does it, and `delivery` makes sure that a grant arrives.
 
 mod api;
 mod app;

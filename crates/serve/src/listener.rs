@@ -1,4 +1,4 @@
-//! Where clients come in: a port, or a socket in the file system that only its owner may use.
+//! The way in for clients: a port, or a socket in the file system that only its owner may use.
 
 use std::{
     fs, io,
@@ -53,7 +53,7 @@ impl Listener {
         }
     }
 
-    /// Where it listens in fact: port 0 becomes a free one.
+    /// Returns the address that it really listens on: port 0 becomes a free one.
     pub(crate) fn listens(&self) -> io::Result<Listen> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(Listen::Tcp),
@@ -65,7 +65,7 @@ impl Listener {
         match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                // What fails here costs speed at most.
+                // A failure of these options costs speed at most.
                 let _ = stream.set_nodelay(true);
                 let keepalive =
                     TcpKeepalive::new().with_time(SILENCE).with_interval(PROBES.0).with_retries(PROBES.1);
@@ -88,7 +88,7 @@ async fn bind_unix(path: &Path) -> io::Result<Listener> {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
         }
     }
-    // It gets its name when only its owner may use it, so nobody else ever could.
+    // The socket gets its name only when nobody but its owner may use it, so nobody else ever could.
     let mut hidden = path.as_os_str().to_owned();
     hidden.push(format!(".{}", std::process::id()));
     let mut file = SocketFile { path: hidden.into(), inode: 0 };

@@ -1,4 +1,4 @@
-//! The log: one JSON object a line on stderr, for every change and for what the library warns of.
+//! The log: one JSON object a line on stderr, for every change and for every warning of the library.
 //!
 //! A thread of its own writes, because nobody may wait for a pipe that is not read. If it cannot keep up, lines are
 //! dropped and counted, and the next line that is written says how many.
@@ -24,16 +24,17 @@ use crate::{
     error::ServeError,
 };
 
-/// How many lines wait to be written at most.
+/// The most lines that wait to be written.
 const UNWRITTEN: usize = 16_384;
-/// How many more there may be of what administrators did: others cannot push it out.
+/// How many more may wait of the changes by administrators: those of others cannot push them out.
 const RESERVE: usize = 4_096;
-/// How many bytes are written at once, or a line more. Pipes keep 4 KiB whole, also if others write to them.
+/// A piece with so many bytes is written. With its last line it may be longer. Pipes keep 4 KiB whole, also if others
+/// write to them.
 const PIECE: usize = 3 * 1024;
 /// How long the end of the server waits for lines to be written.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
 
-/// Where lines go.
+/// The destination of the lines.
 pub type Output = Box<dyn Write + Send>;
 
 enum Item {
@@ -103,7 +104,8 @@ impl Log {
     }
 }
 
-/// Writes what comes, and all that has come meanwhile in one piece: with much to tell, calls of the system cost more than lines.
+/// Writes lines as they come. Lines that came meanwhile are written in one piece: with many of them, calls of the
+/// system would cost more than the lines.
 fn write(items: &Receiver<Item>, mut output: Output, lost: &AtomicU64) {
     let (mut text, mut lines, mut waiting) = (String::new(), Vec::new(), Vec::new());
     while let Ok(first) = items.recv() {
@@ -146,7 +148,7 @@ fn add_lost(text: &mut String, missing: u64) {
     }
 }
 
-/// Writes what the library warns of.
+/// Writes warnings of the library to the log.
 struct Warnings {
     log: Mutex<Log>,
 }

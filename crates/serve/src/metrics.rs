@@ -1,4 +1,4 @@
-//! Metrics for Prometheus: those of the library, those of this server, and what the store has.
+//! Metrics for Prometheus: those of the library, those of this server, and those of the store's locks.
 //!
 //! Names are part of the public contract and listed in `docs/observability.md`.
 
@@ -39,7 +39,7 @@ const OLDEST_WAIT: &str = "lockkeeper_store_oldest_wait_seconds";
 /// The waiters of the hottest locks: `name`.
 const LOCK_WAITING: &str = "lockkeeper_lock_waiting";
 
-/// How a line of the console's gauge of alarms begins.
+/// The beginning of a line of the console's gauge of alarms.
 const ALARMS_OF_KIND: &str = "lockkeeper_alarms{kind=\"";
 
 /// The buckets of `docs/observability.md`.
@@ -53,7 +53,7 @@ const HOLDS: [f64; 18] = [
 ];
 const AHEAD: [f64; 11] = [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
 
-/// How often the exporter tidies up.
+/// The pause between two tidyings of the exporter.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 /// The paths that requests are counted by; all others are one.
@@ -87,7 +87,7 @@ const PATHS: [&str; 27] = [
     "/readyz",
 ];
 
-/// The label of a path: whoever calls what is not there must not make new series.
+/// Returns the label of a path. Calls of unknown paths must not make new series.
 pub(crate) fn label(path: &str) -> &'static str {
     PATHS.into_iter().find(|known| *known == path).unwrap_or("other")
 }
@@ -120,14 +120,14 @@ pub(crate) fn store_request(operation: &'static str, started: Instant) {
     metrics::histogram!(STORE_REQUEST, "operation" => operation).record(started.elapsed().as_secs_f64());
 }
 
-/// Renders what was counted.
+/// Renders the metrics.
 #[derive(Clone)]
 pub(crate) struct Exporter {
     handle: PrometheusHandle,
 }
 
 impl Exporter {
-    /// Counts from now on; `None` if the program has an exporter of its own.
+    /// Counts from now on; returns `None` if the program has an exporter of its own.
     pub(crate) fn install() -> Option<Self> {
         static INSTALLED: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
         let handle = INSTALLED.get_or_init(install).clone()?;
@@ -142,8 +142,8 @@ impl Exporter {
         }
     }
 
-    /// All metrics, and what the store has as far as `who` may see it. Without a sample its gauges are left out;
-    /// `lockkeeper_store_up` says why.
+    /// Returns all metrics, with gauges of the store's locks that `who` may see. Without a sample these gauges are left
+    /// out; `lockkeeper_store_up` says why.
     pub(crate) fn render(&self, store: &str, hottest: usize, sample: Option<&Sample>, who: &Who) -> String {
         let mut text = self.handle.render();
         if let Some(sample) = sample {
@@ -184,7 +184,7 @@ fn describe() {
     metrics::gauge!(WAITING).set(0.0);
 }
 
-/// Counts the alarms that last anew: those in `active`, which a caller that may not see all names may see.
+/// Replaces the gauge of alarms in `text` by counts of `active`: the alarms that a caller with prefixes may see.
 pub(crate) fn with_own_alarms(text: &str, active: &[Alarm]) -> String {
     let kind =
         |line: &str| line.strip_prefix(ALARMS_OF_KIND)?.split_once('"').map(|(kind, _)| kind.to_owned());
@@ -204,7 +204,7 @@ pub(crate) fn with_own_alarms(text: &str, active: &[Alarm]) -> String {
     own
 }
 
-/// What the store has, whoever holds it, of the names that the caller may see.
+/// Writes the gauges of all holds and waits at the store, of the names that the caller may see.
 fn store_gauges(text: &mut String, store: &str, sample: &Sample, who: &Who) {
     let may_see = |view: &&ResourceView| who.may_use(view.name.as_str());
     let views = || sample.locks.values().map(|entry| &*entry.view).filter(may_see);
@@ -226,7 +226,7 @@ fn store_gauges(text: &mut String, store: &str, sample: &Sample, who: &Who) {
     }
 }
 
-/// The locks with the most waiters, of those that the caller may see.
+/// Writes a gauge for each of the locks with the most waiters, of the names that the caller may see.
 fn hottest_locks(text: &mut String, most: usize, sample: &Sample, who: &Who) {
     if most == 0 {
         return;

@@ -1,4 +1,5 @@
-//! hyper's own answers to what it cannot read as a request. They have no body; callers get the error that all others get.
+//! Replaces hyper's own answers to bytes that it cannot read as a request. They have no body; callers get an error of
+//! the usual shape instead.
 //!
 //! hyper offers no other way to change them than the bytes that it writes.
 
@@ -9,7 +10,7 @@ use crate::{
     problem::{Code, Problem},
 };
 
-/// How hyper's own answers begin.
+/// The beginnings of hyper's own answers.
 const NOT_A_REQUEST: &str = "HTTP/1.1 400 Bad Request";
 const TOO_LARGE: &str = "HTTP/1.1 431 Request Header Fields Too Large";
 
@@ -19,7 +20,7 @@ pub(crate) struct Instead {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What to write instead of `written`; `None` if that is not an answer of hyper's own.
+/// Returns the answer to write instead of `written`; `None` if that is not an answer of hyper's own.
 pub(crate) fn instead_of(written: &[u8]) -> Option<Instead> {
     let head = str::from_utf8(written).ok()?.strip_suffix("\r\n\r\n")?;
     let (status, headers) = head.split_once("\r\n")?;
@@ -28,7 +29,7 @@ pub(crate) fn instead_of(written: &[u8]) -> Option<Instead> {
         TOO_LARGE => Problem::new(Code::HeadTooLarge, "the head of the request is too large"),
         _ => return None,
     };
-    // Answers of this server always have more headers, and no text of others gets a line of its own in a body.
+    // Answers of this server always have more headers, and text of clients never gets a line of its own in a body.
     let name = |line: &str| line.split_once(':').map(|(name, _)| name.to_ascii_lowercase());
     let of_hyper = |line: &str| {
         matches!(name(line).as_deref(), Some("connection" | "content-length" | "date" | "transfer-encoding"))

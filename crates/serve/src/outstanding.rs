@@ -15,7 +15,7 @@ pub(crate) struct Outstanding {
 }
 
 impl Outstanding {
-    /// Work runs on the current runtime.
+    /// Makes a count whose work runs on the current runtime.
     pub(crate) fn new() -> Self {
         Self { runtime: Handle::current(), count: watch::Sender::new(0) }
     }
@@ -29,19 +29,19 @@ impl Outstanding {
         });
     }
 
-    /// Does `work` in the task that polls this. If that is dropped before its end, such as because a caller hangs up, the
-    /// work goes on by itself.
+    /// Does `work` in the task that polls this. If the future is dropped before its end, such as because a caller hangs
+    /// up, the work goes on in a task of its own.
     pub(crate) fn finish<F: Future<Output: Send> + Send + 'static>(&self, work: F) -> Finish<F> {
         Finish { work: Some(Box::pin(work)), outstanding: self.clone() }
     }
 
-    /// Something begins, and goes on until this is dropped.
+    /// Counts a piece of work until the returned value is dropped.
     pub(crate) fn begin(&self) -> Counted {
         self.count.send_modify(|count| *count += 1);
         Counted(self.count.clone())
     }
 
-    /// Waits until there is none.
+    /// Waits until no work is left.
     pub(crate) async fn finished(&self) {
         // Only fails if all senders are gone, and this is one.
         drop(self.count.subscribe().wait_for(|count| *count == 0).await);
@@ -52,7 +52,7 @@ impl Outstanding {
     }
 }
 
-/// One piece of work.
+/// One piece of work, which counts until this is dropped.
 pub(crate) struct Counted(watch::Sender<usize>);
 
 impl Drop for Counted {

@@ -1,4 +1,4 @@
-//! What goes wrong, as callers see it: a status, a stable code, a sentence, and what to do. All errors have this one shape.
+//! Errors as callers see them: a status, a stable code, a sentence, and a remedy. All errors have this one shape.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use utoipa::{IntoResponses, ToSchema};
 /// How soon a caller that was refused for now should come back.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The stable codes, each with its status and what to do.
+/// Defines the stable codes, each with its status and its remedy.
 macro_rules! codes {
     ($($variant:ident $code:literal $status:ident $what_to_do:literal,)*) => {
-        /// What went wrong, as a word that programs compare.
+        /// The kind of an error, as a word that programs compare.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(crate) enum Code { $($variant,)* }
 
@@ -83,13 +83,13 @@ pub(crate) struct ErrorBody {
     /// A stable word that programs compare.
     #[schema(example = "busy")]
     pub(crate) code: &'static str,
-    /// What went wrong, for people.
+    /// The mistake or the trouble, for people.
     pub(crate) message: String,
-    /// What to do about it, for people.
+    /// The remedy, for people.
     pub(crate) what_to_do: &'static str,
 }
 
-/// A request that was not done, or about which nobody knows.
+/// The error of a request that was not done, or of which nobody knows whether it was.
 #[derive(Debug)]
 pub(crate) struct Problem {
     pub(crate) code: Code,
@@ -114,7 +114,7 @@ impl Problem {
         Self::new(Code::ShuttingDown, "this server is shutting down")
     }
 
-    /// The JSON that callers get.
+    /// Returns the JSON that callers get.
     pub(crate) fn body(&self) -> String {
         let body = ErrorBody {
             code: self.code.word(),
@@ -124,7 +124,7 @@ impl Problem {
         terminal::json(serde_json::to_string(&body).unwrap_or_default())
     }
 
-    /// With another time to come back than the usual one.
+    /// Sets another time to come back than the usual one.
     pub(crate) fn retry_after(mut self, pause: Duration) -> Self {
         self.retry_after = Some(pause);
         self
@@ -240,7 +240,7 @@ impl From<Error> for Problem {
     }
 }
 
-/// What every call of the API may answer besides its own answer, for its description.
+/// The errors that every call of the API may answer with, for its description.
 #[derive(IntoResponses)]
 #[expect(dead_code, reason = "only described")]
 pub(crate) enum Refusals {

@@ -1,4 +1,4 @@
-//! How many requests one token, or one address without a token, may make.
+//! Limits the rate of requests of one token, and of wrong tokens from one address.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,7 @@ use lockkeeper::support;
 /// How many addresses with failed logins are remembered.
 const ADDRESSES: usize = 4096;
 
-/// A rate with a burst: it fills up steadily, and each request takes one.
+/// A rate with a burst: the bucket fills up steadily, and each request takes one from it.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     per_second: f64,
@@ -25,7 +25,7 @@ impl Bucket {
         Self { per_second, burst, state: Mutex::new((burst, Instant::now())) }
     }
 
-    /// Takes one, or says how long to wait for it.
+    /// Takes one; fails with the time to wait for it if there is none.
     pub(crate) fn take(&self) -> Result<(), Duration> {
         self.take_at(Instant::now())
     }
@@ -57,14 +57,14 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// Counts one more failure from an address; how long to wait if there were too many.
+    /// Counts one more failure from an address; fails with the time to wait if there were too many.
     pub(crate) fn count(&self, address: IpAddr) -> Result<(), Duration> {
         let mut buckets = support::lock(&self.buckets);
         if buckets.len() >= ADDRESSES && !buckets.contains_key(&address) {
             let now = Instant::now();
             buckets.retain(|_, bucket| !bucket.is_full(now));
             if buckets.len() >= ADDRESSES {
-                // Whoever has so many addresses is not slowed down by this, and must not fill the memory.
+                // An attacker with so many addresses is not slowed down by this, and must not fill the memory.
                 buckets.clear();
             }
         }

@@ -1,4 +1,4 @@
-//! What a request says, read within limits: the JSON of its body, its query, and its `Idempotency-Key`.
+//! The parts of a request, read within limits: the JSON of its body, its query, and its `Idempotency-Key`.
 
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ impl<T: DeserializeOwned> FromRequestParts<Arc<App>> for Params<T> {
     }
 }
 
-/// A time as the command has it.
+/// Reads a time in the form of the command, such as `30s`.
 pub(crate) fn time(what: &str, text: Option<&str>) -> Result<Option<Duration>, Problem> {
     let parsed = text.map(duration::parse).transpose();
     parsed.map_err(|why| Problem::invalid(format!("{what} is no time: {why}")))

@@ -1,4 +1,4 @@
-//! Samples: what the store had at one moment, and how one sample differs from the one before.
+//! Samples of the store's locks and latches, and the differences between a sample and the one before.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
 /// One name of a sample.
 pub(crate) struct Entry {
     pub(crate) view: Arc<ResourceView>,
-    /// Differs if somebody came or left, or an operator did something. What is left of a lease has no part in it.
+    /// Differs if somebody came or left, or an operator did something. The rest of a lease has no part in it.
     mark: u64,
     json: OnceLock<Arc<str>>,
 }
@@ -38,7 +38,7 @@ impl Entry {
         Self { view: Arc::new(view), mark: hasher.finish(), json: OnceLock::new() }
     }
 
-    /// The lock as JSON, made once for all who ask.
+    /// Returns the lock as JSON, made once for all readers.
     pub(crate) fn json(&self) -> &Arc<str> {
         self.json.get_or_init(|| {
             let text = serde_json::to_string(&Lock::from(&*self.view)).unwrap_or_default();
@@ -47,7 +47,7 @@ impl Entry {
     }
 }
 
-/// What the store had at one moment.
+/// The store's locks and latches at one moment.
 pub(crate) struct Sample {
     pub(crate) number: u64,
     at: SystemTime,
@@ -58,7 +58,7 @@ pub(crate) struct Sample {
     pub(crate) latches: BTreeMap<Name, CountState>,
 }
 
-/// The moment at which a listing ended. The sample is made of it later, on another thread, and is no younger for that.
+/// The moment at which a listing ended. The sample is made later, on another thread, but is as old as the listing.
 #[derive(Clone, Copy)]
 pub(crate) struct Moment {
     at: SystemTime,
@@ -67,7 +67,7 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
-    /// A listing that began at `started` has just ended.
+    /// Returns the moment of now, for a listing that began at `started` and has just ended.
     pub(crate) fn after(started: Instant) -> Self {
         Self { at: SystemTime::now(), taken: Instant::now(), took: started.elapsed() }
     }
@@ -102,7 +102,7 @@ impl Sample {
         self.taken.elapsed()
     }
 
-    /// The sample's own data, with the counts of what `who` may see.
+    /// Returns the sample's own data, with counts of the names that `who` may see.
     pub(crate) fn info(&self, who: &Who) -> SampleInfo {
         let count =
             |names: &mut dyn Iterator<Item = &Name>| names.filter(|name| who.may_use(name.as_str())).count();
@@ -122,7 +122,7 @@ impl Sample {
         }
     }
 
-    /// How it differs from the sample before.
+    /// Returns the differences from the sample before.
     pub(crate) fn changes(&self, before: Option<&Self>) -> Changes {
         let none = (BTreeMap::new(), BTreeMap::new());
         let (locks, latches) = before.map_or((&none.0, &none.1), |before| (&before.locks, &before.latches));
@@ -144,7 +144,7 @@ impl Sample {
     }
 }
 
-/// How a sample differs from the one before.
+/// The differences between a sample and the one before.
 pub(crate) struct Changes {
     pub(crate) locks: Vec<Arc<Entry>>,
     pub(crate) gone: Vec<Name>,
@@ -152,7 +152,8 @@ pub(crate) struct Changes {
     pub(crate) latches_gone: Vec<Name>,
 }
 
-/// A page of a map in the order of its names: those that begin with `prefix` and come after `after`.
+/// Returns a page of a map in the order of its names, and the name that the next page begins after. The page has the
+/// names that `who` may see, that begin with `prefix`, and that come after `after`.
 pub(crate) fn page<'a, T>(
     all: &'a BTreeMap<Name, T>,
     who: &Who,

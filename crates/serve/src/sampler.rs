@@ -1,5 +1,5 @@
-//! One task that lists the store for all who look: one pass, and not more often than every second or 20 times as long as it
-//! takes. The console looks all the time, for its history and its alarms.
+//! One task that lists the store for all readers. The pause after a listing is a second, or 20 times as long as
+//! listings take if that is longer. The console reads all the time, for its history and its alarms.
 
 use std::{
     collections::VecDeque,
@@ -26,7 +26,7 @@ use crate::{
 const SHORTEST: Duration = Duration::from_secs(1);
 /// The longest time between two tries while the store cannot be listed.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// A listing takes at most one part in so many of the time.
+/// How many times as long as a listing the pause after it lasts, at least.
 const SHARE: u32 = 20;
 /// How many samples a reader may be behind before it has to begin anew. Only their differences are kept.
 const BEHIND: usize = 16;
@@ -45,19 +45,19 @@ impl Outage {
     }
 }
 
-/// What is known.
+/// The latest sample, and the outage if there is one.
 #[derive(Clone, Default)]
 pub(crate) struct Known {
     pub(crate) sample: Option<Arc<Sample>>,
     pub(crate) outage: Option<Arc<Outage>>,
-    /// How the latest samples differ from those before, the latest at the end.
+    /// The differences of the latest samples from those before, the latest at the end.
     changes: VecDeque<Arc<Changes>>,
-    /// How often it was tried.
+    /// How often a listing was tried.
     tries: u64,
 }
 
 impl Known {
-    /// What is different since a sample; `None` if that is too long ago.
+    /// Returns the differences since a sample; `None` if that is too long ago.
     pub(crate) fn since(&self, number: u64) -> Option<Vec<Arc<Changes>>> {
         let latest = self.sample.as_ref()?.number;
         let behind = usize::try_from(latest.checked_sub(number)?).ok()?;
@@ -81,7 +81,7 @@ struct Shared {
 }
 
 impl Sampler {
-    /// Lists with `keeper`, which should do nothing else: a long answer delays those behind it.
+    /// Starts the task. It lists with `keeper`, which should do nothing else: a long answer delays those behind it.
     pub(crate) fn start(keeper: Keeper) -> Self {
         let shared = Arc::new(Shared {
             known: watch::Sender::new(Known::default()),
@@ -94,8 +94,8 @@ impl Sampler {
         Self { shared, _task: Arc::new(task) }
     }
 
-    /// The latest sample, or a new one if that is too old. While the store cannot be listed, it fails at once: it is tried
-    /// again and again until it can.
+    /// Returns the latest sample, or a new one if that is too old. While the store cannot be listed, it fails at once;
+    /// the task itself tries again and again.
     pub(crate) async fn latest(&self) -> Result<Arc<Sample>, Problem> {
         let mut known = self.shared.known.subscribe();
         let before = known.borrow_and_update().clone();
@@ -115,7 +115,7 @@ impl Sampler {
         }
     }
 
-    /// What comes from now on. Samples are taken for as long as this is there.
+    /// Returns a reader of the samples from now on. Samples are taken for as long as there is a reader.
     pub(crate) fn read(&self) -> Reader {
         self.shared.readers.fetch_add(1, Ordering::AcqRel);
         self.shared.wake.notify_one();
@@ -123,14 +123,14 @@ impl Sampler {
     }
 }
 
-/// Somebody who hears of every sample.
+/// A reader, which hears of every sample.
 pub(crate) struct Reader {
     known: watch::Receiver<Known>,
     shared: Arc<Shared>,
 }
 
 impl Reader {
-    /// What is known, once there was another try.
+    /// Waits for another try, and returns the facts after it.
     pub(crate) async fn next(&mut self) -> Known {
         if self.known.changed().await.is_err() {
             // The sampler ends with the server, which ends its readers.
@@ -139,7 +139,7 @@ impl Reader {
         self.known.borrow_and_update().clone()
     }
 
-    /// The latest sample.
+    /// Returns the latest sample.
     pub(crate) fn sample(&self) -> Option<Arc<Sample>> {
         self.known.borrow().sample.clone()
     }
@@ -151,15 +151,15 @@ impl Drop for Reader {
     }
 }
 
-/// How long listings took lately, and so how often there may be one.
+/// The durations of the last listings, which decide how often there may be one.
 #[derive(Debug, Default)]
 struct Pace {
     took: VecDeque<Duration>,
 }
 
 impl Pace {
-    /// Takes note of a listing. Returns how long after it the next one is due. One that took unusually long, because the
-    /// store or the network stood still for a moment, does not count until another does.
+    /// Takes note of a listing, and returns the pause until the next one. A listing that took unusually long, because
+    /// the store or the network stood still for a moment, does not count until another one takes as long.
     fn after(&mut self, took: Duration) -> Duration {
         self.took.push_back(took);
         if self.took.len() > 3 {
@@ -187,7 +187,7 @@ async fn run(shared: Arc<Shared>, keeper: Keeper) {
         let listed = list(&keeper).await;
         let moment = Moment::after(started);
         let took = moment.took();
-        // Whoever asked meanwhile is content with this one.
+        // Callers that asked meanwhile get this one.
         *support::lock(&shared.asked) = false;
         let pause = match listed {
             Ok((views, latches)) => {

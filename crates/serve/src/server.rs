@@ -30,7 +30,7 @@ use crate::{
 const LISTING_LIMIT: Duration = Duration::from_secs(20);
 /// How long the store may take to answer the last requests.
 const LAST_REQUESTS: Duration = Duration::from_secs(3);
-/// How long to wait when the system has no more file descriptors.
+/// The pause before the next try when the system has no more file descriptors.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(100);
 
 /// The files that are read again when they change.
@@ -73,7 +73,7 @@ impl Server {
         Self::bind_with_log(settings, Box::new(std::io::stderr())).await
     }
 
-    /// As [`bind`](Self::bind), with another place for the lines of the log.
+    /// Does the same as [`bind`](Self::bind), with another place for the lines of the log.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -102,7 +102,7 @@ impl Server {
         let alone = settings.store == "memory:" || settings.store.starts_with("memory:?");
         let looks = if alone { None } else { Some(connect(builder(), Some(LISTING_LIMIT)).await?) };
         let sampler = Sampler::start(looks.as_ref().unwrap_or(&keeper).clone());
-        // The demo reads the file itself, so that nobody is told of what it invents.
+        // The demo reads the file itself, so that nobody is told of invented alarms.
         let alarms = settings.alarms.as_deref().filter(|_| !settings.demo);
         let mut watched = Watched::new(&keeper, alarms)?;
         if let Some(played) = &mut played {
@@ -115,12 +115,12 @@ impl Server {
         Ok(Self { app, router, listener, listens, tls, token, looks, played, followed })
     }
 
-    /// Where it listens: port 0 has become a free one.
+    /// Returns the address that it listens on: port 0 has become a free one.
     pub fn listens(&self) -> &Listen {
         &self.listens
     }
 
-    /// The URL of the server.
+    /// Returns the URL of the server.
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         match (&self.listens, self.app.settings.hosts.first()) {
@@ -136,14 +136,14 @@ impl Server {
         }
     }
 
-    /// The link with the token that was made because there is no file of tokens. The token is in the fragment, which
-    /// browsers send to nobody. This is the only place that has it.
+    /// Returns the link with the token that was made because there is no file of tokens. The token is in the fragment,
+    /// which browsers send to nobody. It is kept nowhere else.
     pub fn link(&self) -> Option<String> {
         self.token.as_ref().map(|token| format!("{}/#token={token}", self.url()))
     }
 
-    /// Serves until `end` resolves. Then those who wait are told so, the rest is finished, and nothing is left at the store
-    /// but leases that callers have.
+    /// Serves until `end` resolves. Then requests that wait are refused, the others are finished, and nothing is left
+    /// at the store but leases that callers have.
     pub async fn run(self, end: impl Future<Output = ()>) {
         let Self { app, router, listener, tls, looks, played, followed, .. } = self;
         let _tasks = background(&app, tls.as_ref(), played, followed);
@@ -166,7 +166,7 @@ impl Server {
             app.connections.close_all();
             clients.finished().await;
         }
-        // What could not be delivered is released, and queues are left.
+        // Grants that could not be delivered are released, and queues are left.
         let worked = tokio::time::timeout(LAST_REQUESTS, app.work.finished()).await;
         let closed = tokio::time::timeout(LAST_REQUESTS, app.keeper.close()).await;
         if worked.is_err() || closed.is_err() {
@@ -204,7 +204,7 @@ async fn accept(
         let accepted = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Those who are here go on, and make room when they leave.
+                // Clients that are connected go on, and make room when they leave.
                 app.log.write("warn", "cannot accept", json!({ "error": error.to_string() }));
                 tokio::time::sleep(NO_DESCRIPTORS).await;
                 continue;
@@ -214,13 +214,13 @@ async fn accept(
             Accepted::Tcp(_, address) => Some(*address),
             Accepted::Unix(_) => None,
         };
-        // All are busy: it is closed at once, and its client may try again.
+        // All connections are busy: this one is closed at once, and its client may try again.
         let Some(entered) = app.connections.enter(address) else { continue };
         clients.spawn(connection::serve(app.clone(), router.clone(), entered, accepted, tls.cloned()));
     }
 }
 
-/// What goes on beside the requests.
+/// Starts the tasks that run beside the requests.
 fn background(
     app: &Arc<App>,
     tls: Option<&Arc<Tls>>,

@@ -1,23 +1,24 @@
-//! What a server is started with.
+//! The settings of a server.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use crate::error::ServeError;
 
-/// What a server is started with.
+/// The settings of a server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
     /// The store's URL.
     pub store: String,
-    /// Where it listens.
+    /// The address that it listens on.
     pub listen: Listen,
-    /// Lines `ROLE TOKEN [NAME [PREFIX…]]`. Without a file, one token is made and told by [`Server::link`](crate::Server::link).
+    /// A file of lines `ROLE TOKEN [NAME [PREFIX…]]`. Without it, one token is made, which
+    /// [`Server::link`](crate::Server::link) returns.
     pub token_file: Option<PathBuf>,
     /// Certificate and key, if it speaks TLS.
     pub tls: Option<TlsFiles>,
-    /// Whether a proxy that speaks TLS is in front of it: then it may listen beyond loopback without TLS, and believes the
-    /// last address of `X-Forwarded-For`.
+    /// Whether a proxy that speaks TLS is in front of it. Then it may listen beyond loopback without TLS, and believes
+    /// the last address of `X-Forwarded-For`.
     pub behind_proxy: bool,
     /// Names by which it may be called, besides those of loopback.
     pub hosts: Vec<String>,
@@ -25,9 +26,9 @@ pub struct Settings {
     pub alarms: Option<PathBuf>,
     /// Whether it shows a demo: a store in memory in which a lot goes on. `store` has no meaning then.
     pub demo: bool,
-    /// How many locks `/metrics` names: those with the most waiters.
+    /// How many locks `/metrics` names; it takes those with the most waiters.
     pub hottest: usize,
-    /// Limits.
+    /// Limits of the costs of clients.
     pub limits: Limits,
 }
 
@@ -40,7 +41,7 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// What one client may cost.
+/// Limits that keep clients from costing too much.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Limits {
@@ -54,8 +55,8 @@ pub struct Limits {
     pub rate: u32,
     /// The most bytes of a request's body.
     pub body: usize,
-    /// How long a client may take for the head of a request, for its body, for reading an answer, and between two
-    /// requests, each.
+    /// How long a client may take for each of these: the head of a request, its body, reading an answer, and the time
+    /// between two requests.
     pub patience: Duration,
     /// How long requests that do not wait may go on after the server was told to end.
     pub drain: Duration,
@@ -76,7 +77,7 @@ impl Default for Limits {
 }
 
 impl Settings {
-    /// The settings without options, for a store.
+    /// Returns the settings of a store, with no options set.
     pub fn new(store: impl Into<String>) -> Self {
         Self {
             store: store.into(),
@@ -92,7 +93,7 @@ impl Settings {
         }
     }
 
-    /// Refuses what would be unsafe.
+    /// Refuses settings that would be unsafe or refuse every client.
     pub(crate) fn check(&self) -> Result<(), ServeError> {
         if let Listen::Tcp(address) = &self.listen
             && !address.ip().is_loopback()
@@ -114,7 +115,7 @@ impl Settings {
     }
 }
 
-/// Where a server listens: `ADDRESS:PORT`, or `unix:PATH`.
+/// The address that a server listens on: `ADDRESS:PORT`, or `unix:PATH`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Listen {

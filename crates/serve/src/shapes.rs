@@ -1,6 +1,6 @@
-//! The JSON of the API: what callers send and what they get.
+//! The JSON of the API: the requests of callers and the answers that they get.
 //!
-//! Tokens are text, because not every JSON reader keeps such numbers exact. Times are text as the command has them.
+//! Tokens are text, because not every JSON reader keeps such numbers exact. Times are text in the form of the command.
 
 mod latches;
 mod leases;
@@ -18,7 +18,7 @@ pub(crate) use self::{
     operators::{EvictRequest, EvictedHolder, Evictions, StoreInfo, Survives, WhoAmI},
 };
 
-/// Milliseconds, as JSON has them.
+/// Returns whole milliseconds, the form of durations in this JSON.
 pub(crate) fn millis(length: Duration) -> u64 {
     u64::try_from(length.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,7 +1,7 @@
 //! One connection's bytes: plain or TLS, over TCP or a socket of the file system.
 //!
-//! A client that does not read its answers is given up after a while, and a flush tells that a grant was delivered. Answers
-//! that hyper gives by itself are replaced.
+//! A client that does not read its answers is given up after a while. A flush reports that grants were delivered.
+//! Answers that hyper gives by itself are replaced.
 
 use std::{
     io,
@@ -19,10 +19,10 @@ use tokio::{
 
 use crate::{connections::Peer, metrics, not_http};
 
-/// How much is read ahead at most, to notice that a client hangs up behind bytes that nobody wants yet.
+/// The most bytes that are read ahead, to notice that a client hangs up behind bytes that nobody wants yet.
 const AHEAD: usize = 16 * 1024;
 
-/// What a connection reads from and writes to.
+/// The transport that a connection reads from and writes to.
 pub(crate) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
@@ -33,9 +33,9 @@ pub(crate) struct Stream<T> {
     peer: Arc<Peer>,
     patience: Duration,
     ahead: Ahead,
-    /// What is written in the place of an answer of hyper's own, as far as it is not written yet.
+    /// The rest of an answer that is written in the place of hyper's own.
     instead: BytesMut,
-    /// Since when the client does not read.
+    /// Ends when the client has not read for too long; `None` while it reads.
     stuck: Option<Pin<Box<Sleep>>>,
 }
 
@@ -71,7 +71,7 @@ impl<T: Bytes> Stream<T> {
         true
     }
 
-    /// Writes what is written in the place of an answer of hyper's own.
+    /// Writes the rest of an answer that is written in the place of hyper's own.
     fn write_instead(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.instead.is_empty() {
             let outcome = Pin::new(&mut self.bytes).poll_write(context, &self.instead);
@@ -96,7 +96,7 @@ impl<T: Bytes> Stream<T> {
     }
 }
 
-/// What was read and not asked for yet.
+/// Bytes that were read before anybody asked for them.
 #[derive(Default)]
 struct Ahead {
     bytes: BytesMut,

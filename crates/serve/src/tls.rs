@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::{error::ServeError, settings::TlsFiles};
 
-/// What accepts connections, with the certificate of now.
+/// The acceptor of connections, with the present certificate, and the files that it is read from.
 pub(crate) struct Tls {
     files: TlsFiles,
     acceptor: RwLock<TlsAcceptor>,
@@ -27,7 +27,7 @@ impl Tls {
         Ok(Self { files, acceptor })
     }
 
-    /// Reads the files anew. If they cannot be used, what was there stays.
+    /// Reads the files anew. If they cannot be used, the certificate of before stays.
     pub(crate) fn load(&self) -> Result<(), ServeError> {
         let acceptor = acceptor(&self.files)?;
         *self.acceptor.write().unwrap_or_else(std::sync::PoisonError::into_inner) = acceptor;

@@ -1,6 +1,6 @@
-//! Who may do what: tokens with their roles, from a file that may change, or one that was made at the start.
+//! The rights of callers: tokens with their roles, from a file that may change, or one that was made at the start.
 //!
-//! Tokens are kept as hashes with a salt of this process. Looking one up compares hashes, whose timing tells nothing.
+//! Tokens are kept as hashes with a salt of this process. A lookup compares hashes, whose timing tells nothing.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ use crate::{count::Count, error::ServeError, rate::Bucket};
 /// The shortest token that a file may have.
 const SHORTEST: usize = 16;
 
-/// What a token may do. Each role may do what the roles before it may.
+/// The rights of a token. Each role includes the roles before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// Look at locks, latches, leaders and metrics.
@@ -36,7 +36,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The role's word in files and messages.
+    /// Returns the role's word in files and messages.
     pub fn word(self) -> &'static str {
         match self {
             Self::Look => "look",
@@ -52,12 +52,12 @@ impl Role {
 
 /// The owner of a token.
 pub(crate) struct Who {
-    /// Tells its token from others, and nothing about it.
+    /// Tells the token from others, without revealing it.
     pub(crate) id: Hash,
-    /// How it is called in logs and on holders.
+    /// The owner's name in logs and on holders.
     pub(crate) name: Arc<str>,
     pub(crate) role: Role,
-    /// What the names that it may use begin with; empty if it may use all.
+    /// Beginnings of the names that it may use; empty if it may use all.
     pub(crate) prefixes: Vec<String>,
     pub(crate) rate: Bucket,
     /// Its requests that are worked on.
@@ -108,14 +108,14 @@ struct Line {
 }
 
 impl Tokens {
-    /// The tokens of a file.
+    /// Reads the tokens of a file.
     pub(crate) fn from_file(file: &Path, per_second: u32) -> Result<Self, ServeError> {
         let tokens = Self::empty(per_second)?;
         tokens.load(file)?;
         Ok(tokens)
     }
 
-    /// One token of the role `administer`, which is returned and kept nowhere else.
+    /// Makes one token of the role `administer`. Its text is returned and kept nowhere else.
     pub(crate) fn generated(per_second: u32) -> Result<(Self, String), ServeError> {
         let token = random_token()?;
         let tokens = Self::empty(per_second)?;
@@ -135,7 +135,7 @@ impl Tokens {
         Ok(Self { salt, per_second: f64::from(per_second), known: RwLock::default() })
     }
 
-    /// Reads a file anew. If it cannot be used, what was known stays.
+    /// Reads a file anew and returns the number of its tokens. If it cannot be used, the tokens of before stay.
     pub(crate) fn load(&self, file: &Path) -> Result<usize, ServeError> {
         let shown = file.display();
         let unreadable = |error: io::Error| {
@@ -163,7 +163,7 @@ impl Tokens {
         let mut before = std::mem::take(&mut *known);
         for line in lines {
             let hash = self.hash(&line.token);
-            // Whoever stays the same keeps its rate, and what it waits for.
+            // An owner that stays the same keeps its rate and its requests that wait.
             let who = match before.remove(&hash) {
                 Some(who) if who.says(&line) => who,
                 other => {
@@ -189,7 +189,7 @@ impl Tokens {
         Sha256::new().chain_update(self.salt).chain_update(token).finalize().into()
     }
 
-    /// The owner of `token`.
+    /// Returns the owner of `token`.
     pub(crate) fn find(&self, token: &str) -> Option<Arc<Who>> {
         let hash = self.hash(token);
         self.known.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&hash).cloned()
@@ -206,20 +206,20 @@ fn random(bytes: &mut [u8]) -> Result<(), ServeError> {
     getrandom::fill(bytes).map_err(|error| ServeError::internal(format!("no random numbers: {error}")))
 }
 
-/// Whether a file of secrets is open to others than its owner. As with ssh, this counts for files of the own user only: the
-/// owner of any other file has decided who may read it, such as by a group for this program.
+/// Whether a file of secrets is open to others than its owner. As with ssh, this matters for files of the own user
+/// only: the owner of any other file has chosen its readers, such as by a group for this program.
 fn is_open_to_others(owner: u32, mode: u32, own: u32) -> bool {
     owner == own && mode & 0o077 != 0
 }
 
-/// 256 random bits as text that needs no escaping anywhere.
+/// Returns 256 random bits as text that needs no escaping anywhere.
 fn random_token() -> Result<String, ServeError> {
     let mut bytes = [0; 32];
     random(&mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Lines `ROLE TOKEN [NAME [PREFIX…]]`. Messages never repeat a token.
+/// Reads lines `ROLE TOKEN [NAME [PREFIX…]]`. Error messages never repeat a token.
 fn parse(text: &str) -> Result<Vec<Line>, String> {
     let mut lines: Vec<Line> = Vec::new();
     for (index, line) in text.lines().enumerate() {

@@ -1,4 +1,4 @@
-//! Exit codes, one by one, and that every failure is one line with a remedy.
+//! Each exit code, and the one line with a remedy that every failure prints.
 
 use crate::world::{Blocked, Done, World};
 
@@ -6,7 +6,7 @@ fn code(world: &World, args: &[&str]) -> Option<i32> {
     world.run(args).code
 }
 
-/// One line, from us, and nothing on stdout.
+/// Returns the line on stderr, after checking that it is one, from us, with nothing on stdout.
 fn one_line(done: &Done) -> &str {
     assert!(done.err.starts_with("lockkeeper: ") && done.err.matches('\n').count() == 1, "{done:?}");
     assert!(done.out.is_empty(), "{done:?}");

@@ -1,4 +1,4 @@
-//! `lockkeeper doctor`: what it finds, and its exit codes.
+//! `lockkeeper doctor`: its findings and its exit codes.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 

@@ -2,7 +2,7 @@
 
 use crate::world::{Running, World};
 
-/// The blocks of a page that are marked as this language.
+/// Returns the blocks of a page that are marked as this language.
 fn blocks<'a>(page: &'a str, language: &str) -> impl Iterator<Item = &'a str> {
     let parts: Vec<&str> = page.split(&format!("```{language}\n")).skip(1).collect();
     parts.into_iter().map(|rest| rest.split("```").next().expect("split gives at least one part"))

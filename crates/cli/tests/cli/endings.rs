@@ -1,5 +1,5 @@
-//! Lost locks: whatever happens to the store, to `lockkeeper run` or to its guardian, CMD's whole
-//! group is gone before the next holder starts, and before the lease can end.
+//! Lost locks: no matter what happens to the store, to `lockkeeper run` or to its guardian, CMD's whole group is gone
+//! before the next holder starts, and before the lease can end.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -10,15 +10,15 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::world::{Blocked, Running, World, eventually, group_lives};
 
-/// Ignores TERM, has children that do, and says which group they are.
+/// A script that ignores TERM, has children that do too, and writes their group.
 const STUBBORN: &str = "trap '' TERM; sleep 600 & sleep 600 & echo $$ > group; wait; wait; sleep 600";
 
-/// 100, or as the variable says.
+/// How many rounds to do: 100, or as the variable says.
 fn rounds() -> usize {
     std::env::var("LOCKKEEPER_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(100)
 }
 
-/// Rounds with their numbers, some side by side.
+/// Does all rounds, some side by side, each with its number.
 fn in_rounds(round: impl Fn(usize) + Sync) {
     let begun = AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -36,8 +36,8 @@ fn in_rounds(round: impl Fn(usize) + Sync) {
     });
 }
 
-/// Many times: a stubborn CMD has the lock, the next holder waits, `trouble` happens, and
-/// the next holder looks for anything left.
+/// Checks many times that a stubborn CMD leaves nothing: it has the lock, the next holder waits, `trouble` happens,
+/// and the next holder looks for processes of its group.
 fn nothing_is_left(trouble: impl Fn(&World, &Running) + Sync, code: Option<i32>) {
     in_rounds(|_| one_round(&trouble, code));
 }
@@ -72,12 +72,12 @@ fn nothing_is_left_of_a_killed_one() {
     nothing_is_left(|_, first| first.signal(Signal::SIGKILL), None);
 }
 
-/// Also in the moments in which CMD is not there yet, or its guardian is not.
+/// The kill also comes in moments in which CMD is not there yet, or its guardian is not.
 #[test]
 fn nothing_is_left_of_one_killed_while_it_starts() {
     in_rounds(|number| {
         let world = World::new();
-        // The name is unique, and stands in the command line of all that is started for it.
+        // The name is unique, and stands in the command lines of all processes that are started for it.
         let mark = format!("mark-{}", world.path("x").display());
         let script = format!("trap '' TERM; sleep 600 & sleep 600 # {mark}");
         let run = world.start_run(&["x", "--lease", "2s"], &script);
@@ -188,7 +188,7 @@ fn a_killed_guardian_is_replaced() {
     let first = eventually("the guardian", guardian);
     kill(first, Signal::SIGKILL).expect("killed");
     let second = eventually("another guardian", || guardian().filter(|second| *second != first));
-    // It does not go away when everybody is told to, as a service manager does.
+    // The guardian does not end when a service manager tells every process to.
     kill(second, Signal::SIGTERM).expect("told");
     kill(second, Signal::SIGHUP).expect("told");
     run.signal(Signal::SIGKILL);

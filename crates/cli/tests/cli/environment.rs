@@ -1,4 +1,4 @@
-//! Where the store comes from, and starts from places with little around: cron, services.
+//! The sources of the store's URL, and starts from places with little around them: cron, services.
 
 use std::process::Stdio;
 
@@ -20,7 +20,7 @@ fn the_default_store_is_a_file_of_the_user() {
     assert!(nowhere.err.contains("HOME"), "{nowhere:?}");
 }
 
-/// An empty variable is what a script with a misspelt name of its own leaves, and `-v` says which store it is.
+/// A script with a misspelt name of its own leaves an empty variable. And `-v` names the store.
 #[test]
 fn no_wrong_store_is_picked_in_silence() {
     let world = World::new();

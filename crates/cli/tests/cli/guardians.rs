@@ -1,5 +1,5 @@
-//! The command on stores with servers. A `lockkeeper run` that is killed: its guardian releases the lock on every store,
-//! after the end of CMD's processes. And one that is evicted is told why.
+//! The command on stores with servers. When a `lockkeeper run` is killed, its guardian releases the lock on every
+//! store, after the end of CMD's processes. One that is evicted is told why.
 
 use std::process::Command;
 
@@ -10,10 +10,10 @@ use crate::{
     world::{Running, World, eventually},
 };
 
-/// Ignores TERM, has a child that does, and says which group they are.
+/// A script that ignores TERM, has a child that does too, and writes their group.
 const STUBBORN: &str = "trap '' TERM; sleep 600 & echo $$ > group; sleep 600";
 
-/// `lockkeeper run x --lease 5m` on a store that only the environment names.
+/// Starts `lockkeeper run x --lease 5m` on a store that only the environment names.
 fn start(world: &World, url: &str, options: &[&str], script: &str) -> Running {
     let args = [&["run", "x", "--lease", "5m"], options, &["--", "sh", "-c", script]].concat();
     let mut command = world.lockkeeper(&args);
@@ -27,7 +27,7 @@ fn next(world: &World, url: &str, wait: &str, script: &str) -> Option<i32> {
     Running::spawn(command).done().code
 }
 
-/// The next holder comes long before the end of the lease, and sees nothing of CMD's group.
+/// Checks that the next holder comes long before the end of the lease, and sees no process of CMD's group.
 fn a_killed_one_frees_its_lock(url: &str) {
     let world = World::new();
     let run = start(&world, url, &[], STUBBORN);
@@ -100,7 +100,7 @@ fn nothing_of_a_killed_one_works_in_another_group_on_redis() {
     nothing_works_in_another_group(&server.url);
 }
 
-/// CMD dies of the signal at once, what it started does not.
+/// CMD dies of the signal at once; its child does not.
 #[test]
 fn nothing_works_in_another_group_after_a_signal() {
     let script =
@@ -117,7 +117,8 @@ fn nothing_works_in_another_group_after_a_signal() {
     assert_eq!(run.done().code, Some(143));
 }
 
-/// One that began a session of its own is not ended, so the lock of a killed run is left to its lease while that lives.
+/// Checks that a process that began a session of its own is not ended, and that the lock of a killed run is left to its
+/// lease while that process lives.
 fn what_left_keeps_the_lock(url: &str) {
     let world = World::new();
     let script = "setsid sh -c 'echo $$ > work; exec sleep 600' & echo $$ > group; wait";
@@ -165,7 +166,7 @@ fn a_run_that_dies_before_its_guardian_has_started_frees_its_lock() {
     assert_eq!(next(&world, &server.url, "0", "true"), Some(0));
 }
 
-/// The guardian has something to say, and its stderr is a pipe that is full.
+/// The guardian has a warning to print, and its stderr is a pipe that is full.
 #[test]
 fn a_full_pipe_does_not_keep_the_lock() {
     let server = Server::start("redis");
@@ -181,7 +182,7 @@ fn a_full_pipe_does_not_keep_the_lock() {
     }
 }
 
-/// A service manager would wait for it.
+/// A service manager would wait for the guardian.
 #[test]
 fn a_guardian_without_a_store_ends_when_it_is_told_to() {
     let (world, server) = (World::new(), Server::start("redis"));
@@ -246,7 +247,7 @@ fn an_evicted_one_is_told_why() {
     for url in [&sqlite, &redis.url, &zookeeper.url] {
         let world = World::new();
         let script = "echo $$ > group; exec sleep 600";
-        // It hears of it within a third of its lease.
+        // The run hears of the eviction within a third of its lease.
         let mut run = world.lockkeeper(&["run", "x", "--lease", "12s", "--", "sh", "-c", script]);
         run.env("LOCKKEEPER_STORE", url);
         let run = Running::spawn(run);

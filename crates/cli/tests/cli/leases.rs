@@ -46,7 +46,7 @@ fn a_lease_is_not_renewed_by_itself_but_by_renew() {
     assert_eq!(world.run(&["release", short.trim()]).code, Some(79));
 }
 
-/// `--lease`, else the store's URL, else 30 s.
+/// The length is that of `--lease`, else of the store's URL, else 30 s.
 #[test]
 fn the_stores_url_may_set_the_lease() {
     let world = World::new();
@@ -169,7 +169,7 @@ fn a_latch_counts_down_to_zero() {
     out(&["latch", "import", "reset"]);
     assert_eq!(out(&["latch", "import", "show"]), "3 of 3");
     let waiter = world.start(&["latch", "import", "wait"]);
-    // There is no list of those who wait for a latch; an early signal would end it just the same.
+    // There is no list of a latch's waiters. A signal that comes too early would end the waiter just the same.
     waiter.signal(Signal::SIGINT);
     assert!(matches!(waiter.done().code, Some(130) | None));
     out(&["latch", "import", "delete"]);

@@ -1,4 +1,4 @@
-//! `list`, `show` and `evict`: what an operator sees, and what programs read.
+//! `list`, `show` and `evict`, as operators see them and as programs read them.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::world::{Running, World, eventually};
 /// A key, and whether its value is as it should be.
 type Field<'a> = (&'a str, fn(&Value) -> bool);
 
-/// The keys and types of one object, exactly.
+/// Checks that an object has exactly these keys, with values of these types.
 fn check(value: &Value, schema: &[Field<'_>]) {
     let object = value.as_object().unwrap_or_else(|| panic!("an object: {value}"));
     assert_eq!(object.len(), schema.len(), "{value}");
@@ -24,7 +24,7 @@ fn is_units(value: &Value) -> bool {
     value == "all" || value.as_u64().is_some_and(|units| units > 0)
 }
 
-/// 2026-11-15T10:13:07.998Z
+/// Whether it has the form of 2026-11-15T10:13:07.998Z.
 fn is_moment(value: &Value) -> bool {
     value.as_str().is_some_and(|text| {
         let shape: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
@@ -125,7 +125,7 @@ fn people_see_a_table() {
     assert_eq!(world.run(&["show", "free"]).out, "free is free\n");
 }
 
-/// The file name of CMD and nothing of its arguments, unless there is a label.
+/// The label is the file name of CMD without its arguments, unless one is given.
 #[test]
 fn an_operator_sees_what_runs_and_what_a_leader_says() {
     let world = World::new();

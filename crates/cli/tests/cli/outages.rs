@@ -1,4 +1,4 @@
-//! Outages of a store that this test can stop: exit codes, and what is said of them.
+//! Outages of a store that this test can stop: the exit codes and the warnings.
 
 use std::{
     io::{PipeWriter, Write as _},
@@ -13,7 +13,7 @@ use crate::{
     world::{Done, Running, World, eventually},
 };
 
-/// The command in the world's folder, on this Redis.
+/// Returns the command in the world's folder, on this Redis.
 fn on(world: &World, redis: &Redis, args: &[&str]) -> Command {
     let mut command = world.lockkeeper(args);
     command.env("LOCKKEEPER_STORE", redis.url());
@@ -39,7 +39,7 @@ fn count(world: &World, redis: &Redis, of: &str) -> usize {
     view[of].as_array().map_or(0, Vec::len)
 }
 
-/// What the caller wants for a busy lock does not count for a store that is gone.
+/// The exit code that the caller wants for a busy lock does not count for a store that is gone.
 #[test]
 fn a_store_that_is_gone_when_a_wait_ends_is_69() {
     let (world, redis) = (World::new(), Redis::start());
@@ -94,7 +94,7 @@ fn each_outage_is_said_once_and_once_when_it_is_over() {
     assert_eq!(done.err.matches("answers again").count(), 2, "{done:?}");
 }
 
-/// As after Ctrl-S, or in front of `less`. The keeper's thread must go on renewing.
+/// Nobody reads, as after Ctrl-S or in front of `less`. The keeper's thread must go on renewing.
 #[test]
 fn a_stderr_that_nobody_reads_costs_no_lock() {
     let (world, redis) = (World::new(), Redis::start());
@@ -111,7 +111,7 @@ fn a_stderr_that_nobody_reads_costs_no_lock() {
     assert_eq!(child.wait().expect("ended").code(), Some(0));
 }
 
-/// A pipe that takes nothing more.
+/// Returns a pipe that takes nothing more.
 fn full_pipe() -> (std::io::PipeReader, PipeWriter) {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
@@ -126,7 +126,7 @@ fn full_pipe() -> (std::io::PipeReader, PipeWriter) {
     (reader, writer)
 }
 
-/// A Redis that saves nothing, which is what this one is.
+/// This Redis saves nothing, which is a risk.
 #[test]
 fn what_a_store_finds_risky_is_said_once_and_not_to_a_cron_job() {
     let (world, redis) = (World::new(), Redis::start());

@@ -33,7 +33,7 @@ impl Traffic {
         serde_json::from_str(&Running::spawn(curl).done().out).unwrap_or_default()
     }
 
-    /// Acquires, renews, is refused, waits and releases.
+    /// Makes calls of all kinds: an acquisition, a renewal, a wait in vain, a fence and a release.
     fn round(&self, world: &World) {
         let held = self.call(world, "/v1/acquire", "{\"name\":\"hot\",\"lease\":\"1m\"}");
         let lease = format!("{{\"lease\":{}}}", held["lease"]);
@@ -48,13 +48,13 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
 }
 
-/// The rules of the page, as a file of their own.
+/// Returns the rules of the page, as a file of their own.
 fn rules() -> String {
     let page = include_str!("../../../../docs/observability.md");
     page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("rules").to_owned()
 }
 
-/// The queries of the rules, without the limits that are hopefully not reached.
+/// Returns the queries of the rules, without their limits, which are hopefully not reached.
 fn rule_queries() -> Vec<String> {
     let rules = rules();
     let queries = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
@@ -66,7 +66,7 @@ fn rule_queries() -> Vec<String> {
     queries.flat_map(|query| query.split(" or ").map(without_limit).collect::<Vec<_>>()).collect()
 }
 
-/// The queries of the dashboard, as Grafana would send them.
+/// Returns the queries of the dashboard, as Grafana would send them.
 fn dashboard_queries() -> Vec<String> {
     let dashboard: Value =
         serde_json::from_str(include_str!("../../../../docs/grafana/lockkeeper.json")).expect("JSON");

@@ -49,7 +49,7 @@ impl Screen {
         self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
 
-    /// Everything shown so far.
+    /// Returns all text shown so far.
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.seen.lock().expect("not poisoned")).into_owned()
     }

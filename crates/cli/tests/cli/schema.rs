@@ -1,4 +1,4 @@
-//! `lockkeeper schema`: the SQL is run by the tools that administrators have. `psql` and `mariadb` run it in the tests of these
+//! `lockkeeper schema`: SQL for the tools that administrators have. `psql` and `mariadb` run it in the tests of these
 //! stores.
 
 use std::process::Stdio;

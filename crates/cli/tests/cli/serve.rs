@@ -1,4 +1,4 @@
-//! `lockkeeper serve` as a process: what it prints, and how it ends.
+//! `lockkeeper serve` as a process: its output and its end.
 
 use std::io::{BufRead, BufReader};
 #[cfg(feature = "full")]
@@ -29,7 +29,7 @@ impl Served {
     }
 }
 
-/// Starts a server on the store of `world`; its URL, and the token that it made.
+/// Starts a server on the store of `world`; returns its URL and the token that it made.
 pub(crate) fn start(world: &World) -> (Served, String, String) {
     start_with(world, &[])
 }
@@ -47,7 +47,7 @@ pub(crate) fn start_with(world: &World, options: &[&str]) -> (Served, String, St
     (Served { running }, url, token)
 }
 
-/// Asks with curl; the status and what was answered.
+/// Asks with curl; returns the status and the body.
 fn ask(world: &World, url: &str, token: &str, body: Option<&str>) -> (String, String) {
     let mut curl = world.command("curl");
     curl.args(["-s", "-w", "\n%{http_code}", "-H", &format!("Authorization: Bearer {token}"), url]);
@@ -148,7 +148,7 @@ fn clients_go_on_when_one_of_two_servers_is_killed() {
     assert_eq!(second.0.done().code, Some(0));
 }
 
-/// What several clients do one at a time.
+/// Work that several clients do one at a time, and its record.
 #[cfg(feature = "full")]
 struct Job {
     addresses: [std::net::SocketAddr; 2],
@@ -184,7 +184,7 @@ impl Job {
         }
     }
 
-    /// What one of the servers answers; none if it is gone.
+    /// Returns the answer of one of the servers; `None` if it is gone or refuses.
     fn post(&self, turn: usize, path: &str, body: &str) -> Option<String> {
         let mut stream = std::net::TcpStream::connect(self.addresses[turn % 2]).ok()?;
         let request = format!(

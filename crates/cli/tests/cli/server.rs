@@ -85,7 +85,7 @@ impl Link {
         Self { url, state }
     }
 
-    /// From now on nothing arrives at the server.
+    /// Lets nothing arrive at the server from now on.
     pub(crate) fn swallow(&self) {
         self.state.swallows.store(true, Ordering::SeqCst);
     }
@@ -95,7 +95,7 @@ impl Link {
         eventually("a request", || self.state.has_swallowed.load(Ordering::SeqCst).then_some(()));
     }
 
-    /// From now on everything arrives again.
+    /// Lets everything arrive again from now on.
     pub(crate) fn pass(&self) {
         self.state.swallows.store(false, Ordering::SeqCst);
     }

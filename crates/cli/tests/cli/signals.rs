@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, killpg};
 
 use crate::world::{Running, World, eventually};
 
-/// Says which signals it gets, in order, and ends with 3 at TERM.
+/// A script that writes the signals it gets, in order, and ends with 3 at TERM.
 const LISTENER: &str = "for s in INT HUP QUIT USR1 USR2; do trap \"echo $s >> got\" $s; done; \
     trap 'echo TERM >> got; exit 3' TERM; echo > ready; while :; do sleep 0.01; done";
 
@@ -50,10 +50,10 @@ fn a_signal_while_waiting_leaves_the_line() {
     assert!(!world.path("ran").exists());
 }
 
-/// What `nohup`, and a script that puts a job into the background, make a job ignore.
+/// The signals that a job ignores because of `nohup`, or of a script that puts it into the background.
 const SPARED: [Signal; 3] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT];
 
-/// `lockkeeper run x -- sh -c SCRIPT`, started by somebody who ignores those.
+/// Starts `lockkeeper run x -- sh -c SCRIPT` with those signals ignored.
 fn start_spared(world: &World, script: &str) -> Running {
     let mut shell = world.command("sh");
     shell.args(["-c", "trap '' HUP INT QUIT; exec \"$L\" run x -- sh -c \"$1\"", "sh", script]);

@@ -1,8 +1,8 @@
-//! The stores that a build has, and what it says of the others.
+//! The stores that a build has, and its error for the others.
 
 use crate::world::World;
 
-/// Nobody listens on this port.
+/// Stores with a password, at a port on which nobody listens.
 const URLS: [&str; 6] = [
     "mysql://ada:canary@127.0.0.1:1/m",
     "postgres://ada:canary@127.0.0.1:1/m",
@@ -12,7 +12,7 @@ const URLS: [&str; 6] = [
     "zookeeper://ada:canary@127.0.0.1:1/",
 ];
 
-/// Each URL, by file as its password stands in it, what came of it, and what to expect.
+/// Checks the exit code and the words of the error for each URL. They come from a file, since they hold a password.
 fn each(code: i32, words: &[&str]) {
     let world = World::new();
     for url in URLS {

@@ -1,4 +1,4 @@
-//! In a real pseudo-terminal: what is shown, Ctrl-C, Ctrl-Z, and who has the keyboard.
+//! Tests in a real pseudo-terminal: the line while waiting, Ctrl-C, Ctrl-Z, and the group that has the keyboard.
 
 use std::process::Command;
 

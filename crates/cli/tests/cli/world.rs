@@ -20,7 +20,7 @@ pub(crate) struct World {
     folder: tempfile::TempDir,
 }
 
-/// What a finished command left.
+/// The exit code and the output of a finished command.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) code: Option<i32>,
@@ -65,7 +65,7 @@ impl World {
         eventually(name, || Some(self.read(name)).filter(|text| text.ends_with('\n'))).trim().to_owned()
     }
 
-    /// `program`, working in the folder with the folder's store.
+    /// Returns the command `program`, which works in the folder with the folder's store.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command
@@ -111,7 +111,7 @@ impl World {
         self.start(&args)
     }
 
-    /// What `show --json` says.
+    /// Returns the object that `show --json` prints.
     pub(crate) fn show(&self, name: &str) -> serde_json::Value {
         let done = self.run(&["show", name, "--json"]);
         serde_json::from_str(&done.out).unwrap_or_else(|error| panic!("{error}: {done:?}"))
@@ -126,8 +126,9 @@ impl World {
     }
 }
 
-/// Whoever started the tests may ignore signals, as `nohup` and the background jobs of a script do, and what is ignored
-/// stays so in every new process. What is caught does not: there it has its usual action, from the first moment on.
+/// Catches the signals that this process ignores. The tests may have been started with some ignored, as under `nohup`
+/// or as a background job of a script. An ignored signal stays ignored in every new process. One that is caught does
+/// not: there it has its usual action, from the first moment on.
 fn catch_what_is_ignored() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -159,7 +160,7 @@ impl Running {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// What it prints, from now on.
+    /// Returns its stdout, to be read while it runs.
     #[cfg(feature = "serve")]
     pub(crate) fn stdout(&mut self) -> &mut std::process::ChildStdout {
         self.child.stdout.as_mut().expect("piped")
@@ -169,7 +170,7 @@ impl Running {
         nix::sys::signal::kill(self.pid(), signal).expect("it lives");
     }
 
-    /// Waits for its end. What others still write to its pipes is not waited for.
+    /// Waits for its end, and returns its output.
     pub(crate) fn done(mut self) -> Done {
         use std::io::Read;
         let status = eventually("the end of a process", || self.child.try_wait().expect("our child"));
@@ -179,7 +180,7 @@ impl Running {
         done
     }
 
-    /// The pids of its child processes whose command line holds `word`.
+    /// Returns the pids of its child processes whose command line holds `word`.
     pub(crate) fn children(&self, word: &str) -> Vec<Pid> {
         let list = Command::new("ps").args(["-o", "pid=,args=", "--ppid", &self.pid().to_string()]).output();
         let list = String::from_utf8_lossy(&list.expect("ps runs").stdout).into_owned();

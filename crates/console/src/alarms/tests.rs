@@ -15,7 +15,7 @@ impl Test {
         Self { world: World::new(), alarms }
     }
 
-    /// One sample, and what it brought about.
+    /// Takes a sample, and returns the alarms that it raised or ended.
     fn sample(&mut self, seen: &[Seen]) -> Vec<String> {
         self.world.sample(seen);
         let locks = LocksSeen::Now(&self.world.history);
@@ -34,7 +34,7 @@ impl Test {
         said(&self.alarms.look(&look))
     }
 
-    /// The doctor looked, and nobody at the locks.
+    /// Gives the alarms the doctor's findings, without a sample of the locks.
     fn doctor(&mut self, findings: &[Finding]) -> Vec<String> {
         let look = Look { now: self.world.now, locks: LocksSeen::Before, failing: None, findings };
         said(&self.alarms.look(&look))
@@ -166,7 +166,7 @@ fn too_many_alarms_about_locks_leave_room_for_others() {
     test.sample(&[]);
     test.samples(4, &seen);
     assert_eq!(test.alarms.left_off().count(), MOST);
-    // A lease that is late among them is told.
+    // A late lease among them is told.
     seen.push(resource("late").held_by(1));
     test.samples(6, &seen);
     let late = |second: u64| resource("late").held_by(1).with_left(20_000 - second * 1000);
@@ -281,7 +281,7 @@ fn the_doctor_does_not_change_alarms_about_locks() {
     assert_eq!(test.samples(20, &[crowd]).len(), 1);
     test.samples(20, &[]);
     test.doctor(&[clock_differs("2s")]);
-    // It was gone since second 20, whoever looked meanwhile.
+    // The crowd was gone since second 20, no matter who looked meanwhile.
     let ended: Vec<String> = test.samples(20, &[]).into_iter().filter(|it| it.starts_with("too")).collect();
     assert_eq!(ended, ["too_many_waiters a off 1-20"]);
 }
@@ -310,7 +310,7 @@ fn names_are_matched_once_until_the_rules_change() {
     };
     let before = known(&test);
     assert_eq!(before.limits.held.at(), Some(std::time::Duration::from_secs(3)));
-    // What is known is believed: nothing is matched anew.
+    // Known limits are believed: no name is matched anew.
     let other = Limits { renewal: false, ..before.limits };
     let record = test.world.history.record(&name).expect("a record");
     record.limits.set(Some(KnownLimits { limits: other, ..before }));

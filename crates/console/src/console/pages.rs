@@ -1,4 +1,4 @@
-//! What each page shows of what is known.
+//! The contents of each page.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -31,7 +31,7 @@ use crate::{
 
 /// The most holders of a lock in a list.
 const FEW: usize = 3;
-/// How far back the page of a lock looks, in minutes, unless it says so.
+/// How many minutes the page of a lock looks back, unless the query says so.
 const MINUTES: u64 = 60;
 
 impl State {
@@ -50,7 +50,7 @@ impl State {
         }
     }
 
-    /// The locks that there is an alarm about.
+    /// Returns the locks that there is an alarm about.
     fn alarmed(&self) -> HashSet<&str> {
         self.alarms.active().filter_map(|alarm| alarm.name.as_deref()).collect()
     }
@@ -204,7 +204,7 @@ impl State {
             ended: self.alarms.ended().filter(seen).cloned().collect(),
             limits: limits(self.alarms.rules(), scope),
             restricted: !scope.is_all(),
-            // Paths, hosts and what is wrong with them are for operators of the server.
+            // Paths and hosts, and errors about them, are for operators of the server.
             file: self
                 .file
                 .clone()
@@ -240,7 +240,7 @@ impl State {
     }
 }
 
-/// A number as people write it.
+/// Returns a number with a comma before each group of three digits.
 fn thousands(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> =

@@ -17,7 +17,7 @@ use crate::{
     view::{Holder, LimitRow, Row, Waiter},
 };
 
-/// The most waiters on the page of a lock, and holders.
+/// The most waiters on the page of a lock, and the most holders.
 pub(super) const MANY: usize = 200;
 
 pub(super) fn lock_row(
@@ -96,7 +96,7 @@ pub(super) fn queue(view: &ResourceView, record: Option<&Record>, at: Millis) ->
     view.waiters.iter().take(MANY).enumerate().map(waiter).collect()
 }
 
-/// The limits, as far as they are for names that `scope` may see.
+/// Returns the limits that may be for names that `scope` may see.
 pub(super) fn limits(rules: &Rules, scope: Scope<'_>) -> Vec<LimitRow> {
     let length = |limit: Limit<Duration>| limit.at().map_or_else(|| "off".to_owned(), duration::show);
     let number = |limit: Limit<u32>| limit.at().map_or_else(|| "off".to_owned(), |limit| limit.to_string());

@@ -1,4 +1,4 @@
-//! Who takes part in the demo.
+//! The processes of the demo.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::clock::Millis;
 const SECOND: Millis = 1000;
 const MINUTE: Millis = 60_000;
 
-/// A name of the script.
+/// Returns a name of the script.
 ///
 /// # Panics
 /// Not for the names of the script, which are good.
@@ -42,7 +42,7 @@ fn job(dice: &mut Dice, lock: &str, program: &str, host: &str) -> Job {
     }
 }
 
-/// All of them.
+/// Returns all processes.
 pub(crate) fn jobs(dice: &mut Dice) -> Vec<Job> {
     let mut jobs = Vec::new();
     checkout(dice, &mut jobs);
@@ -145,7 +145,7 @@ fn mail_and_catalog(dice: &mut Dice, jobs: &mut Vec<Job>) {
     });
 }
 
-/// Every ten minutes its bank is slow for a while, and a queue builds up.
+/// Adds the payments. Every ten minutes their bank is slow for a while, and a queue builds up.
 fn payments(dice: &mut Dice, jobs: &mut Vec<Job>) {
     for place in 1..=12 {
         jobs.push(Job {
@@ -178,7 +178,7 @@ fn reports(dice: &mut Dice, jobs: &mut Vec<Job>) {
     });
 }
 
-/// Many locks that nobody waits for: most of what there is, as in every store.
+/// Adds many locks that nobody waits for, which are the most in every store.
 fn sessions(dice: &mut Dice, jobs: &mut Vec<Job>) {
     for _ in 0..170 {
         let user = dice.between(10_000, 99_999);

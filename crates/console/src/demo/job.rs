@@ -13,7 +13,7 @@ use lockkeeper::{
 use super::Dice;
 use crate::clock::Millis;
 
-/// What a process does.
+/// A process and its script.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) name: Name,
@@ -26,18 +26,18 @@ pub(crate) struct Job {
     pub(crate) lease: Millis,
     /// How long it holds, at least and at most.
     pub(crate) hold: (Millis, Millis),
-    /// How long it does something else, at least and at most.
+    /// How long it pauses between two claims, at least and at most.
     pub(crate) pause: (Millis, Millis),
-    /// Times at which it holds for longer: every so often, and for how long.
+    /// Times of long holds: the time from one to the next, and their length.
     pub(crate) slow: Option<(Millis, Millis)>,
-    /// When it crashes while it holds.
+    /// From when on it crashes if it holds, once.
     pub(crate) crashes_at: Option<Millis>,
     pub(crate) state: State,
     pub(crate) keeper: KeeperId,
     pub(crate) seq: u64,
 }
 
-/// What it does now.
+/// The present state of a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum State {
     Pauses { until: Millis },

@@ -1,4 +1,4 @@
-//! One lock's history: who holds and waits now, what is over, and its use over time.
+//! One lock's history: its present holds and waits, those that are over, and its use over time.
 
 use std::{
     cell::Cell,
@@ -25,10 +25,11 @@ use crate::{
 /// A grant that was pushed has a short first lease until its keeper confirms it; only older ones can be late.
 const CONFIRMED: Millis = FIRST_LEASE.as_millis() as Millis + 1000;
 
-/// Without a renewal that was seen, a holder with less than this may be late. It is a third of the usual lease.
+/// A holder with less of its lease than this may be late if no renewal of it was seen. It is a third of the usual
+/// lease.
 const LATE_UNSEEN: Millis = 10_000;
 
-/// How a hold ended, as far as samples tell.
+/// The end of a hold, as far as samples tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum HoldEnd {
     /// It was released, as far as can be seen.
@@ -41,7 +42,7 @@ pub(crate) enum HoldEnd {
     Evicted,
 }
 
-/// How a wait ended.
+/// The end of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitEnd {
     /// It holds the lock.
@@ -50,7 +51,7 @@ pub(crate) enum WaitEnd {
     Left,
 }
 
-/// Somebody's hold of a lock.
+/// A hold of a lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub(crate) who: Arc<Who>,
@@ -69,18 +70,19 @@ pub(crate) struct Hold {
     renewals: Renewals,
 }
 
-/// What samples tell of a hold's renewals. The lease that the store shows is the one that was asked for at first, which a
-/// `min_hold` makes longer than those of the renewals, so lateness is judged by the renewals that were seen.
+/// The renewals of a hold, as far as samples tell. The store shows the lease that was asked for at first. A `min_hold`
+/// makes that longer than those of the renewals, so lateness is judged by the renewals that were seen.
 #[derive(Clone, Copy, Debug, Default)]
 struct Renewals {
     /// When the lease ends, as of the last renewal that was seen.
     expires: Option<Millis>,
-    /// What was left right after that renewal; `None` before the first.
+    /// The rest of the lease right after that renewal; `None` before the first.
     full: Option<Millis>,
 }
 
 impl Renewals {
-    /// Takes in that the lease ends at `expires`, of which `left` is left. Moments of samples are exact up to `slack`.
+    /// Takes in that the lease ends at `expires`, and that `left` of it is left. Moments of samples are exact up to
+    /// `slack`.
     fn see(&mut self, expires: Millis, left: Millis, slack: Millis) {
         match self.expires {
             None => self.expires = Some(expires),
@@ -91,8 +93,9 @@ impl Renewals {
         }
     }
 
-    /// A holder that has less left should have renewed before: a third of what a renewal brought. Before the first renewal
-    /// nobody knows what one brings.
+    /// Returns the least rest of a lease in time: a holder with less should have renewed before. It is a third of the
+    /// lease after a renewal. Before the first renewal nobody knows that, so it is a third of `lease`, but at most
+    /// [`LATE_UNSEEN`].
     fn least(&self, lease: Millis) -> Millis {
         self.full.map_or_else(|| (lease / 3).min(LATE_UNSEEN), |full| full / 3)
     }
@@ -135,7 +138,7 @@ impl Hold {
         }
     }
 
-    /// What is left of the lease, if its process should have renewed it before.
+    /// Returns the rest of the lease if its process should have renewed it before.
     pub(crate) fn late(&self) -> Option<Duration> {
         let left = self.left?;
         let confirmed = self.to - self.from > CONFIRMED;
@@ -143,7 +146,7 @@ impl Hold {
         late.then(|| Duration::from_millis(left))
     }
 
-    /// The length of its lease, as the store shows it.
+    /// Returns the length of its lease, as the store shows it.
     pub(crate) fn lease(&self) -> Millis {
         self.lease
     }
@@ -161,7 +164,7 @@ impl Hold {
     }
 }
 
-/// Somebody's wait for a lock.
+/// A wait for a lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Wait {
     pub(crate) who: Arc<Who>,
@@ -194,7 +197,7 @@ pub(crate) enum Past {
 }
 
 impl Past {
-    /// Its end.
+    /// Returns the moment of its end.
     fn to(&self) -> Millis {
         match self {
             Self::Hold(hold) => hold.to,
@@ -203,7 +206,7 @@ impl Past {
     }
 }
 
-/// Why something is dropped.
+/// The reason for dropping an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Dropped {
     TooOld,
@@ -223,7 +226,7 @@ pub(crate) struct Record {
     /// Steps of half a minute, for the last hour.
     pub(crate) coarse: Curve,
     sample: u64,
-    /// From when on everything that was seen of it is still there, if something had to be dropped.
+    /// The moment since when everything that was seen of it is kept, if something had to be dropped.
     whole_since: Option<Millis>,
     /// The limits of its alarms, and the rules that they are by.
     pub(crate) limits: Cell<Option<KnownLimits>>,
@@ -239,7 +242,7 @@ pub(crate) struct KnownLimits {
 }
 
 impl Record {
-    /// A lock of which nothing is known yet, or no longer what was before `whole_since`.
+    /// Makes the record of a lock that was not seen yet, or whose history before `whole_since` was forgotten.
     pub(crate) fn new(view: &ResourceView, whole_since: Option<Millis>) -> Self {
         Self {
             kind: kind(view).unwrap_or(Kind::Mutex),
@@ -255,12 +258,12 @@ impl Record {
         }
     }
 
-    /// From when on everything that was seen of it is still there, if something had to be dropped.
+    /// Returns the moment since when everything that was seen of it is kept, if something had to be dropped.
     pub(crate) fn whole_since(&self) -> Option<Millis> {
         self.whole_since
     }
 
-    /// The sample that it was last seen in.
+    /// Returns the number of the sample that it was last seen in.
     pub(crate) fn sample(&self) -> u64 {
         self.sample
     }
@@ -281,7 +284,7 @@ impl Record {
         self.past.iter().map(|(_, past)| past)
     }
 
-    /// Takes in what a sample shows of this lock.
+    /// Takes in a sample's view of this lock.
     pub(crate) fn observe(&mut self, step: &mut Step<'_>, view: &ResourceView) {
         self.sample = step.sample;
         self.kind = kind(view).unwrap_or(self.kind);
@@ -329,7 +332,7 @@ impl Record {
         for (place, waiter) in view.waiters.iter().enumerate() {
             let mut wait = before.take(place, &waiter.contender).unwrap_or_else(|| Wait::new(step, waiter));
             if let Some(before) = step.before {
-                // Nobody knows how they waited while nothing was seen.
+                // Nobody knows about their wait in a time without samples.
                 used.waited += (step.now - wait.from.max(before).min(step.now)).min(step.longest);
             }
             wait.to = step.now;
@@ -338,7 +341,7 @@ impl Record {
         before.rest()
     }
 
-    /// Nobody holds it or waits for it any more.
+    /// Takes note that nobody holds it or waits for it any more.
     pub(crate) fn free(&mut self, step: &mut Step<'_>) {
         for mut wait in std::mem::take(&mut self.waits) {
             (wait.end, wait.to) = (Some(WaitEnd::Left), step.now);
@@ -388,7 +391,7 @@ impl Record {
         }
     }
 
-    /// How many holds and waits of it are over and still there.
+    /// How many of its holds and waits are over and still there.
     pub(crate) fn past_len(&self) -> usize {
         self.past.len()
     }
@@ -412,14 +415,14 @@ impl Record {
         }
     }
 
-    /// Drops what is too old of its curves. True if nothing is left of it.
+    /// Drops the steps of its curves that are too old. True if nothing is left of the record.
     pub(crate) fn forget(&mut self, now: Millis) -> bool {
         let quiet = self.fine.forget(now) & self.coarse.forget(now);
         quiet && !self.is_live() && self.past.is_empty()
     }
 }
 
-/// What was known before, to be found again by key. Nearly always everything is where it was.
+/// The items of the sample before, to be found again by key. Nearly always each is in its old place.
 struct Known<T, K, F> {
     items: Vec<Option<T>>,
     key: F,
@@ -440,7 +443,7 @@ impl<T, K: Eq + Hash, F: Fn(&T) -> K> Known<T, K, F> {
         if items.len() <= 8 {
             return items.iter().position(is).and_then(|place| items[place].take());
         }
-        // A long queue that moved up: one pass instead of one for each.
+        // A long queue has moved up: one pass over the items instead of one for each.
         let places = places.get_or_insert_with(|| {
             let all = items.iter().enumerate();
             all.filter_map(|(place, item)| Some((key_of(item.as_ref()?), place))).collect()

@@ -1,4 +1,4 @@
-//! A world of samples in virtual time, and what history makes of them.
+//! A world of samples in virtual time, and the history that they make.
 
 use std::{
     num::NonZeroU32,
@@ -68,7 +68,7 @@ impl Seen {
         self
     }
 
-    /// Each process has one acquisition, with its own number as the token's.
+    /// Adds a holder: a process with one acquisition, whose token has the process's number.
     pub(crate) fn held_by(self, who: u64) -> Self {
         self.held_by_task(who, who)
     }
@@ -88,12 +88,12 @@ impl Seen {
         self
     }
 
-    /// The last holder's lease is so long, not 30 s.
+    /// Sets the length of the last holder's lease, instead of 30 s.
     pub(crate) fn with_lease(self, length: u64) -> Self {
         self.holder(|lease| lease.length = length)
     }
 
-    /// So much of the last holder's lease is left.
+    /// Sets the rest of the last holder's lease.
     pub(crate) fn with_left(self, left: u64) -> Self {
         self.holder(|lease| lease.left = Some(left))
     }
@@ -155,7 +155,7 @@ impl Seen {
     }
 }
 
-/// A sample of these locks.
+/// Makes a sample of these locks.
 pub(crate) fn sample(now: Millis, seen: &[Seen]) -> Sample {
     let mut locks: Vec<_> = seen.iter().map(|seen| Arc::new(seen.view(now))).collect();
     locks.sort_by(|one, other| one.name.cmp(&other.name));
@@ -181,7 +181,7 @@ impl World {
         self.history.record(&Name::new("a").expect("a name")).expect("a record")
     }
 
-    /// Who held for how long and how it ended, and who waited for how long.
+    /// Returns the holds and waits that are over, each with its process, its moments and its end.
     fn past(&self) -> Vec<String> {
         let at = |moment: Millis| (moment - START) / 1000;
         let each = self.record().past().map(|past| match past {
@@ -227,7 +227,7 @@ fn what_was_there_before_the_first_sample_began_when_the_store_says() {
     assert_eq!(world.record().holds()[0].from, START - 60_000);
     // Its changes are not counted: nobody saw them.
     assert_eq!(world.record().fine.sum(world.now, 300_000), crate::curve::Use::default());
-    // A store whose clock is behind or ahead is not believed later on.
+    // Later on, a store whose clock is behind or ahead is not believed.
     world.sample(&[resource("a").held_by(2).since(START - 3_600_000)]);
     assert_eq!(world.record().holds()[0].from, START + 1000);
     world.sample(&[resource("a").held_by(3).since(START + 3_600_000)]);
@@ -322,7 +322,7 @@ fn a_busy_lock_counts_with_what_is_there_of_it() {
     assert_eq!(world.history.kept(), MOST_OF_ONE + 1);
     assert!(world.history.over.len() <= 2 * world.history.kept() + ROOM);
     assert_eq!(world.history.whole_since(), None, "the others are whole");
-    // The busy one does not look free before what is left of it.
+    // The busy lock does not look free before the rest of its history.
     let since = world.history.seen_since(Some(world.record())).expect("seen");
     assert!(since > world.now - 30_000, "{since}");
 }
@@ -360,12 +360,12 @@ fn names_are_bounded() {
     assert!(world.history.free.len() <= 2 * MOST_RECORDS + ROOM);
     let past: usize = world.history.records().map(|(_, record)| record.past_len()).sum();
     assert_eq!(past, world.history.kept());
-    // What was forgotten is not known, not free.
+    // A forgotten lock is unknown, not free.
     let name = Name::new(first.expect("one")).expect("a name");
     assert!(world.history.record(&name).is_none());
     assert!(world.history.seen_since(None) > Some(world.now - 400_000));
     assert!(world.history.whole_since().is_some());
-    // The one that is in use the whole time is whole.
+    // The history of the lock that is in use the whole time is whole.
     assert_eq!(world.history.seen_since(Some(world.record())), world.history.first);
 }
 

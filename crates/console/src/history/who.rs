@@ -1,10 +1,10 @@
-//! Who holds or waits: kept once, however many holds it had.
+//! Processes that hold or wait: each is kept once, however many holds it had.
 
 use std::{collections::HashSet, sync::Arc};
 
 use lockkeeper::store::Details;
 
-/// A process and what it says of itself.
+/// A process with its label.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(crate) struct Who {
     pub(crate) program: Box<str>,
@@ -24,7 +24,7 @@ impl Who {
         }
     }
 
-    /// As the command shows it: program, process id and host.
+    /// Returns program, process id and host, in the form of the command.
     pub(crate) fn text(&self) -> String {
         match self.pid {
             0 => format!("{}@{}", self.program, self.host),
@@ -33,7 +33,7 @@ impl Who {
     }
 }
 
-/// All that are known.
+/// All known processes.
 #[derive(Debug, Default)]
 pub(crate) struct Whos(HashSet<Arc<Who>>);
 
@@ -48,7 +48,7 @@ impl Whos {
         who
     }
 
-    /// Drops those that nothing is known of any more.
+    /// Drops the processes that no hold or wait refers to any more.
     pub(crate) fn forget(&mut self) {
         self.0.retain(|who| Arc::strong_count(who) > 1);
     }

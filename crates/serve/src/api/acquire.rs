@@ -1,4 +1,4 @@
-//! `/v1/acquire`: a claim that belongs to no process from its grant on, so it is one request to the store.
+//! `/v1/acquire`: a claim whose hold belongs to no process from the grant on, so it is one request to the store.
 
 use std::{
     sync::Arc,
@@ -25,14 +25,14 @@ use crate::{
 };
 
 const PATH: &str = "/v1/acquire";
-/// What is left at least of a wait when its turn comes.
+/// The least time to wait that a repeat keeps when its turn comes.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// Acquires a lock, or waits for it.
 ///
-/// The lease is renewed by nobody but the caller. A caller that hangs up while it waits leaves the queue, and a grant that
-/// cannot be sent is released. With an `Idempotency-Key` it is kept instead, so that a repeat of the request to the same
-/// server gets it.
+/// Nobody but the caller renews the lease. A caller that hangs up while it waits leaves the queue, and a grant that
+/// cannot be sent is released. With an `Idempotency-Key` it is kept instead, so that a repeat of the request to the
+/// same server gets it.
 #[utoipa::path(
     post,
     path = "/v1/acquire",
@@ -78,7 +78,7 @@ pub(super) async fn acquire(
     }
 }
 
-/// What the request asks for.
+/// Returns the claim that the request asks for.
 fn claim(app: &App, caller: &Caller, request: &AcquireRequest) -> Result<LeaseClaim, Problem> {
     let (kind, units, capacity) = match (request.shared, &request.permits, &request.value) {
         (false, None, None) => (Kind::Mutex, Units::All, Capacity::All),
@@ -118,7 +118,7 @@ struct Claimed<'a> {
 }
 
 impl Claimed<'_> {
-    /// Acquires it, and writes down how that went.
+    /// Acquires the lock, and logs the outcome.
     async fn take(self, wait: Duration) -> Result<(Lease, Acquired), Problem> {
         let mut left = HungUp { asked: self, armed: true };
         let result = self.acquired(wait).await;
@@ -129,7 +129,7 @@ impl Claimed<'_> {
         result
     }
 
-    /// Writes down that it was refused.
+    /// Logs that the claim was refused.
     fn refused(self, problem: Problem) -> Problem {
         self.app.audit(self.caller, "acquire", self.name, problem.code.word(), json!({ "token": null }));
         problem
@@ -160,7 +160,8 @@ impl Claimed<'_> {
         Ok((lease, acquired))
     }
 
-    /// The answer to a repeat. It was perhaps released, evicted, or is over: only the store knows, so it is renewed.
+    /// Returns the answer to a repeat. The lease may have been released, evicted or ended: only the store knows, so it
+    /// is renewed.
     async fn again(self, before: Answer) -> Result<Answer, Problem> {
         let Answer::Acquired(mut acquired, lease) = before else { return Ok(before) };
         let mut left = HungUp { asked: self, armed: true };
@@ -175,7 +176,7 @@ impl Claimed<'_> {
     }
 }
 
-/// Writes down that a caller hung up.
+/// Logs that a caller hung up, if it is dropped while armed.
 struct HungUp<'a> {
     asked: Claimed<'a>,
     armed: bool,

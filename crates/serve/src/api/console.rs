@@ -1,4 +1,4 @@
-//! The console: its pages, the stream of what they show, and the same as JSON for programs.
+//! The console: its pages, the stream that they show, and the same as JSON for programs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,10 +24,10 @@ use crate::{
     request::Params,
 };
 
-/// A page hears something at least this often, so that it notices a connection that is broken.
+/// The longest pause between two messages to a page, so that it notices a broken connection.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// A file of the pages, or that there is no such path.
+/// Answers with a file of the pages, or says that there is no such path.
 pub(super) async fn page(uri: Uri) -> Response {
     let Some(asset) = asset(uri.path()) else {
         return Problem::new(Code::NotFound, "there is no such path").into_response();
@@ -39,7 +39,7 @@ pub(super) async fn page(uri: Uri) -> Response {
     (headers, asset.body).into_response()
 }
 
-/// What a page shows, again and again: a server-sent event for every sample.
+/// Streams the view that a page shows: a server-sent event for every sample.
 pub(super) async fn stream(
     State(app): State<Arc<App>>,
     caller: Caller,
@@ -65,7 +65,8 @@ fn shown(app: &App, caller: &Caller, query: &Query) -> Result<Bytes, Problem> {
     Ok(format!("data: {}\n\n", line(&view)).into())
 }
 
-/// Sends views until the client is gone, its token is revoked, or the server ends. A slow client skips what it missed.
+/// Sends views until the client is gone, its token is revoked, or the server ends. A slow client skips the views that
+/// it missed.
 async fn follow(app: Arc<App>, caller: Caller, query: Query, first: Bytes, chunks: mpsc::Sender<Bytes>) {
     let mut news = app.watched.console.news();
     news.mark_unchanged();
@@ -92,7 +93,7 @@ async fn follow(app: Arc<App>, caller: Caller, query: Query, first: Bytes, chunk
     }
 }
 
-/// Which lock's history, and how far back.
+/// The lock whose history is shown, and the time that it covers.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -105,7 +106,7 @@ pub(super) struct HistoryParams {
     minutes: Option<u64>,
 }
 
-/// Shows who held a lock in the last hour and who waited, as far as this server saw it in its samples.
+/// Shows the holders and waiters of a lock in the last hour, as far as this server saw them in its samples.
 #[utoipa::path(
     get,
     path = "/v1/history",
@@ -127,20 +128,20 @@ pub(super) async fn history(
     Ok(ok(to_json(&timeline)?))
 }
 
-/// How hot locks are ranked.
+/// The ranking of hot locks.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HotParams {
     /// How many minutes back: 1, 5 or 60; 5 without it.
     minutes: Option<u64>,
-    /// What makes a lock hot; `waiting` without it.
+    /// The measure that makes a lock hot; `waiting` without it.
     #[serde(default)]
     #[param(inline)]
     by: By,
 }
 
-/// Shows the locks that are waited for the most, and what helps.
+/// Shows the locks that are waited for the most, with advice for each.
 #[utoipa::path(
     get,
     path = "/v1/hot",
@@ -158,7 +159,7 @@ pub(super) async fn hot(
     Ok(ok(to_json(&page.map_err(Problem::invalid)?)?))
 }
 
-/// Shows the alarms that last, those that are over, and the limits.
+/// Shows the alarms that last, the alarms that are over, and the limits.
 #[utoipa::path(
     get,
     path = "/v1/alarms",

@@ -1,4 +1,4 @@
-//! `/v1/events`: what changes, as server-sent events. They are the differences between samples.
+//! `/v1/events`: changes as server-sent events. They are the differences between samples.
 
 use std::{
     convert::Infallible,
@@ -32,16 +32,16 @@ use crate::{
 
 /// How many chunks wait for a client that is slow.
 pub(super) const AHEAD: usize = 1;
-/// How many bytes a chunk has before it is sent.
+/// A chunk with so many bytes is sent.
 const CHUNK: usize = 32 * 1024;
 /// How many names are looked up at once.
 const PAGE: usize = 100;
 
-/// Tells what changes, as server-sent events.
+/// Tells of changes, as server-sent events.
 ///
-/// `reset`: what was told before is void, and everything there is follows. `lock` and `latch`: one that is new or different.
-/// `gone` and `latch_gone`: the name of one that is no longer there. `sample`: the sample that these were from, also if
-/// nothing changed. `outage`: the store cannot be listed; samples come again when it can.
+/// `reset`: all earlier events are void, and all locks and latches follow. `lock` and `latch`: one that is new or
+/// different. `gone` and `latch_gone`: the name of one that is no longer there. `sample`: the sample that these were
+/// from, also if nothing changed. `outage`: the store cannot be listed; samples come again when it can.
 #[utoipa::path(
     get,
     path = "/v1/events",
@@ -62,14 +62,14 @@ pub(super) async fn events(
     let EventParams { prefix, since } = params;
     let stream = Stream { app, caller, prefix, reader, chunks, text: String::new(), last: 0 };
     tokio::spawn(async move {
-        // It has no end of its own.
+        // The stream has no end of its own.
         let _gone = stream.follow(since, first).await;
         drop(counted);
     });
     Ok(event_stream(body))
 }
 
-/// Counts a stream without an end until this is dropped, or refuses it.
+/// Counts a stream without an end until the returned value is dropped, or refuses the stream.
 pub(super) fn counted(app: &App, caller: &Caller) -> Result<(OneOf, OneOf), Problem> {
     app.connections.stream(&caller.who.streams).ok_or_else(|| {
         let message = "too many streams of events are open; close some, or ask for /v1/locks now and then";
@@ -77,7 +77,7 @@ pub(super) fn counted(app: &App, caller: &Caller) -> Result<(OneOf, OneOf), Prob
     })
 }
 
-/// An answer of events, as they come.
+/// Returns an answer whose body is these events, as they come.
 pub(super) fn event_stream(events: mpsc::Receiver<Bytes>) -> Response {
     let mut response = Body::new(Events(events)).into_response();
     let headers = response.headers_mut();
@@ -90,8 +90,8 @@ pub(super) fn event_stream(events: mpsc::Receiver<Bytes>) -> Response {
 /// The client is gone, or has to go.
 struct Gone;
 
-/// One client's stream. It is sent in small pieces, each made when the client has taken those before, so a client that is slow
-/// costs little: it is told less often, and begins anew if it is too far behind.
+/// One client's stream. It is sent in small pieces. Each is made when the client has taken those before, so a slow
+/// client costs little: it hears less often, and begins anew if it is too far behind.
 struct Stream {
     app: Arc<App>,
     caller: Caller,
@@ -124,7 +124,7 @@ impl Stream {
             };
             let changes = known.since(self.last);
             let told = known.sample.map(|sample| (sample.number, sample.info(&self.caller.who)));
-            // No sample is kept while the client takes what it is sent.
+            // No sample is kept while the client takes the events.
             match (known.outage, changes, told) {
                 (Some(outage), ..) => self.text += &outage_event(&outage),
                 // Nothing is new.
@@ -140,7 +140,7 @@ impl Stream {
         }
     }
 
-    /// Sends what was written.
+    /// Sends the events that were written.
     async fn flush(&mut self) -> Result<(), Gone> {
         if self.text.is_empty() {
             return Ok(());
@@ -156,7 +156,7 @@ impl Stream {
         }
     }
 
-    /// Writes an event, and sends what was written if that is enough.
+    /// Writes an event, and sends all that were written if they fill a chunk.
     async fn tell(&mut self, kind: &str, json: &str) -> Result<(), Gone> {
         self.text += &event(kind, json);
         if self.text.len() < CHUNK { Ok(()) } else { self.flush().await }
@@ -166,8 +166,8 @@ impl Stream {
         name.starts_with(&self.prefix) && self.caller.who.may_use(name)
     }
 
-    /// Tells everything there is. Each piece is of the latest sample, so that no old one is kept for a client that is slow.
-    /// The differences since the first of them follow, which makes the pieces one.
+    /// Tells of all locks and latches. Each piece is of the latest sample, so that no old one is kept for a slow
+    /// client. The pieces may be of different samples, but the changes since the first of these follow.
     async fn everything(&mut self) -> Result<(), Gone> {
         let Some(sample) = self.reader.sample() else { return Ok(()) };
         let (number, info) = (sample.number, sample.info(&self.caller.who));
@@ -241,7 +241,7 @@ fn outage_event(outage: &Outage) -> String {
     event("outage", &line(&json!({ "since": moment::show(outage.since), "message": outage.message })))
 }
 
-/// JSON as one line.
+/// Returns a value as one line of JSON.
 pub(super) fn line(value: &impl serde::Serialize) -> String {
     to_json(value).map_or_else(|_| "{}".into(), |json| String::from_utf8_lossy(&json).into_owned())
 }

@@ -15,10 +15,10 @@ use crate::{
     shapes::{EvictRequest, EvictedHolder, Evictions},
 };
 
-/// The longest reason, in bytes, also if there is nobody to hear it.
+/// The longest reason, in bytes. It is checked even if nobody holds the lock.
 const LONGEST_REASON: usize = 4096;
 
-/// Evicts one holder of a lock, or all there are now. Later holders are not evicted.
+/// Evicts one holder of a lock, or all of its present holders. Later holders are not evicted.
 ///
 /// The holder's renewals are refused from then on, and the lock passes when it leaves or when its lease ends. With `now` it
 /// passes at once, while the holder may still work.

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Writes a change down, and passes its result on.
+/// Logs a change, and passes its result on.
 fn audited<T>(
     app: &App,
     caller: &Caller,

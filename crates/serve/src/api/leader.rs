@@ -1,4 +1,4 @@
-//! `/v1/leader`: who leads an election. To lead, acquire its name with a `value`.
+//! `/v1/leader`: the leader of an election. To lead, acquire its name with a `value`.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 use lockkeeper::store::Name;
 
-/// Shows who leads an election.
+/// Shows the leader of an election.
 #[utoipa::path(
     get,
     path = "/v1/leader",

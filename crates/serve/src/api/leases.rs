@@ -1,4 +1,4 @@
-//! `/v1/renew` and `/v1/release`: what is done with the lease of an answer. Each is one request to the store.
+//! `/v1/renew` and `/v1/release`, which take the lease of an answer. Each is one request to the store.
 
 use std::{sync::Arc, time::Instant};
 

@@ -1,4 +1,4 @@
-//! `/v1/locks` and `/v1/lock`: who holds and who waits.
+//! `/v1/locks` and `/v1/lock`: holders and waiters.
 
 use std::{sync::Arc, time::Instant};
 
@@ -18,10 +18,10 @@ use crate::{
 /// How many names a page has unless the request says so, and at most.
 const USUAL: usize = 1000;
 const MOST: usize = 10_000;
-/// A page with so many bytes of locks gets no more of them: one lock may have thousands of waiters.
+/// A page with so many bytes gets no more locks: one lock may have thousands of waiters.
 const LARGEST: usize = 1024 * 1024;
 
-/// The limits of a page.
+/// Returns the name that a page begins after, and the most names that it has.
 pub(super) fn page_limits(params: &ListParams) -> Result<(Option<Name>, usize), Problem> {
     let after = params.after.as_deref().map(Name::new).transpose()?;
     let limit = params.limit.unwrap_or(USUAL);
@@ -76,7 +76,7 @@ pub(super) async fn locks(
     Ok(ok(text))
 }
 
-/// Shows who holds a name and who waits for it, now.
+/// Shows the present holders and waiters of a name.
 #[utoipa::path(
     get,
     path = "/v1/lock",

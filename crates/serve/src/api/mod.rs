@@ -39,7 +39,7 @@ use crate::{
     request::Asked,
 };
 
-/// What is said about the API as a whole.
+/// The description of the API as a whole.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -63,7 +63,7 @@ impl Modify for Token {
     }
 }
 
-/// All calls, and their description.
+/// Returns all calls, with their description.
 fn described() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(acquire::acquire))
@@ -89,7 +89,7 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(console::alarms))
 }
 
-/// The description of the API, made from its code.
+/// Returns the description of the API, made from its code, as JSON.
 pub fn description() -> String {
     described().into_openapi().to_pretty_json().unwrap_or_default()
 }
@@ -97,7 +97,7 @@ pub fn description() -> String {
 /// How long a scrape waits for a listing.
 const LISTED_WITHIN: Duration = Duration::from_secs(2);
 
-/// All paths of the server.
+/// Returns the router of all paths of the server.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let (router, openapi) = described().split_for_parts();
     let description: Arc<str> = openapi.to_json().unwrap_or_default().into();
@@ -129,13 +129,13 @@ async fn metrics(State(app): State<Arc<App>>, caller: Caller) -> Response {
     ([(header::CONTENT_TYPE, kind)], terminal_safe(&text)).into_response()
 }
 
-/// Names of locks are in it if somebody asked for them.
+/// Replaces characters that could harm a terminal: metrics hold names of locks if the settings ask for these.
 fn terminal_safe(text: &str) -> String {
     text.chars().map(|c| if c != '\n' && terminal::is_unsafe(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// Does a change, once if the request has an `Idempotency-Key`, and answers with JSON. A change that has begun is finished and
-/// written down, also if its caller hangs up.
+/// Does a change and answers with JSON. If the request has an `Idempotency-Key`, the change is done once. A change that
+/// has begun is finished and logged even if its caller hangs up.
 async fn change<T, R, F>(
     app: Arc<App>,
     caller: Caller,
@@ -164,7 +164,7 @@ where
     outstanding.finish(work).await.map(ok)
 }
 
-/// The word for how a change went.
+/// Returns the log's word for the outcome of a change.
 fn outcome<T>(result: &Result<T, Problem>, done: &'static str) -> &'static str {
     match result {
         Ok(_) => done,

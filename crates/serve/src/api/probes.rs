@@ -6,12 +6,12 @@ use axum::{extract::State, http::StatusCode};
 
 use crate::app::App;
 
-/// The process lives.
+/// Says that the process lives.
 pub(super) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// It is worth sending requests here.
+/// Says whether this server can do requests: it is not ending, and its store answers.
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, &'static str) {
     match app.is_ready().await {
         true => (StatusCode::OK, "ready\n"),

@@ -1,4 +1,4 @@
-//! `/v1/whoami` and `/v1/store`: what a page needs to know before it shows anything.
+//! `/v1/whoami` and `/v1/store`: facts that a page needs before it shows anything.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     shapes::{StoreInfo, Survives, WhoAmI, millis},
 };
 
-/// Shows what the token of the request may do.
+/// Shows the rights of the request's token.
 #[utoipa::path(
     get,
     path = "/v1/whoami",
@@ -24,7 +24,7 @@ pub(super) async fn whoami(caller: Caller) -> Result<Response, Problem> {
     Ok(ok(to_json(&WhoAmI { name, role: who.role.word(), prefixes: who.prefixes.clone() })?))
 }
 
-/// Shows what the store behind this server can do and survive.
+/// Shows the abilities of the store behind this server, and the troubles that it survives.
 #[utoipa::path(
     get,
     path = "/v1/store",

@@ -1,4 +1,4 @@
-//! Latches: what to do with them, and how they are shown.
+//! The JSON of latches: requests, and latches as they are shown.
 
 use lockkeeper::store::CountState;
 use serde::{Deserialize, Serialize};
@@ -11,9 +11,9 @@ use super::listings::SampleInfo;
 pub(crate) struct LatchView {
     /// Its name.
     pub(crate) name: String,
-    /// What is left to count.
+    /// The count that is left.
     pub(crate) remaining: u64,
-    /// What it was created with.
+    /// The count that it was created with.
     pub(crate) initial: u64,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct LatchPage {
     /// The sample that it is from.
     #[serde(flatten)]
     pub(crate) sample: SampleInfo,
-    /// Where the next page starts; null if there is none.
+    /// The name after which the next page starts; null if there is none.
     pub(crate) next: Option<String>,
     /// The latches.
     pub(crate) latches: Vec<LatchView>,
@@ -79,12 +79,12 @@ pub(crate) struct LatchName {
     pub(crate) name: String,
 }
 
-/// What is left of a latch.
+/// A latch that was counted down.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct LatchLeft {
     /// Its name.
     pub(crate) name: String,
-    /// What is left to count.
+    /// The count that is left.
     pub(crate) remaining: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Leases: to acquire, to renew, to release, and to show to a fence.
+//! The JSON of leases: to acquire, to renew, to release, and to show to a fence.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -31,7 +31,7 @@ pub(crate) struct AcquireRequest {
     /// Words for people, shown with the holder.
     #[schema(max_length = 4096)]
     pub(crate) label: Option<String>,
-    /// What a leader publishes, such as its address. It makes the lock an election.
+    /// The text that a leader publishes, such as its address. It makes the lock an election.
     #[schema(max_length = 4096)]
     pub(crate) value: Option<String>,
 }
@@ -41,7 +41,7 @@ pub(crate) struct AcquireRequest {
 pub(crate) struct Acquired {
     /// The name of the lock.
     pub(crate) name: String,
-    /// What renews and releases it. Whoever has this text can do so: treat it as a key.
+    /// The text that renews and releases it. Anybody who has it can do so: treat it as a key.
     pub(crate) lease: String,
     /// The fencing token. It grows with every holder.
     pub(crate) token: String,

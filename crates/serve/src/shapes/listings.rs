@@ -1,11 +1,11 @@
-//! Listings: what to list, and from which sample it is.
+//! The JSON of listings: the names to list, and the sample that they are from.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::locks::Lock;
 
-/// Which names to list.
+/// The names to list.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -30,7 +30,7 @@ pub(crate) struct NameParams {
     pub(crate) name: String,
 }
 
-/// Which changes to hear of.
+/// The changes to hear of.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -38,17 +38,17 @@ pub(crate) struct EventParams {
     /// Only names that start with this.
     #[serde(default)]
     pub(crate) prefix: String,
-    /// Begin with what differs from this sample, if it is the latest: the `sample` of `/v1/locks`. Otherwise, and without
-    /// it, everything there is comes first.
+    /// Begin with the differences from this sample, if it is the latest: the `sample` of `/v1/locks`. Otherwise, and
+    /// without it, all locks and latches come first.
     pub(crate) since: Option<u64>,
 }
 
-/// When and how a listing was made.
+/// Facts about the listing that a sample was made of.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct SampleInfo {
     /// The number of the sample. It grows by one with each, and begins anew with the server.
     pub(crate) sample: u64,
-    /// When it was taken, by this server's clock.
+    /// The moment at which it was taken, by this server's clock.
     pub(crate) at: String,
     /// How long ago that was.
     pub(crate) age_ms: u64,
@@ -68,7 +68,7 @@ pub(crate) struct LockPage {
     /// The sample that it is from.
     #[serde(flatten)]
     pub(crate) sample: SampleInfo,
-    /// Where the next page starts; null if there is none.
+    /// The name after which the next page starts; null if there is none.
     pub(crate) next: Option<String>,
     /// The locks.
     pub(crate) locks: Vec<Lock>,

@@ -1,4 +1,4 @@
-//! Locks and elections as they are shown: who holds, who waits, who leads.
+//! The JSON of locks and elections as they are shown: holders, waiters and leaders.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -56,7 +56,7 @@ pub(crate) struct Lock {
     pub(crate) name: String,
     /// `mutex`, `rw_lock`, `semaphore` or `election`; null if it is free.
     pub(crate) kind: Option<&'static str>,
-    /// How much there is; null if it is free.
+    /// The capacity that its holders share; null if it is free.
     pub(crate) capacity: Option<Amount>,
     /// The holders, by token.
     pub(crate) holders: Vec<Holder>,
@@ -64,7 +64,7 @@ pub(crate) struct Lock {
     pub(crate) waiters: Vec<Waiter>,
 }
 
-/// Somebody who holds a lock.
+/// A holder of a lock.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Holder {
     /// Tells this acquisition from others at this server, also while it waited. It is no key.
@@ -79,15 +79,15 @@ pub(crate) struct Holder {
     pub(crate) program: String,
     /// Its own words.
     pub(crate) label: Option<String>,
-    /// Since when it holds, by the store's clock.
+    /// The moment at which it got the lock, by the store's clock.
     pub(crate) since: String,
     /// The length of its lease.
     pub(crate) lease_ms: u64,
-    /// What is left of its lease; null if the store cannot tell.
+    /// The rest of its lease; null if the store cannot tell.
     pub(crate) remaining_ms: Option<u64>,
-    /// How much it holds.
+    /// The units that it holds.
     pub(crate) units: Amount,
-    /// What a leader publishes.
+    /// The text that a leader publishes.
     pub(crate) value: Option<String>,
     /// Whether its process renews the lease.
     pub(crate) renewed: bool,
@@ -97,7 +97,7 @@ pub(crate) struct Holder {
     pub(crate) evicted: bool,
 }
 
-/// Somebody who waits for a lock.
+/// A waiter for a lock.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Waiter {
     /// Tells this acquisition from others at this server. It is no key.
@@ -110,14 +110,14 @@ pub(crate) struct Waiter {
     pub(crate) program: String,
     /// Its own words.
     pub(crate) label: Option<String>,
-    /// Since when it waits, by the store's clock.
+    /// The moment at which it began to wait, by the store's clock.
     pub(crate) since: String,
-    /// How much it asks for.
+    /// The units that it asks for.
     pub(crate) units: Amount,
 }
 
-/// A contender's id is the key to its lock. So a hash of it is shown, with a random key of this process: whoever guesses ids
-/// cannot find out which guess is right.
+/// Returns a hash of a contender's id, with a random key of this process. The id itself is the key to its lock, and a
+/// client that guesses ids cannot find out by the hash which guess is right.
 fn shown_id(contender: ContenderId) -> String {
     static KEY: OnceLock<RandomState> = OnceLock::new();
     format!("{:016x}", KEY.get_or_init(RandomState::new).hash_one(contender))
@@ -179,25 +179,25 @@ impl From<&ResourceView> for Lock {
 }
 
 impl Lock {
-    /// A name that nobody holds or waits for.
+    /// Returns a name that nobody holds or waits for.
     pub(crate) fn free(name: &str) -> Self {
         Self { name: name.to_owned(), kind: None, capacity: None, holders: Vec::new(), waiters: Vec::new() }
     }
 }
 
-/// Who leads an election.
+/// An election and its leader.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Leadership {
     /// The name of the election.
     pub(crate) name: String,
-    /// Who leads; null if nobody does.
+    /// The leader; null if there is none.
     pub(crate) leader: Option<LeaderView>,
 }
 
 /// The leader of an election.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct LeaderView {
-    /// What it publishes.
+    /// The text that it publishes.
     pub(crate) value: String,
     /// Its fencing token.
     pub(crate) token: String,
@@ -207,7 +207,7 @@ pub(crate) struct LeaderView {
     pub(crate) pid: u32,
     /// The program, or the name of the token of a caller of this API.
     pub(crate) program: String,
-    /// Since when it leads, by the store's clock.
+    /// The moment at which it began to lead, by the store's clock.
     pub(crate) since: String,
 }
 

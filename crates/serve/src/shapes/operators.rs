@@ -1,4 +1,4 @@
-//! For operators: evictions, what a token may do, and the store behind the server.
+//! The JSON for operators: evictions, the rights of a token, and the store behind the server.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -15,7 +15,7 @@ pub(crate) struct EvictRequest {
     /// Whether the lock passes at once, while the holder may still work: safe only where tokens are checked.
     #[serde(default)]
     pub(crate) now: bool,
-    /// Why, for the record and for the holder.
+    /// The reason, for the record and for the holder.
     #[schema(min_length = 1, max_length = 4096, example = "its machine is gone")]
     pub(crate) reason: String,
 }
@@ -44,14 +44,14 @@ pub(crate) struct EvictedHolder {
     pub(crate) done: bool,
 }
 
-/// What a token may do.
+/// The rights of a token.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct WhoAmI {
-    /// How its owner is called in logs and on holders.
+    /// The name of its owner in logs and on holders.
     pub(crate) name: String,
     /// `look`, `use` or `administer`.
     pub(crate) role: &'static str,
-    /// What the names begin with that it may use; none if it may use all.
+    /// Beginnings of the names that it may use; none if it may use all.
     pub(crate) prefixes: Vec<String>,
 }
 
@@ -78,11 +78,11 @@ pub(crate) struct StoreInfo {
     pub(crate) pushes: bool,
     /// Whether the end of a process frees its locks before their leases end.
     pub(crate) frees_crashed_at_once: bool,
-    /// What it survives: `yes`, `with the fence`, `no` or `n/a` for each trouble.
+    /// Whether it survives each trouble: `yes`, `with the fence`, `no` or `n/a`.
     pub(crate) survives: Survives,
 }
 
-/// What a store survives.
+/// The troubles that a store may survive.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Survives {
     /// A client that crashes.

@@ -1,4 +1,4 @@
-//! Pictures of every page, light, dark and narrow, and what axe-core says of them.
+//! Pictures of every page, light, dark and narrow, and axe-core's judgement of them.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::world::{ADMIN, World};
 
-/// axe-core, which `./test` fetches.
+/// Returns the script of axe-core, which `./test` fetches.
 fn axe() -> String {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/axe/package/axe.min.js");
     std::fs::read_to_string(&file)

@@ -10,10 +10,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// How long a page may take to show something. On a busy machine a listing of many locks takes seconds, and the next one comes
-/// 20 times as long after it.
+/// How long a page may take to show something. On a busy machine a listing of many locks takes seconds, and the pause
+/// after it is 20 times as long.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How often it is looked at.
+/// The pause between two looks at a page.
 const LOOK: Duration = Duration::from_millis(30);
 
 /// A key that has no letter.
@@ -22,7 +22,7 @@ pub(crate) const ENTER: &str = "\u{e007}";
 pub(crate) const ESCAPE: &str = "\u{e00c}";
 pub(crate) const SPACE: &str = "\u{e00d}";
 
-/// Starts a driver. `None`: it got no port, and has ended.
+/// Starts a driver; `None` if it got no port and has ended.
 fn start_driver() -> Option<(Child, BufReader<ChildStdout>, u16)> {
     let mut driver = Command::new("chromedriver")
         .arg("--port=0")
@@ -43,7 +43,7 @@ fn start_driver() -> Option<(Child, BufReader<ChildStdout>, u16)> {
 /// A chromium with one window.
 pub(crate) struct Browser {
     driver: Child,
-    /// Kept open, because it may say more.
+    /// Kept open, because the driver may print more.
     _said: BufReader<ChildStdout>,
     port: u16,
     session: String,
@@ -51,7 +51,7 @@ pub(crate) struct Browser {
 
 impl Browser {
     pub(crate) fn start() -> Self {
-        // It takes one port twice, of IPv4 and of IPv6. Where another program has one of the two, it ends.
+        // The driver takes a port of IPv4 and the same of IPv6. If another program has one of the two, it ends.
         let (driver, said, port) = (0..20).find_map(|_| start_driver()).expect("chromedriver finds a port");
         let mut browser = Self { driver, _said: said, port, session: String::new() };
         let args = [
@@ -99,7 +99,7 @@ impl Browser {
         self.call("POST", "/execute/sync", &json!({ "script": script, "args": arguments }))
     }
 
-    /// As [`run`](Self::run), and waits for the promise that it returns.
+    /// Does the same as [`run`](Self::run), and waits for the promise that the script returns.
     pub(crate) fn wait_for(&self, script: &str) -> Value {
         let script = format!(
             "const done = arguments[0]; (async () => {{ {script} }})().then(done, (e) => done(String(e)))"
@@ -125,7 +125,7 @@ impl Browser {
         self.until(&format!("document.body.innerText.includes({})", json!(text)));
     }
 
-    /// The text of the first element that matches.
+    /// Returns the text of the first element that matches.
     pub(crate) fn text(&self, selector: &str) -> String {
         let found =
             self.run_with("return document.querySelector(arguments[0])?.innerText ?? ''", &json!([selector]));
@@ -180,7 +180,7 @@ impl Browser {
         std::fs::write(folder.join(format!("{name}.png")), bytes).expect("written");
     }
 
-    /// What the page complained about since the last time, such as what its policy refused.
+    /// Returns the page's complaints since the last call, such as of a file that its policy refused.
     pub(crate) fn complaints(&self) -> Vec<String> {
         let log = self.call("POST", "/se/log", &json!({ "type": "browser" }));
         let lines = log.as_array().expect("lines").iter();
@@ -199,7 +199,7 @@ impl Drop for Browser {
     }
 }
 
-/// The JSON of an answer. The connection stays open after it, so its length is what counts.
+/// Reads the JSON of an answer. The connection stays open after it, so the header with its length decides.
 fn answer(reader: &mut impl BufRead) -> Value {
     let mut length = 0;
     loop {
@@ -219,7 +219,7 @@ fn answer(reader: &mut impl BufRead) -> Value {
     serde_json::from_slice(&body).expect("JSON")
 }
 
-/// Base64.
+/// Decodes base64.
 fn decode(text: &str) -> Vec<u8> {
     const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let (mut bits, mut count, mut bytes) = (0_u32, 0, Vec::with_capacity(text.len() / 4 * 3));

@@ -1,4 +1,4 @@
-//! What is locked now, while it changes.
+//! The page of present locks, while they change.
 
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ async fn a_lock_has_a_page_with_its_queue_and_its_timeline() {
     let second = second.await.expect("it waits");
     browser.until(&format!("document.querySelector('.holders code').innerText === '{}'", second.token()));
     browser.until("document.querySelector('.timeline').innerText.includes('2 holds')");
-    // The same for those who do not see it.
+    // Screen readers get the same as text.
     let label = browser.run("return document.querySelector('.lanes svg').getAttribute('aria-label')");
     assert!(label.as_str().is_some_and(|label| label.contains("2 holds")), "{label}");
     browser.click(".as-table summary");

@@ -1,4 +1,4 @@
-//! What pages do with what they are given: addresses, connections, focus, and words for those who do not see them.
+//! Addresses of pages, their connections and their focus, and words for screen readers.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ async fn controls_show_what_the_address_says() {
     browser.click("nav a[data-page=locks]");
     browser.until("document.querySelectorAll('table.locks tbody tr').length === 2");
     assert_eq!(browser.run("return document.getElementById('filter').value"), "");
-    // Whoever types and goes elsewhere stays there.
+    // A person who types in the filter and then goes elsewhere stays there.
     browser.run(
         "const filter = document.getElementById('filter'); filter.value = 'st'; \
          filter.dispatchEvent(new Event('input')); location.hash = '#/lock?name=pay'",
@@ -150,7 +150,7 @@ async fn an_eviction_says_what_it_means_for_this_holder() {
         assert!(said.contains(now) && said.contains("Without fencing"), "{said}");
         browser.click("dialog button[type=button]");
     }
-    // Whoever evicts does not begin anew at the top of the document.
+    // After an eviction the focus does not begin anew at the top of the document.
     world.go("#/lock?name=renewed");
     browser.until("document.querySelector('h1')?.innerText === 'renewed'");
     browser.click("button.evict");

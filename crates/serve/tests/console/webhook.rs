@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::world::World;
 
-/// Reads one request to its end; its JSON.
+/// Reads one request to its end; returns its JSON.
 async fn receive(listener: &TcpListener) -> (TcpStream, Value) {
     let (mut client, _) = listener.accept().await.expect("a client");
     let mut got = Vec::new();
@@ -34,7 +34,7 @@ async fn answer(mut client: TcpStream, status: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn alarms_reach_a_receiver_that_is_down_slow_and_back() {
-    // A port that nobody listens on yet.
+    // Reserves a port, on which nobody answers from then on.
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     drop(listener);
@@ -48,13 +48,13 @@ async fn alarms_reach_a_receiver_that_is_down_slow_and_back() {
     let guard = world.keeper.mutex("slow").lock().await.expect("free");
     world.sign_in(crate::world::LOOK);
     world.go("#/alarms");
-    // Down: the page says so, and nothing waits for it.
+    // The receiver is down: the page says so, and nothing waits for it.
     world.browser.until_text("The last try failed");
     let listener = TcpListener::bind(address).await.expect("the port again");
-    // Back, but busy.
+    // The receiver is back, but busy.
     let (client, _) = receive(&listener).await;
     answer(client, "503 Busy").await;
-    // Slow: what comes meanwhile is kept, in order.
+    // The receiver is slow: alarms that come meanwhile are kept, in order.
     let (client, raised) = receive(&listener).await;
     assert_eq!((raised["event"].as_str(), raised["alarm"]["name"].as_str()), (Some("raised"), Some("slow")));
     guard.release().await.expect("held");

@@ -33,7 +33,7 @@ impl World {
         Self::with(|_, _| {}).await
     }
 
-    /// With other settings.
+    /// Starts a server with other settings.
     pub(crate) async fn with(change: impl FnOnce(&mut Settings, &tempfile::TempDir)) -> Self {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         let folder = tempfile::tempdir().expect("a folder");
@@ -66,7 +66,7 @@ impl World {
         self.browser.run_with("location.hash = arguments[0]", &serde_json::json!([fragment]));
     }
 
-    /// Ends the server, which ends its streams.
+    /// Ends the server and, with it, its streams.
     pub(crate) async fn end(mut self) {
         drop(self.browser);
         drop(self.end.take());

@@ -1,4 +1,4 @@
-//! A client that sends what it is told, byte by byte: other clients would refuse to be hostile.
+//! A client that sends given bytes as they are: other clients would refuse to be hostile.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -39,7 +39,7 @@ impl Answer {
         }
     }
 
-    /// The code of an error, after a look at its shape.
+    /// Returns the code of an error, after checking the shape of the error.
     pub(crate) fn code(&self) -> String {
         let json = self.json();
         let keys: Vec<&String> = json.as_object().expect("an object").keys().collect();
@@ -76,7 +76,7 @@ impl Client {
         self.post_with(path, "", body).await
     }
 
-    /// With more headers, each with its line end.
+    /// Posts with more headers, each with its line end.
     pub(crate) async fn post_with(&self, path: &str, headers: &str, body: &Value) -> Answer {
         self.raw(&self.posted(path, headers, body)).await
     }
@@ -94,7 +94,7 @@ impl Client {
         TcpStream::connect(self.address).await.expect("it listens")
     }
 
-    /// Sends this text, and reads to the end.
+    /// Sends this text, and reads to the end of the connection.
     pub(crate) async fn raw(&self, text: &str) -> Answer {
         let mut stream = self.connect().await;
         // A server that refuses early may close before everything is written.
@@ -103,7 +103,7 @@ impl Client {
     }
 }
 
-/// Reads to the end.
+/// Reads to the end of the connection.
 pub(crate) async fn read(stream: &mut TcpStream) -> Answer {
     let mut bytes = Vec::new();
     // A reset after the answer is an end, too.

@@ -26,7 +26,7 @@ impl Events {
         Self { lines: BufReader::new(stream).lines() }
     }
 
-    /// The next event: its kind and what it says.
+    /// Returns the next event: its kind and its data.
     async fn next(&mut self) -> Option<(String, Value)> {
         let mut kind = None;
         loop {
@@ -39,7 +39,7 @@ impl Events {
         }
     }
 
-    /// All events up to the next of a kind.
+    /// Returns all events before the next of a kind, and that one.
     async fn until(&mut self, wanted: &str) -> Vec<(String, Value)> {
         let mut events = Vec::new();
         loop {
@@ -83,7 +83,7 @@ async fn events_tell_what_is_there_and_then_what_changes() {
         (names(&seen, "gone"), names(&seen, "latch"), names(&seen, "lock")),
         (vec!["team/1".to_owned()], vec!["l".to_owned()], vec!["team/2".to_owned()])
     );
-    // Nothing changes: only the sample is told.
+    // Nothing changes, so only the sample is told.
     assert_eq!(events.until("sample").await.len(), 1);
     world.user().post("/v1/latch/delete", &json!({ "name": "l" })).await;
     events.until("latch_gone").await;

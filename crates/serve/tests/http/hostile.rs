@@ -1,4 +1,4 @@
-//! What must be refused is refused, and costs nobody else anything.
+//! Bad requests are refused, and cost nobody else anything.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 
 use crate::{client::read, world::World};
 
-/// All calls that need a token: method, path, a body that could work, and the role.
+/// Returns all calls that need a token: method, path, a body that could work, and the role.
 fn calls() -> Vec<(&'static str, &'static str, Value, &'static str)> {
     let name = json!({ "name": "other/1" });
     let lease = "lk1:00000000000000000000000000000001-1:5.0:5:all/all:mutex:30000:renewed:other/1";
@@ -41,7 +41,7 @@ fn calls() -> Vec<(&'static str, &'static str, Value, &'static str)> {
     ]
 }
 
-/// The text of a call, with these lines instead of Host and Authorization.
+/// Returns the text of a call, with these lines instead of Host and Authorization.
 fn call(method: &str, path: &str, body: &Value, lines: &str) -> String {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let length = body.len();
@@ -91,7 +91,7 @@ async fn wrong_tokens_are_refused_and_then_slowed_down() {
         statuses.push(world.client("wrongwrongwrongwrong").get("/v1/locks").await.status);
     }
     assert!(statuses.contains(&429), "{statuses:?}");
-    // Somebody who guesses does not shut out those who know.
+    // A client that guesses tokens does not shut out clients that have one.
     assert_eq!(world.look().get("/v1/locks").await.status, 200);
     assert!(!world.log_text().contains("wrongwrong"), "tokens are in no log");
 }
@@ -321,7 +321,7 @@ async fn what_is_no_request_is_refused() {
     ] {
         let answer = user.raw(raw).await;
         assert!([0, 400, 403, 505].contains(&answer.status), "{raw:?} {answer:?}");
-        // What is refused has the shape of all errors.
+        // Refusals have the shape of all errors.
         assert!(answer.status == 0 || !answer.code().is_empty(), "{raw:?} {answer:?}");
     }
     // Two lengths, or a length and chunks: proxies and servers could disagree about where a request ends.
@@ -374,7 +374,7 @@ async fn slow_and_silent_clients_cost_nobody_else_anything() {
     })
     .await;
     let user = world.user();
-    // Silent, with half a head, with half a body: more of them than the server takes.
+    // Clients that are silent, or send half a head or half a body: more of them than the server takes.
     let mut slow = Vec::new();
     for index in 0..60 {
         let mut stream = user.connect().await;
@@ -394,7 +394,7 @@ async fn slow_and_silent_clients_cost_nobody_else_anything() {
         let answer = user.post("/v1/acquire", &json!({ "name": "free" })).await;
         assert!([200, 409].contains(&answer.status), "{answer:?}");
     }
-    // All of them are given up: with an answer if the head was there, else without.
+    // All of them are given up. They get an answer if their head was complete, and none otherwise.
     for mut stream in slow {
         let answer = read(&mut stream).await;
         assert!([0, 400, 408].contains(&answer.status), "{answer:?}");
@@ -432,7 +432,7 @@ async fn a_caller_with_a_byte_too_many_hangs_up_like_others() {
         drop(stream);
         world.until_counts("x", (1, 0)).await;
     }
-    // One that stays gets its answer, and then that to the request behind it.
+    // A client that stays gets its answer, and then the answer to the request behind it.
     let mut stream = world.user().connect().await;
     stream
         .write_all(format!("{keeps}{}", world.user().head("GET", "/v1/whoami")).as_bytes())
@@ -456,11 +456,11 @@ async fn a_lease_cannot_be_made_from_another_one() {
     let after = team.post("/v1/acquire", &acquire("team/after")).await;
     let right = held.get("lease");
     let id = |lease: &str| lease.split(':').nth(1).expect("an id").to_owned();
-    // What is shown tells which guess is right to nobody.
+    // The shown id tells nobody which guess is right.
     let shown = team.get("/v1/lock?name=team/held").await.json()["holders"][0]["id"].clone();
     let hash: String = Sha256::digest(id(&right))[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     assert_ne!(shown, json!(hash));
-    // All but the id is known to whoever may look.
+    // Callers that may look know all of the lease but the id.
     let (_, known) = right.split_once(&id(&right)).expect("it has its id");
     for own in [before, after] {
         let own = id(&own.get("lease"));

@@ -29,7 +29,7 @@ async fn a_repeat_gets_the_same_lease() {
         assert_eq!(user.post_with("/v1/release", KEY, &lease).await.status, 200);
     }
     assert_eq!(user.post("/v1/release", &lease).await.code(), "not_held");
-    // A late copy must not acquire what was released.
+    // A late copy must not acquire the lock anew after its release.
     assert_eq!(user.post_with("/v1/acquire", KEY, &body).await.code(), "not_held");
     assert_eq!(world.counts("a").await, (0, 0));
 }
@@ -60,7 +60,7 @@ async fn a_repeat_waits_for_the_first_and_takes_over_if_that_hangs_up() {
 async fn a_repeat_does_not_say_held_when_it_is_not() {
     let world = World::start().await;
     let user = world.user();
-    // An operator took it.
+    // An operator evicts the holder.
     let body = json!({ "name": "a", "lease": "1m" });
     assert_eq!(user.post_with("/v1/acquire", KEY, &body).await.status, 200);
     let evicted = world.admin().post("/v1/evict", &json!({ "name": "a", "reason": "r", "now": true })).await;
@@ -68,7 +68,7 @@ async fn a_repeat_does_not_say_held_when_it_is_not() {
     let again = user.post_with("/v1/acquire", KEY, &body).await;
     assert_eq!((again.status, again.code().as_str()), (410, "not_held"));
     assert_eq!(world.counts("a").await, (0, 0));
-    // Its lease ended, and somebody else has it.
+    // The lease has ended, and somebody else has the lock.
     let other = "Idempotency-Key: other\r\n";
     let body = json!({ "name": "b", "lease": "1s" });
     assert_eq!(user.post_with("/v1/acquire", other, &body).await.status, 200);

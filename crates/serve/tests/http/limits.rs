@@ -53,7 +53,7 @@ async fn so_many_wait_and_no_more() {
 async fn one_token_does_not_take_all_connections() {
     let world = World::with(|settings| settings.limits.connections = 16).await;
     let lease = world.acquire("a").await;
-    // Streams without an end.
+    // The limit of streams without an end.
     let mut streams = Vec::new();
     for _ in 0..16 {
         let mut stream = world.look().connect().await;
@@ -70,7 +70,7 @@ async fn one_token_does_not_take_all_connections() {
     assert_eq!(world.user().get("/v1/whoami").await.status, 200);
     let count = |status: &str| streams.iter().filter(|(_, found)| found.ends_with(status)).count();
     assert_eq!((count("200"), count("429")), (1, 15));
-    // Requests that wait.
+    // The limit of requests that wait.
     let wait = || {
         let user = world.user();
         async move { user.post("/v1/acquire", &json!({ "name": "a", "wait": "5m" })).await }
@@ -146,7 +146,7 @@ async fn tokens_are_read_again_when_their_file_changes() {
     assert_eq!(world.user().get("/v1/whoami").await.status, 401);
     assert_eq!(world.client("newnewnewnewnewnew").get("/v1/whoami").await.status, 200);
     assert_eq!(world.admin().get("/v1/whoami").await.status, 200);
-    // Whoever waits with a token that is no longer good gets nothing.
+    // A request that waits with a token that is no longer good gets nothing.
     world.release(&lease).await;
     assert_eq!(waits.await.expect("answered").code(), "wrong_token");
     world.until_counts("a", (0, 0)).await;
@@ -229,7 +229,7 @@ async fn tls_is_spoken_and_its_certificate_read_again() {
     world.folder = folder;
     let first = curl(&world, &[]).await;
     assert!(first.contains("\"role\":\"administer\"") && first.contains("CN=first"), "{first}");
-    // Browsers would want TLS from all of this machine.
+    // A browser would then want TLS from all servers of this machine.
     assert!(!first.contains("max-age"), "{first}");
     let named = curl(&world, &["-H", "Host: locks.example"]).await;
     assert!(named.contains("trict-") && named.contains("max-age"), "{named}");
@@ -248,7 +248,7 @@ async fn tls_is_spoken_and_its_certificate_read_again() {
 async fn a_socket_of_the_file_system_is_for_its_owner() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("locks.sock");
-    // What a killed server left behind is replaced.
+    // The socket that a killed server left behind is replaced.
     drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
     let mut settings = Settings::new("memory:");
     settings.listen = Listen::Unix(path.clone());

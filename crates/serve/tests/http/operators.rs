@@ -1,4 +1,4 @@
-//! What operators do and see: evictions, metrics, probes, and the log.
+//! The server for operators: evictions, metrics, probes, and the log.
 
 use serde_json::json;
 
@@ -92,7 +92,8 @@ async fn metrics_show_the_server_the_library_and_the_store() {
     }
     let limited = world.client("teamlookteamlook").get("/metrics").await.text;
     assert!(limited.contains("team/hot"));
-    // The library's own metrics are the same for all, those of the store are of names that may be seen.
+    // The library's own metrics are the same for all callers. Those of the store count only names that the token may
+    // see.
     assert!(limited.contains("lockkeeper_store_held{store=\"memory:\"} 1"));
     world.acquire("other").await;
     tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
@@ -123,7 +124,7 @@ async fn a_limited_token_counts_its_own_alarms_only() {
 }
 
 impl World {
-    /// The metrics once somebody waits.
+    /// Waits until somebody waits, and returns the metrics then.
     async fn until_waiting(&self) -> String {
         loop {
             let text = self.look().get("/metrics").await.text;

@@ -39,7 +39,7 @@ async fn metrics_do_not_wait_for_a_silent_store() {
             "{metrics:?}"
         );
         assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
-        // What is not known is not shown, once the sample of before is too old.
+        // Once the last sample is too old, its gauges are not shown.
         if !metrics.text.contains("lockkeeper_store_held") {
             break;
         }
@@ -60,7 +60,7 @@ async fn a_change_is_done_and_written_down_although_its_caller_hangs_up() {
     for request in [evict, down] {
         let mut stream = world.admin().connect().await;
         stream.write_all(request.as_bytes()).await.expect("sent");
-        // Long enough to begin, and too short for an answer.
+        // Long enough for the request to begin, and too short for an answer.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     stage.proxy.delay(Duration::ZERO);
@@ -74,7 +74,7 @@ async fn a_probe_that_hangs_up_does_not_make_a_silent_store_ready() {
     let stage = Stage::start().await;
     let look = stage.world.look();
     assert_eq!(look.get("/readyz").await.status, 200);
-    // The answer of now becomes too old.
+    // The present answer becomes too old.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     stage.proxy.pause(true);
     for _ in 0..3 {

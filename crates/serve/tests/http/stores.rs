@@ -1,4 +1,4 @@
-//! The server on every store: what callers see is the same.
+//! The server on every store: callers see the same on all of them.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ async fn on(store: &str) -> World {
     World::with(|settings| settings.store = store.into()).await
 }
 
-/// Two servers of one store: what one of them grants, the other one knows.
+/// Checks two servers of one store: a grant of one of them is known to the other one.
 async fn serves(store: &str) {
     let (one, two) = (on(store).await, on(store).await);
     locks(&one, &two).await;
@@ -27,7 +27,7 @@ async fn serves(store: &str) {
     ends(one, &two).await;
 }
 
-/// The same on a quorum, which has no semaphores and no latches, and fences only where members keep their data.
+/// Checks the same on a quorum, which has no semaphores and no latches, and fences only where members keep their data.
 async fn serves_as_quorum(members: &[String], has_fences: bool) {
     let store = format!("quorum:{}", members.join(","));
     lockkeeper::quorum::found_fresh(&store).await.expect("founded");
@@ -54,7 +54,7 @@ async fn serves_as_quorum(members: &[String], has_fences: bool) {
     ends(one, &two).await;
 }
 
-/// What the store does not have is refused, and the answer says why.
+/// Checks that a call which the store cannot do is refused, and that the answer says why.
 async fn refused(world: &World, (path, body): (&str, &Value), expected: (u16, &str), why: &str) {
     let answer = world.user().post(path, body).await;
     assert_eq!((answer.status, answer.code().as_str()), expected, "{answer:?}");
@@ -111,7 +111,7 @@ async fn permits(one: &World, two: &World) {
     assert_eq!(two.user().post("/v1/acquire", &json!({ "name": "s" })).await.code(), "other_capacity");
 }
 
-/// Leaves its leader there.
+/// Checks elections; a leader is left and returned.
 async fn elections(one: &World, two: &World) -> Answer {
     let led = one.user().post("/v1/acquire", &json!({ "name": "e", "value": "here" })).await;
     assert_eq!(two.look().get("/v1/leader?name=e").await.json()["leader"]["value"], json!("here"));
@@ -140,7 +140,7 @@ async fn evicts(one: &World, two: &World, lease: &str) {
     assert_eq!(one.user().post("/v1/renew", &json!({ "lease": lease })).await.code(), "not_held");
 }
 
-/// One of them ends: what it granted is still held, and whoever waited there is told.
+/// Ends one of the servers: its grants are still held, and requests that waited there are refused.
 async fn ends(mut one: World, two: &World) {
     let kept = one.acquire("kept").await;
     let held = two.acquire("held").await;
@@ -208,7 +208,7 @@ async fn zookeeper_is_served_and_waiting_callers_are_capped() {
         }));
         world.until_counts("cap", (1, waiting)).await;
     }
-    // Each is a session, also of one who only tries.
+    // Each request is a session, even one that only tries.
     for body in [json!({ "name": "cap", "wait": "1m" }), json!({ "name": "free" })] {
         let refused = world.user().post("/v1/acquire", &body).await;
         assert_eq!((refused.status, refused.code().as_str()), (429, "too_many_waiting"));
@@ -229,7 +229,7 @@ fn scripts(redis: &Redis) -> u64 {
     calls.parse().expect("a number")
 }
 
-/// Acquiring and releasing are one request to the store each, and so is what the server looks at once a second by itself.
+/// Acquiring and releasing are one request to the store each, and so are the looks of the server itself, once a second.
 #[tokio::test]
 async fn a_pair_of_calls_is_two_requests_to_the_store() {
     const PAIRS: u64 = 200;
@@ -243,7 +243,7 @@ async fn a_pair_of_calls_is_two_requests_to_the_store() {
         world.release(&lease).await;
     }
     let (sent, seconds) = (scripts(&redis) - before, started.elapsed().as_secs() + 1);
-    // A look at readiness, and one at the lock in each of two samples that may show it.
+    // The server's own: a look at readiness, and one at the lock in each of two samples that may show it.
     let own = 4 * seconds;
     assert!((2 * PAIRS..=2 * PAIRS + own).contains(&sent), "{sent} for {PAIRS} pairs in {seconds} s");
 }
@@ -258,7 +258,7 @@ async fn an_outage_of_the_store_is_503_and_ends() {
     let failed = world.user().post("/v1/acquire", &json!({ "name": "b" })).await;
     assert_eq!((failed.status, failed.code().as_str()), (503, "store_unreachable"), "{failed:?}");
     assert!(failed.header("retry-after").is_some());
-    // The sample of before is shown for as long as it is fresh.
+    // The last sample is shown for as long as it is fresh.
     let start = Instant::now();
     while world.look().get("/v1/locks").await.status == 200 {
         assert!(start.elapsed() < LIMIT);

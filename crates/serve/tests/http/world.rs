@@ -35,7 +35,7 @@ impl World {
         Self::with(|_| {}).await
     }
 
-    /// With other settings.
+    /// Starts a server with other settings.
     pub(crate) async fn with(change: impl FnOnce(&mut Settings)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("tokens");
@@ -88,7 +88,7 @@ impl World {
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 
-    /// How many hold a name and how many wait for it.
+    /// Returns the number of holders of a name, and of its waiters.
     pub(crate) async fn counts(&self, name: &str) -> (usize, usize) {
         let lock = self.admin().get(&format!("/v1/lock?name={name}")).await.json();
         let count = |what: &str| lock[what].as_array().map_or(0, Vec::len);
@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// The lines of the log so far that have these fields.
+    /// Returns the lines of the log so far that have these fields.
     pub(crate) fn logged(&self, fields: &Value) -> Vec<Value> {
         let wanted = fields.as_object().expect("an object");
         let text = String::from_utf8_lossy(&self.log.0.lock().expect("whole")).into_owned();
@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// All of the log.
+    /// Returns all of the log.
     pub(crate) fn log_text(&self) -> String {
         String::from_utf8_lossy(&self.log.0.lock().expect("whole")).into_owned()
     }
