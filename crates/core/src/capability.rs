@@ -1,4 +1,4 @@
-//! What a store can do and what it survives: one value that drives documentation, early errors
+//! The abilities of a store and its guarantees: one value that drives documentation, early errors
 //! and the choice of tests.
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl Survives {
     }
 }
 
-/// What a store can do and survive.
+/// The abilities of a store, and the troubles that it survives.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -62,8 +62,9 @@ pub struct Capability {
     pub between_processes: bool,
     /// Whether a release reaches the next waiter by push.
     pub pushes: bool,
-    /// How long one who waits and hears nothing goes without asking: less than the first lease of a grant where a wake
-    /// may get lost unnoticed. The first in the queue asks twice as often. Nobody goes for longer, while the store answers.
+    /// How long a waiter that hears nothing goes without asking: less than the first lease of a grant where a wake may
+    /// get lost unnoticed. The first in the queue asks twice as often. No waiter goes for longer while the store
+    /// answers.
     pub asks_again: Duration,
     /// The shortest lease.
     pub min_lease: Duration,
@@ -99,12 +100,12 @@ pub struct Capability {
 }
 
 impl Capability {
-    /// What [`asks_again`](Self::asks_again) is where a wake may get lost unnoticed: with all that may come on top, less
-    /// than a pushed grant lasts until it is heard of, so that a lost wake costs time but never the position. And
-    /// so long that those who wait in one process cost a server less than a request a second.
+    /// The value of [`asks_again`](Self::asks_again) for stores whose wakes may get lost unnoticed. A pushed grant that
+    /// is not heard of lasts longer than this with all that may come on top, so that a lost wake costs time but never
+    /// the position. It is also so long that the waiters of one process cost a server less than a request a second.
     pub const ASKS_AGAIN: Duration = Duration::from_millis(2400);
 
-    /// A store that can do as little as any store may: `name` is its word in tables.
+    /// A store with the least abilities that a store may have. `name` is its word in tables.
     pub const fn new(name: &'static str) -> Self {
         Self {
             store: name,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::clock::BootTime;
 use crate::store::GrantNotice;
 
-/// What is taken off a span for clocks that run at different rates: 1 % and 2 ms.
+/// The part of a span that is taken off for clocks that run at different rates: 1 % and 2 ms.
 pub fn margin(span: Duration) -> Duration {
     span / 100 + Duration::from_millis(2)
 }
@@ -18,13 +18,13 @@ pub fn margin(span: Duration) -> Duration {
 /// that a deadline stays on the early side all the same.
 const ROUNDING: Duration = Duration::from_millis(1);
 
-/// Until when the owner of an answer may act: `sent` is when *that very request* was sent,
-/// `remaining` what the store said was left when it answered (invariant I3).
+/// Returns the end of the time in which the owner of an answer may act. `sent` is when *that very request* was sent,
+/// and `remaining` is the rest of the lease that the store stated in its answer (invariant I3).
 pub fn from_answer(sent: BootTime, remaining: Duration) -> BootTime {
     sent.after(remaining).before(margin(remaining))
 }
 
-/// Until when the owner of a pushed grant may act, or `None` if the notice is only a hint.
+/// Returns the end of the time in which the owner of a pushed grant may act, or `None` if the notice is only a hint.
 ///
 /// `waited` is measured by the store between the claim copy with this stamp and the grant. If
 /// that lies clearly after the moment of receipt, the store's clock has jumped or the store has
@@ -50,7 +50,7 @@ mod tests {
     const START: BootTime = BootTime(1_000_000_000_000);
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Timeline A1: the second answer to one claim says what is left, not the full lease.
+    /// Timeline A1: the second answer to one claim states the rest of the lease, not the full one.
     #[test]
     fn i3_a_repeated_answer_counts_from_its_own_send() {
         let sent_again = START.after(8 * SECOND);

@@ -14,14 +14,14 @@ use crate::{
     token::Token,
 };
 
-/// Where something went wrong: which store, which resource, which operation.
+/// The place of an error: store, resource and operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct At {
     /// The store's redacted URL.
     pub store: Arc<str>,
     /// The resource's name as it was given, if the operation had one.
     pub resource: Option<Arc<str>>,
-    /// What was being done.
+    /// The operation, such as `lock` or `count_down`.
     pub operation: &'static str,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for At {
     }
 }
 
-/// What kind of trouble a store had. Callers decide by this, never by the text.
+/// The kind of trouble that a store had. Callers decide by this, never by the text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
@@ -55,7 +55,7 @@ pub enum StoreErrorKind {
     Corrupt,
 }
 
-/// A store could not do what was asked.
+/// An error of a store: its kind, its place, and a message with the remedy.
 #[derive(Clone)]
 pub struct StoreError(Arc<StoreErrorInner>);
 
@@ -69,7 +69,7 @@ struct StoreErrorInner {
 }
 
 impl StoreError {
-    /// An error of `kind`; `message` says what was wrong and what to do, without secrets.
+    /// An error of `kind`; `message` names the cause and the remedy, without secrets.
     ///
     /// An [`Unreachable`](StoreErrorKind::Unreachable) error counts as maybe applied until
     /// [`not_applied`](Self::not_applied) says otherwise; the other kinds as not applied.
@@ -154,7 +154,7 @@ impl StdError for StoreError {
     }
 }
 
-/// Why a guard no longer holds its lock.
+/// The way in which a guard lost its lock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Lost {
@@ -193,7 +193,7 @@ impl Lost {
     }
 }
 
-/// Why a lock, permit or leadership was not acquired.
+/// The error of a call that did not acquire a lock, permit or leadership.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
@@ -201,7 +201,7 @@ pub enum AcquireError {
     /// [`Store`](Self::Store) instead.
     #[error("{at}: not acquired within {}{}; wait longer, or see who holds it", show(*waited), ahead_text(*ahead))]
     TimedOut {
-        /// Where.
+        /// The call that failed.
         at: At,
         /// How long the call waited.
         waited: Duration,
@@ -213,9 +213,9 @@ pub enum AcquireError {
     /// The input can never work.
     #[error("{at}: {why}")]
     Invalid {
-        /// Where.
+        /// The call that failed.
         at: At,
-        /// What to change.
+        /// The fault and its remedy.
         why: InvalidInput,
     },
     /// Others use this name with another capacity.
@@ -223,7 +223,7 @@ pub enum AcquireError {
         "{at}: asked with capacity {asked} while it is in use with capacity {in_use}; use one capacity per name"
     )]
     CapacityMismatch {
-        /// Where.
+        /// The call that failed.
         at: At,
         /// The capacity of this call.
         asked: Capacity,
@@ -233,13 +233,13 @@ pub enum AcquireError {
     /// The owner holds this lock for reading; waiting for the write side would wait for itself.
     #[error("{at}: this owner already holds it for reading; release that guard first")]
     UpgradeRefused {
-        /// Where.
+        /// The call that failed.
         at: At,
     },
     /// The keeper was closed.
     #[error("{at}: the keeper is closed; connect anew")]
     Closed {
-        /// Where.
+        /// The call that failed.
         at: At,
         /// Whether the store may know of the claim; closing gives it back.
         maybe_applied: bool,
@@ -269,14 +269,14 @@ impl AcquireError {
     }
 }
 
-/// Why a release did not do what it says.
+/// The error of a release.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
     /// It was lost before: somebody else may have been in the critical section.
     #[error("{at}: not held any more: {why}")]
     NotHeld {
-        /// Where.
+        /// The call that failed.
         at: At,
         /// How it was lost.
         why: Lost,
@@ -293,14 +293,14 @@ impl ReleaseError {
     }
 }
 
-/// Why a held lease could not be extended, downgraded, detached or adopted.
+/// The error of a held lease that could not be extended, downgraded, detached or adopted.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
     /// It is not held any more.
     #[error("{at}: not held any more: {why}")]
     NotHeld {
-        /// Where.
+        /// The call that failed.
         at: At,
         /// How it was lost.
         why: Lost,
@@ -308,9 +308,9 @@ pub enum LeaseError {
     /// The input can never work.
     #[error("{at}: {why}")]
     Invalid {
-        /// Where.
+        /// The call that failed.
         at: At,
-        /// What to change.
+        /// The fault and its remedy.
         why: InvalidInput,
     },
     /// The store could not do it.
@@ -325,55 +325,55 @@ impl LeaseError {
     }
 }
 
-/// Why a latch operation failed.
+/// The error of a latch operation.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LatchError {
     /// There is no such latch.
     #[error("{at}: there is no such latch; create it first")]
     Missing {
-        /// Where.
+        /// The call that failed.
         at: At,
     },
     /// The latch was created before.
     #[error("{at}: it exists with {remaining} of {initial} to go; reset or delete it first")]
     Exists {
-        /// Where.
+        /// The call that failed.
         at: At,
-        /// What is left to count.
+        /// The count that remains.
         remaining: u64,
-        /// What it was created with.
+        /// The count that it was created with.
         initial: u64,
     },
     /// The latch was deleted while waiting for it.
     #[error("{at}: the latch was deleted while waiting")]
     Deleted {
-        /// Where.
+        /// The call that failed.
         at: At,
     },
     /// The limit passed while the latch was closed. If the store was out of reach when the limit passed, the error is
     /// [`Store`](Self::Store) instead.
     #[error("{at}: still {remaining} to go after {}", show(*waited))]
     TimedOut {
-        /// Where.
+        /// The call that failed.
         at: At,
         /// How long the call waited.
         waited: Duration,
-        /// What was left when last heard.
+        /// The count that remained when last heard.
         remaining: u64,
     },
     /// The input can never work.
     #[error("{at}: {why}")]
     Invalid {
-        /// Where.
+        /// The call that failed.
         at: At,
-        /// What to change.
+        /// The fault and its remedy.
         why: InvalidInput,
     },
     /// The keeper was closed.
     #[error("{at}: the keeper is closed; connect anew")]
     Closed {
-        /// Where.
+        /// The call that failed.
         at: At,
     },
     /// The store could not do it.
@@ -388,14 +388,14 @@ impl LatchError {
     }
 }
 
-/// Why a fence did not admit a token.
+/// The error of a fence that did not admit a token.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
     /// A later holder has been here: this one's lock is no longer valid.
     #[error("{at}: token {token} is stale; {highest} has been seen")]
     Stale {
-        /// Where.
+        /// The call that failed.
         at: At,
         /// The token that was shown.
         token: Token,
@@ -405,9 +405,9 @@ pub enum FenceError {
     /// The input can never work.
     #[error("{at}: {why}")]
     Invalid {
-        /// Where.
+        /// The call that failed.
         at: At,
-        /// What to change.
+        /// The fault and its remedy.
         why: InvalidInput,
     },
     /// The store could not do it: treat the token as not admitted.

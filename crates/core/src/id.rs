@@ -1,4 +1,4 @@
-//! Who asks: the random id of a keeper and, under it, one id per acquisition.
+//! The ids of those who ask: the random id of a keeper and, under it, one id per acquisition.
 
 use std::{
     fmt,
@@ -115,8 +115,8 @@ impl Ids {
         ContenderId { keeper: self.keeper, seq: self.next.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// A number that nobody can guess who knows others of this keeper: the id is the key to a lease, and strangers may
-    /// share a keeper. Above all that [`next`](Self::next) gives out, and below 2^63.
+    /// A number that nobody can guess from other numbers of this keeper: the id is the key to a lease, and strangers
+    /// may share a keeper. It is above all that [`next`](Self::next) gives out, and below 2^63.
     pub(crate) fn unguessable(&self) -> ContenderId {
         ContenderId { keeper: self.keeper, seq: 1 << 62 | random() >> 2 }
     }

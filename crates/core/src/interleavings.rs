@@ -1,5 +1,5 @@
-//! What is written by hand with atomics and wakers, in all interleavings of its threads and all orders that memory may
-//! show: the same source files, compiled once more with the types of `loom`.
+//! The code that is written by hand with atomics and wakers, in all interleavings of its threads and all orders that
+//! memory may show: the same source files, compiled once more with the types of `loom`.
 
 use std::{
     sync::Arc,

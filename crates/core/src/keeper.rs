@@ -28,10 +28,10 @@ use crate::{
     token::Token,
 };
 
-/// A connection to a store: makes handles to its locks, and keeps what they hold.
+/// A connection to a store: makes handles to its locks, and keeps the locks that they acquire.
 ///
 /// Clones are cheap and share everything. Each keeper has a thread of its own that renews leases,
-/// whatever the rest of the program does. When the last clone, handle and guard is gone, the
+/// also while the rest of the program is busy or blocked. When the last clone, handle and guard is gone, the
 /// thread ends; [`close`](Self::close) gives everything back and waits for that.
 ///
 /// # The end of a program
@@ -63,7 +63,7 @@ pub struct Keeper {
     alive: Arc<Alive>,
 }
 
-/// The longest request limit. Whoever gives more means "no limit", which no sum of times must overflow by.
+/// The longest request limit. A caller who gives more means "no limit"; sums of times must not overflow by it.
 const LONGEST_REQUEST: Duration = Duration::from_secs(24 * 3600);
 
 /// Settings of a keeper to be.
@@ -116,7 +116,7 @@ impl KeeperBuilder {
     }
 
     /// The keeper's id, for tests in [virtual time](Self::virtual_time) that must repeat exactly. Elsewhere connecting
-    /// with it fails: two keepers of one id would both hold what one of them was granted.
+    /// with it fails: two keepers of one id would both hold the locks that one of them was granted.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -144,7 +144,7 @@ impl KeeperBuilder {
     /// Fails; how long that takes is up to the store, but not much longer than the request limit.
     ///
     /// # Errors
-    /// [`StoreError`] says what was wrong and what to do.
+    /// [`StoreError`] names the cause and the remedy.
     pub async fn connect(self) -> Result<Keeper, StoreError> {
         if self.request_limit.is_zero() {
             let message = "the request limit is zero, so no request could succeed; give at least 1 ms";
@@ -170,7 +170,7 @@ impl KeeperBuilder {
             }
         };
         let ids = Arc::new(Ids::new(self.id.unwrap_or_else(KeeperId::random)));
-        // The store needs the sink before the engine exists; what comes earlier is only a hint.
+        // The store needs the sink before the engine exists; an earlier wake is only a hint.
         let engine_slot = Arc::new(std::sync::OnceLock::<std::sync::Weak<Engine>>::new());
         let wakes = WakeSink::new({
             let engine_slot = engine_slot.clone();
@@ -312,7 +312,7 @@ impl Keeper {
 
 /// The keeper itself.
 impl Keeper {
-    /// What the store can do and survive.
+    /// Returns the abilities of the store, and the troubles that it survives.
     pub fn capability(&self) -> &Capability {
         self.alive.engine().store().capability()
     }
@@ -350,15 +350,15 @@ impl Keeper {
     /// ([`frees_crashed_at_once`](Capability::frees_crashed_at_once)), the child processes of
     /// that process may still be working. Pass the handle on to a guardian that first ends them
     /// and then itself: until then the locks are kept, though not longer than their leases, which
-    /// nobody renews any more. The handle is closed on `exec` like every other; the one who starts
-    /// the guardian says which descriptor it keeps. `None` if only leases end a lock on this store.
+    /// nobody renews any more. The handle is closed on `exec` like every other; the program that starts
+    /// the guardian names the descriptor that it keeps. `None` if only leases end a lock on this store.
     #[cfg(unix)]
     pub fn life_line(&self) -> Option<std::os::fd::OwnedFd> {
         self.alive.engine().store().life_line()
     }
 
     /// Goes on with a lease that another process detached: renews it, and holds it if that
-    /// succeeds. [`Adopted`] says what it was; what was left of its
+    /// succeeds. [`Adopted`] names the primitive. The rest of its
     /// `max_hold` counts on from here.
     ///
     /// # Cancel safety
@@ -427,7 +427,7 @@ impl Keeper {
     /// and the caller does not wait.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the queue and gives back what was granted.
+    /// Dropping the future leaves the queue and gives a grant back.
     ///
     /// # Errors
     /// As [`Mutex::lock_within`].
@@ -458,7 +458,7 @@ impl Keeper {
 
 /// For operators.
 impl Keeper {
-    /// What this keeper has in hand at this moment.
+    /// Returns this keeper's counts at this moment: its grants, its positions in queues, and more.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
@@ -472,7 +472,7 @@ impl Keeper {
         self.alive.engine().stats()
     }
 
-    /// Who holds `name` and who waits for it; `None` if nobody.
+    /// Returns the holders of `name` and its waiters; `None` if there are none.
     ///
     /// # Cancel safety
     /// Dropping the future has no effect. The same holds for [`list`](Self::list).
@@ -532,7 +532,7 @@ impl Keeper {
     }
 
     /// Takes a lock back from one holder, named by contender and token as
-    /// [`inspect`](Self::inspect) shows them. [`Eviction`] says what the holder hears of it; a fixed
+    /// [`inspect`](Self::inspect) shows them. [`Eviction`] tells how the holder hears of it; a fixed
     /// lease is never renewed, so gracefully it only ends. False if it is not the holder.
     ///
     /// # Cancel safety

@@ -1,6 +1,6 @@
 //! The memory store: the model behind a mutex, shared by the keepers of one process.
 //!
-//! It is the reference for every other store, and what users test their own code with. Several
+//! It is the reference for every other store, and users test their own code with it. Several
 //! keepers on one [`MemoryServer`] behave like several processes on one server.
 
 use std::{
@@ -25,7 +25,7 @@ use crate::{
 
 use crate::support;
 
-/// What the memory store can do.
+/// The abilities of the memory store.
 pub static CAPABILITY: Capability = {
     let mut can = Capability::new("memory");
     can.pushes = true;
@@ -55,7 +55,7 @@ struct Server {
 #[derive(Debug, Default)]
 struct State {
     model: Model,
-    /// What it keeps for the quorum that it is a member of.
+    /// The record that it keeps for the quorum that it is a member of.
     record: Option<Arc<str>>,
     /// How often it lost its data.
     losses: u64,
@@ -85,7 +85,7 @@ impl MemoryServer {
         server
     }
 
-    /// Connects a keeper to this store; `url` is what messages call it.
+    /// Connects a keeper to this store; messages call it `url`.
     pub fn connector(&self, url: &str) -> Connector {
         let (server, url) = (self.clone(), Arc::<str>::from(url));
         Connector::new(move |context: Context| {
@@ -152,7 +152,7 @@ impl State {
         Answers { now: now.lease, each: each.collect() }
     }
 
-    /// Pushes what a transition of `name` brought about.
+    /// Pushes the effects of a transition of `name`.
     fn tell(&self, name: &Name, effects: Effects) {
         for grant in effects.grants {
             if let Some(sink) = self.keepers.get(&grant.contender.keeper) {

@@ -4,7 +4,7 @@ use std::{fmt, num::NonZeroU32, str::FromStr};
 
 use crate::invalid::InvalidInput;
 
-/// What a contender claims: a number of units, or all there is.
+/// The claim of a contender: a number of units, or all there are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Units {
     /// Everything: a mutex, a writer, a leader.
@@ -122,7 +122,7 @@ impl FromStr for Capacity {
     }
 }
 
-/// Only the one way in which it is written is read: stores compare what they have kept byte by byte.
+/// Reads only the one way in which it is written: stores compare the kept text byte by byte.
 fn all_or_number(text: &str) -> Result<Option<NonZeroU32>, InvalidInput> {
     if text == "all" {
         return Ok(None);

@@ -11,7 +11,7 @@
 //!    store's own clock.
 //! 2. **Idempotent by contender id.** A claim asked again never enters twice: it answers what the
 //!    contender has now. A repeated leave or renewal is harmless.
-//! 3. **Remaining, not full.** Every `Granted` and `Held` carries what is left of the lease at
+//! 3. **Remaining, not full.** Every `Granted` and `Held` carries the rest of the lease at
 //!    the moment of the answer, or less: a store whose leases rest on a session vouches only for as
 //!    long as that is sure to last, and is asked again in time. A renewal never shortens a lease and
 //!    never revives an ended one.
@@ -28,7 +28,7 @@
 //!    unknown outcome is reported as [`StoreErrorKind::Unreachable`](crate::StoreErrorKind) and
 //!    the engine asks again with the same id.
 //! 9. **One entry's refusal is a value** ([`Verdict::Refused`], [`Verdict::NotNow`], [`Left::NotNow`],
-//!    [`Renewed::Unknown`]) and never fails its group. What was answered with *not now* is asked again alone
+//!    [`Renewed::Unknown`]) and never fails its group. A request that was answered *not now* is asked again alone
 //!    ([`Store::apply_alone`]).
 //!
 //! [`model`](crate::model) is this contract as code; the refinement and behaviour suites
@@ -51,10 +51,10 @@ use crate::{capability::Capability, clock::Clock, error::StoreError, id::KeeperI
 /// A boxed future: the one dynamic boundary between engine and stores.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What a store call comes back with.
+/// The future result of a store call.
 pub type Reply<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
-/// What a keeper can be told about.
+/// A subject that a keeper can be told about.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Topic {
@@ -76,11 +76,11 @@ pub enum Wake {
     Changed(Topic),
     /// Wakes may have been lost: ask again about everything.
     Resync,
-    /// Another server has taken the place of the one that granted, and may not know what is held: renew everything now.
+    /// Another server has taken the place of the one that granted, and may not know of the holds: renew everything now.
     Reconfirm,
 }
 
-/// Where a store delivers its wakes: never blocks, callable from any thread.
+/// The sink of a store's wakes: never blocks, callable from any thread.
 #[derive(Clone)]
 pub struct WakeSink(Arc<dyn Fn(Wake) + Send + Sync>);
 
@@ -118,12 +118,12 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// What a store gets from its keeper when it connects.
+/// The values that a store gets from its keeper when it connects.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// The keeper's id: the first part of all its contender ids.
     pub keeper: KeeperId,
-    /// Where wakes go.
+    /// The sink of the store's wakes.
     pub wakes: WakeSink,
     /// The keeper's own thread: renewals are called there, and a store's reserved connection and
     /// background tasks belong there, out of reach of a blocked user runtime.
@@ -136,7 +136,7 @@ pub struct Context {
 
 /// One connection of one keeper to a store. See the [module](self) for the contract.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// What this store can do and survive.
+    /// Returns the abilities of this store, and the troubles that it survives.
     fn capability(&self) -> &Capability;
 
     /// The store's URL without secrets, for messages.
@@ -147,13 +147,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// 128 random bits as text will do.
     fn id(&self) -> &str;
 
-    /// Which of the store's servers keeps `name`. Requests are grouped per server, so a dead one
+    /// Returns the number of the server that keeps `name`. Requests are grouped per server, so a dead one
     /// never delays another.
     fn server_of(&self, _name: &Name) -> usize {
         0
     }
 
-    /// What to change about the store's settings where a lease is to be shorter than it keeps one, if anything.
+    /// Returns advice on the store's settings where a lease is to be shorter than it keeps one, if there is any.
     fn shorter_leases(&self) -> Option<&str> {
         None
     }
@@ -175,7 +175,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// because this store sends none and waiters poll.
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>>;
 
-    /// Who holds and who waits; `None` if nobody.
+    /// Returns the holders of `name` and its waiters; `None` if there are none.
     fn inspect<'a>(&'a self, name: &'a Name) -> Reply<'a, Option<ResourceView>>;
 
     /// All resources that are held or waited for.
@@ -212,7 +212,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// What it offers as a member of a quorum. `None`: it cannot be one.
+    /// Returns this store as a member of a quorum. `None`: it cannot be one.
     fn member(&self) -> Option<&dyn Member> {
         None
     }
@@ -221,7 +221,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
-/// Makes a store for a keeper: what a store crate exports, one function per URL. Each call connects anew.
+/// Makes a store for a keeper. A store crate exports one function from URL to connector. Each call connects anew.
 ///
 /// ```
 /// use lockkeeper::{StoreError, error::StoreErrorKind, store::Connector};

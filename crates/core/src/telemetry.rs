@@ -1,4 +1,4 @@
-//! What the engine tells operators: `tracing` events and, with the feature `metrics`, counters,
+//! The engine's signals for operators: `tracing` events and, with the feature `metrics`, counters,
 //! histograms and gauges. Names are part of the public contract and listed in `docs/observability.md`.
 //!
 //! Resource names appear in events but never as metric labels: there may be millions of them.

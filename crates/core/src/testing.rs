@@ -44,8 +44,8 @@ pub async fn keeper() -> Keeper {
     keeper.expect("a memory store can always be connected to")
 }
 
-/// A claim of a whole resource, which waits in the queue and has a lease of 30 s: for tests of stores, which name only what
-/// they need to be different.
+/// A claim of a whole resource, which waits in the queue and has a lease of 30 s: for tests of stores, which name only
+/// the fields that differ.
 ///
 /// ```
 /// use lockkeeper::{store::{Claim, ContenderId, KeeperId, Units}, testing};
@@ -85,7 +85,7 @@ pub struct Virtual {
     pub clock: VirtualClock,
     /// The store.
     pub server: MemoryServer,
-    /// What its keepers reach the store through: [`cut`](Network::cut) it to test an outage.
+    /// The network between the keepers and the store: [`cut`](Network::cut) it to test an outage.
     pub network: Network,
 }
 

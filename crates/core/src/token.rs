@@ -1,4 +1,4 @@
-//! Fencing tokens: what a resource compares to tell an old holder from a new one.
+//! Fencing tokens, by which a resource tells an old holder from a new one.
 
 use std::{fmt, num::NonZeroU64, str::FromStr};
 
@@ -100,7 +100,7 @@ impl From<Token> for i64 {
     }
 }
 
-/// The way back, for what `i64::from` gave. Numbers below 1,024 are no tokens, so a column may begin at 0.
+/// The way back, from a value of `i64::from`. Numbers below 1,024 are no tokens, so a column may begin at 0.
 impl TryFrom<i64> for Token {
     type Error = InvalidInput;
 

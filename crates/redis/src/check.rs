@@ -24,7 +24,7 @@ use crate::{
 /// The oldest version that this store is tested with.
 const OLDEST: (u32, u32) = (7, 0);
 
-/// Something about a server that puts locks at risk, and what to do.
+/// A risk to the locks of one server, with the remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
@@ -32,11 +32,11 @@ pub struct Finding {
     pub server: String,
     /// The kind of risk.
     pub risk: Risk,
-    /// What the risk is and what to do.
+    /// The risk and its remedy.
     pub message: String,
 }
 
-/// What puts locks at risk.
+/// The kinds of risks to locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Risk {
@@ -50,7 +50,7 @@ pub enum Risk {
     Replication,
     /// A master that is cut off from its replicas goes on granting.
     CutOff,
-    /// The server is older than what this store is tested with.
+    /// The server is older than the versions that this store is tested with.
     OldVersion,
     /// The clock differs much from that of this machine.
     Clock,
@@ -64,17 +64,17 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The servers, and what puts locks at risk there.
+/// The servers, and the risks to locks there.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Examination {
     /// The servers: each master, and behind it its replicas.
     pub servers: Vec<ServerState>,
-    /// What puts locks at risk.
+    /// The risks to locks.
     pub findings: Vec<Finding>,
 }
 
-/// Connects to the servers that `url` names and reports what they are and what puts locks at risk there; changes nothing.
+/// Connects to the servers that `url` names and reports their states and the risks to locks there; changes nothing.
 ///
 /// # Errors
 /// [`StoreError`] if the URL is wrong or no server can be reached.
@@ -165,7 +165,7 @@ fn described(server: &str, facts: Option<&Facts>) -> Vec<ServerState> {
     std::iter::once(own).chain(replicas.map(replica)).collect()
 }
 
-/// A risk, and what to do.
+/// A risk, and its remedy in words.
 type Found = Option<(Risk, String)>;
 
 async fn clock(servers: &Servers, server: &Server) -> Result<Found, StoreError> {
@@ -222,7 +222,7 @@ fn old_version(facts: &Facts) -> Found {
     is_old.then(|| (Risk::OldVersion, message()))
 }
 
-/// What a server says about itself.
+/// The facts that a server tells about itself.
 struct Facts(HashMap<String, String>);
 
 impl Facts {
@@ -263,7 +263,7 @@ pub(crate) async fn time(servers: &Servers, server: &Server) -> Result<StoreTime
     Ok(StoreTime(seconds * 1_000_000 + micros))
 }
 
-/// Logs what was found.
+/// Logs the findings.
 pub(crate) fn warn(found: Result<Examination, StoreError>) {
     for finding in found.into_iter().flat_map(|found| found.findings) {
         tracing::warn!(server = %finding.server, risk = ?finding.risk, "{}", finding.message);

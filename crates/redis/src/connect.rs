@@ -1,4 +1,4 @@
-//! Opens the store: finds the servers, checks the layout, and starts what runs beside requests.
+//! Opens the store: finds the servers, checks the layout, and starts the tasks that run beside requests.
 
 use std::sync::Arc;
 

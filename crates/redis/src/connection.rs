@@ -327,7 +327,7 @@ impl Connection {
         drop(ended);
     }
 
-    /// How many replicas have what was written on the connection of this generation; zero if it is gone. Callers that
+    /// How many replicas have the writes of the connection of this generation; zero if it is gone. Callers that
     /// come during a `WAIT` share the next one.
     pub(crate) async fn replicas(
         &self,

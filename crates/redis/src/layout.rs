@@ -19,7 +19,7 @@ pub(crate) struct Keys {
     prefix: String,
     /// The key of the high-water mark that all resources share, unless this is a cluster.
     high_water: String,
-    /// The key of what the server keeps for the quorum that it is a member of.
+    /// The key of the record that the server keeps for the quorum that it is a member of.
     member: String,
     /// Whether this is a cluster, where all keys of a script must be in the slot of its resource.
     sharded: bool,
@@ -78,7 +78,7 @@ impl Keys {
         self.of(name, ":fence")
     }
 
-    /// What the server keeps for the quorum that it is a member of.
+    /// The key of the record that the server keeps for the quorum that it is a member of.
     pub(crate) fn member(&self) -> &str {
         &self.member
     }

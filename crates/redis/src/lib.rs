@@ -7,7 +7,7 @@
 //! redis+cluster://host,host                       rediss+cluster://…
 //! ```
 //!
-//! `docs/stores.md` in the repository says what each of the [options](OPTIONS) means.
+//! `docs/stores.md` in the repository explains each of the [options](OPTIONS).
 //!
 //! # How it works
 //!

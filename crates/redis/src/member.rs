@@ -28,7 +28,7 @@ use crate::{
     trouble,
 };
 
-/// What `member.lua` says.
+/// The answer of `member.lua`.
 struct Kept {
     record: Option<Arc<str>>,
     source: Source,

@@ -19,7 +19,7 @@ use crate::{
 /// How many channels one request subscribes to.
 const CHANNELS_PER_REQUEST: usize = 256;
 
-/// What happened on a connection.
+/// An event on a connection.
 pub(crate) enum Event {
     /// A message, by channel and content.
     Message(String, Vec<u8>),

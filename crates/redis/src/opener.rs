@@ -1,4 +1,4 @@
-//! Opens connections over TCP, TLS and unix sockets, logs in, and nothing more: what they carry is not known here.
+//! Opens connections over TCP, TLS and unix sockets, logs in, and nothing more: it does not know their traffic.
 
 use std::{
     io,
@@ -144,7 +144,7 @@ impl Opener {
             return None;
         }
         let wrong = match (&self.tls, error.kind()) {
-            // What is not TLS looks like a bad certificate, or it waits for the end of a line.
+            // A server without TLS looks like a bad certificate, or it waits for the end of a line.
             (Some(_), StoreErrorKind::Denied | StoreErrorKind::Unreachable) => {
                 tls_probe::speaks_plain(address).await
             }

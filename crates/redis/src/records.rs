@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use lockkeeper_core::{KeeperId, support};
 
-/// What the tag of no record is.
+/// The tag of no record.
 const NO_TAG: &str = "-";
-/// How a tag begins, and how many bytes it has.
+/// The first character of a tag, and the number of its bytes.
 const BEGINS: char = '#';
 const LENGTH: usize = 16;
 
@@ -30,7 +30,7 @@ struct Tagged {
 pub(crate) struct Known(Option<Arc<Tagged>>);
 
 impl Known {
-    /// What a script compares.
+    /// The tag that scripts compare, or the mark of no record.
     pub(crate) fn tag(&self) -> &str {
         self.0.as_ref().map_or(NO_TAG, |known| &known.tag)
     }
@@ -50,7 +50,7 @@ impl Records {
         Known(support::lock(&self.0).clone())
     }
 
-    /// The record in what the server keeps, which is known from now on; `None` if it keeps none.
+    /// Returns the record in the text that the server keeps, and knows it from now on; `None` if it keeps none.
     pub(crate) fn learn(&self, kept: &str) -> Option<Arc<str>> {
         if kept.is_empty() {
             return None;
@@ -82,7 +82,7 @@ mod tests {
         let strange = "a record that another program wrote";
         assert_eq!(records.learn(strange).as_deref(), Some(strange));
         assert_eq!(records.known().tag(), &*tag);
-        // A script answers about the tag that was sent, whatever was learnt meanwhile.
+        // A script answers about the tag that was sent, even if another was learnt meanwhile.
         records.learn(&format!("{}another one", new_tag()));
         assert_eq!(known.record().as_deref(), Some("a record"));
     }

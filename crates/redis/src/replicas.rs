@@ -18,7 +18,7 @@ pub(crate) struct Written {
     pub(crate) source: Source,
 }
 
-/// How many replicas have what was written, asked once for each connection: in a cluster the entries share connections.
+/// How many replicas have the writes, asked once for each connection: in a cluster the entries share connections.
 struct Replicas<'a> {
     store: &'a RedisStore,
     priority: Priority,

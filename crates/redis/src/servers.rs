@@ -1,5 +1,5 @@
-//! The servers of a store and which of them keeps what: one server, the master behind sentinels, or the nodes of a
-//! cluster. How requests get there and back is in `calls.rs`.
+//! The servers of a store and their resources: one server, the master behind sentinels, or the nodes of a
+//! cluster. The way of requests there and back is in `calls.rs`.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::{
     trouble,
 };
 
-/// After the cluster did not say which node keeps what, it is not asked for this long.
+/// The pause before the cluster is asked again after it did not tell which node keeps each slot.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 
 /// One server and its connections.
@@ -300,7 +300,7 @@ impl Servers {
         self.map().at(address).cloned()
     }
 
-    /// A server is not what it was: asks the sentinels where the master is, or the cluster which node keeps what. A
+    /// A server has changed its part: asks the sentinels for the master, or the cluster for the node of each slot. A
     /// task of its own does that, so a dead node delays no request to another one.
     pub(crate) fn look_again(&self) {
         if let Some(sentinels) = &self.sentinels {

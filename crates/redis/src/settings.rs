@@ -1,4 +1,4 @@
-//! What a URL says: the addresses of the servers, the login, and the options. Its `Debug` shows no secret.
+//! The settings in a URL: the addresses of the servers, the login, and the options. Its `Debug` shows no secret.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 

@@ -20,7 +20,7 @@ pub(crate) struct SlotRange {
     pub(crate) master: Address,
 }
 
-/// What one node says.
+/// The view of one node.
 pub(crate) struct View {
     pub(crate) ranges: Vec<SlotRange>,
     /// All nodes that it names, with replicas.

@@ -25,7 +25,7 @@ use crate::{
     wakes::{Listeners, Subscription},
 };
 
-/// What the Redis store can do.
+/// The abilities of the Redis store.
 pub static CAPABILITY: Capability = {
     let mut can = Capability::new("redis");
     can.between_processes = true;

@@ -12,7 +12,7 @@ use crate::address::{Address, Shape};
 pub(crate) fn refused(error: &ServerError) -> StoreError {
     let (code, details) = (error.code(), without_words(error.details().unwrap_or_default()));
     explain(code, details).unwrap_or_else(|| {
-        // A script that failed half-way, or a new kind of error: what was done is not known.
+        // A script that failed half-way, or a new kind of error: whether it did anything is not known.
         let message = format!("the server refused the request (the server said: {code} {details})");
         StoreError::new(StoreErrorKind::Config, message).perhaps_applied()
     })
@@ -27,7 +27,7 @@ pub(crate) fn is_half_moved(error: &ServerError) -> bool {
 
 const NOT_LOCAL: &str = "attempted to access a non local key";
 
-/// What a server said, without the words that it repeats from the request: a password may be among them.
+/// The message of a server, without the words that it repeats from the request: a password may be among them.
 fn without_words(details: &str) -> &str {
     details.split(", with args beginning with").next().unwrap_or_default()
 }
@@ -38,7 +38,7 @@ fn is_denied_in_a_script(details: &str) -> bool {
     details.contains("user executing the script can't") || details.contains("ACL failure in script")
 }
 
-/// What an error of a server means, if it is known. Nothing was done, unless a script was denied one of its commands.
+/// Explains an error of a server, if it is known. Nothing was done, unless a script was denied one of its commands.
 fn explain(code: &str, details: &str) -> Option<StoreError> {
     let (kind, remedy) = server_not_ready(code)
         .or_else(|| slot_moves(code, details))
@@ -48,7 +48,7 @@ fn explain(code: &str, details: &str) -> Option<StoreError> {
     Some(if is_denied_in_a_script(details) { error.perhaps_applied() } else { error.not_applied() })
 }
 
-/// What kind of trouble it is, and what to do.
+/// The kind of trouble, and the remedy.
 type Remedy = (StoreErrorKind, &'static str);
 
 /// The server cannot do it now. It has answered, so it is reachable.
@@ -183,7 +183,7 @@ pub(crate) fn too_late(address: &str) -> StoreError {
 pub(crate) fn not_connected(address: &str, error: RedisError) -> StoreError {
     if let Some(code) = error.code().filter(|_| !error.is_io_error()) {
         let details = without_words(error.detail().unwrap_or_default());
-        // Without its source, which may show what was sent.
+        // Without its source, which may show the request.
         return explain(code, details).unwrap_or_else(|| {
             let message = format!("could not connect to {address} (the server said: {code} {details})");
             StoreError::new(StoreErrorKind::Unreachable, message).not_applied()

@@ -22,12 +22,12 @@ pub type Permit = Guard<Permits>;
 pub type Leadership = Guard<Leads>;
 /// A guard of several locks, for threads.
 pub type AllGuard = On<lock::AllGuard>;
-/// What a lease turned out to be, for threads.
+/// The guard of an adopted lease, for threads.
 pub type Adopted = On<lock::Adopted>;
 
 /// As [`Guard`](crate::Guard).
 impl<M: 'static> Guard<M> {
-    /// The name of what is held.
+    /// Returns the name of the held lock.
     pub fn name(&self) -> &Name {
         self.inner.name()
     }
@@ -58,12 +58,12 @@ impl<M: 'static> Guard<M> {
         wait(&self.keeper.on, async move { tokio::time::timeout(limit, lost).await.ok() })
     }
 
-    /// What is known of the loss of the lock beyond [`Lost`].
+    /// Returns what [`Lost`] does not tell about the loss; see [`Guard::lost_because`](crate::Guard::lost_because).
     pub fn lost_because(&self) -> Option<String> {
         self.inner.lost_because()
     }
 
-    /// Why the last renewal failed; see [`Guard::renewal_error`](crate::Guard::renewal_error).
+    /// Returns the error of the last renewal; see [`Guard::renewal_error`](crate::Guard::renewal_error).
     pub fn renewal_error(&self) -> Option<StoreError> {
         self.inner.renewal_error()
     }
@@ -130,7 +130,7 @@ impl Adopted {
     }
 }
 
-/// What a lease turned out to be, for threads.
+/// The guard of an adopted lease, for threads: one variant per primitive.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AdoptedGuard {

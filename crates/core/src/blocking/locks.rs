@@ -41,19 +41,19 @@ impl Mutex {
         self.guarded(move |mutex| async move { mutex.lock_within(limit).await })
     }
 
-    /// Enters again what `owner` holds, or waits in the queue.
+    /// Enters again the mutex that `owner` holds, or waits in the queue.
     pub fn lock_as(&self, owner: &Owner) -> Result<Guard, AcquireError> {
         let owner = owner.clone();
         self.guarded(move |mutex| async move { mutex.lock_as(&owner).await })
     }
 
-    /// Enters again what `owner` holds, or waits in the queue, at most `limit`.
+    /// Enters again the mutex that `owner` holds, or waits in the queue, at most `limit`.
     pub fn lock_as_within(&self, owner: &Owner, limit: Duration) -> Result<Guard, AcquireError> {
         let owner = owner.clone();
         self.guarded(move |mutex| async move { mutex.lock_as_within(&owner, limit).await })
     }
 
-    /// Enters again what `owner` holds, or takes the lock if it is free.
+    /// Enters again the mutex that `owner` holds, or takes it if it is free.
     pub fn try_lock_as(&self, owner: &Owner) -> Result<Option<Guard>, AcquireError> {
         let owner = owner.clone();
         self.tried(move |mutex| async move { mutex.try_lock_as(&owner).await })
@@ -92,37 +92,37 @@ impl RwLock {
         self.guarded(move |lock| async move { lock.write_within(limit).await })
     }
 
-    /// Enters again what `owner` holds, or waits until it may read.
+    /// Enters again the lock that `owner` holds, or waits until it may read.
     pub fn read_as(&self, owner: &Owner) -> Result<ReadGuard, AcquireError> {
         let owner = owner.clone();
         self.guarded(move |lock| async move { lock.read_as(&owner).await })
     }
 
-    /// Enters again what `owner` writes, or waits until it alone may write.
+    /// Enters again the lock that `owner` writes, or waits until it alone may write.
     pub fn write_as(&self, owner: &Owner) -> Result<WriteGuard, AcquireError> {
         let owner = owner.clone();
         self.guarded(move |lock| async move { lock.write_as(&owner).await })
     }
 
-    /// Enters again what `owner` holds, or waits until it may read, at most `limit`.
+    /// Enters again the lock that `owner` holds, or waits until it may read, at most `limit`.
     pub fn read_as_within(&self, owner: &Owner, limit: Duration) -> Result<ReadGuard, AcquireError> {
         let owner = owner.clone();
         self.guarded(move |lock| async move { lock.read_as_within(&owner, limit).await })
     }
 
-    /// Enters again what `owner` holds, or reads if no writer holds or waits.
+    /// Enters again the lock that `owner` holds, or reads if no writer holds or waits.
     pub fn try_read_as(&self, owner: &Owner) -> Result<Option<ReadGuard>, AcquireError> {
         let owner = owner.clone();
         self.tried(move |lock| async move { lock.try_read_as(&owner).await })
     }
 
-    /// Enters again what `owner` writes, or waits until it alone may write, at most `limit`.
+    /// Enters again the lock that `owner` writes, or waits until it alone may write, at most `limit`.
     pub fn write_as_within(&self, owner: &Owner, limit: Duration) -> Result<WriteGuard, AcquireError> {
         let owner = owner.clone();
         self.guarded(move |lock| async move { lock.write_as_within(&owner, limit).await })
     }
 
-    /// Enters again what `owner` writes, or writes if nobody holds or waits.
+    /// Enters again the lock that `owner` writes, or writes if nobody holds or waits.
     pub fn try_write_as(&self, owner: &Owner) -> Result<Option<WriteGuard>, AcquireError> {
         let owner = owner.clone();
         self.tried(move |lock| async move { lock.try_write_as(&owner).await })
@@ -169,12 +169,12 @@ impl Latch {
         self.call(move |latch| async move { latch.create(count).await })
     }
 
-    /// Counts down by one; returns what is left.
+    /// Counts down by one; returns the remaining count.
     pub fn count_down(&self) -> Result<u64, LatchError> {
         self.count_down_by(1)
     }
 
-    /// Counts down by several; returns what is left.
+    /// Counts down by several; returns the remaining count.
     pub fn count_down_by(&self, count: u64) -> Result<u64, LatchError> {
         self.call(move |latch| async move { latch.count_down_by(count).await })
     }
@@ -189,7 +189,7 @@ impl Latch {
         self.call(move |latch| async move { latch.wait_within(limit).await })
     }
 
-    /// Back to what it was created with.
+    /// Sets the count back to its initial value.
     pub fn reset(&self) -> Result<(), LatchError> {
         self.call(|latch| async move { latch.reset().await })
     }
@@ -225,12 +225,12 @@ impl Election {
         self.guarded(move |election| async move { election.campaign_within(&value, limit).await })
     }
 
-    /// Who leads now.
+    /// Returns the current leader.
     pub fn leader(&self) -> Result<Option<Leader>, StoreError> {
         self.call(|election| async move { election.leader().await })
     }
 
-    /// Who leads, now and after each change, as an iterator that waits.
+    /// Returns the leader, now and after each change, as an iterator that waits.
     pub fn observe(&self) -> impl Iterator<Item = Result<Option<Leader>, StoreError>> + use<> {
         let observer = Arc::new(tokio::sync::Mutex::new(self.inner.observe()));
         let keeper = self.keeper.clone();

@@ -77,7 +77,7 @@ impl Keeper {
     /// Connects with the default settings.
     ///
     /// # Errors
-    /// [`StoreError`] says what was wrong and what to do.
+    /// [`StoreError`] names the cause and the remedy.
     pub fn connect(connector: Connector) -> Result<Self, StoreError> {
         Self::build(keeper::Keeper::builder(connector))
     }
@@ -85,7 +85,7 @@ impl Keeper {
     /// Connects with settings.
     ///
     /// # Errors
-    /// [`StoreError`] says what was wrong and what to do.
+    /// [`StoreError`] names the cause and the remedy.
     pub fn build(builder: KeeperBuilder) -> Result<Self, StoreError> {
         let stop = Stop::new();
         let on = thread::start(&stop).map_err(|error| {
@@ -146,7 +146,7 @@ impl Keeper {
         self.inner.owner()
     }
 
-    /// What the store can do and survive.
+    /// Returns the abilities of the store and its guarantees.
     pub fn capability(&self) -> &Capability {
         self.inner.capability()
     }
@@ -156,7 +156,7 @@ impl Keeper {
         self.inner.url()
     }
 
-    /// What this keeper has in hand at this moment.
+    /// Returns this keeper's counts at this moment: its grants, its positions in queues, and more.
     pub fn stats(&self) -> Stats {
         self.inner.stats()
     }
@@ -170,7 +170,7 @@ impl Keeper {
         wait(&self.on, async move { inner.adopt(&lease).await }).map(|adopted| self.with(adopted))
     }
 
-    /// Who holds `name` and who waits for it.
+    /// Returns the holders of `name` and its waiters.
     ///
     /// # Errors
     /// As [`Keeper::inspect`](crate::Keeper::inspect).
@@ -222,7 +222,7 @@ impl fmt::Debug for Keeper {
     }
 }
 
-/// Something of the async API, to be used from a thread. What needs no waiting is reached
+/// Something of the async API, to be used from a thread. Its methods that need no waiting are reached
 /// through [`get`](Self::get) or the methods below.
 #[derive(Clone)]
 #[must_use = "a guard is released and a handle does nothing as soon as it is dropped"]

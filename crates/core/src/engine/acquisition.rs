@@ -64,7 +64,7 @@ pub(crate) async fn acquire(
     result
 }
 
-/// What a caller asks for.
+/// The wishes of a caller.
 struct Acquisition<'a> {
     alive: &'a Arc<Alive>,
     name: &'a Name,
@@ -74,7 +74,7 @@ struct Acquisition<'a> {
     started: BootTime,
 }
 
-/// Why an acquisition failed, and whether all who wait for the same would fail so, too.
+/// The error of an acquisition, and whether all who wait for the same would fail so, too.
 struct Failure {
     error: AcquireError,
     outage: bool,
@@ -127,7 +127,7 @@ impl Acquisition<'_> {
         let result = self.at_store(front.as_ref()).await;
         match (front, &result) {
             (Some(front), Ok(Some(owned))) => front.granted(owned.hold()),
-            // What is wrong with this one task says nothing about the others.
+            // An error of this one task says nothing about the others.
             (Some(_), Err(Failure { error: AcquireError::Store(error), outage: true })) => {
                 queues.failed(self.name, error);
             }
@@ -173,7 +173,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// What the caller is told; `None` if its time is up.
+    /// The result for the caller; `None` if its time is up.
     fn conclude(
         &self,
         waiting: &mut Waiting<'_>,
@@ -258,7 +258,7 @@ impl Acquisition<'_> {
     }
 }
 
-/// Which calls another call of this process is behind.
+/// The calls of this process that another call is behind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ahead {
     /// Calls that wait. A try is over with its first answer and says nothing about them.
@@ -293,7 +293,7 @@ fn judged(engine: &Engine, name: &Name, heard: Heard, since: BootTime) -> Heard 
     }
 }
 
-/// What the waiters of this process for `name` have last heard: an answer if any of them has.
+/// The latest news of this process's waiters for `name`: an answer if any of them has one.
 fn heard_by_others(engine: &Engine, name: &Name, ahead: Ahead) -> Heard {
     let (mut nobody, mut failure) = (true, None);
     for waiter in engine.registry.waiting_for(Some(name)) {

@@ -49,7 +49,7 @@ async fn count_telling(
     let (server, clock) = (engine.client.server_of(name), &engine.client.store_clock);
     let mut started = engine.clock().now();
     let not_after = clock.not_after(server, started);
-    // A look may be repeated for as long as one likes. Whatever changes something must end while the store remembers it.
+    // A look may be repeated for as long as one likes. A change must end while the store remembers it.
     let changes = action != CountAction::Read;
     let limit = if changes { engine.outage_limit.min(COUNT_MEMORY / 2) } else { engine.outage_limit };
     let mut count = Count { name: name.clone(), op: engine.ids.next(), not_after, action };
@@ -73,7 +73,7 @@ async fn count_telling(
                 return Err(error.at(at()).into());
             }
             Ok((time, Some(Counted::Stale))) if too_late < LATE_COUNTS => {
-                // The store remembers what counted for longer than anybody asks again, so
+                // The store remembers the operations that counted for longer than anybody asks again, so
                 // this means that no copy counted or ever will: a new one is in order.
                 clock.heard(server, now, time);
                 too_late += 1;
@@ -112,11 +112,11 @@ async fn count_telling(
     }
 }
 
-/// What a wait for a latch has heard so far.
+/// The news of a wait for a latch so far.
 #[derive(Default)]
 struct LatchHeard {
     last: Heard,
-    /// What was left at the latest look.
+    /// The count that remained at the latest look.
     remaining: u64,
 }
 
@@ -137,7 +137,7 @@ pub(crate) async fn wait(engine: &Arc<Engine>, name: &Name, patience: Patience) 
     })
 }
 
-/// Waits until it opens or is deleted, and notes what is heard.
+/// Waits until it opens or is deleted, and notes all news.
 async fn until_open(engine: &Arc<Engine>, name: &Name, heard: &Mutex<LatchHeard>) -> Result<(), LatchError> {
     let at = || At::resource(engine.store().url(), name, "wait");
     let outages = &engine.client.outages;

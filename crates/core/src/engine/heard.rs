@@ -1,10 +1,10 @@
-//! What a wait has last heard from the store. It tells a busy lock from a store that does not answer.
+//! The latest news of a wait from the store. It tells a busy lock from a store that does not answer.
 
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 
-/// What was last heard in one wait.
+/// The latest news in one wait.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Heard {
     #[default]

@@ -30,7 +30,7 @@ use crate::{
 
 /// One grant of this keeper.
 ///
-/// What is checked at every step of the work that it protects is read without a lock.
+/// The parts that are checked at every step of the protected work are read without a lock.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) name: Name,
@@ -40,16 +40,16 @@ pub(crate) struct Hold {
     pub(crate) number: GrantNumber,
     pub(crate) floor: GrantNumber,
     pub(crate) terms: Arc<Terms>,
-    /// When it was granted, on the client's clock, at the latest.
+    /// The latest time at which it may have been granted, on the client's clock.
     pub(crate) granted: BootTime,
-    /// When the request was sent that brought it. A server that is replaced later may have granted it.
+    /// The time at which the request was sent that brought it. A server that is replaced later may have granted it.
     pub(crate) asked: BootTime,
-    /// Until when a late copy of its claim may still arrive at the store.
+    /// The time until which a late copy of its claim may still arrive at the store.
     pub(crate) tombstone_until: Option<StoreTime>,
     /// Whether the store certainly keeps it without this process: it was adopted.
     pub(crate) adopted: bool,
-    /// Whether the store may keep it without this process. Then it is not handed on: another task would hold what a
-    /// crash does not free.
+    /// Whether the store may keep it without this process. Then it is not handed on: another task would have a hold
+    /// that a crash does not free.
     stays: AtomicBool,
     deadline: AtomicU64,
     limit: AtomicU64,
@@ -59,7 +59,7 @@ pub(crate) struct Hold {
     changed: Notify,
 }
 
-/// Who a grant is for.
+/// The contender that a grant is for, with its terms.
 pub(crate) struct Grantee {
     pub(crate) name: Name,
     pub(crate) contender: ContenderId,
@@ -71,7 +71,7 @@ pub(crate) struct Grantee {
 /// A lease, on the client's clock.
 #[derive(Clone, Copy)]
 struct Leased {
-    /// When the request was sent that brought it.
+    /// The time at which the request was sent that brought it.
     asked: BootTime,
     from: BootTime,
     /// How long it lasts from then, as far as the store vouches for it.
@@ -297,7 +297,7 @@ impl Hold {
         }
     }
 
-    /// Makes it lost as [`lose`](Self::lose) does, and keeps what is known of the loss beyond its kind.
+    /// Makes it lost as [`lose`](Self::lose) does, and keeps the reason of the loss beyond its kind.
     pub(crate) fn lose_because(&self, lost: Lost, because: Option<Arc<str>>) {
         if self.lost().is_none() {
             // Before the loss can be seen.
@@ -309,19 +309,19 @@ impl Hold {
         self.lose(lost);
     }
 
-    /// What is known of a loss beyond its kind.
+    /// Returns the reason of a loss beyond its kind, if it is known.
     pub(crate) fn lost_because(&self) -> Option<Arc<str>> {
         self.lost().and_then(|_| self.renewing().trouble.as_ref()?.lost_because.clone())
     }
 
-    /// The store answered the last renewal, whatever it said.
+    /// The store answered the last renewal, in whichever way.
     pub(crate) fn was_heard(&self) {
         let mut renewing = self.renewing();
         renewing.awaited = false;
         renewing.has_no_error();
     }
 
-    /// Why the last renewal failed; `None` if the store answered it.
+    /// Returns the error of the last renewal; `None` if the store answered it.
     pub(crate) fn renewal_error(&self) -> Option<StoreError> {
         let renewing = self.renewing();
         let error = renewing.trouble.as_ref().and_then(|trouble| trouble.error.clone());

@@ -1,4 +1,4 @@
-//! One step of a hold: what guards show and check. A grant that is handed on inside the process makes another step.
+//! One step of a hold, for guards to show and check. A grant that is handed on inside the process makes another step.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) struct HoldStep {
     pub(super) alive: Arc<Alive>,
     pub(super) hold: Arc<Hold>,
     pub(super) step: u32,
-    /// When it was handed on inside the process, if it was.
+    /// The time at which it was handed on inside the process, if it was.
     pub(super) handed_on: Option<BootTime>,
 }
 
@@ -44,7 +44,7 @@ impl HoldStep {
         self.alive.engine().clock().now()
     }
 
-    /// Until when it may be acted on, or why not.
+    /// Returns the time until which it may be acted on, or the reason why it may not.
     pub(crate) fn check(&self) -> Result<BootTime, Lost> {
         self.check_at(self.now())
     }

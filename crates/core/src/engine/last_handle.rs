@@ -1,4 +1,4 @@
-//! What the last handle of a user does when it goes: it ends the keeper, and waits until what was held is given back.
+//! The duty of a user's last handle when it goes: it ends the keeper, and waits until all holds are given back.
 //!
 //! A program whose `main` returns ends its process at once. Without the wait, the leaves of the guards that `main` dropped
 //! would never be sent, and others would wait until the leases end.
@@ -109,7 +109,7 @@ fn wait_for_leaves(engine: &Arc<Engine>, was_silent: bool) {
     }
 }
 
-/// Blocks a thread until a task has ended. Made of what also works while the values of a thread are dropped.
+/// Blocks a thread until a task has ended. Its parts also work while the values of a thread are dropped.
 #[derive(Default)]
 struct Done {
     is_done: Mutex<bool>,

@@ -27,7 +27,7 @@ use crate::{
 /// at most this much longer than their turn.
 pub(crate) const OPEN_FOR: Duration = Duration::from_millis(10);
 
-/// The local queues of a keeper. `T` is what a task gets that is handed a grant.
+/// The local queues of a keeper. A task that is handed a grant gets a `T`.
 pub(crate) struct LocalQueues<T> {
     state: Mutex<State<T>>,
     clock: Clock,
@@ -45,7 +45,7 @@ struct LocalQueue<T> {
     has_front: bool,
     open: Option<Open>,
     tasks: Tasks<T>,
-    /// What the latest front that left had heard. The next one goes on with its wait.
+    /// The news that the latest front had when it left. The next one goes on with its wait.
     heard: Heard,
 }
 
@@ -70,11 +70,11 @@ struct Open {
     timed: bool,
 }
 
-/// What a waiting task gets.
+/// The end of a task's wait in the local queue.
 pub(crate) enum Turn<T> {
     /// The lock itself.
     HandedOn(T),
-    /// The right to claim at the store. Boxed, because the other is what usually comes.
+    /// The right to claim at the store. Boxed, because the other is the usual one.
     Front(Box<Front<T>>),
     /// There is an outage, by which the front before it failed.
     Failed(StoreError),
@@ -248,7 +248,7 @@ impl<T> LocalQueues<T> {
         self.advance(state, name);
     }
 
-    /// The front gave up, or has a grant that is not handed on. `heard` is what it has last heard.
+    /// The front gave up, or has a grant that is not handed on. `heard` is its latest news.
     fn front_left(self: &Arc<Self>, name: &Name, heard: Heard) {
         let mut state = self.lock();
         let Some(queue) = state.queues.get_mut(name) else { return };
@@ -307,7 +307,7 @@ impl<T> LocalQueues<T> {
         }
     }
 
-    /// What was last heard for the queue of `name` before its front, if it has one, entered the store's queue.
+    /// Returns the latest news of the queue of `name` before its front, if it has one, entered the store's queue.
     pub(super) fn heard(&self, name: &Name) -> Option<Heard> {
         self.lock().queues.get(name).map(|queue| queue.heard.clone())
     }
@@ -347,12 +347,12 @@ impl<T> Front<T> {
         Self { queues: queues.clone(), name: name.clone(), claiming: true, heard: Mutex::new(heard) }
     }
 
-    /// What was last heard in its wait, also while it was not the front yet.
+    /// Returns the latest news of its wait, also from the time when it was not the front yet.
     pub(super) fn heard(&self) -> Heard {
         support::lock(&self.heard).clone()
     }
 
-    /// Notes what was last heard, for the front after this one.
+    /// Notes the latest news, for the front after this one.
     pub(super) fn has_heard(&self, heard: Heard) {
         *support::lock(&self.heard) = heard;
     }

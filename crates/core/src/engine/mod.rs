@@ -1,4 +1,4 @@
-//! The engine behind a keeper: what every lock needs and no store knows.
+//! The engine behind a keeper: the work that every lock needs and no store knows.
 //!
 //! Each part has a file: [`acquisition`] (down to the store and up again), [`dispatch`] (requests in groups), [`wakes`]
 //! (what a store says by itself), [`renewal`] and [`release`]. [`Engine`] owns the state that the parts share, and every
@@ -60,7 +60,7 @@ use crate::{
     store::{ProcessInfo, Reply, Store, StoreTime, Topic, Wake},
 };
 
-/// What a keeper is made with.
+/// The settings that a keeper is made with.
 pub(crate) struct Settings {
     pub(crate) clock: Clock,
     pub(crate) request_limit: Duration,
@@ -70,7 +70,7 @@ pub(crate) struct Settings {
     pub(crate) process: Arc<ProcessInfo>,
 }
 
-/// What a keeper has in hand at this moment: all zero when everything was given back.
+/// The counts of a keeper's grants, positions and more at this moment: all zero when everything was given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Stats {

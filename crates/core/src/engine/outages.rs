@@ -1,4 +1,4 @@
-//! What a keeper tells operators about an outage: one event when waits or renewals begin to fail, few while they do, and
+//! Tells operators about an outage of a keeper: one event when waits or renewals begin to fail, few while they do, and
 //! one when the store answers again; and a gauge. A thousand locks cause no more events than one.
 //!
 //! Servers of one store fail independently, so each has its own state.
@@ -37,7 +37,7 @@ const QUIET: Duration = Duration::from_secs(10);
 /// A server that nobody has asked for this long is not known to be down any more.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
-/// What fails in an outage.
+/// The kind of work that fails in an outage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Work {
     /// Claims of waiters, and looks at latches that tasks wait for.
@@ -81,7 +81,7 @@ pub(crate) struct Outages {
 #[derive(Default)]
 struct State {
     outages: Vec<Outage>,
-    /// What is remembered of a server for one kind of work.
+    /// The past of a server for one kind of work.
     past: BTreeMap<(usize, Work), Past>,
     late: Throttle,
     closed: bool,
@@ -121,7 +121,7 @@ struct Past {
     throttle: Throttle,
 }
 
-/// Lets one event pass in a period, and counts what the others would have said.
+/// Lets one event pass in a period, and counts those that it holds back.
 #[derive(Default)]
 struct Throttle {
     passed: Option<BootTime>,
@@ -322,7 +322,7 @@ impl Outages {
         state.is_down()
     }
 
-    /// The keeper ends: it knows of no outage any more, and what it has in hand is nothing.
+    /// The keeper ends: it knows of no outage any more, and has nothing in hand.
     pub(super) fn close(&self) {
         let mut state = self.state();
         state.closed = true;

@@ -49,11 +49,11 @@ struct Inner {
     /// Given back, while the store has not answered: the leave under way is enough.
     leaving: HashMap<u64, GrantNumber>,
     schedule: BTreeSet<(BootTime, u64)>,
-    /// When the watchdog will look without being told.
+    /// The time at which the watchdog will look without being told.
     looks_at: BootTime,
     /// Whether anything came in since the watchdog last looked.
     touched: bool,
-    /// When the store last said that another server has taken the place of the one that granted.
+    /// The time at which the store last said that another server has taken the place of the one that granted.
     replaced: Option<BootTime>,
     closed: bool,
     /// Whether the gauges that the watchdog last published are those of an idle keeper.
@@ -65,7 +65,7 @@ struct Scheduled<T> {
     due: BootTime,
 }
 
-/// Who a grant is for.
+/// The recipient of a grant.
 pub(crate) enum Recipient {
     Waiting(Arc<Waiter>),
     /// It is known: held, being given back, or detached.
@@ -75,7 +75,7 @@ pub(crate) enum Recipient {
     Nobody,
 }
 
-/// What is due now.
+/// The waiters and holds that are due now.
 #[derive(Default)]
 pub(crate) struct DueNow {
     pub(crate) waiters: Vec<Arc<Waiter>>,
@@ -136,7 +136,7 @@ impl Registry {
         true
     }
 
-    /// Who the grant `number` for `slot` is for.
+    /// Returns the recipient of the grant `number` for `slot`.
     pub(crate) fn recipient(&self, slot: u64, number: GrantNumber) -> Recipient {
         let inner = self.lock();
         if let Some(entry) = inner.waiting.get(&slot) {
@@ -263,10 +263,9 @@ impl Registry {
         self.tell_if(earlier);
     }
 
-    /// Takes out of the schedule what is due at `now`, and with it the holds that are due within
-    /// `together`; each must be scheduled anew or removed. Nothing due means nothing taken, and
-    /// waiters are never taken early: what is merely near would be done again and again until its
-    /// time comes.
+    /// Takes the waiters and holds that are due at `now` out of the schedule, and with them the holds that are due
+    /// within `together`; each must be scheduled anew or removed. Nothing due means nothing taken, and waiters are
+    /// never taken early: one that is merely near would be asked again and again until its time comes.
     pub(crate) fn take_due(&self, now: BootTime, together: Duration) -> DueNow {
         let mut inner = self.lock();
         // The watchdog is awake and looks at the schedule again before it sleeps: nobody need tell it.
@@ -422,8 +421,8 @@ mod tests {
         Arc::new(Hold::from_answer(grantee, &grant, START, START).expect("in time"))
     }
 
-    /// Renewals of a lease of 100 ms are due every 33 ms, which is less than what is done
-    /// together: they must wait for their time all the same.
+    /// Renewals of a lease of 100 ms are due every 33 ms, which is less than the time within which renewals
+    /// go together: they must wait for their time all the same.
     #[test]
     fn what_is_near_is_taken_only_with_what_is_due() {
         let together = Duration::from_millis(50);

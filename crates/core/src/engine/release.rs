@@ -97,7 +97,7 @@ impl OwnedHold {
         Self::of(Box::new(HoldStep { alive: alive.clone(), hold, step, handed_on: None }))
     }
 
-    /// Owns again what [`into_step`](Self::into_step) took.
+    /// Owns again the step that [`into_step`](Self::into_step) took.
     pub(crate) fn of(step: Box<HoldStep>) -> Self {
         Self(Some(step))
     }
@@ -130,7 +130,7 @@ impl OwnedHold {
         let Some(Awaited { at, answer }) = ended.awaited else { return Ok(()) };
         if let Some(why) = ended.lost {
             drop(ended.in_flight);
-            // Whatever the store says now, somebody else may have been in between.
+            // Even if the store says yes now, somebody else may have been in between.
             return Err(ReleaseError::NotHeld { at, why });
         }
         Awaited { at, answer }.released(ended.in_flight).await
@@ -321,7 +321,7 @@ pub(super) struct Unwanted<'a> {
     pub(super) granted: BootTime,
 }
 
-/// Leaves what was granted to a contender of this keeper, unless somebody has it (rule 3 of the design).
+/// Leaves a grant to a contender of this keeper, unless somebody has it (rule 3 of the design).
 pub(super) fn unwanted(engine: &Arc<Engine>, grant: &Unwanted<'_>) {
     let Unwanted { name, contender, number, lease, granted } = *grant;
     match engine.registry.recipient(contender.seq, number) {
@@ -496,10 +496,11 @@ impl Asker for Leaving {
             Ok(Answer::Claim(_)) => Err(mismatched()),
             Err(error) => Err(error),
         };
-        // The keeper's thread ends when nothing is in flight any more, so what fails after its end is not tried again.
+        // The keeper's thread ends when nothing is in flight any more, so a leave that fails after its end is not
+        // repeated.
         let goes_on = now < leaving.until && !engine.stop.is_stopped();
         let again = matches!(&result, Err(error) if error.is_passing()) && goes_on;
-        // What the store does soon is no failure for the releasing task.
+        // A leave that the store does soon is no failure for the releasing task.
         if let Some(reply) = leaving.reply.take_if(|_| !(again && soon)) {
             // The releasing task may be gone; the leave was done all the same.
             drop(reply.send(result));

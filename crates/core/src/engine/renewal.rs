@@ -1,4 +1,4 @@
-//! Renewals, whoever asks for them: the watchdog, or the owner of a hold that it extends, lowers, detaches or adopts.
+//! Renewals that the watchdog asks for, or the owner of a hold that it extends, lowers, detaches or adopts.
 //!
 //! An answer that is missing means *unknown*: the hold is as it was, and the store is asked again.
 
@@ -23,13 +23,13 @@ use crate::{
 /// Renewals due within this time of one that is due go out with it.
 pub(super) const TOGETHER: Duration = Duration::from_millis(50);
 
-/// What the owner of a hold asks for besides the renewal.
+/// The wish of a hold's owner besides the renewal.
 pub(crate) enum Change {
     /// A lease of this length.
     Extend(Duration),
     /// Fewer units.
     Lower(Units),
-    /// To live on without its process.
+    /// A life without its process.
     Detach,
 }
 
@@ -170,7 +170,7 @@ pub(crate) async fn change(
     let renewal = match change {
         Change::Extend(lease) => Renew { lease, ..renewal },
         Change::Lower(units) => Renew { lower_to: Some(units), ..renewal },
-        // The whole lease, whatever is left of `max_hold`: it is the time that another process has to adopt it.
+        // The whole lease, even if less is left of `max_hold`: it is the time that another process has to adopt it.
         Change::Detach => {
             hold.stay();
             Renew { detach: true, lease: hold.terms.lease_to_ask_for(Duration::MAX), ..renewal }
@@ -209,7 +209,7 @@ pub(crate) async fn adopt(alive: &Arc<Alive>, lease: DetachedLease) -> Result<Ow
 /// A renewal of a detached lease that was answered.
 pub(crate) struct DetachedRenewal {
     pub(crate) sent: BootTime,
-    /// What was left of the lease at the moment of the answer.
+    /// The rest of the lease at the moment of the answer.
     pub(crate) remaining: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! An acquisition on its way up: everything that is heard about a waiter, and what follows from it.
+//! An acquisition on its way up: all news about a waiter, and its effects.
 //!
 //! The dispatcher gives the verdict to the waiter, [`settle`] turns it into an outcome, and the task that waits for the
 //! outcome returns it. Answers to polls and pushed grants meet the first answer here.
@@ -55,7 +55,7 @@ impl Asker for Waiter {
     }
 }
 
-/// What was heard about a waiter.
+/// One piece of news about a waiter.
 pub(super) enum News {
     /// The claim that was sent at `sent` has this verdict.
     Answered { sent: BootTime, verdict: Verdict },
@@ -205,7 +205,7 @@ fn failed(waiter: &Waiter, sent: BootTime, error: StoreError, now: BootTime) {
         engine.registry.ask_at(waiter.slot(), now.after(failure.pause));
         return;
     }
-    // An earlier copy may have had an effect, whatever became of this one.
+    // An earlier copy may have had an effect, even if this one had none.
     let unknown = waiter.tombstone_until().is_some() || waiter.ahead().is_some();
     let error = if unknown { error.perhaps_applied() } else { error };
     conclude(waiter, if outage { Outcome::Outage(error) } else { Outcome::Failed(error) });
@@ -221,10 +221,10 @@ pub(super) fn hint(waiters: &[Arc<Waiter>]) {
     }
 }
 
-/// Subscribes to grants of this resource, and has all its waiters ask once more: what was granted between a claim and the
+/// Subscribes to grants of this resource, and has all its waiters ask once more: a grant between a claim and the
 /// subscription would otherwise be heard of only at the next poll.
 fn subscribe(waiter: &Arc<Waiter>) {
-    // While another task of the same name does so, this waiter gets its part in what that one makes.
+    // While another task of the same name does so, this waiter gets its part in the other's subscription.
     let Some(attempt) = Attempt::begin(waiter) else { return };
     waiter.engine.client.background.spawn(async move {
         let (engine, name) = (attempt.engine.clone(), attempt.name.clone());
@@ -274,10 +274,10 @@ pub(super) fn ask_again(engine: &Engine, waiters: Vec<Arc<Waiter>>) {
     engine.dispatcher.submit_all(askers.map(|waiter| waiter as Arc<dyn Asker>));
 }
 
-/// When to ask again without a wake. The next in the queue asks when a lease ends; the others poll
+/// Returns the time to ask again without a wake. The next in the queue asks when a lease ends; the others poll
 /// half as often, once in `longest`. Polls fall on one beat, so they travel as one request; a beat
 /// that is very near is left out, since this claim has only just been answered. Nobody goes for longer
-/// than `longest` because of that: whoever leaves out a beat of all asks on the next one of the first.
+/// than `longest` because of that: a waiter that leaves out a beat of all asks on the next one of the first.
 fn next_ask(now: BootTime, ahead: u32, retry_in: Duration, longest: Duration) -> BootTime {
     let poll = (longest / 2).max(Duration::from_millis(1));
     let nanos = u64::try_from(poll.as_nanos()).unwrap_or(u64::MAX);
@@ -364,7 +364,7 @@ mod tests {
         }
     }
 
-    /// What was asked of the new server is as good as any other grant.
+    /// A grant of the new server is as good as any other.
     #[tokio::test]
     async fn a_grant_that_was_asked_for_after_a_replacement_is_not_doubted() {
         let (alive, waiter) = waiter().await;

@@ -1,5 +1,5 @@
-//! The store as the engine calls it: with a time limit, with errors that say where they happened, and with what is
-//! known of the store's clock.
+//! The store as the engine calls it: with a time limit, with errors that name their place, and with the keeper's
+//! knowledge of the store's clock.
 
 use std::{
     future::poll_fn,

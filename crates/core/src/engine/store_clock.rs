@@ -1,4 +1,4 @@
-//! What the keeper knows of its store's clock: enough to say until when a claim may take effect.
+//! The keeper's knowledge of its store's clock: enough to tell until when a claim may take effect.
 
 use std::{sync::Mutex, time::Duration};
 

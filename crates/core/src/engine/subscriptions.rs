@@ -1,4 +1,4 @@
-//! Subscriptions: at most one per topic and keeper, shared by all who care.
+//! Subscriptions: at most one per topic and keeper, shared by all tasks that care.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -48,7 +48,7 @@ struct Shared {
     version: watch::Sender<u64>,
 }
 
-/// What the store answered; `None` if nothing need be kept.
+/// The store's answer; `None` if nothing need be kept.
 type Watched = Option<Watch>;
 
 /// A subscription that was taken away from its topic, to be ended where the store may be called.
@@ -93,7 +93,7 @@ impl Subscribed {
         Some(Ending(alone))
     }
 
-    /// Whether there is no subscription, and nobody who cares.
+    /// Whether there is no subscription, and nobody cares for one.
     fn is_over(&self) -> bool {
         self.is_idle() && !self.shared.made.load(Ordering::Acquire)
     }
@@ -126,7 +126,7 @@ impl Subscriptions {
         support::lock(&self.attempts).remove(name);
     }
 
-    /// What those who care for a topic share, and whether there is a subscription already.
+    /// Returns the part that all tasks of a topic share, and whether there is a subscription already.
     fn join(&self, topic: &Topic) -> (Arc<Shared>, bool) {
         let mut topics = self.lock();
         let entry = topics.entry(topic.clone()).or_insert_with(|| Subscribed {
@@ -192,8 +192,8 @@ impl Subscriptions {
             .collect();
         if !ending.is_empty() {
             drop(topics);
-            // Outside of the lock: ending a subscription may call into the store. Whoever subscribes meanwhile joins
-            // the same entry, where it waits until the old subscription has ended.
+            // Outside of the lock: ending a subscription may call into the store. A task that subscribes meanwhile
+            // joins the same entry, where it waits until the old subscription has ended.
             let ended: Vec<Topic> = ending.into_iter().map(|(topic, ending)| ending.end(topic)).collect();
             topics = self.lock();
             for topic in ended {

@@ -1,4 +1,4 @@
-//! What a caller asked for, fixed when a handle is made and shared by all its acquisitions.
+//! The wishes of a caller, fixed when a handle is made and shared by all its acquisitions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,11 +28,11 @@ pub(crate) struct Terms {
     pub(crate) attachment: Attachment,
     /// Whether every acquisition has its own position in the store's queue, instead of one per process.
     pub(crate) fifo: bool,
-    /// What it shows to people. Most show nothing, and a keeper may hold very many.
+    /// The facts that it shows to people. Most show nothing, and a keeper may hold very many.
     pub(crate) shown: Option<Box<Shown>>,
 }
 
-/// What a hold shows to people beyond its kind.
+/// The facts that a hold shows to people beyond its kind.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) label: Option<Arc<str>>,
@@ -84,17 +84,17 @@ impl Terms {
         }
     }
 
-    /// What it shows, if anything.
+    /// Returns the facts that it shows, if any.
     pub(crate) fn shown(&self) -> Option<&Shown> {
         self.shown.as_deref()
     }
 
-    /// What it is to show.
+    /// Returns the facts that it is to show, for a change.
     pub(crate) fn show(&mut self) -> &mut Shown {
         self.shown.get_or_insert_default()
     }
 
-    /// What a claim on these terms asks for. A hold with a minimum may outlive its process.
+    /// Returns the attachment that a claim on these terms asks for. A hold with a minimum may outlive its process.
     pub(crate) fn claim_attachment(&self) -> Attachment {
         match self.attachment {
             Attachment::Process if !self.min_hold.is_zero() => Attachment::Detachable,
@@ -140,7 +140,7 @@ impl Terms {
         check_lease(self.claim_lease(), store)
     }
 
-    /// Refuses what can never work on `store`.
+    /// Refuses terms that can never work on `store`.
     pub(crate) fn check(&self, store: &dyn Store) -> Result<(), InvalidInput> {
         self.check_lease(store)?;
         if !self.renewed && self.lease < self.min_hold {

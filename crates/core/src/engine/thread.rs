@@ -1,4 +1,4 @@
-//! The keeper's own thread with its own runtime: whatever the user's runtime does, renewals go on.
+//! The keeper's own thread with its own runtime: renewals go on even if the user's runtime is blocked.
 
 use std::{
     cell::Cell,
@@ -106,7 +106,7 @@ pub(crate) fn start(stop: &Stop) -> io::Result<Handle> {
         // Made here: if no thread can be had, there is no runtime to be dropped where that is forbidden.
         let runtime = match Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
-            // Whoever started the thread waits for this; it cannot be gone.
+            // The caller that started the thread waits for this; it cannot be gone.
             Err(error) => return drop(ready.send(Err(error))),
         };
         runtime.block_on(async {

@@ -1,6 +1,6 @@
 //! A waiter: one contender from its first claim to its outcome.
 //!
-//! It keeps what was sent and heard for this contender, and decides nothing: `acquisition` does.
+//! It keeps the requests and answers of this contender, and decides nothing: `acquisition` does.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock},
@@ -86,7 +86,7 @@ struct Failing {
 pub(super) struct FailedCopy {
     /// How long to pause before the next copy.
     pub(super) pause: Duration,
-    /// Since when copies fail.
+    /// The time since which copies fail.
     pub(super) since: BootTime,
 }
 
@@ -98,7 +98,7 @@ impl State {
 }
 
 impl Waiter {
-    /// `heard` is what the same wait has heard before.
+    /// `heard` is the earlier news of the same wait.
     pub(super) fn new(engine: &Arc<Engine>, template: Claim, terms: Arc<Terms>, heard: Heard) -> Arc<Self> {
         Arc::new(Self {
             engine: engine.clone(),
@@ -221,12 +221,12 @@ impl Waiter {
         self.state().alone
     }
 
-    /// Since when copies fail, if the last one did.
+    /// The time since which copies fail, if the last one did.
     pub(super) fn failing_since(&self) -> Option<BootTime> {
         self.state().failing.map(|failing| failing.since)
     }
 
-    /// What its wait has last heard.
+    /// Returns the latest news of its wait.
     pub(super) fn last_heard(&self) -> Heard {
         self.state().heard.clone()
     }
@@ -242,7 +242,7 @@ impl Waiter {
         state.too_late
     }
 
-    /// Until when copies without an answer may still arrive at the store.
+    /// The time until which copies without an answer may still arrive at the store.
     pub(super) fn tombstone_until(&self) -> Option<StoreTime> {
         let state = self.state();
         state.unanswered.max(state.in_flight)

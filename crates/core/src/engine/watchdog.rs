@@ -22,7 +22,7 @@ pub(crate) async fn run(engine: Arc<Engine>) {
     }
 }
 
-/// Does what is due; returns when to look again at the latest.
+/// Does all that is due; returns the latest time to look again.
 fn look_around(engine: &Arc<Engine>) -> BootTime {
     let now = engine.clock().now();
     let due = engine.registry.take_due(now, renewal::TOGETHER);

@@ -16,7 +16,7 @@ use crate::{
     token::Token,
 };
 
-/// What a [`Lease`] turned out to be: the guard of the primitive that it was detached from.
+/// The guard of an adopted [`Lease`], by the primitive that the lease was detached from.
 ///
 /// Match on it where the primitive matters. Where it does not, these methods are those of the guard.
 ///
@@ -71,7 +71,7 @@ impl Adopted {
         }
     }
 
-    /// The name of what is held.
+    /// Returns the name of the held lock.
     pub fn name(&self) -> &Name {
         each!(self, guard => guard.name())
     }
@@ -104,7 +104,7 @@ impl Adopted {
         each!(self, guard => guard.lost().await)
     }
 
-    /// What is known of its loss beyond [`Lost`]; see [`Guard::lost_because`].
+    /// Returns what [`Lost`] does not tell about the loss; see [`Guard::lost_because`].
     pub fn lost_because(&self) -> Option<String> {
         each!(self, guard => guard.lost_because())
     }

@@ -48,7 +48,7 @@ impl All {
     /// Dropping the future gives everything back.
     ///
     /// # When the store is unreachable
-    /// As [`Mutex::lock`]; what was taken is given back.
+    /// As [`Mutex::lock`]; the locks taken so far are given back.
     ///
     /// # Errors
     /// See [`AcquireError`]; [`Invalid`](AcquireError::Invalid) if none or the same one twice is
@@ -122,8 +122,8 @@ impl All {
     }
 }
 
-/// What was taken of several locks, with the place of each. Dropped before all are there, it is given back as never
-/// begun: a `min_hold` keeps others away from what was begun.
+/// The locks taken so far, with the place of each. Dropped before all are there, they are given back as never begun: a
+/// `min_hold` keeps others away only from work that was begun.
 struct Taken(Vec<(usize, OwnedHold)>);
 
 impl Taken {

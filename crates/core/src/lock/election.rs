@@ -1,4 +1,4 @@
-//! One leader at a time, and everybody can see who.
+//! One leader at a time, visible to everybody.
 
 use std::{
     pin::Pin,
@@ -29,7 +29,7 @@ const POLL: Duration = Duration::from_secs(2);
 /// address.
 ///
 /// A leader that is paused past its lease is no longer the leader; watch
-/// [`lost`](Guard::lost), and show the [token](Guard::token) to what it leads.
+/// [`lost`](Guard::lost), and show the [token](Guard::token) to the resources that it leads.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
@@ -46,16 +46,16 @@ pub struct Election {
     pub(crate) handle: Handle,
 }
 
-/// Who leads.
+/// A leader, as others see it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Leader {
-    /// What it published.
+    /// The value that it published.
     pub value: String,
     /// Its token.
     pub token: Token,
     /// Its process.
     pub process: Arc<ProcessInfo>,
-    /// Since when, on the store's wall clock.
+    /// When it was granted, on the store's wall clock.
     pub since: SystemTime,
 }
 
@@ -97,7 +97,7 @@ impl Election {
         self.handle.wait_within(&self.candidate(value), limit, "campaign").await.map(Guard::new)
     }
 
-    /// Who leads now; `None` if nobody does.
+    /// Returns the current leader; `None` if nobody leads.
     ///
     /// # Errors
     /// [`StoreError`] if the store could not be asked.
@@ -113,7 +113,7 @@ impl Election {
         self.handle.name().cloned().map_err(config)
     }
 
-    /// Who leads, now and after each change: the first item is the state when asked. Changes that
+    /// Returns the leader, now and after each change: the first item is the state when asked. Changes that
     /// follow each other closely may be seen as one. While the store cannot be asked, there are
     /// errors instead; the observer goes on by itself. Ends when the keeper is closed.
     pub fn observe(&self) -> Observer {

@@ -1,6 +1,6 @@
 //! The guards on one hold: each has a part in it, and the last one that ends gives it back.
 //!
-//! What merely looks at a hold is not counted.
+//! Those who merely look at a hold are not counted.
 
 use std::{
     ops::Deref,
@@ -19,7 +19,7 @@ use crate::{
 /// One guard's part in a hold.
 pub(crate) struct Entry(Option<Arc<Entered>>);
 
-/// What the guards of one hold share.
+/// The state that the guards of one hold share.
 pub(crate) struct Entered {
     step: Box<HoldStep>,
     guards: GuardCount,
@@ -57,7 +57,7 @@ impl Entry {
         usize::try_from(self.entered().guards.count()).unwrap_or(usize::MAX)
     }
 
-    /// What is held: what was asked for, unless it was lowered since.
+    /// The units that are held: those that were asked for, unless they were lowered since.
     pub(crate) fn units(&self) -> Units {
         self.entered().units(self.entered().guards.is_lowered())
     }
@@ -83,7 +83,7 @@ impl Entry {
         self.entered().opened.notify_waiters();
     }
 
-    /// Ends this guard; gives the hold if it was the last, else what the others share.
+    /// Ends this guard. Returns the hold if it was the last guard, otherwise the state that the others share.
     pub(crate) fn end(mut self) -> Result<OwnedHold, Arc<Entered>> {
         let entered = self.0.take().expect("taken out only by what ends the guard");
         entered.leave()

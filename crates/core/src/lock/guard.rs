@@ -20,33 +20,33 @@ use crate::{
     token::Token,
 };
 
-/// What a guard of a mutex holds.
+/// The marker of a mutex's guard.
 #[derive(Debug)]
 pub enum Exclusive {}
-/// What a guard of the read side holds.
+/// The marker of a guard of the read side.
 #[derive(Debug)]
 pub enum Read {}
-/// What a guard of the write side holds.
+/// The marker of a guard of the write side.
 #[derive(Debug)]
 pub enum Write {}
-/// What a guard of a semaphore holds.
+/// The marker of a semaphore's guard.
 #[derive(Debug)]
 pub enum Permits {}
-/// What a guard of an election holds.
+/// The marker of an election's guard.
 #[derive(Debug)]
 pub enum Leads {}
 
 /// Holds a lock until it is released, dropped or lost.
 ///
 /// **Release on drop is not immediate**: dropping sends the release in the background, together with
-/// what the keeper is asked for next, and within 20 ms also if the runtime is kept busy or there is
+/// the keeper's next requests, and within 20 ms also if the runtime is kept busy or there is
 /// none. [`release`](Self::release) waits for it and tells whether the lock was
 /// held to the end. A program may simply return from `main`: the last handle of a keeper
 /// [waits for the releases](crate::Keeper#the-end-of-a-program). A panic in the critical section drops the guard and so
 /// releases the lock; there is no poisoning.
 ///
 /// No method answers "held" after the deadline, also when the process was suspended in between.
-/// What a lock cannot do is stop a write that is already on its way: give
+/// A lock cannot stop a write that is already on its way: give
 /// [`token`](Self::token) to the resource and let it reject older ones.
 ///
 /// ```
@@ -86,7 +86,7 @@ impl<M> Guard<M> {
         &self.entry
     }
 
-    /// The name of what is held.
+    /// Returns the name of the held lock.
     pub fn name(&self) -> &Name {
         &self.entry.hold().name
     }
@@ -129,9 +129,9 @@ impl<M> Guard<M> {
         async move { hold.until_lost(step, &clock).await }
     }
 
-    /// What is known of the loss of the lock beyond [`Lost`]: the operator's reason if it was evicted, the
-    /// [error of the last renewal](Self::renewal_error) if the lease ran out because of it. `None` if there is nothing to
-    /// say, or if the lock is not lost.
+    /// Returns what [`Lost`] does not tell about the loss: the operator's reason if the lock was evicted, the [error of
+    /// the last renewal](Self::renewal_error) if the lease ran out because of it. `None` if there is nothing to tell,
+    /// or if the lock is not lost.
     pub fn lost_because(&self) -> Option<String> {
         let hold = self.entry.hold();
         let of_renewal = || self.renewal_error().filter(|_| hold.lost() == Some(Lost::Expired));
@@ -270,7 +270,7 @@ impl<M> Guard<M> {
             return Err(IntoLeaseError::new(self, error));
         }
         if let Err(error) = renewal::change(&self.entry, Change::Detach, "into_lease").await
-            // What was adopted is detached already, and this only renews it.
+            // An adopted hold is detached already, and this only renews it.
             && !(hold.adopted && self.entry.check().is_ok())
         {
             self.entry.unseal();

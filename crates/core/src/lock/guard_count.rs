@@ -1,4 +1,4 @@
-//! The number of guards on one hold, together with what keeps others from entering it.
+//! The number of guards on one hold, together with the flags that keep others from entering it.
 //!
 //! Number and flags are one value: a guard that enters and a guard that closes the door change the same word, so that one
 //! of the two sees the other, in whichever order memory shows everything else.
@@ -15,7 +15,7 @@ const COUNT: u64 = LOWERED - 1;
 
 pub(crate) struct GuardCount(AtomicU64);
 
-/// Why a hold was not entered.
+/// The reason why a hold was not entered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refused {
     /// Its last guard has ended.
@@ -26,12 +26,12 @@ pub(crate) enum Refused {
     Upgrade,
 }
 
-/// What is left when a guard has ended.
+/// The guards that are left when one has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GuardsLeft {
     /// Other guards.
     Others,
-    /// Nothing: it was the last. If the hold was sealed, somebody may wait for that to end.
+    /// No guard: it was the last. If the hold was sealed, somebody may wait for that to end.
     None { sealed: bool },
 }
 

@@ -4,7 +4,7 @@ use std::{error::Error as StdError, fmt};
 
 use crate::error::{Error, LeaseError};
 
-/// Why a guard did not become a [`Lease`](crate::Lease), with the guard, which holds as before.
+/// The error of a guard that did not become a [`Lease`](crate::Lease), with the guard, which holds as before.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
@@ -28,7 +28,7 @@ impl<G> IntoLeaseError<G> {
         IntoLeaseError { guard: wrap(self.guard), error: self.error }
     }
 
-    /// What went wrong.
+    /// Returns the cause.
     pub fn error(&self) -> &LeaseError {
         &self.error
     }
@@ -40,14 +40,14 @@ impl<G> IntoLeaseError<G> {
     }
 }
 
-/// Why a writer did not become a reader, with the guard that it is left with: as the writer `W` or as the reader `R`.
+/// The error of a writer that did not become a reader, with the guard that is left: the writer `W` or the reader `R`.
 #[non_exhaustive]
 pub enum DowngradeError<W, R> {
     /// Nothing was changed: the guard writes as before, unless it is lost.
     Unchanged {
         /// The guard as it was.
         guard: W,
-        /// What went wrong.
+        /// The cause.
         error: LeaseError,
     },
     /// The store may have let readers in, so this is a reader from now on. Writers and readers that the store has not let
@@ -55,13 +55,13 @@ pub enum DowngradeError<W, R> {
     Unknown {
         /// The guard as a reader.
         guard: R,
-        /// What went wrong.
+        /// The cause.
         error: LeaseError,
     },
 }
 
 impl<W, R> DowngradeError<W, R> {
-    /// What went wrong.
+    /// Returns the cause.
     pub fn error(&self) -> &LeaseError {
         match self {
             Self::Unchanged { error, .. } | Self::Unknown { error, .. } => error,

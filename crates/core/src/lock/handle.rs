@@ -1,4 +1,4 @@
-//! What all lock handles share: a name that may turn out bad, terms, and the way to acquire.
+//! The common part of all lock handles: a name that may turn out bad, terms, and the way to acquire.
 
 use std::{sync::Arc, time::Duration};
 
@@ -92,7 +92,7 @@ impl Handle {
         self.waited(self.acquire(terms, patience, operation).await, operation)
     }
 
-    /// What a caller that waits was told.
+    /// The result of a caller that waits.
     pub(super) fn waited<T>(
         &self,
         result: Result<Option<T>, AcquireError>,

@@ -31,12 +31,12 @@ pub struct Latch {
     pub(crate) handle: Handle,
 }
 
-/// What is known of a latch.
+/// The state of a latch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LatchState {
-    /// What is left to count; the latch is open at zero.
+    /// The count that remains; the latch is open at zero.
     pub remaining: u64,
-    /// What it was created with.
+    /// The count that it was created with.
     pub initial: u64,
 }
 
@@ -71,7 +71,7 @@ impl Latch {
         }
     }
 
-    /// Counts down by one; returns what is left. At zero nothing more happens.
+    /// Counts down by one; returns the remaining count. At zero nothing more happens.
     ///
     /// # Errors
     /// [`LatchError::Missing`] if there is no such latch.
@@ -79,7 +79,7 @@ impl Latch {
         self.count_down_by(1).await
     }
 
-    /// Counts down by several; returns what is left.
+    /// Counts down by several; returns the remaining count.
     ///
     /// # Errors
     /// [`LatchError::Missing`] if there is no such latch.
@@ -92,7 +92,7 @@ impl Latch {
         Ok(self.change(CountAction::Down(count), "count_down").await?.remaining)
     }
 
-    /// Back to what it was created with.
+    /// Sets the count back to its initial value.
     ///
     /// # Errors
     /// [`LatchError::Missing`] if there is no such latch.

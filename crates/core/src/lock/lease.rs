@@ -1,4 +1,4 @@
-//! A lease as text: what one process prints and another adopts, renews or releases.
+//! A lease as text, which one process prints and another adopts, renews or releases.
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
 
 /// A detached lease: opaque text without blanks that carries everything needed to go on with it.
 ///
-/// Whoever has the text can renew and release the lock, so treat it like a key.
+/// Anybody who has the text can renew and release the lock, so treat it like a key.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
@@ -46,13 +46,13 @@ pub struct Lease {
     pub(crate) kind: Kind,
     pub(crate) lease: Duration,
     pub(crate) renewed: bool,
-    /// What was left of `max_hold` when it was detached: the adopter counts on from there.
+    /// The rest of `max_hold` at the moment it was detached: the adopter counts on from there.
     pub(crate) max_hold: Option<Duration>,
     pub(crate) min_hold: Duration,
     /// How long the store may keep it from the moment at which it was detached, if that is longer than a lease: it was
     /// extended.
     pub(crate) extended: Option<Duration>,
-    /// Until when a late copy of its claim may still arrive at the store: whoever releases it leaves a tombstone.
+    /// The time until which a late copy of its claim may arrive at the store: a release leaves a tombstone till then.
     pub(crate) tombstone_until: Option<StoreTime>,
 }
 
@@ -83,7 +83,7 @@ impl Lease {
         }
     }
 
-    /// What is held.
+    /// Returns the name of the held lock.
     pub fn name(&self) -> &Name {
         &self.name
     }
@@ -98,8 +98,8 @@ impl Lease {
         if self.units == Units::All { self.token() } else { Token::new(self.floor, 0) }
     }
 
-    /// The request that gives it back. Whatever its text says, the store keeps nothing for longer than it would for a
-    /// lease that it granted.
+    /// The request that gives it back. Even if its text asks for more, the store keeps nothing for longer than it would
+    /// for a lease that it granted.
     pub(crate) fn leave(&self, engine: &Engine) -> Leave {
         let latest = engine.latest_copy(&self.name).after(CLOCKS_APART);
         Leave {
@@ -115,7 +115,7 @@ impl Lease {
         self.lease.max(self.min_hold).max(self.extended.unwrap_or_default())
     }
 
-    /// What a keeper needs that goes on with it; `slot` is that keeper's number for it.
+    /// The facts that a keeper needs to go on with it; `slot` is that keeper's number for it.
     pub(crate) fn detached(&self, slot: u64, terms: Arc<Terms>) -> DetachedLease {
         let grantee = Grantee {
             name: self.name.clone(),
@@ -196,7 +196,7 @@ impl Lease {
     }
 }
 
-/// What `engine` needs to go on with `lease`, if its store keeps a lease of that length.
+/// Returns the facts that `engine` needs to go on with `lease`, if its store keeps a lease of that length.
 pub(crate) fn checked(
     engine: &Engine,
     lease: &Lease,

@@ -15,7 +15,7 @@ use crate::{
     store::{Attachment, Kind, ProcessInfo},
 };
 
-/// What [`Keeper::acquire_lease`](crate::Keeper::acquire_lease) asks for.
+/// The claim of [`Keeper::acquire_lease`](crate::Keeper::acquire_lease).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {
@@ -31,11 +31,11 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LeaseClaim {
-    /// The primitive, for people and for whoever adopts the lease.
+    /// The primitive, for people and for the process that adopts the lease.
     pub kind: Kind,
-    /// How much is asked for.
+    /// The units that are asked for.
     pub units: Units,
-    /// How much there is.
+    /// The number of units that the resource has.
     pub capacity: Capacity,
     /// The length of the lease, and of each renewal of it.
     pub lease: Duration,
@@ -71,7 +71,8 @@ impl LeaseClaim {
         terms.lease = self.lease;
         terms.min_hold = self.min_hold;
         terms.attachment = Attachment::Detached;
-        // Every caller has a position of its own, and what belongs to no process is not handed on inside of this one.
+        // Every caller has a position of its own: a hold that belongs to no process is not handed on inside of this
+        // one.
         terms.fifo = true;
         let shown = terms.show();
         shown.label = self.label.as_deref().map(Into::into);

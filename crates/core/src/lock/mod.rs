@@ -18,7 +18,7 @@ mod rw_lock;
 mod segmented;
 mod semaphore;
 
-/// What `guard_count` is made of; `interleavings` checks it with other types.
+/// The parts that `guard_count` is made of; `interleavings` checks it with other types.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU64, Ordering};
 }

@@ -63,7 +63,7 @@ impl Mutex {
     /// Takes the lock if it is free and nobody waits; `None` if not. Never waits in the queue.
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what was granted.
+    /// Dropping the future gives a grant back.
     ///
     /// # When the store is unreachable
     /// Fails after one request limit.

@@ -55,7 +55,7 @@ const SWEEP: usize = 16;
 /// The store's own id, and the name in it.
 type StoreAndName = (String, Name);
 
-/// What an owner holds of one name.
+/// An owner's hold on one name.
 #[derive(Debug, Default)]
 struct Held {
     /// Taken while acquiring, so that two calls of one owner do not wait for each other at the store.
@@ -64,21 +64,21 @@ struct Held {
 }
 
 impl Held {
-    /// What is held, if it may still be acted on.
+    /// Returns the entered hold, if it may still be acted on.
     fn entered(&self) -> Option<Arc<Entered>> {
         let entered = support::lock(&self.entered).upgrade();
         entered.filter(|entered| entered.is_live() && entered.check().is_ok())
     }
 
-    /// Whether anybody has what was entered. Looks without taking part in it: the last part waits for the store, and
-    /// must not end under a lock.
+    /// Whether anybody has a part in the entered hold. Looks without taking part in it: the last part waits for the
+    /// store, and must not end under a lock.
     fn is_in_use(&self) -> bool {
         support::lock(&self.entered).strong_count() > 0
     }
 }
 
 impl Holds {
-    /// Forgets what its owner no longer holds and nobody is entering, now and then.
+    /// Forgets, now and then, the holds that their owner no longer has and nobody is entering.
     fn sweep(&mut self) {
         if self.by_resource.len() < self.sweep_at.max(SWEEP) {
             return;
@@ -109,7 +109,7 @@ impl Owner {
         held
     }
 
-    /// Enters again what is held, or acquires it, waiting for as long as it takes.
+    /// Enters the held lock again, or acquires it, waiting for as long as it takes.
     pub(crate) async fn wait(
         &self,
         handle: &Handle,
@@ -119,7 +119,7 @@ impl Owner {
         handle.waited(self.enter(handle, terms, Patience::Forever, operation).await, operation)
     }
 
-    /// Enters again what is held, or acquires it, waiting at most `limit`.
+    /// Enters the held lock again, or acquires it, waiting at most `limit`.
     pub(crate) async fn wait_within(
         &self,
         handle: &Handle,
@@ -131,7 +131,7 @@ impl Owner {
         handle.waited(self.enter(handle, terms, patience, operation).await, operation)
     }
 
-    /// Enters again what is held, or acquires it for as long as `patience` allows. `None`: it is busy, and the caller
+    /// Enters the held lock again, or acquires it for as long as `patience` allows. `None`: it is busy, and the caller
     /// does not wait.
     pub(crate) async fn enter(
         &self,
@@ -185,7 +185,7 @@ impl Owner {
     }
 }
 
-/// What comes of entering again.
+/// The outcome of entering again.
 enum Again {
     Entered(Entry),
     /// It is about to be detached: whether it may be entered again is not known yet.

@@ -47,7 +47,7 @@ impl Segmented {
     /// The mutex of one segment, from 0. Locking a segment that does not exist fails.
     pub fn segment(&self, segment: u32) -> Mutex {
         if segment < self.segments {
-            // An empty name stays empty, so that the error names what is wrong with it.
+            // An empty name stays empty, so that the error names the fault.
             let name = if self.name.is_empty() { String::new() } else { format!("{}#{segment}", self.name) };
             return self.keeper.mutex(&name);
         }

@@ -31,7 +31,7 @@ pub const FIRST_LEASE: Duration = Duration::from_secs(3);
 pub const WAIT_LEASE: Duration = Duration::from_secs(15);
 
 /// For how long asking again for a position in the queue changes nothing. Waiters ask every second or
-/// two, so most of what they ask is only a look, which costs a store much less than a change.
+/// two, so most of their requests are only a look, which costs a store much less than a change.
 pub const POSITION_KEPT: Duration = Duration::from_secs(5);
 
 /// How long after its `not_after` a latch operation is remembered. Longer than anybody asks again
@@ -84,7 +84,7 @@ impl HighWater {
     }
 }
 
-/// What a transition wants told to others.
+/// The changes of a transition that others are told of.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Effects {
     /// Grants made for waiters, to be pushed to them.

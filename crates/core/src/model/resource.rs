@@ -1,6 +1,6 @@
-//! One resource: who holds it, who waits, and the transitions between.
+//! One resource: its holders, its waiters, and the transitions between.
 //!
-//! Every transition first *settles* the resource at the given time: what has ended goes, and the
+//! Every transition first *settles* the resource at the given time: holds and positions that have ended go, and the
 //! head of the queue is granted as far as the capacity allows. So nothing here needs a timer, and
 //! a store may settle as lazily as it likes.
 
@@ -25,9 +25,9 @@ use crate::{
 /// Somebody who holds units of a resource.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Holder {
-    /// Who.
+    /// The contender that holds.
     pub contender: ContenderId,
-    /// How much.
+    /// The units that it holds.
     pub units: Units,
     /// The grant's number.
     pub number: GrantNumber,
@@ -47,22 +47,22 @@ pub struct Holder {
     pub renewed: bool,
     /// Whether an operator asked for it back: no renewals.
     pub evicted: bool,
-    /// Why the operator did so, in words.
+    /// The operator's reason, in words.
     pub reason: Option<Arc<str>>,
     /// Whether its owner has left before the minimum hold: the id no longer renews or leaves.
     pub retired: bool,
     /// Whether only its lease ends it.
     pub detached: bool,
-    /// What it shows.
+    /// The details that listings show.
     pub details: Details,
 }
 
 /// A contender that waits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Waiter {
-    /// Who.
+    /// The contender that waits.
     pub contender: ContenderId,
-    /// How much it asks for.
+    /// The units that it asks for.
     pub units: Units,
     /// The lease it asks for.
     pub lease: Duration,
@@ -80,14 +80,14 @@ pub struct Waiter {
     pub asked: StoreTime,
     /// When it came, in wall time.
     pub since: u64,
-    /// What it shows.
+    /// The details that listings show.
     pub details: Details,
 }
 
 /// A resource that is held or waited for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resource {
-    /// What all holders and waiters agreed on.
+    /// The capacity that all holders and waiters agreed on.
     pub capacity: Capacity,
     /// By grant number.
     pub holders: Vec<Holder>,
@@ -106,7 +106,8 @@ impl Resource {
         self.holders.is_empty() && self.queue.is_empty()
     }
 
-    /// Lets end what has ended, and grants to the head of the queue what fits.
+    /// Drops the holds and positions that have ended, and grants to the head of the queue as far as the capacity
+    /// allows.
     pub fn settle(&mut self, now: Now, high_water: &mut HighWater, effects: &mut Effects) {
         let mut silent: Vec<KeeperId> = Vec::new();
         self.holders.retain(|holder| {
@@ -342,7 +343,7 @@ impl Resource {
         Evicted::Done
     }
 
-    /// Drop every hold and place that belongs to dead keepers, except what is detached. A hold that
+    /// Drops every hold and position that belongs to dead keepers, except detached holds. A hold that
     /// is younger than its minimum is retired, unless nobody confirmed it: then nobody has acted on
     /// it. For stores that can tell that a process is dead before its leases end.
     pub fn expire_keepers(
@@ -363,7 +364,7 @@ impl Resource {
         self.settle(now, high_water, effects);
     }
 
-    /// The resource as shown to people, without what has ended.
+    /// The resource as shown to people, without the holds and positions that have ended.
     pub fn view(&self, name: &Name, now: Now) -> Option<ResourceView> {
         let wall = |micros| SystemTime::UNIX_EPOCH + Duration::from_micros(micros);
         let view = ResourceView {

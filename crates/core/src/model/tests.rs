@@ -80,7 +80,7 @@ fn name() -> Name {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What one step did.
+/// The state before and after one step, and its effects.
 struct Step<'a> {
     op: &'a Op,
     now: Now,
@@ -296,7 +296,7 @@ proptest! {
         run(capacity, &ops, |step| {
             for (_, number, floor) in step.grants() {
                 assert!(floor <= number);
-                // Who leaves in the same step as a grant still held at the moment of the grant.
+                // A contender that leaves in the step of a grant still held at the moment of that grant.
                 let oldest = step.holders().first().map_or(number, |holder| holder.token.number());
                 let leaving = matches!(step.op, Op::Leave { .. } | Op::Evict { .. });
                 assert!(floor == oldest || (leaving && floor < oldest), "{floor} but {oldest}");
@@ -374,13 +374,13 @@ proptest! {
                 }
             }
             if let Some(Verdict::Stale) = step.verdict && step.before.resource(&name()) != Some(resource) {
-                // Time has passed: what the request of a stranger would bring about is not the copy's doing.
+                // Time has passed: the effects that a stranger's request would have are not the copy's doing.
                 assert_eq!(step.only_time_passed().resource(&name()), Some(resource), "a late copy did something");
             }
         });
     }
 
-    /// I10: whoever came first is granted first; nobody overtakes.
+    /// I10: the first to come is granted first; nobody overtakes.
     #[test]
     fn i10_the_queue_is_in_order_of_arrival(capacity in capacities(), ops in ops()) {
         run(capacity, &ops, |step| {
@@ -393,7 +393,7 @@ proptest! {
                 step.after.resource(&name()).iter().flat_map(|r| &r.queue).map(|w| w.contender).collect();
             for (who, ..) in step.grants() {
                 for ahead in line.iter().take(place(&who).min(line.len())) {
-                    // Who lost its place and asks in this very step stands at the end again.
+                    // A contender that lost its place and asks in this very step stands at the end again.
                     let back = *ahead == step.who();
                     assert!(back || !still.contains(ahead), "{who:?} overtook {ahead:?}");
                 }
@@ -436,7 +436,7 @@ proptest! {
         assert_eq!(model.kept(), 0);
     }
 
-    /// I15: an eviction hits the holder it names and nobody else; a leave says what it ended.
+    /// I15: an eviction hits the holder it names and nobody else; a leave tells whether it ended a hold.
     #[test]
     fn i15_leaves_and_evictions_say_what_they_did(capacity in capacities(), ops in ops()) {
         run(capacity, &ops, |step| {
@@ -490,7 +490,7 @@ proptest! {
         }
     }
 
-    /// I7 at the fence: an admitted floor is never forgotten, and who holds together passes.
+    /// I7 at the fence: an admitted floor is never forgotten, and all that hold together pass.
     #[test]
     fn i7_the_fence_never_goes_back(tokens in prop::collection::vec((1u64..20, 0u64..5), 1..60)) {
         let mut model = Model::default();

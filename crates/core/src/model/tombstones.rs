@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::{id::ContenderId, store::StoreTime};
 
-/// Ids whose late copies must do nothing, each until its time, with what to answer them.
+/// Ids whose late copies must do nothing, each until its time, with the answer that the copies get.
 #[derive(Clone, Debug)]
 pub struct Tombstones<T> {
     tombstones: HashMap<ContenderId, (StoreTime, T)>,

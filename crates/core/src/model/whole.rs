@@ -79,7 +79,7 @@ impl Model {
         }
     }
 
-    /// Clears away what ended and that nobody asks for any more, whenever the number of
+    /// Clears away ended resources that nobody asks for any more, whenever the number of
     /// resources has doubled: a dead holder's name is not kept for ever.
     fn sweep(&mut self, now: Now) {
         if self.resources.len() < self.sweep_at.max(1024) {
@@ -89,7 +89,7 @@ impl Model {
         self.sweep_at = self.resources.len() * 2;
     }
 
-    /// Who holds and who waits.
+    /// Returns the holders of `name` and its waiters.
     pub fn inspect(&self, now: Now, name: &Name) -> Option<ResourceView> {
         self.resources.get(name)?.view(name, now)
     }

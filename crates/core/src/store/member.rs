@@ -1,20 +1,20 @@
-//! What a store offers beyond the contract if it may be a member of a quorum.
+//! The part of a store beyond the contract that a member of a quorum needs.
 //!
-//! A member keeps a record for the quorum that it belongs to: a text that it does not understand. It tells the record with
-//! every answer, together with its incarnation, which is another one after every start that may have lost data or freed
-//! what was held. So a loss of data cannot go unnoticed between an answer and the judgement whether the member votes.
+//! A member keeps a record for the quorum that it belongs to: a text that it does not understand. It tells the record
+//! with every answer, together with its incarnation, which is another one after every start that may have lost data or
+//! freed holds. So a loss of data cannot go unnoticed between an answer and the judgement whether the member votes.
 
 use std::sync::Arc;
 
 use super::{Answer, Answers, Renew, Renewed, Reply, Request};
 use crate::token::GrantNumber;
 
-/// What a member keeps for its quorum, and which incarnation of the member says so.
+/// The record that a member keeps for its quorum, and the incarnation of the member that tells it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Membership {
     /// The record. `None`: the member belongs to no quorum, or it has lost its data.
     pub record: Option<Arc<str>>,
-    /// Differs after every start that may have lost data or freed what was held.
+    /// Differs after every start that may have lost data or freed holds.
     pub incarnation: Arc<str>,
 }
 
@@ -23,14 +23,14 @@ pub struct Membership {
 pub struct MemberAnswers<T> {
     /// The membership, read in the same atomic step as the answers or later.
     pub membership: Membership,
-    /// What [`Store::apply`](super::Store::apply) or [`Store::renew`](super::Store::renew) answers.
+    /// The answers of [`Store::apply`](super::Store::apply) or [`Store::renew`](super::Store::renew).
     pub answers: Answers<T>,
 }
 
-/// What a member knows of itself.
+/// A member's account of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemberState {
-    /// What it keeps for its quorum.
+    /// The record that it keeps for its quorum, and its incarnation.
     pub membership: Membership,
     /// Its wall clock, in microseconds since 1970.
     pub wall: u64,
@@ -50,7 +50,7 @@ pub struct Enrolment {
     pub high_water: GrantNumber,
 }
 
-/// What a store offers if it may be a member of a quorum.
+/// The side of a store that makes it a member of a quorum.
 ///
 /// The membership that comes with answers must be read over the connection that brought them, or in the same step. A
 /// later moment is as good as the same step: a member that lost its data in between does not get the same record in the
@@ -62,7 +62,7 @@ pub trait Member: Send + Sync {
     /// As [`Store::renew`](super::Store::renew).
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, MemberAnswers<Renewed>>;
 
-    /// What the member knows of itself.
+    /// Returns the member's account of itself.
     fn state(&self) -> Reply<'_, MemberState>;
 
     /// Changes the record. False: nothing was changed, because something was not as expected.

@@ -1,4 +1,4 @@
-//! What goes to a store and what comes back: plain values, the same for every store.
+//! Requests to a store and its answers: plain values, the same for every store.
 
 use std::{
     sync::Arc,
@@ -29,7 +29,7 @@ impl StoreTime {
     }
 }
 
-/// Which primitive a claim came from. For people only; it decides nothing.
+/// The primitive that a claim came from. For people only; it decides nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Kind {
@@ -71,7 +71,7 @@ pub struct ProcessInfo {
     pub program: String,
 }
 
-/// What a claim shows to people: its process, its primitive, a label and a published value.
+/// The details of a claim for people: its process, its primitive, a label and a published value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Details {
     /// The primitive.
@@ -84,7 +84,7 @@ pub struct Details {
     pub value: Option<Arc<str>>,
 }
 
-/// What a grant belongs to, which may end it before its lease does.
+/// The bond of a grant to a process, whose end may end the grant before its lease does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Attachment {
     /// The process of its keeper, whose crash ends it where a store can tell.
@@ -108,17 +108,17 @@ impl Attachment {
 pub struct Claim {
     /// The resource.
     pub name: Name,
-    /// Who asks.
+    /// The contender that asks.
     pub contender: ContenderId,
-    /// How much is asked for.
+    /// The units that are asked for.
     pub units: Units,
-    /// How much the asker thinks there is.
+    /// The capacity that the asker assumes.
     pub capacity: Capacity,
     /// How long a grant lasts from the moment it is made.
     pub lease: Duration,
     /// Whether to wait in the queue when it is not free.
     pub queue: bool,
-    /// What a grant belongs to.
+    /// Whether the end of this keeper's process may end the grant.
     pub attachment: Attachment,
     /// Whether its keeper will renew it. For people only; it decides nothing.
     pub renewed: bool,
@@ -134,7 +134,7 @@ pub struct Claim {
     pub stamp: u64,
     /// Whether an earlier copy was sent: a group has at most one claim per resource that was not.
     pub again: bool,
-    /// What to show to people.
+    /// The details for people.
     pub details: Details,
 }
 
@@ -143,7 +143,7 @@ pub struct Claim {
 pub struct Leave {
     /// The resource.
     pub name: Name,
-    /// Whose.
+    /// The contender that leaves.
     pub contender: ContenderId,
     /// Until when late copies of this contender's claim may still arrive; until then a tombstone
     /// keeps them from having any effect.
@@ -171,14 +171,14 @@ impl Request {
     }
 }
 
-/// What was granted.
+/// The number, floor and remaining lease of a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
     /// The grant's number.
     pub number: GrantNumber,
     /// The smallest number still holding at the moment of the answer: its own if exclusive.
     pub floor: GrantNumber,
-    /// What is left of the lease at the moment of the answer.
+    /// The rest of the lease at the moment of the answer.
     pub remaining: Duration,
 }
 
@@ -209,7 +209,7 @@ pub enum Verdict {
     Refused(StoreError),
     /// Nothing was done, for a reason that passes and that does not concern the others of the group. It is asked again.
     NotNow(StoreError),
-    /// The contender gave way, has left, and its id is used up. Claim again with another id after a pause.
+    /// The capacity of the others.
     Again,
 }
 
@@ -292,7 +292,7 @@ pub enum Renewed {
 /// A grant that a releaser made for a waiter, pushed to the waiter's keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GrantNotice {
-    /// Who was granted.
+    /// The contender that was granted.
     pub contender: ContenderId,
     /// The grant's number.
     pub number: GrantNumber,
@@ -300,7 +300,7 @@ pub struct GrantNotice {
     pub floor: GrantNumber,
     /// The stamp of the claim copy that the entry kept.
     pub stamp: u64,
-    /// From that claim copy to the grant, by the store's clock, at least zero.
+    /// The time from that claim copy to the grant, by the store's clock, at least zero.
     pub waited: Duration,
     /// The first lease, from the moment of the grant.
     pub lease: Duration,
@@ -309,19 +309,19 @@ pub struct GrantNotice {
 /// One holder, as shown to people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HolderView {
-    /// Who.
+    /// The contender that holds.
     pub contender: ContenderId,
     /// The grant's token (its first step).
     pub token: Token,
-    /// How much it holds.
+    /// The units that it holds.
     pub units: Units,
-    /// What it shows.
+    /// The details of its claim.
     pub details: Details,
     /// When it was granted, on the store's wall clock.
     pub since: SystemTime,
     /// The length of its lease.
     pub lease: Duration,
-    /// What is left of its lease, if the store can tell.
+    /// The rest of its lease, if the store can tell.
     pub remaining: Option<Duration>,
     /// Whether its keeper renews its lease. False once it is detached.
     pub renewed: bool,
@@ -334,11 +334,11 @@ pub struct HolderView {
 /// One waiter, as shown to people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WaiterView {
-    /// Who.
+    /// The contender that waits.
     pub contender: ContenderId,
-    /// How much it asks for.
+    /// The units that it asks for.
     pub units: Units,
-    /// What it shows.
+    /// The details of its claim.
     pub details: Details,
     /// When it came, on the store's wall clock.
     pub since: SystemTime,
@@ -351,13 +351,13 @@ pub struct ResourceView {
     pub name: Name,
     /// Its capacity.
     pub capacity: Capacity,
-    /// Who holds it, by token.
+    /// The holders, by token.
     pub holders: Vec<HolderView>,
     /// The waiters, in order of arrival.
     pub waiters: Vec<WaiterView>,
 }
 
-/// Which resources to list.
+/// The resources to list.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ListQuery {
     /// Only names that start so.
@@ -380,7 +380,7 @@ impl ListQuery {
 pub struct Page {
     /// The resources.
     pub resources: Vec<ResourceView>,
-    /// Where the next page starts, if there is more.
+    /// The start of the next page, if there is more.
     pub next: Option<Name>,
 }
 
@@ -389,7 +389,7 @@ pub struct Page {
 pub struct LatchPage {
     /// The latches.
     pub latches: Vec<(Name, CountState)>,
-    /// Where the next page starts, if there is more.
+    /// The start of the next page, if there is more.
     pub next: Option<Name>,
 }
 
@@ -449,18 +449,18 @@ pub struct Count {
     pub op: ContenderId,
     /// Later than this, on the store's clock, the operation must do nothing.
     pub not_after: StoreTime,
-    /// What to do.
+    /// The change to make, or a look.
     pub action: CountAction,
 }
 
-/// What to do with a counter.
+/// A change of a counter, or a look at it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CountAction {
     /// Make it, with so many to go.
     Create(u64),
     /// Count down by so many; never below zero.
     Down(u64),
-    /// Back to what it was created with.
+    /// Set the count back to the one it was created with.
     Reset,
     /// Remove it.
     Delete,
@@ -471,13 +471,13 @@ pub enum CountAction {
 /// A counter's state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CountState {
-    /// What is left to count.
+    /// The count that remains.
     pub remaining: u64,
-    /// What it was created with.
+    /// The count that it was created with.
     pub initial: u64,
     /// How often it reached zero: a waiter that slept through a reset still sees it.
     pub opened: u64,
-    /// Which creation this is: another value means deleted and made anew.
+    /// The number of this creation: another value means deleted and made anew.
     pub born: GrantNumber,
 }
 

@@ -56,8 +56,8 @@ fn scaled(number: &str, size: u64) -> Option<u64> {
     whole.parse::<u64>().ok()?.checked_mul(size)?.checked_add(u64::try_from(part).ok()?)
 }
 
-/// The same for people, rounded to what they care for, in at most two units: `1h30m`, `12s`, `1.5s`, `300ms`, `2 years`.
-/// Years stand only for lengths that are right to a hundredth: `400d` is no year.
+/// The same for people, rounded to the parts they care for, in at most two units: `1h30m`, `12s`, `1.5s`, `300ms`,
+/// `2 years`. Years stand only for lengths that are right to a hundredth: `400d` is no year.
 ///
 /// ```
 /// # use std::time::Duration;

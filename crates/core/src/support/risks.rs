@@ -1,4 +1,4 @@
-//! What the checks of several stores say in the same words.
+//! Findings that the checks of several stores report in the same words.
 
 use std::{fmt::Display, time::Duration};
 
@@ -7,7 +7,7 @@ use crate::error::{StoreError, StoreErrorKind};
 /// A clock that differs by more than this is reported. Only grant numbers after a loss of data depend on it.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 
-/// What to say of a server's clock that differs from that of this machine, both since 1970. Asking took `took`.
+/// Warns of a server's clock that differs from that of this machine, both since 1970. Asking took `took`.
 pub fn clock_off(wall: Duration, took: Duration, clock: Duration) -> Option<String> {
     let difference = wall.abs_diff(clock);
     (difference > CLOCK_TOLERANCE + took).then(|| {

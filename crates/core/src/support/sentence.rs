@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// What `error` says, followed by those of its causes that say something new.
+/// The text of `error`, followed by those of its causes that add something new.
 ///
 /// ```
 /// # use lockkeeper::{StoreError, error::StoreErrorKind, support::sentence};
@@ -15,7 +15,7 @@ pub fn of(error: &dyn Error) -> String {
     let mut causes: Vec<String> = Vec::new();
     let mut cause = error.source();
     while let Some(error) = cause {
-        // A wrapper often repeats what it wraps, and many errors name their cause in their own text.
+        // A wrapper often repeats the error inside, and many errors name their cause in their own text.
         let more = error.to_string();
         let known = |said: &String| said.contains(&more);
         if !more.is_empty() && !known(&text) && !causes.iter().any(known) {

@@ -1,4 +1,4 @@
-//! What one server of a store says of itself, for operators.
+//! The state of one server of a store by its own account, for operators.
 
 /// One server of a store.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -7,7 +7,7 @@ pub struct ServerState {
     pub server: String,
     /// Whether it answers.
     pub answers: bool,
-    /// What it is among the servers, such as `master` or `follower`; empty if it does not tell.
+    /// Its role among the servers, such as `master` or `follower`; empty if it does not tell.
     pub role: String,
     /// Its version; empty if it does not tell.
     pub version: String,
@@ -19,7 +19,7 @@ impl ServerState {
         Self { server: server.into(), answers: false, role: String::new(), version: String::new() }
     }
 
-    /// What it is, in a few words.
+    /// Its role, version and state, in a few words.
     pub fn words(&self) -> String {
         let version =
             if self.version.is_empty() { String::new() } else { format!("version {}", self.version) };

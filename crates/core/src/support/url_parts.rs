@@ -1,5 +1,5 @@
-//! Parts of URLs that all stores on servers read in the same way. No message repeats what was written: a password may be
-//! anywhere in a wrong URL.
+//! Parts of URLs that all stores on servers read in the same way. No message repeats the text of a URL: a password may
+//! be anywhere in a wrong one.
 
 use std::{net::IpAddr, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Gauges: what the keepers of this process have in hand at this moment, and whether their stores answer.
+//! Gauges: the grants and waiters that the keepers of this process have at this moment, and whether their stores
+//! answer.
 
 use std::{
     collections::BTreeMap,
@@ -39,7 +40,7 @@ pub(super) fn show_all() {
     }
 }
 
-/// What one keeper adds to the gauges of its store; taken back when it is dropped.
+/// The share of one keeper in the gauges of its store; taken back when it is dropped.
 pub(crate) struct Gauges {
     store: Arc<str>,
     share: Mutex<Share>,

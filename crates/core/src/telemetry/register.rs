@@ -1,4 +1,4 @@
-//! What an exporter shows before anything has happened: help texts, and counters at zero.
+//! Help texts, and counters at zero, for an exporter to show before anything has happened.
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram};
 

@@ -1,5 +1,5 @@
-//! Writes events on a thread of its own. They come from threads that renew leases and tell of losses, and whatever
-//! listens to the log may block or panic.
+//! Writes events on a thread of its own. They come from threads that renew leases and tell of losses, and the
+//! program's log subscriber may block or panic.
 
 use std::{
     cell::Cell,
@@ -33,7 +33,7 @@ enum Work {
     Flush(SyncSender<()>),
 }
 
-/// Has warnings of this thread written by itself from now on. Virtual time runs on one thread, and what happens there
+/// Has warnings of this thread written by itself from now on. Virtual time runs on one thread, and events there
 /// must not depend on another.
 pub(crate) fn write_here() {
     HERE.set(true);

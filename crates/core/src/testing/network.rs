@@ -26,7 +26,7 @@ use crate::{
     support,
 };
 
-/// What happens to one request.
+/// The fate of one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Fate {
     /// How long it is under way to the store.
@@ -58,7 +58,7 @@ impl Fate {
 
 /// Decides what a [`Network`] does where nothing else was ordered: by chance, for instance.
 pub trait FateSource: fmt::Debug + Send + Sync + 'static {
-    /// What becomes of the next request.
+    /// Returns the fate of the next request.
     fn request(&self) -> Fate;
 
     /// How long each copy of the next wake is under way. Without copies the wake is lost.
@@ -132,11 +132,11 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What becomes of the next requests.
+    /// The fates of the next requests, in order.
     script: VecDeque<Fate>,
     delay: Duration,
     cut: bool,
-    /// Where the keepers behind this network hear wakes.
+    /// The sinks of the keepers behind this network.
     sinks: Vec<WakeSink>,
 }
 
@@ -152,7 +152,7 @@ impl Network {
         Self(Arc::new(Shared { source: Some(source), state: Mutex::default() }))
     }
 
-    /// Decides what becomes of the next request that has no fate yet. Renewals are requests too.
+    /// Decides the fate of the next request that has none yet. Renewals are requests too.
     pub fn next(&self, fate: Fate) {
         support::lock(&self.0.state).script.push_back(fate);
     }
@@ -162,7 +162,7 @@ impl Network {
         support::lock(&self.0.state).delay = delay;
     }
 
-    /// An outage: nothing passes in either direction, and what is under way is lost.
+    /// An outage: nothing passes in either direction, and all that is under way is lost.
     pub fn cut(&self) {
         support::lock(&self.0.state).cut = true;
     }
@@ -196,7 +196,7 @@ impl Network {
         support::lock(&self.0.state).cut
     }
 
-    /// What becomes of a request; `None` if there is nothing between keeper and store.
+    /// The fate of a request; `None` if there is nothing between keeper and store.
     fn fate(&self) -> Option<Fate> {
         let mut state = support::lock(&self.0.state);
         if let Some(fate) = state.script.pop_front() {

@@ -155,7 +155,7 @@ fn is_by_one_set(claim: &Claim, mode: Mode) -> bool {
     claim.capacity.allows(claim.units) && mode.by_one_set && claim.at_least < HIGHEST_LEAST
 }
 
-/// Appends what comes before the first of some claims that are alike.
+/// Appends the arguments that come before the first of some claims that are alike.
 fn push_common(command: &mut Cmd, claim: &Claim, mode: Mode, scratch: &mut String) {
     let (lease, by_one_set) = (micros(claim.lease), is_by_one_set(claim, mode));
     push_limit(claim, mode, scratch);
@@ -197,7 +197,7 @@ pub(crate) fn push_renewals(command: &mut Cmd, leases: &[&Renew]) {
             command.arg(lease);
             last = Some(lease);
         }
-        // `All` is never less than what is held.
+        // `All` is never less than the units that are held.
         let lower_to = renew.lower_to.and_then(|units| match units {
             Units::All => None,
             Units::Count(units) => Some(units.get()),

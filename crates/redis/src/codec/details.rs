@@ -1,4 +1,4 @@
-//! The details of a claim as text: what kind of lock it is and which process asks.
+//! The details of a claim as text: the kind of lock and the process that asks.
 
 use std::{fmt::Write, sync::Arc};
 
@@ -23,7 +23,7 @@ pub(super) fn push_details(text: &mut String, details: &Details) {
     }
 }
 
-/// Reads what [`push_details`] wrote.
+/// Reads the text that [`push_details`] wrote.
 pub(super) fn details(text: &str) -> Option<Details> {
     let mut words = text.split(' ');
     let kind = Kind::from_word(words.next()?)?;

@@ -1,8 +1,8 @@
-//! What few claims have, as one word of a row: a dash for all others, so that they cost nothing.
+//! The rare properties of claims, as one word of a row: a dash for all others, so that they cost nothing.
 //!
 //! The word has these parts, in this order and without blanks: `f` (the lease is fixed: nobody renews it), `d` (born
-//! detached), `n` and digits (the number of its grant is at least this), `r` and text (why it is evicted, with percent
-//! codes). Versions that do not know a part pass it on. None of them decides who holds.
+//! detached), `n` and digits (the number of its grant is at least this), `r` and text (the reason of its eviction, with
+//! percent codes). Versions that do not know a part pass it on. None of them decides who holds.
 
 use std::{fmt::Write, sync::Arc};
 
@@ -13,7 +13,7 @@ use lockkeeper_core::{
 
 use crate::layout::push_escaped;
 
-/// What a row says beyond what every row has.
+/// The properties in a row beyond those that every row has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Rarities {
     pub(super) fixed: bool,
@@ -38,7 +38,7 @@ pub(super) fn push(text: &mut String, claim: &Claim) {
     }
 }
 
-/// Reads what the view of a holder needs.
+/// Reads the properties that the view of a holder needs.
 pub(super) fn read(word: &str) -> Rarities {
     let rest = word.strip_prefix('f');
     let fixed = rest.is_some();

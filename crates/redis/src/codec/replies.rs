@@ -123,7 +123,7 @@ impl Reader {
         self.word()?.parse().map_err(|_| trouble::nonsense("a token"))
     }
 
-    /// The resource whose key was read, without what has ended.
+    /// The resource whose key was read, without the holds and positions that have ended.
     pub(crate) fn view(&mut self, name: &Name) -> Result<Option<ResourceView>, StoreError> {
         let now = self.time()?;
         let Value::Array(elements) = std::mem::replace(&mut self.more, Value::Nil) else {

@@ -1,4 +1,4 @@
-//! What the sentinels say, and which master counts. Plain state: nothing here is sent or waited for.
+//! The reports of the sentinels, and the master that counts. Plain state: nothing here is sent or waited for.
 //!
 //! The newest configuration counts that more than half of the sentinels of the URL name, and never one that is older
 //! than what counted before: a sentinel may lag behind, or have been restarted with an old file.
@@ -7,7 +7,7 @@ use lockkeeper_core::StoreError;
 
 use crate::{address::Address, trouble};
 
-/// What a sentinel says.
+/// The report of one sentinel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Report {
     /// Each failover has an epoch, larger than those before it.
@@ -20,7 +20,7 @@ pub(super) struct Report {
 struct LastAnswer {
     /// The round of questions that it belongs to.
     round: u64,
-    /// What it says, or why it could not be asked.
+    /// Its report, or the error of asking it.
     answer: Option<Result<Report, StoreError>>,
 }
 
@@ -43,7 +43,7 @@ impl Reports {
         Self { answers: vec![LastAnswer::default(); sentinels], epoch: 0 }
     }
 
-    /// What more than half of all sentinels say, of those that answered in this round or later.
+    /// Returns the report of more than half of all sentinels, of those that answered in this round or later.
     fn agreed(&self, round: u64) -> Option<&Report> {
         let mut reports = self.fresh(round);
         let agree = |report: &&Report| {
@@ -61,7 +61,7 @@ impl Reports {
         self.agreed(round).is_some() || self.answers.iter().all(|last| last.round >= round)
     }
 
-    /// Whether the sentinels that can be asked differ from each other, or from what counts.
+    /// Whether the sentinels that can be asked differ from each other, or from the report that counts.
     pub(super) fn disagree(&self) -> bool {
         let mut reports = self.fresh(0);
         let first = reports.next();

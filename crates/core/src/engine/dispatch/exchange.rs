@@ -28,7 +28,7 @@ struct Running<K> {
     _needs: K,
 }
 
-/// Who polls.
+/// The runtime that polls.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Poller {
     /// A task of a user's runtime.

@@ -15,7 +15,7 @@ mod in_flight;
 mod quiet_waker;
 mod rescuer;
 
-/// What `exchange` and `quiet_waker` are made of; `interleavings` checks them with other types.
+/// The parts that `exchange` and `quiet_waker` are made of; `interleavings` checks them with other types.
 mod sync {
     pub(super) use std::sync::{
         Mutex, MutexGuard,
@@ -45,7 +45,7 @@ pub(crate) trait Asker: Send + Sync {
     /// The resource that it asks about.
     fn name(&self) -> &Name;
 
-    /// What sort of request it has.
+    /// The sort of its request.
     fn standing(&self) -> Standing;
 
     /// Whether it leaves: leaves go before claims of the same resource.
@@ -61,7 +61,7 @@ pub(crate) trait Asker: Send + Sync {
     fn answered(self: Arc<Self>, sent: BootTime, answer: Result<Answer, StoreError>);
 }
 
-/// What sort of request an asker has.
+/// The sort of an asker's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
     /// A claim that the store has not seen yet. A group carries at most one of them per resource.
@@ -387,7 +387,7 @@ impl Drop for Call {
         let mut state = self.queue.state();
         state.called_for = false;
         if state.groups_in_flight > 0 {
-            // The slot of a group in flight sees to what is left.
+            // The slot of a group in flight sees to the rest.
             return;
         }
         let given_up = state.give_up();
@@ -449,7 +449,7 @@ impl Drop for LoneSlot {
     fn drop(&mut self) {
         let mut state = self.queue.state();
         if state.alone.is_empty() || !self.started {
-            // As with a group that is never polled, nobody can send what is left.
+            // As with a group that is never polled, nobody can send the rest.
             let given_up = std::mem::take(&mut state.alone);
             state.alone_in_flight = false;
             drop(state);

@@ -74,7 +74,7 @@ impl Rescuer {
         support::lock(&self.watched)
     }
 
-    /// Sees to it that the request ends, whatever becomes of the runtime that polls it.
+    /// Sees to it that the request ends, even if the runtime that polls it does not.
     pub(super) fn watch(&self, exchange: &Arc<Exchange>) {
         let mut list = self.list();
         list.retain(|watched| watched.exchange.strong_count() > 0);
@@ -124,11 +124,12 @@ impl Rescuer {
         self.keeper.spawn(async move { rescuer.take_over_watched() });
     }
 
-    /// Takes over what was seen before. True if nothing was in flight since the last round: then the next one calls.
+    /// Takes over the requests seen before. True if nothing was in flight since the last round: then the next one
+    /// calls.
     fn round(&self) -> bool {
         let mut late = Vec::new();
         let mut list = self.list();
-        // What is done is removed by others, so an empty list has been empty for a whole round.
+        // Exchanges that are done are removed by others, so an empty list has been empty for a whole round.
         let quiet = list.is_empty();
         list.retain_mut(|watched| {
             let Some(exchange) = watched.exchange.upgrade() else { return false };

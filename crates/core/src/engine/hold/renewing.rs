@@ -1,4 +1,4 @@
-//! When a hold is renewed, and what the answers mean for it. Pure: the watchdog sends the renewals.
+//! The times at which a hold is renewed, and the effects of the answers. Pure: the watchdog sends the renewals.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -18,16 +18,16 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(250);
 /// With less than this left, a fixed lease that is vouched for no further is not confirmed again.
 const LAST_CONFIRMED: Duration = Duration::from_millis(50);
 
-/// What was asked of the store about a hold, and what is to be asked next.
+/// The requests to the store about a hold: those that were made, and the next one.
 #[derive(Debug, Default)]
 pub(super) struct Renewing {
     pub(super) renew_at: BootTime,
-    /// The latest end that the store was ever asked for, on the client's clock: when a fixed lease ends at the latest,
-    /// and until when the store may believe in any, whatever answers were lost.
+    /// The latest end that the store was ever asked for, on the client's clock. A fixed lease ends then at the latest,
+    /// and the store may believe in any lease until then, even if answers were lost.
     pub(super) asked_until: BootTime,
     /// Whether the store knows that its owner knows.
     pub(super) confirmed: bool,
-    /// When the latest renewal that was answered had been sent.
+    /// The time at which the latest answered renewal had been sent.
     pub(super) heard_at: BootTime,
     /// Whether the store may not know it any more, and has not been asked since.
     pub(super) doubted: bool,
@@ -39,16 +39,16 @@ pub(super) struct Renewing {
     pub(super) awaited: bool,
     /// The length of the lease that runs now: a first lease is shorter than the rest.
     pub(super) running: Duration,
-    /// What went wrong. Mostly nothing does, and a keeper may hold very many.
+    /// The troubles of this hold. Most holds have none, and a keeper may hold very many.
     pub(super) trouble: Option<Box<Trouble>>,
 }
 
-/// What went wrong with a hold.
+/// The troubles of a hold.
 #[derive(Debug, Default)]
 pub(super) struct Trouble {
-    /// Why the last renewal failed, if it did.
+    /// The error of the last renewal, if it failed.
     pub(super) error: Option<StoreError>,
-    /// What is known of a loss beyond its kind.
+    /// The reason of a loss beyond its kind.
     pub(super) lost_because: Option<Arc<str>>,
 }
 
@@ -67,7 +67,7 @@ impl Renewing {
     }
 }
 
-/// What the watchdog has to do for a hold.
+/// The watchdog's duty to a hold.
 pub(crate) enum Due {
     /// Nothing yet.
     Later,
@@ -78,7 +78,7 @@ pub(crate) enum Due {
 }
 
 impl Hold {
-    /// What the watchdog has to do at `now`; `early` is how much too early it may renew.
+    /// Returns the watchdog's duty at `now`; `early` is how much too early it may renew.
     pub(crate) fn plan(&self, now: BootTime, early: Duration) -> Due {
         if self.lost().is_some() {
             return Due::Over;
@@ -92,8 +92,8 @@ impl Hold {
         if now.after(early) < renewing.renew_at {
             return Due::Later;
         }
-        // If no answer has come by half of what is left, another one goes out. The first is waited for as well: the store
-        // may only be slow.
+        // If no answer has come by half of the time that is left, another one goes out. The first is waited for as
+        // well: the store may only be slow.
         renewing.renew_at = now.after((ends.since(now) / 2).max(BETWEEN_TRIES));
         renewing.doubted = false;
         Due::Renew(self.lease_to_ask_for(now))
@@ -254,8 +254,8 @@ mod tests {
         assert_eq!(hold.due(), answered.after(10 * SECOND), "all is well again");
     }
 
-    /// The store's clock went back by an hour, so it says that an hour is left. Whatever it does next is noticed
-    /// within one renewal all the same.
+    /// The store's clock went back by an hour, so it says that an hour is left. Its next change is noticed within one
+    /// renewal all the same.
     #[test]
     fn a_store_that_promises_more_than_was_asked_for_is_asked_as_often() {
         let terms = Terms { lease: 3 * SECOND, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };

@@ -69,7 +69,8 @@ fn i8_a_clock_that_went_back_keeps_no_released_lock() {
     }
 }
 
-/// Who died may have done its work: what it knew of is kept for its minimum, and no longer. What it never heard of is not.
+/// A crashed keeper may have done its work: a hold that it knew of is kept for its minimum, and no longer. A hold that
+/// it never heard of is not.
 #[test]
 fn i8_crashed_keepers_keep_what_they_confirmed_for_its_minimum() {
     let at = |lease| Now { lease: StoreTime(lease), wall: 1 };
@@ -178,7 +179,7 @@ fn an_evicted_holder_is_told_the_reason_of_the_last_order() {
     }
 }
 
-/// What was claimed for somebody else goes on without the process that claimed it, also if it had to wait.
+/// A hold that was claimed for somebody else goes on without the process that claimed it, also if it had to wait.
 #[test]
 fn i8_what_was_born_detached_outlives_its_process() {
     let dead = BTreeSet::from([contender(0).keeper]);
