@@ -33,7 +33,7 @@ impl BootTime {
     }
 }
 
-/// Where the time comes from: the machine, or a test.
+/// A source of time: the machine, or a test.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 

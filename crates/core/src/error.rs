@@ -51,7 +51,7 @@ pub enum StoreErrorKind {
     Config,
     /// This store cannot do that; its capability says so.
     Unsupported,
-    /// The store's data is not what it should be, or has a newer layout.
+    /// The store's data is not as it should be, or has a newer layout.
     Corrupt,
 }
 

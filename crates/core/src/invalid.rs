@@ -1,6 +1,6 @@
 //! Input that is refused before anything is sent. Names, numbers and tokens need it, and all other errors build on those.
 
-/// Input that can never work, found before anything was sent. Says what to do instead.
+/// Input that can never work, found before anything was sent. Names the remedy.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidInput(String);

@@ -1,10 +1,10 @@
-//! Where servers listen, and how they belong together. Plain values: nothing here opens a connection.
+//! The addresses of servers, and how they belong together. Plain values: nothing here opens a connection.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use lockkeeper_core::support::url_parts;
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Address {
     Tcp(Arc<str>, u16),

@@ -1,4 +1,4 @@
-//! Where the master is, as the sentinels say.
+//! The place of the master, as the sentinels report it.
 //!
 //! A master that was cut off from its replicas and sentinels goes on answering its clients while another server has
 //! become the master. Only the sentinels know. So this store keeps connections to them while anything is held or waited

@@ -1,4 +1,4 @@
-//! The store: what it can do, and its side of the `Store` trait. Each request becomes calls of scripts.
+//! The store: its abilities, and its side of the `Store` trait. Each request becomes calls of scripts.
 
 use std::{
     fmt,

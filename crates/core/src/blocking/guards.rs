@@ -58,7 +58,7 @@ impl<M: 'static> Guard<M> {
         wait(&self.keeper.on, async move { tokio::time::timeout(limit, lost).await.ok() })
     }
 
-    /// Returns what [`Lost`] does not tell about the loss; see [`Guard::lost_because`](crate::Guard::lost_because).
+    /// Returns the reason of the loss beyond [`Lost`]; see [`Guard::lost_because`](crate::Guard::lost_because).
     pub fn lost_because(&self) -> Option<String> {
         self.inner.lost_because()
     }

@@ -283,7 +283,7 @@ pub(crate) fn timed_out_behind(
     }
 }
 
-/// What to go by when the limit of a wait passes that began at `since`. If it heard nothing itself, an answer to another
+/// Returns the news to go by when the limit of a wait that began at `since` passes. Without news, an answer to another
 /// request counts, provided that its server has not failed since: the claim may not even have been sent, because claims
 /// of one name go out one by one.
 fn judged(engine: &Engine, name: &Name, heard: Heard, since: BootTime) -> Heard {

@@ -226,7 +226,7 @@ impl Hold {
         BootTime(self.limit.load(Ordering::Acquire))
     }
 
-    /// Until when the holder of the current step may act.
+    /// Returns the time until which the holder of the current step may act.
     pub(crate) fn ends(&self) -> BootTime {
         self.deadline().min(self.limit())
     }
@@ -284,7 +284,7 @@ impl Hold {
         if self.limit() <= self.deadline() { Lost::MaxHold } else { Lost::Expired }
     }
 
-    /// Why it is lost, whichever step held it.
+    /// Returns the way in which it was lost, whichever step held it; `None` if it is not.
     pub(crate) fn lost(&self) -> Option<Lost> {
         reason(self.state.load(Ordering::Acquire))
     }

@@ -53,7 +53,7 @@ impl HoldStep {
         self.hold.check(self.step, now)
     }
 
-    /// Where, for messages.
+    /// The place of an error, for messages.
     pub(crate) fn at(&self, operation: &'static str) -> At {
         At::resource(self.alive.engine().store().url(), &self.hold.name, operation)
     }

@@ -162,7 +162,7 @@ impl Engine {
         self.store().capability().asks_again
     }
 
-    /// Until when a copy of a claim of `name` that is sent now takes effect.
+    /// Returns the store's time until which a copy of a claim of `name` that is sent now takes effect.
     pub(crate) fn latest_copy(&self, name: &Name) -> StoreTime {
         self.client.store_clock.not_after(self.client.server_of(name), self.clock().now())
     }
@@ -245,7 +245,7 @@ impl Engine {
     }
 }
 
-/// Where in the beat a keeper polls. By its id, so that a simulated run repeats exactly.
+/// The moment of the beat at which a keeper polls. By its id, so that a simulated run repeats exactly.
 fn phase(keeper: KeeperId) -> Duration {
     let mut hasher = DefaultHasher::new();
     keeper.hash(&mut hasher);

@@ -42,7 +42,7 @@ use crate::{
 /// Boxed, because it moves through many hands on its way from one task to the next.
 pub(crate) struct OwnedHold(Option<Box<HoldStep>>);
 
-/// Where the answer to a leave goes.
+/// The channel for the answer to a leave.
 type LeaveReply = oneshot::Sender<Result<Left, StoreError>>;
 
 /// How the owner of a hold is done with it.
@@ -321,7 +321,7 @@ pub(super) struct Unwanted<'a> {
     pub(super) granted: BootTime,
 }
 
-/// Leaves a grant to a contender of this keeper, unless somebody has it (rule 3 of the design).
+/// Gives back a grant of a contender of this keeper, unless somebody has it (rule 3 of the design).
 pub(super) fn unwanted(engine: &Arc<Engine>, grant: &Unwanted<'_>) {
     let Unwanted { name, contender, number, lease, granted } = *grant;
     match engine.registry.recipient(contender.seq, number) {
@@ -422,7 +422,7 @@ struct Leaving {
     until: BootTime,
     reply: Option<LeaveReply>,
     backoff: Backoff,
-    /// Since when the store answers that it can do nothing now.
+    /// The time since which the store answers that it can do nothing now.
     not_now_since: Option<BootTime>,
     /// Whether it answered so the last time, so that the next copy goes alone.
     alone: bool,

@@ -40,7 +40,7 @@ pub(crate) enum Outcome {
 
 pub(crate) struct Waiter {
     pub(super) engine: Arc<Engine>,
-    /// The claim, except for what is set at each sending.
+    /// The claim, except for the fields that are set at each sending.
     template: Claim,
     pub(super) terms: Arc<Terms>,
     state: Mutex<State>,

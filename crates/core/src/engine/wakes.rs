@@ -1,4 +1,4 @@
-//! Where all wakes of a store come in. They are hints that may be lost, late or doubled: nothing depends on them but time.
+//! The way in for wakes of a store. They are hints that may be lost, late or doubled: nothing depends on them but time.
 
 use std::sync::Arc;
 

@@ -55,8 +55,7 @@ impl Watching {
 }
 
 /// Looks at `topic` again and again, and sends each change until nobody listens or the keeper is closed. It does not
-/// keep
-/// the keeper alive.
+/// keep the keeper alive.
 pub(crate) async fn follow<T: Clone + PartialEq>(
     engine: Weak<Engine>,
     topic: Topic,

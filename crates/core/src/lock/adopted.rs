@@ -104,7 +104,7 @@ impl Adopted {
         each!(self, guard => guard.lost().await)
     }
 
-    /// Returns what [`Lost`] does not tell about the loss; see [`Guard::lost_because`].
+    /// Returns the reason of the loss beyond [`Lost`]; see [`Guard::lost_because`].
     pub fn lost_because(&self) -> Option<String> {
         each!(self, guard => guard.lost_because())
     }

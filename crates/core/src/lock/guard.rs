@@ -129,9 +129,9 @@ impl<M> Guard<M> {
         async move { hold.until_lost(step, &clock).await }
     }
 
-    /// Returns what [`Lost`] does not tell about the loss: the operator's reason if the lock was evicted, the [error of
-    /// the last renewal](Self::renewal_error) if the lease ran out because of it. `None` if there is nothing to tell,
-    /// or if the lock is not lost.
+    /// Returns the reason of the loss beyond [`Lost`]: the operator's words if the lock was evicted, or the
+    /// [error of the last renewal](Self::renewal_error) if the lease ran out because of it. `None` if there is no such
+    /// reason, or if the lock is not lost.
     pub fn lost_because(&self) -> Option<String> {
         let hold = self.entry.hold();
         let of_renewal = || self.renewal_error().filter(|_| hold.lost() == Some(Lost::Expired));
@@ -139,8 +139,9 @@ impl<M> Guard<M> {
         because.or_else(|| of_renewal().map(|error| error.to_string()))
     }
 
-    /// Why the last renewal failed; `None` if the store answered it. After [`Lost::Expired`] it tells why the lease could
-    /// not be renewed: `None` then means that this process was suspended, or that the lease was a fixed one.
+    /// Returns the error of the last renewal; `None` if the store answered it. After [`Lost::Expired`] it tells why the
+    /// lease could not be renewed: `None` then means that this process was suspended, or that the lease was a fixed
+    /// one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockkeeper::Error> {

@@ -276,7 +276,7 @@ proptest! {
         });
     }
 
-    /// I6: every grant has a larger number than all before it, whatever the wall clock does.
+    /// I6: every grant has a larger number than all before it, even if the wall clock goes back.
     #[test]
     fn i6_numbers_grow(capacity in capacities(), ops in ops()) {
         let mut last = 0;

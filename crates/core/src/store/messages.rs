@@ -145,7 +145,7 @@ pub struct Leave {
     pub name: Name,
     /// The contender that leaves.
     pub contender: ContenderId,
-    /// Until when late copies of this contender's claim may still arrive; until then a tombstone
+    /// The time until which late copies of this contender's claim may still arrive; until then a tombstone
     /// keeps them from having any effect.
     pub tombstone_until: Option<StoreTime>,
     /// A hold younger than this is kept, without its owner, until it is this old.
@@ -262,7 +262,7 @@ pub struct Answers<T> {
 pub struct Renew {
     /// The resource.
     pub name: Name,
-    /// Whose.
+    /// The contender that holds.
     pub contender: ContenderId,
     /// The lease lasts at least this long from now. Zero only confirms a grant that was pushed,
     /// which extends its first short lease to the full one.

@@ -56,7 +56,7 @@ impl Fate {
     }
 }
 
-/// Decides what a [`Network`] does where nothing else was ordered: by chance, for instance.
+/// Decides the fates of requests and wakes for a [`Network`] where none was ordered: by chance, for instance.
 pub trait FateSource: fmt::Debug + Send + Sync + 'static {
     /// Returns the fate of the next request.
     fn request(&self) -> Fate;

@@ -17,7 +17,7 @@ use crate::{calls::ScriptReply, trouble};
 /// Reads a reply word by word.
 pub(crate) struct Reader {
     words: String,
-    /// Where the next word begins.
+    /// The start of the next word.
     at: usize,
     more: Value,
 }

@@ -1,5 +1,5 @@
-//! Who polls a request in flight: the task that waits for its answer, a task of the same runtime if nobody in particular
-//! waits, and the keeper's runtime if neither does.
+//! The poller of a request in flight: the task that waits for its answer, a task of the same runtime if nobody in
+//! particular waits, and the keeper's runtime if neither does.
 //!
 //! The waiting task polls the request itself, so the answer never crosses threads.
 

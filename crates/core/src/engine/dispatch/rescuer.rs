@@ -124,8 +124,7 @@ impl Rescuer {
         self.keeper.spawn(async move { rescuer.take_over_watched() });
     }
 
-    /// Takes over the requests seen before. True if nothing was in flight since the last round: then the next one
-    /// calls.
+    /// Takes over the requests seen before. True if nothing was in flight since the last round: the next one calls.
     fn round(&self) -> bool {
         let mut late = Vec::new();
         let mut list = self.list();
