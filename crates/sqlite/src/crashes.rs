@@ -38,7 +38,7 @@ pub(crate) struct CrashMonitor {
 
 /// A keeper whose process is being monitored.
 struct Monitored {
-    /// When it was last ahead of a waiter.
+    /// The last time at which it was ahead of a waiter.
     seen: Instant,
     task: AbortHandle,
 }

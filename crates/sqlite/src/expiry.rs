@@ -1,4 +1,4 @@
-//! Work on crashed keepers: what they hold and wait for is freed in the transaction that finds them.
+//! Work on crashed keepers: their holds and positions are freed in the transaction that finds them.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ impl Work<'_> {
         Ok(answer)
     }
 
-    /// Frees everything that a crashed keeper had, except what it had detached.
+    /// Frees the holds and positions of a crashed keeper, except the detached ones.
     pub(crate) fn expire(&mut self, keeper: KeeperId) -> Result<()> {
         self.found_crashed.insert(keeper);
         self.expire_found()

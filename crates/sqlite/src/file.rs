@@ -22,7 +22,7 @@ use crate::{
     trouble::{bad_file, file_trouble},
 };
 
-/// The database file and what lies beside it.
+/// The database file and the folder beside it.
 #[derive(Clone, Debug)]
 pub(crate) struct DatabaseFile {
     /// The file's real path, without links.
@@ -35,7 +35,7 @@ pub(crate) struct DatabaseFile {
     in_use: Option<[FileId; 3]>,
 }
 
-/// One file of this host, whatever its path is.
+/// The identity of a file on this host, whichever path leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct FileId {
     pub(crate) device: u64,
@@ -80,9 +80,9 @@ impl DatabaseFile {
             .map_err(|error| file_trouble("share the folder", &self.keepers, error))
     }
 
-    /// Adds the permissions that the umask has removed, or that a crashed process did not come to add. Other bits stay,
-    /// such as the one that gives new files the folder's group. A link is left alone, because the folder that it leads to
-    /// may be private.
+    /// Adds the permissions that the umask has removed, or that a crashed process had no time to add. Other bits stay,
+    /// such as the one that gives new files the folder's group. A link is left alone, because the folder that it leads
+    /// to may be private.
     fn share_keepers_folder(&self, mode: u32) -> io::Result<()> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(folder) = rustix::fs::open(&self.keepers, flags, Mode::empty()) else { return Ok(()) };
@@ -102,7 +102,7 @@ impl DatabaseFile {
         Ok(file)
     }
 
-    /// Gives a file of ours the permissions of the database, whatever the umask is.
+    /// Gives a file of ours the permissions of the database, regardless of the umask.
     pub(crate) fn share(&self, path: &Path) -> io::Result<()> {
         fs::set_permissions(path, fs::Permissions::from_mode(self.mode))
     }

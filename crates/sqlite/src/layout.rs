@@ -1,6 +1,6 @@
 //! The tables, their version, and the boot that their times belong to.
 //!
-//! The SQL of the layout steps must never change what it makes: databases on disk have it.
+//! The SQL of the layout steps must always make the same tables: databases on disk have them.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The steps from an empty database to the layout of this version. The number of steps done is the version of a database.
-/// Steps are only ever added, and each works on what the one before left.
+/// Steps are only ever added, and each works on the result of the one before.
 const STEPS: &[&str] = &[LAYOUT_1, LAYOUT_2, LAYOUT_3];
 
 /// Times are in microseconds: `since` since 1970, the others on the boot-time clock. Numbers of units are 0 for "all". A
@@ -98,12 +98,12 @@ ALTER TABLE entry ADD COLUMN number INTEGER;
 const FREE_EVERYTHING: &str =
     "DELETE FROM entry; DELETE FROM grave; DELETE FROM counted; DELETE FROM watcher;";
 
-/// What a member of a quorum keeps. It is made when the store is first asked to be one.
+/// The table for the record of a member of a quorum. It is made when the store is first asked to be one.
 pub(crate) const MEMBER: &str = "
 CREATE TABLE IF NOT EXISTS member (only_one INTEGER PRIMARY KEY CHECK (only_one = 1), record TEXT NOT NULL) STRICT";
 
-/// The SQL that makes the tables in a new file, for somebody who sets it up for others. Its boot is none, so the first keeper
-/// makes it that of its own.
+/// The SQL that makes the tables in a new file, for somebody who sets it up for others. It names no boot, so the first
+/// keeper stores its own.
 pub(crate) fn sql(path: &Path) -> String {
     let (path, steps, newest) = (path.display(), STEPS.join(";\n"), number(STEPS));
     let (id, member) = (new_id(), MEMBER.trim_start());
@@ -139,7 +139,7 @@ pub(crate) fn settle(
     }
 }
 
-/// The store's own id, if there is nothing to do. That is the usual case, which needs no write lock.
+/// Returns the store's own id, if there is nothing to do. That is the usual case, which needs no write lock.
 fn settled(connection: &Connection, boot: &str) -> rusqlite::Result<Option<String>> {
     if provenance::of(connection)? != Provenance::Lockkeeper {
         return Ok(None);
@@ -286,7 +286,7 @@ mod tests {
         Ok(false)
     }
 
-    /// Whoever makes them.
+    /// A keeper makes the same tables by itself.
     #[test]
     fn the_sql_for_somebody_else_makes_the_same_tables() {
         let (mut own, mut given) = (memory(), memory());

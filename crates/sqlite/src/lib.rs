@@ -9,16 +9,16 @@
 //!
 //! Every group of claims and leaves is one `BEGIN IMMEDIATE` transaction. It loads the resources that the group names,
 //! does [the model's own step](lockkeeper_core::model), and stores the difference. So the file behaves as the model does,
-//! whichever process writes.
+//! no matter which process writes.
 //!
 //! * **Leases** run on the host's boot-time clock. All processes of the host share it and nobody can set it, and where a
 //!   container sees it shifted, the offset is taken off. The file remembers the boot that it belongs to. A restart of the
 //!   machine ends every lease, also detached ones and those kept for their `min_hold`: no process that held one is left,
 //!   and only the wall clock could tell how much of the time is over.
-//! * **Crashed keepers** are passed at once. Each keeper has an OS lock on a file of its own, which ends with the process
-//!   however that ends. A claim that finds a keeper in its way looks at that file: if it is not locked, the keeper has
-//!   crashed. A missing file proves nothing, and then the lease decides. A hold that is younger than its `min_hold` is
-//!   kept until it is that old.
+//! * **Crashed keepers** are passed at once. Each keeper has an OS lock on a file of its own, which ends with the
+//!   process, also in a crash. A claim that finds a keeper in its way looks at that file: if it is not locked, the
+//!   keeper has crashed. A missing file proves nothing, and then the lease decides. A hold that is younger than its
+//!   `min_hold` is kept until it is that old.
 //! * **Wakes** go from process to process through datagram sockets. They are hints: a lost wake costs time until the next
 //!   poll, and the database decides.
 //! * **Durability.** An answered grant, renewal, count or fence is on disk (`synchronous=FULL`). With less, a power cut
@@ -147,7 +147,8 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
     Ok(connect_with(settings::Settings::parse(&url)?)?.with_lease(lease))
 }
 
-/// The SQL that makes the tables in a new file, and which rights its users need, as a comment. It touches no file.
+/// Returns the SQL that makes the tables in a new file, and names the rights of its users in a comment. It touches no
+/// file.
 ///
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind::Config) if `url` names no file.

@@ -28,7 +28,7 @@ fn high_water(transaction: &Transaction<'_>) -> Result<GrantNumber> {
     transaction.prepare_cached("SELECT mark FROM store")?.query_row([], read)
 }
 
-/// The membership as it is after something was done.
+/// Returns the membership after a change.
 fn membership_after(database: &mut Database) -> Result<Membership, StoreError> {
     let record = database.read(|transaction, _| record(transaction)).map_err(StoreError::perhaps_applied)?;
     Ok(membership(database, record))

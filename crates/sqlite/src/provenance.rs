@@ -1,8 +1,8 @@
-//! Whose database a file is: ours, nobody's yet, or another program's.
+//! Tells whose database a file is: ours, nobody's yet, or another program's.
 //!
-//! It is asked at three moments, because each sees what the others cannot. Before the file is opened, a foreign database
-//! is refused without leaving a trace. Once it is open, tables that are only in its log are seen. And inside the first
-//! write transaction, no other program can add a table any more.
+//! It is asked at three moments, because each sees something that the others cannot. Before the file is opened, a
+//! foreign database is refused without leaving a trace. Once it is open, tables that are only in its log are seen. And
+//! inside the first write transaction, no other program can add a table any more.
 
 use std::{fmt::Write as _, os::unix::ffi::OsStrExt, path::Path};
 
@@ -14,7 +14,7 @@ use crate::trouble::{bad_file, explain, is_damage, is_no_database};
 /// SQLite's `application_id` of our databases ("LKKR"), so that no other program's database is ever touched.
 pub(crate) const APPLICATION: i32 = 0x4c4b_4b52;
 
-/// Whose database it is.
+/// The owner of a database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Provenance {
     Lockkeeper,
@@ -23,7 +23,7 @@ pub(crate) enum Provenance {
     AnotherProgram,
 }
 
-/// Finds out whose database it is.
+/// Finds out to whom a database belongs.
 pub(crate) fn of(connection: &Connection) -> rusqlite::Result<Provenance> {
     let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     Ok(match application {
@@ -79,7 +79,7 @@ fn look_untouched(path: &Path) -> Result<(), StoreError> {
     refuse_foreign(&connection, path)
 }
 
-/// The URI with which SQLite neither locks the file nor looks at what lies beside it.
+/// The URI with which SQLite neither locks the file nor looks at the files beside it.
 fn immutable_uri(path: &Path) -> String {
     let mut uri = "file:".to_owned();
     // By bytes: a path need not be UTF-8.

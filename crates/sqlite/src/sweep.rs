@@ -1,4 +1,4 @@
-//! The sweep: removes what ended and nobody asks for any more.
+//! The sweep: removes rows that have ended and that nobody asks for any more.
 
 use lockkeeper_core::model::WAIT_LEASE;
 use rusqlite::Result;

@@ -22,7 +22,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::{file::DatabaseFile, paths::wake_name};
 
-/// Messages are split before they get larger. That is well below what a socket takes by default.
+/// The largest message; longer ones are split. It is well below the default limit of a socket.
 const LARGEST: usize = 32 * 1024;
 
 /// Sends wakes to keepers of this host and to the tasks of this keeper.
@@ -117,7 +117,8 @@ impl OtherKeepers {
     }
 }
 
-/// So many messages at once may have filled the inbox, so others may be lost. An inbox takes at least ten.
+/// The number of messages at once that may have filled the inbox, so that others may be lost. An inbox takes at least
+/// ten.
 const FULL: usize = 10;
 
 /// Delivers wakes from `inbox` until the socket fails.
@@ -174,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Enough keepers do not read, as if they were stopped, to use up what the sender may have unread.
+    /// So many keepers do not read, as if they were stopped, that the sender may have no more messages unread.
     #[test]
     fn keepers_that_do_not_read_keep_no_other_from_being_woken() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -292,7 +292,7 @@ async fn in_a_process_whose_files_cannot_grow() {
     };
     assert!(error.is_passing(), "{error}");
     assert!(error.to_string().contains("disk"), "{error}");
-    // What was granted before stays granted.
+    // Earlier grants stay.
     let first = keeper.inspect(held[0].name().as_str()).await.expect("reading goes on");
     assert!(first.is_some());
     println!("full after {}", held.len());
