@@ -21,7 +21,7 @@ use crate::{
 /// How long a member may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What commands connect with.
+/// The context that commands connect with.
 pub(crate) fn context() -> Context {
     Context {
         keeper: KeeperId::random(),

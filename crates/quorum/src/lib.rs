@@ -13,7 +13,7 @@
 //! chapter "Quorum". The model checker in this crate's tests runs this very code against members that are the real
 //! [model](lockkeeper_core::model), and [`connector`] runs it against real ones.
 //!
-//! # What a quorum does not have
+//! # Limits
 //!
 //! Semaphores and latches are refused. The fence is refused where a member may lose its data. A lock lasts at most
 //! `max_lease` without a renewal.
@@ -93,8 +93,8 @@ pub async fn found_fresh(
     founding::found_fresh(&settings, members).await
 }
 
-/// Founds the quorum that `url` names: watches all its members for the longest lease, and has them vote. `tell` hears what
-/// is waited for.
+/// Founds the quorum that `url` names: watches all its members for the longest lease, and has them vote. `tell` hears
+/// the reasons for waiting.
 ///
 /// # Errors
 /// [`StoreError`] if a member cannot be reached or belongs to another quorum.
@@ -107,8 +107,8 @@ pub async fn found(
     operator::have_vote(&settings, members, connect::Wanted::All, tell).await
 }
 
-/// Watches members that may have lost their data for the longest lease, and has them vote again, if they can be reached.
-/// `tell` hears what is waited for.
+/// Watches members that may have lost their data for the longest lease, and has them vote again, if they can be
+/// reached. `tell` hears the reasons for waiting.
 ///
 /// # Errors
 /// [`StoreError`] if no majority can be reached, or a member belongs to another quorum.

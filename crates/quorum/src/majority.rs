@@ -1,11 +1,11 @@
-//! How many of how many: the arithmetic of majorities, and nothing else.
+//! The arithmetic of majorities, and nothing else.
 
 use lockkeeper_core::InvalidInput;
 
 /// The most members that a quorum has.
 const MOST: usize = 7;
 
-/// How many members there are. Any two majorities share a member.
+/// The number of members. Any two majorities share a member.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Majority {
     members: usize,

@@ -33,17 +33,17 @@ const SOON: Duration = Duration::from_millis(500);
 const PAUSE: Backoff = Backoff::new(SOON, SOON);
 /// How often all is looked at in any case.
 const LATER: Duration = Duration::from_secs(20);
-/// What marks are raised by beyond what is needed: other names of the member are granted meanwhile.
+/// The room above the marks that are needed: other names of the member are granted meanwhile.
 const ROOM: GrantNumber = 1_000_000;
 
-/// Who looks after the members of a quorum for one client.
+/// Looks after the members of a quorum for one client.
 pub(crate) struct Steward {
     entrance: Entrance,
     /// Seats that this client has made, others may know of, and no server has.
     free: Vec<Option<Seat>>,
-    /// The seats as last known, and when others were seen to have changed them.
+    /// The seats as last known, each with the time when others were seen to have changed it.
     seats: Vec<(Option<Seat>, Option<BootTime>)>,
-    /// What was last said about each member.
+    /// The last message about each member.
     said: Vec<Option<String>>,
     /// Asks members that are suspected.
     _asks: Background,
@@ -66,7 +66,7 @@ pub(crate) async fn tend_always(quorum: Weak<Quorum>, mut steward: Steward) {
     loop {
         let Some(strong) = quorum.upgrade() else { return };
         drop(tokio::time::timeout(pause, strong.stewards.notified()).await);
-        // Whoever notified may do so often. Clients that found a quorum at the same time come apart.
+        // Notifications may come often. Clients that found a quorum at the same time come apart.
         tokio::time::sleep(pause.min(PAUSE.clone().jittered())).await;
         pause = if steward.tend(&strong).await { LATER } else { SOON };
         strong.sweep();
@@ -84,7 +84,7 @@ async fn ask_silent_always(quorum: Weak<Quorum>) {
     }
 }
 
-/// Reads what a member is, and takes note of it.
+/// Reads the state of a member, and takes note of it.
 async fn look(
     quorum: &Quorum,
     link: &Link,
@@ -99,7 +99,7 @@ async fn look(
     Ok((state, standing))
 }
 
-/// What the server counts as that a link leads to.
+/// Returns the label that counts for the server that a link leads to.
 fn label(quorum: &Quorum, link: &Link, entrance: &Entrance) -> Arc<str> {
     entrance.label(&quorum.identity.identity(), link.index, &link.shown())
 }
@@ -114,7 +114,7 @@ async fn enrol(
     link.member()?.enrol(&Enrolment { expected: expected.clone(), record, high_water }).await
 }
 
-/// Writes a record without a vote. Its seat is new, so it is like no other. It says when that was, for people.
+/// Writes a record without a vote. Its seat is new, so it is like no other. It carries the time, for people.
 pub(crate) async fn mark(quorum: &Identity, link: &Link, state: &MemberState) -> Result<bool, StoreError> {
     let record = Record { quorum: quorum.clone(), own: link.index, since: state.wall, voter: None };
     enrol(link, &state.membership, &record, state.high_water + ROOM).await
@@ -177,7 +177,7 @@ impl Steward {
         changed.is_none_or(|changed| quorum.clock.now().since(changed) > 2 * quorum.watch_time())
     }
 
-    /// Looks at all members once. True: nothing is left to do.
+    /// Looks at all members once; true if nothing is left to do.
     pub(crate) async fn tend(&mut self, quorum: &Arc<Quorum>) -> bool {
         for link in &quorum.links {
             if link.store().is_none() {
@@ -231,7 +231,7 @@ impl Steward {
         }
     }
 
-    /// Says what members are waited for, whenever that changes.
+    /// Logs the reasons for waiting for members, whenever they change.
     fn tell(&mut self, quorum: &Quorum) {
         let wait = quorum.watch_time();
         for (link, said) in quorum.links.iter().zip(&mut self.said) {
@@ -257,7 +257,7 @@ impl Steward {
         }
     }
 
-    /// Has a member that has its place or gets it know of all these seats. True: it does.
+    /// Has a member that has its place or gets it know of all these seats; true if it does.
     async fn update(&self, quorum: &Quorum, link: &Link, wanted: &Identity) -> Result<bool, StoreError> {
         let (state, standing) = look(quorum, link, &self.entrance).await?;
         let Some(mut record) = Record::of(&state.membership) else { return Ok(false) };

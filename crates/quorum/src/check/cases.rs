@@ -63,14 +63,14 @@ fn soaks() -> bool {
     std::env::var_os("LOCKKEEPER_WORLDS").is_some_and(|worlds| worlds == "large")
 }
 
-/// What may go wrong is slow and lost messages. The two suspect different members, so that no gate puts them in order.
+/// Messages may be slow and lost. The two suspect different members, so that no gate puts them in order.
 fn two_writers() -> World {
     let other = Who { members: vec![2, 1, 0], ..Who::exclusive() };
     let one = Who { leaves: false, ..Who::exclusive() };
     World { marks: vec![vec![0, 4, 0]], last_tick: 0, ..World::of(vec![one, other]) }
 }
 
-/// Both wait in line at the same member, which one of them may come to suspect.
+/// Both wait in the queue of the same member, which one of them may come to suspect.
 fn a_line() -> World {
     let second = Who { leaves: false, ..Who::exclusive() };
     World { last_tick: 0, ..World::of(vec![Who::exclusive(), second]) }
@@ -83,7 +83,7 @@ fn another_gate() -> World {
     World { gate_changes: 1, prefix, clients, ..a_line() }
 }
 
-/// Both wait in line at the same member, ask it first, and ask all when it says that it has granted.
+/// Both wait in the queue of the same member, ask it first, and ask all when it says that it has granted.
 fn a_line_at_the_gate() -> World {
     let first = Who { asks_gate_first: true, ..Who::exclusive() };
     let second = Who { leaves: false, ..first.clone() };
@@ -443,7 +443,7 @@ fn no_write_back_is_refuted() {
     refute(two_writers().with(Fault::Attempt(Mistake::NoWriteBack)), TOKENS);
 }
 
-/// At tick 3 the first has lost what it held at member 0, and has its gate.
+/// At tick 3 the first has lost its hold at member 0, and has its gate.
 fn a_lost_member() -> World {
     let one = Who { members: vec![1, 0, 2], leaves: false, ..Who::exclusive() };
     let other = Who { members: vec![2, 0, 1], begins: 3, ..Who::exclusive() };
@@ -561,7 +561,7 @@ fn a_replacement_that_votes_at_once_is_refuted() {
     refute(replacement().with(Fault::ReplaceAtOnce), EXCLUSION);
 }
 
-/// The same worlds with slow answers too, without what they begin with here, and with longer leases.
+/// The same worlds with slow answers too, without their prefixes, and with longer leases.
 #[test]
 fn large_worlds_are_sound() {
     if !soaks() {

@@ -35,7 +35,7 @@ enum Quorum {
     Other,
 }
 
-/// What is wrong in a world.
+/// The mistakes that a world may have.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Fault {
     None,
@@ -51,7 +51,7 @@ enum Fault {
     ReusedId,
     /// Raising a number works without a hold.
     SettleWithoutHolding,
-    /// Raising a number lowers it where it is higher.
+    /// Raising a number lowers a higher one.
     LowerNumbers,
     /// Raising a number gives the next number that is free.
     SettleByGrantFormula,
@@ -65,6 +65,6 @@ enum Fault {
     ReplaceAtOnce,
     /// A member votes for a quorum before all its members have its record.
     FoundOneByOne,
-    /// A client that hears of another server at a place still counts what the one before has said.
+    /// A client that hears of another server at a place still counts the answers of the one before.
     CountsBoth,
 }

@@ -1,4 +1,4 @@
-//! What may happen next in a world, and what comes of it.
+//! The events that may happen next in a world, and their effects.
 
 use lockkeeper_core::GrantNumber;
 use stateright::{Model, Property};
@@ -23,11 +23,11 @@ pub(super) enum Action {
     /// A member gets a request, and the client its answer.
     Exchange(Packet),
     Renew(usize),
-    /// A client asks again where it waits in line, or goes on after a silence.
+    /// A client asks again at the members in whose queues it waits, or goes on after a silence.
     Poll(usize),
     Leave(usize),
     GiveWay(usize),
-    /// Another process goes on with what a client holds.
+    /// Another process goes on with the hold of a client.
     Adopt(usize),
     ChangeGate(usize),
     Restart(usize),
