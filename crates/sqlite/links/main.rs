@@ -1,9 +1,10 @@
 //! Processes on one file that are killed at random, beside another crate that links SQLite: `./test links` builds this
 //! outside of the workspace with the oldest and with the newest SQLite that the store may be linked to.
 //!
-//! A lost or damaged transaction shows as a token that does not grow, as two holders at once, or in `integrity_check`. A
-//! SQLite with the WAL-reset bug does not show it by chance within minutes, even without the store's guard. So the locks of
-//! SQLite are watched as well: while a process runs a checkpoint, it must also keep all others from committing.
+//! A lost or damaged transaction shows as a token that does not grow, as two holders at once, or in `integrity_check`.
+//! A SQLite with the WAL-reset bug does not show it by chance within minutes, even without the store's guard. So the
+//! locks of SQLite are watched as well: while a process runs a checkpoint, it must also keep all others from
+//! committing.
 
 use std::{
     env,

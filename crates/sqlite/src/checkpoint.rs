@@ -6,8 +6,8 @@
 //! that starts the log anew, and it needs SQLite's write lock. So with such a library SQLite runs no checkpoint after
 //! its commits. The writer runs them, and a second connection has the write lock meanwhile.
 //!
-//! The checkpoint at the end of the last connection is safe in every version: SQLite runs it only with an exclusive lock
-//! on the file, which no other connection of any process then has open.
+//! The checkpoint at the end of the last connection is safe in every version: SQLite runs it only with an exclusive
+//! lock on the file, which no other connection of any process then has open.
 
 use std::{fs, path::Path, time::Duration};
 

@@ -132,8 +132,8 @@ impl Database {
         Ok(self.now())
     }
 
-    /// Applies claims and leaves. A group that gives nobody anything costs no sync, so many processes wait at next to no
-    /// cost, and a lock passes from one to the next with a single sync.
+    /// Applies claims and leaves. A group that gives nobody anything costs no sync, so many processes wait at next to
+    /// no cost, and a lock passes from one to the next with a single sync.
     pub(crate) fn apply(
         &mut self,
         ticket: &Ticket,

@@ -9,8 +9,8 @@ use rusqlite::{OptionalExtension, Result, Transaction};
 use crate::{codec, work::Work};
 
 impl Work<'_> {
-    /// Does a step of the model on a resource. Crashed keepers that it granted to are expired, so that the grant goes to the
-    /// next waiter.
+    /// Does a step of the model on a resource. Crashed keepers that it granted to are expired, so that the grant goes
+    /// to the next waiter.
     pub(crate) fn step<T>(&mut self, name: &Name, act: impl FnOnce(&mut Transition) -> T) -> Result<T> {
         let answer = self.step_only(name, act)?;
         self.expire_found()?;

@@ -1,5 +1,5 @@
-//! The database file on disk and the folder beside it: finds or makes them, and notices when the path no longer leads to
-//! the same file.
+//! The database file on disk and the folder beside it: finds or makes them, and notices when the path no longer leads
+//! to the same file.
 
 use std::{
     fs::{self, DirBuilder},
@@ -43,8 +43,8 @@ pub(crate) struct FileId {
 }
 
 impl DatabaseFile {
-    /// Makes the file if it is not there, and checks that it may be used and that locks can work here. Its folder must be
-    /// there: with a path that was mistyped, the locks of this process would mean nothing to the others.
+    /// Makes the file if it is not there, and checks that it may be used and that locks can work here. Its folder must
+    /// be there: with a path that was mistyped, the locks of this process would mean nothing to the others.
     pub(crate) fn find(path: &Path) -> Result<Self, StoreError> {
         let given = std::path::absolute(path).map_err(|error| file_trouble("find", path, error))?;
         let folder = given.parent().unwrap_or(Path::new("/"));
@@ -72,7 +72,8 @@ impl DatabaseFile {
         Ok(Self { path, keepers, mode: facts.mode() & 0o666, in_use: None })
     }
 
-    /// Makes the folder of the keepers, once the file is known to be ours. Users that may use the file may use the folder.
+    /// Makes the folder of the keepers, once the file is known to be ours. Users that may use the file may use the
+    /// folder.
     pub(crate) fn make_keepers_folder(&self) -> Result<(), StoreError> {
         let mode = self.mode | ((self.mode & 0o444) >> 2);
         make_folder(&self.keepers, mode)?;
@@ -203,8 +204,8 @@ mod tests {
         assert_eq!(mode_of(&file), 0o660, "an existing file stays as it was");
     }
 
-    /// Else the files in it would belong to the group of the process that made them, and other users of the file's group
-    /// could not use them.
+    /// Else the files in it would belong to the group of the process that made them, and other users of the file's
+    /// group could not use them.
     #[test]
     fn the_folder_of_the_keepers_passes_its_group_on_as_the_folder_around_it_does() {
         for (around, within) in [(0o2770, 0o2770), (0o770, 0o770)] {

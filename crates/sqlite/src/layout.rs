@@ -12,12 +12,12 @@ use crate::{
     trouble::explain,
 };
 
-/// The steps from an empty database to the layout of this version. The number of steps done is the version of a database.
-/// Steps are only ever added, and each works on the result of the one before.
+/// The steps from an empty database to the layout of this version. The number of steps done is the version of a
+/// database. Steps are only ever added, and each works on the result of the one before.
 const STEPS: &[&str] = &[LAYOUT_1, LAYOUT_2, LAYOUT_3];
 
-/// Times are in microseconds: `since` since 1970, the others on the boot-time clock. Numbers of units are 0 for "all". A
-/// keeper is 32 hexadecimal digits, `seq` its number for the contender.
+/// Times are in microseconds: `since` since 1970, the others on the boot-time clock. Numbers of units are 0 for "all".
+/// A keeper is 32 hexadecimal digits, `seq` its number for the contender.
 const LAYOUT_1: &str = "
 -- One row. `mark` is the high-water mark, the highest grant number so far: it never falls, whatever is removed.
 CREATE TABLE store (
@@ -82,11 +82,13 @@ CREATE TABLE watcher (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// How long a hold is kept from its grant on, even if its process crashes. Holds from before this step have no such time.
+/// How long a hold is kept from its grant on, even if its process crashes. Holds from before this step have no such
+/// time.
 const LAYOUT_2: &str = "ALTER TABLE entry ADD COLUMN min_hold INTEGER NOT NULL DEFAULT 0";
 
-/// Whether the keeper renews the lease; the operator's reason for an eviction; the least number of a waiter's grant; and
-/// the number of a grant that was raised, which then differs from `turn`. From this step on waiters have `detached`, too.
+/// Whether the keeper renews the lease; the operator's reason for an eviction; the least number of a waiter's grant;
+/// and the number of a grant that was raised, which then differs from `turn`. From this step on waiters have
+/// `detached`, too.
 const LAYOUT_3: &str = "
 ALTER TABLE entry ADD COLUMN renewed INTEGER NOT NULL DEFAULT 1;
 ALTER TABLE entry ADD COLUMN reason TEXT;
@@ -125,8 +127,8 @@ fn new_id() -> String {
     format!("sqlite-{}", KeeperId::random())
 }
 
-/// Brings the database to this program's layout and to this boot; returns the store's own id. Leases of another boot are
-/// ended only if no keeper is alive.
+/// Brings the database to this program's layout and to this boot; returns the store's own id. Leases of another boot
+/// are ended only if no keeper is alive.
 pub(crate) fn settle(
     connection: &mut Connection,
     path: &Path,
@@ -178,7 +180,8 @@ fn settle_with(
         .query_row("SELECT id, boot FROM store", [], |row| Ok((row.get(0)?, row.get(1)?)))
         .map_err(explain)?;
     if boot_of_file != boot {
-        // A keeper of this boot stores the boot here before it makes its life file, so live keepers are of the other boot.
+        // A keeper of this boot stores the boot here before it makes its life file, so live keepers are of the other
+        // boot.
         if any_alive()? {
             return Err(another_boot(path));
         }

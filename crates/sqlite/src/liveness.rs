@@ -147,8 +147,8 @@ pub(crate) fn crashed(keepers: &Path) -> Vec<KeeperId> {
         let keeper = path.file_stem().and_then(|stem| stem.to_str()?.parse::<KeeperId>().ok());
         match (kind, keeper) {
             (Some(LIFE), Some(keeper)) if is_free(&path) => crashed.push(keeper),
-            // A process crashed between making and naming it. Young files are not looked at: that takes their lock for a
-            // moment, just when the process that makes them needs it.
+            // A process crashed between making and naming it. Young files are not looked at: that takes their lock for
+            // a moment, just when the process that makes them needs it.
             (Some(NEW), Some(_)) if is_old(&path) && is_free(&path) => {
                 drop(fs::remove_file(&path));
             }
@@ -224,7 +224,8 @@ pub(crate) mod tests {
         assert_eq!(of(&file.keepers, keeper), Liveness::Unknown);
     }
 
-    /// Of many that start at once, some look for crashed keepers while others have made their files and not locked them.
+    /// Of many that start at once, some look for crashed keepers while others have made their files and not locked
+    /// them.
     #[test]
     fn looking_for_crashed_keepers_keeps_no_keeper_from_starting() {
         let (_folder, file) = file();

@@ -1,7 +1,7 @@
 //! The file as a member of a quorum: its record, and its incarnation.
 //!
-//! The record is in a table of its own, which is made when the first record is written. The incarnation is the boot and the
-//! file: a new boot frees everything that was held, and a copy of the file may be older.
+//! The record is in a table of its own, which is made when the first record is written. The incarnation is the boot and
+//! the file: a new boot frees everything that was held, and a copy of the file may be older.
 
 use lockkeeper_core::{
     GrantNumber, StoreError,

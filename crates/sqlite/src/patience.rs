@@ -19,8 +19,8 @@ thread_local! {
     static GIVE_UP: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// A pause between two tries. A lock usually passes to a process while the one before it enters the queue again, which takes
-/// less time than this: so most writers that meet another one pause once.
+/// A pause between two tries. A lock usually passes to a process while the one before it enters the queue again, which
+/// takes less time than this: so most writers that meet another one pause once.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// The number of tries after which another process must be stuck.

@@ -1,11 +1,11 @@
 //! Polls: claims of waiters that ask again.
 //!
-//! Most requests of waiting processes are polls, and most polls only keep a position. Such a poll loads the front of the
-//! queue, and writes one row every few seconds or nothing at all. It is the model's own claim all the same. All others load
-//! the whole resource.
+//! Most requests of waiting processes are polls, and most polls only keep a position. Such a poll loads the front of
+//! the queue, and writes one row every few seconds or nothing at all. It is the model's own claim all the same. All
+//! others load the whole resource.
 //!
-//! Loading the whole resource for every poll would take two to three times as long. 64 waiting processes would then need
-//! more than the 1 % of a core that they may take together.
+//! Loading the whole resource for every poll would take two to three times as long. 64 waiting processes would then
+//! need more than the 1 % of a core that they may take together.
 
 use lockkeeper_core::store::{Answer, Claim, Request, Verdict};
 use lockkeeper_rows::{Kept, keep_position};

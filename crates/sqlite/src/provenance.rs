@@ -56,8 +56,8 @@ pub(crate) fn refuse_foreign(connection: &Connection, path: &Path) -> Result<(),
 }
 
 /// Refuses the database of another program, and a file that is no database, without leaving a trace: it takes no lock,
-/// makes nothing beside the file, and leaves a half-done change of that program as it is. It does not see tables that are
-/// only in a log.
+/// makes nothing beside the file, and leaves a half-done change of that program as it is. It does not see tables that
+/// are only in a log.
 ///
 /// A file with a log may look damaged and be sound: SQLite moves pages from the log into the file one by one, and a
 /// process that is killed meanwhile leaves it so. Then the file has to be opened to know.

@@ -1,7 +1,7 @@
 //! Wakes between processes: one datagram socket per keeper, in the folder of the keepers.
 //!
-//! A wake is a hint. A missing, stale or full socket costs time until the next poll, so nothing here reports an error, and
-//! nothing here ever blocks.
+//! A wake is a hint. A missing, stale or full socket costs time until the next poll, so nothing here reports an error,
+//! and nothing here ever blocks.
 
 use std::{
     collections::BTreeMap,
@@ -41,8 +41,8 @@ struct OtherKeepers {
     socket: UnixDatagram,
 }
 
-/// The folder of the keepers, kept open. A socket's address has room for 107 bytes, which a path through this descriptor
-/// never exceeds.
+/// The folder of the keepers, kept open. A socket's address has room for 107 bytes, which a path through this
+/// descriptor never exceeds.
 #[derive(Debug)]
 struct KeepersFolder(OwnedFd);
 
@@ -58,8 +58,8 @@ impl KeepersFolder {
 }
 
 impl WakeSender {
-    /// Opens the socket to send from, and the inbox of `own`. Each works without the other, and the tasks of this keeper
-    /// are woken without either.
+    /// Opens the socket to send from, and the inbox of `own`. Each works without the other, and the tasks of this
+    /// keeper are woken without either.
     pub(crate) fn open(file: &DatabaseFile, own: KeeperId, sink: WakeSink) -> (Self, Option<UnixDatagram>) {
         let closed = |way: &str, error: io::Error| {
             tracing::warn!(%error, way, "no wakes to or from other processes; polls make up for it");
@@ -105,8 +105,8 @@ impl OtherKeepers {
             if error.kind() != io::ErrorKind::WouldBlock {
                 return Err(error);
             }
-            // Unread messages count against the socket that sent them. A new socket has room. If this fails too, the inbox
-            // is full, and its owner will notice.
+            // Unread messages count against the socket that sent them. A new socket has room. If this fails too, the
+            // inbox is full, and its owner will notice.
             let socket = UnixDatagram::unbound()?;
             socket.set_nonblocking(true)?;
             send(&socket)

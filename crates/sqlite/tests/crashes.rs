@@ -80,8 +80,8 @@ async fn a_killed_process_frees_all_but_its_detached_locks() {
     }
 }
 
-/// A killed process may have done its work. The work is not done again before the minimum is over, and then nobody waits
-/// for the lease.
+/// A killed process may have done its work. The work is not done again before the minimum is over, and then nobody
+/// waits for the lease.
 #[tokio::test]
 async fn a_killed_process_keeps_its_minimum() {
     let folder = folder();

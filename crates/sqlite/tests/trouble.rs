@@ -108,8 +108,8 @@ fn page_in_log(log: &[u8], number: u32, size: usize) -> Option<&[u8]> {
     frames.rfind(|frame| frame[..4] == number.to_be_bytes()).map(|frame| &frame[24..])
 }
 
-/// SQLite moves its log into the file page by page. The first page tells the number of pages, and is moved before the pages
-/// that make the file so long.
+/// SQLite moves its log into the file page by page. The first page tells the number of pages, and is moved before the
+/// pages that make the file so long.
 #[tokio::test]
 async fn a_file_left_by_a_crash_while_its_log_was_moved_is_sound() {
     const PAGE: usize = 4096;
@@ -176,8 +176,8 @@ async fn another_program_s_database_is_left_as_it_is() {
     }
 }
 
-/// The kernel ends a process's locks on a file when any descriptor of it is closed. Opening a file a second time must not
-/// do that.
+/// The kernel ends a process's locks on a file when any descriptor of it is closed. Opening a file a second time must
+/// not do that.
 #[tokio::test]
 async fn opening_a_file_once_more_ends_no_lock_on_it() {
     let folder = folder();

@@ -103,8 +103,8 @@ async fn a_writer_s_pauses_end_on_time() {
     assert_eq!(rustix::thread::current_timer_slack().expect("told"), 1, "in nanoseconds");
 }
 
-/// Code of users runs on the writer's thread, such as a subscriber to events. If it panics, the process goes on, and so do
-/// its guards.
+/// Code of users runs on the writer's thread, such as a subscriber to events. If it panics, the process goes on, and so
+/// do its guards.
 #[tokio::test(start_paused = true)]
 async fn a_panic_frees_nothing_that_a_live_process_holds() {
     let folder = tempfile::tempdir().expect("a folder");
