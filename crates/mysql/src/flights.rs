@@ -1,8 +1,8 @@
 //! A transaction in two flights: begin, lock and read in the first; write and commit in the second. Each is one packet.
 //!
 //! Both run on the keeper's thread, so no blocked runtime keeps rows locked. The second flight is sent only after every
-//! answer of the first succeeded, and its transaction counts only if every answer of it did. The server ends a transaction
-//! whose client stops in the middle.
+//! answer of the first succeeded, and its transaction counts only if every answer of it did. The server ends a
+//! transaction whose client stops in the middle.
 
 use lockkeeper_core::{Name, StoreError, StoreErrorKind};
 use mysql_async::Row;

@@ -24,7 +24,8 @@ const VERSION: i64 = 1;
 /// again; `turn` is the order of a waiter, and 0 for holders and empty slots. `latch` and `fence` are locked in the
 /// same way.
 ///
-/// `floor` is raised whenever rows of free names are removed: numbers are given above it. The row of `store` is made last.
+/// `floor` is raised whenever rows of free names are removed: numbers are given above it. The row of `store` is made
+/// last.
 const TABLES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {p}store (
     only_one TINYINT NOT NULL PRIMARY KEY,

@@ -29,8 +29,8 @@
 //!
 //! # Limits
 //!
-//! A commit is on disk before it is answered, so a restart loses nothing. A failover to an asynchronous replica may lose
-//! the last grants; tokens still grow by the clock, so a fence keeps the data right. MySQL 8 is not tested.
+//! A commit is on disk before it is answered, so a restart loses nothing. A failover to an asynchronous replica may
+//! lose the last grants; tokens still grow by the clock, so a fence keeps the data right. MySQL 8 is not tested.
 
 mod check;
 mod connect;
@@ -84,9 +84,9 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
     Ok(connect::connector(Settings::parse(&url)?).with_lease(lease))
 }
 
-/// The SQL that makes the tables of the store at `url`, unless they are there, and gives its user the rights to use them. An
-/// administrator runs it. It asks no server, and may be run again. The rights are for the account `user@'%'`: another host
-/// has to be written there by hand.
+/// The SQL that makes the tables of the store at `url`, unless they are there, and gives its user the rights to use
+/// them. An administrator runs it. It asks no server, and may be run again. The rights are for the account `user@'%'`:
+/// another host has to be written there by hand.
 ///
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong or names no user.

@@ -21,8 +21,8 @@ use crate::{
     trouble::{corrupt, explain, not_connected},
 };
 
-/// The settings that each connection needs, regardless of the server's defaults. Times are in seconds. A user without any
-/// rights may set all of these. The comments are for one kind of server each.
+/// The settings that each connection needs, regardless of the server's defaults. Times are in seconds. A user without
+/// any rights may set all of these. The comments are for one kind of server each.
 ///
 /// MariaDB has a limit for clients that stop in a transaction. There are two more for transactions that only read or
 /// have written, which come first if they are set. The other kind of server is told the limit in each transaction.

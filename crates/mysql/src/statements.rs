@@ -112,8 +112,8 @@ pub(crate) fn literals<'a>(names: impl IntoIterator<Item = &'a Name>) -> String 
 /// More contenders than these are looked up as one range.
 const A_FEW: usize = 4;
 
-/// Finds the tombstones of contenders, and perhaps others between them: there are few of them at a time, and to read one range
-/// costs the server less than to read the text of many ids. Those whose time has passed decide nothing.
+/// Finds the tombstones of contenders, and perhaps others between them: there are few of them at a time, and to read
+/// one range costs the server less than to read the text of many ids. Those whose time has passed decide nothing.
 fn tombstones_of(contenders: &[ContenderId]) -> String {
     let mut texts: Vec<String> = contenders.iter().map(ContenderId::to_string).collect();
     let literal = |text: &mut String, id: &String| _ = write!(text, "{}", Hex(id.as_bytes()));
@@ -216,8 +216,8 @@ impl Statements {
         }
     }
 
-    /// Makes rows that can be locked. It is a transaction of its own: in another one, the lock that it takes on a row that
-    /// is there already could end in a deadlock. Its time includes that of the disk.
+    /// Makes rows that can be locked. It is a transaction of its own: in another one, the lock that it takes on a row
+    /// that is there already could end in a deadlock. Its time includes that of the disk.
     pub(crate) fn make<'a>(&self, table: Table, names: impl IntoIterator<Item = &'a Name>) -> String {
         let rows = list(names, |text, name| _ = write!(text, "({}, {CLOCK})", literal(name)));
         let insert = format!("INSERT IGNORE INTO {}{} (name, used) VALUES {rows}", self.prefix, table.word());
