@@ -112,7 +112,8 @@ impl Attempt {
         self.begin_at(|_| true, at_least)
     }
 
-    /// Claims at the gate, and at those of the other members that are worth it. The rest is asked when the gate has granted.
+    /// Claims at the gate, and at those of the other members that are worth it. The rest is asked when the gate has
+    /// granted.
     pub fn begin_at(&mut self, worth_it: impl Fn(usize) -> bool, at_least: GrantNumber) -> Vec<Ask> {
         self.at_least = at_least;
         let asked = (0..self.members.len()).filter(|member| *member == self.gate || worth_it(*member));
@@ -232,8 +233,8 @@ impl Attempt {
         low.into_iter().map(|(member, to)| self.send(member, Request::Raise { to })).collect()
     }
 
-    /// Claims again where the hold is gone, if a majority without that member has confirmed it in this round: a member that
-    /// has lost its data gets it back, but an eviction or a lost majority is not undone.
+    /// Claims again where the hold is gone, if a majority without that member has confirmed it in this round: a member
+    /// that has lost its data gets it back, but an eviction or a lost majority is not undone.
     fn create_again(&mut self, now: BootTime) -> Vec<Ask> {
         let Phase::Holding { number, .. } = self.phase else { return Vec::new() };
         // A reader's number at that member could not be the one that it was told.
@@ -364,8 +365,8 @@ impl Attempt {
         self.hold(now).is_some() && confirmed >= self.majority.needed()
     }
 
-    /// Whether so many members have said in the latest round of renewals that they do not have it, or have no vote, that the
-    /// others are no majority.
+    /// Whether so many members have said in the latest round of renewals that they do not have it, or have no vote,
+    /// that the others are no majority.
     pub fn is_refuted(&self, now: BootTime) -> bool {
         let against = |at: &&AtMember| at.heard >= self.round && !at.counts(now);
         self.members.len() - self.members.iter().filter(against).count() < self.majority.needed()
@@ -423,8 +424,8 @@ impl Attempt {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::InLine)
     }
 
-    /// Whether its id cannot be used at this member any more: a leave got no answer, and may arrive at any time, or it has left
-    /// a tombstone.
+    /// Whether its id cannot be used at this member any more: a leave got no answer, and may arrive at any time, or it
+    /// has left a tombstone.
     pub fn is_spent(&self, member: usize, now: BootTime) -> bool {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::Spent)
     }

@@ -373,8 +373,8 @@ impl Contest {
 }
 
 impl ContestState {
-    /// Whether a request says nothing any more, so that it need not be sent: a leave was sent after it, or an answer to a
-    /// later one was taken. A claim that is sent after its leave could outlast the tombstone.
+    /// Whether a request says nothing any more, so that it need not be sent: a leave was sent after it, or an answer to
+    /// a later one was taken. A claim that is sent after its leave could outlast the tombstone.
     fn is_pointless(&mut self, ask: &Ask) -> bool {
         let is_late = self.attempt.is_late(ask.member, ask.stamp);
         if is_late && !matches!(ask.request, Request::Leave { .. }) {

@@ -46,8 +46,8 @@ struct Health {
     is_new: bool,
     /// Whether an empty request ended the last suspicion, and nothing else was answered since.
     only_empty: bool,
-    /// Whether it was suspected again after that: it may be able to read and not to write. Empty requests end no suspicion
-    /// then.
+    /// Whether it was suspected again after that: it may be able to read and not to write. Empty requests end no
+    /// suspicion then.
     is_doubted: bool,
     /// The time when it answered again after it was last suspected.
     back_since: Option<BootTime>,

@@ -41,7 +41,8 @@ impl Majority {
         sorted(&mut room, values).get(self.needed() - 1).copied().flatten()
     }
 
-    /// The same if some values are not known: the smallest value that a majority may not exceed, since those may be small.
+    /// The same if some values are not known: the smallest value that a majority may not exceed, since those may be
+    /// small.
     pub(crate) fn smallest_possible<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
         let mut values: Vec<T> = values.into_iter().collect();
         values.sort_unstable();

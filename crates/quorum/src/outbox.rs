@@ -2,8 +2,8 @@
 //! their own claim, and claims that follow these.
 //!
 //! A member that answers last is asked to leave while its claim is still under way. A leave that is sent then needs a
-//! tombstone, because it may overtake the claim. Tombstones make all later claims of that name slower. Nearly always the
-//! answer comes within moments, and after that the leave needs none.
+//! tombstone, because it may overtake the claim. Tombstones make all later claims of that name slower. Nearly always
+//! the answer comes within moments, and after that the leave needs none.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,8 +34,8 @@ pub(crate) struct Leaves {
     are_sent: bool,
 }
 
-/// Requests that are held back, by name. The first of each name is a leave that waits for the answer to its claim. Later
-/// claims of that name stay behind it, since they would find the lock taken.
+/// Requests that are held back, by name. The first of each name is a leave that waits for the answer to its claim.
+/// Later claims of that name stay behind it, since they would find the lock taken.
 #[derive(Default, Debug)]
 pub(crate) struct HeldBack {
     waiting: HashMap<Name, VecDeque<(Outgoing, BootTime)>>,

@@ -135,8 +135,8 @@ impl Quorum {
         there.count() >= self.majority.needed()
     }
 
-    /// The least number of new grants: above all that were seen, and not below the median of the members' clocks. All claims
-    /// of a group have the same, and members count up from it: they are cheaper to ask if little differs.
+    /// The least number of new grants: above all that were seen, and not below the median of the members' clocks. All
+    /// claims of a group have the same, and members count up from it: they are cheaper to ask if little differs.
     pub(crate) fn at_least(&self, now: BootTime) -> GrantNumber {
         let mut walls: Vec<GrantNumber> = self.links.iter().filter_map(|link| link.wall(now)).collect();
         walls.sort_unstable();
@@ -296,9 +296,9 @@ impl Quorum {
         self.contests().has_left(contender);
     }
 
-    /// Forgets contenders that the engine has not asked about for long: detached leases that others have gone on with, those
-    /// that were lost or evicted, and those that wait although their owner is gone. Only the last ones leave: a hold that is
-    /// lost here may go on in another process.
+    /// Forgets contenders that the engine has not asked about for long: detached leases that others have gone on with,
+    /// those that were lost or evicted, and those that wait although their owner is gone. Only the last ones leave: a
+    /// hold that is lost here may go on in another process.
     pub(crate) fn sweep(self: &Arc<Self>) {
         // Waiters ask at least as often as their positions last.
         let (now, longest) = (self.clock.now(), (self.watch_time() * 2).max(WAIT_LEASE));

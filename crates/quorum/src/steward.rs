@@ -1,10 +1,11 @@
-//! Looks after members: connects those that were not there, seats those that have no place, and has them vote when it is safe.
+//! Looks after members: connects those that were not there, seats those that have no place, and has them vote when it
+//! is safe.
 //!
-//! Every client does this for itself, and compare-and-set on the member's record decides between them. A member that does
-//! not vote gets a new seat: first a majority of others take it into their records, and then the member gets a record of its
-//! own, without a vote, which is like no other. A client that has seen this very record for longer than any lease knows that
-//! the member has kept all its grants for that long, that no hold from before is left, and that for as long nobody has had
-//! votes from a majority for the server that had the place before.
+//! Every client does this for itself, and compare-and-set on the member's record decides between them. A member that
+//! does not vote gets a new seat: first a majority of others take it into their records, and then the member gets a
+//! record of its own, without a vote, which is like no other. A client that has seen this very record for longer than
+//! any lease knows that the member has kept all its grants for that long, that no hold from before is left, and that
+//! for as long nobody has had votes from a majority for the server that had the place before.
 
 use std::{
     sync::{Arc, Weak},
@@ -170,8 +171,8 @@ impl Steward {
         }
     }
 
-    /// Whether the server that was seated at a place last should have had the time to vote. Clients that reach different
-    /// servers there would otherwise take the place from each other all the time.
+    /// Whether the server that was seated at a place last should have had the time to vote. Clients that reach
+    /// different servers there would otherwise take the place from each other all the time.
     fn had_time(&self, quorum: &Quorum, place: usize) -> bool {
         let changed = self.seats[place].1;
         changed.is_none_or(|changed| quorum.clock.now().since(changed) > 2 * quorum.watch_time())
@@ -291,8 +292,8 @@ impl Steward {
         state: &MemberState,
     ) -> Result<(), StoreError> {
         let marked = mark(identity, link, state).await;
-        // A server that may have the seat keeps others from it. That it was not written is certain only if nothing was sent:
-        // a connection may have led to another server meanwhile.
+        // A server that may have the seat keeps others from it. That it was not written is certain only if nothing was
+        // sent: a connection may have led to another server meanwhile.
         if !matches!(&marked, Err(error) if !error.maybe_applied()) {
             self.free[link.index] = None;
         }
@@ -379,8 +380,8 @@ impl Steward {
         Ok(())
     }
 
-    /// Has all members vote, if too few do: the quorum is new, or too many members have lost their data. All members have a
-    /// record with the same seats before the first one votes.
+    /// Has all members vote, if too few do: the quorum is new, or too many members have lost their data. All members
+    /// have a record with the same seats before the first one votes.
     async fn found(&mut self, quorum: &Quorum) -> Result<(), StoreError> {
         let mut all = Vec::new();
         for link in &quorum.links {

@@ -144,8 +144,8 @@ impl QuorumStore {
         }
     }
 
-    /// Waits until something is heard of a contender, or until this time. The timer belongs to the keeper's runtime: that of
-    /// the caller may end.
+    /// Waits until something is heard of a contender, or until this time. The timer belongs to the keeper's runtime:
+    /// that of the caller may end.
     async fn heard(&self, contest: &Arc<Contest>, changed: Pin<&mut Notified<'_>>, until: BootTime) {
         let _wait = self.quorum.wake_at(contest, until);
         changed.await;
@@ -211,8 +211,8 @@ impl QuorumStore {
             });
         }
         quorum.send(outgoing);
-        // One that is not confirmed must not keep the answers of the others until their leases are over: a third of them has
-        // passed already.
+        // One that is not confirmed must not keep the answers of the others until their leases are over: a third of
+        // them has passed already.
         let shortest = leases.iter().map(|renew| renew.lease).filter(|lease| !lease.is_zero()).min();
         let until =
             asked.after(shortest.map_or(quorum.answer_limit(), |lease| quorum.answer_limit().min(lease / 2)));

@@ -204,8 +204,8 @@ impl Quorum {
         Ok(if done >= needed { Evicted::Done } else { Evicted::NotHeld })
     }
 
-    /// Whether a holder that members show so may have been told this number. Members show it or a higher one, but for those
-    /// that were away. All of those that keep a detached lease may have been raised above it.
+    /// Whether a holder that members show so may have been told this number. Members show it or a higher one, but for
+    /// those that were away. All of those that keep a detached lease may have been raised above it.
     fn may_have(&self, number: GrantNumber, shown: &BTreeMap<usize, HolderView>, missing: usize) -> bool {
         let numbers = || shown.values().map(|holder| holder.token.number());
         let detached = shown.values().filter(|holder| holder.detached).count();
@@ -213,8 +213,8 @@ impl Quorum {
         numbers().max() >= Some(number) && (may_be_lower || numbers().min() <= Some(number))
     }
 
-    /// Shows a token to the fences of all members. A rejection is final. A member counts only for tokens above the mark with
-    /// which it began to vote: if it has lost its data, the tokens that it has forgotten are not above that.
+    /// Shows a token to the fences of all members. A rejection is final. A member counts only for tokens above the mark
+    /// with which it began to vote: if it has lost its data, the tokens that it has forgotten are not above that.
     pub(crate) async fn fence(&self, admit: &Admit) -> Result<Admitted, StoreError> {
         if !self.capability.fences {
             let message = "members of this quorum may lose their data, and a fence that forgets admits what it rejected; \

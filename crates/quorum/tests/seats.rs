@@ -119,8 +119,8 @@ async fn two_empty_servers_behind_one_name_do_not_take_turns_for_ever() {
     assert!(votes, "one of them voted");
 }
 
-/// A name leads some clients to another, empty server, while others still reach the one from before. They must not be two
-/// voters for one place.
+/// A name leads some clients to another, empty server, while others still reach the one from before. They must not be
+/// two voters for one place.
 #[tokio::test(start_paused = true)]
 async fn two_servers_behind_one_name_are_never_two_members() {
     let world = World::founded().await;

@@ -38,7 +38,8 @@ pub(super) enum Place {
     Gone,
     /// A leave is under way.
     Leaving,
-    /// A leave got no answer, so it may arrive at any time, or it has left a tombstone: this id cannot be used there any more.
+    /// A leave got no answer, so it may arrive at any time, or it has left a tombstone: this id cannot be used there
+    /// any more.
     Spent,
 }
 
@@ -59,8 +60,8 @@ pub(super) struct AtMemberHold {
 }
 
 impl AtMemberHold {
-    /// Whether it was granted, or raised, since the member votes. Before that its number may be below tokens that were told
-    /// with the help of this member and that it has forgotten.
+    /// Whether it was granted, or raised, since the member votes. Before that its number may be below tokens that were
+    /// told with the help of this member and that it has forgotten.
     pub(super) fn is_fresh(&self) -> bool {
         self.number > self.since
     }

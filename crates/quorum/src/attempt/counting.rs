@@ -52,8 +52,8 @@ impl Attempt {
         }
     }
 
-    /// The number that a majority of the votes does not exceed. A number that was granted to somebody before is exceeded by
-    /// at least one member of each majority, so it is below this one.
+    /// The number that a majority of the votes does not exceed. A number that was granted to somebody before is
+    /// exceeded by at least one member of each majority, so it is below this one.
     fn shown_by_majority(&self, now: BootTime) -> Option<GrantNumber> {
         if self.members.iter().filter_map(|at| self.fresh_vote(at, now)).count() < self.majority.needed() {
             return None;

@@ -256,8 +256,9 @@ fn replacement() -> World {
     World { marks, records, replaces: true, lease: 1, last_tick: 2, prefix, ..World::of(vec![old, new]) }
 }
 
-/// Another server is seated at the first place, while a client still reaches the one before. The others count for both. The
-/// client holds by members 0 and 1. Members 1 and 2 know of the new server since tick 0, and the client renews at tick 2.
+/// Another server is seated at the first place, while a client still reaches the one before. The others count for both.
+/// The client holds by members 0 and 1. Members 1 and 2 know of the new server since tick 0, and the client renews at
+/// tick 2.
 fn new_seat() -> World {
     let old = Who { renewals: 1, leaves: false, ..Who::exclusive() };
     let new =
@@ -393,8 +394,8 @@ fn late_answers_are_refuted() {
     refute(late_answers().with(Fault::Attempt(Mistake::LateAnswers)), EXCLUSION);
 }
 
-/// At tick 1 the first has left member 1, which said before that it held there; the second holds members 1 and 2, and its
-/// hold of the gate is about to end.
+/// At tick 1 the first has left member 1, which said before that it held there; the second holds members 1 and 2, and
+/// its hold of the gate is about to end.
 fn late_answers() -> World {
     let one = Who { lags: true, renewals: 1, leaves: false, ..Who::exclusive() };
     let other = Who { members: vec![2, 1, 0], renewals: 1, leaves: false, ..Who::exclusive() };

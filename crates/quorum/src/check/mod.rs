@@ -1,8 +1,9 @@
-//! The protocol in every order of events that small worlds allow, with [`Attempt`](crate::Attempt) as the contender and the
-//! real model at the members. The checker plays the network, time, restarts, operators and those who let members vote.
+//! The protocol in every order of events that small worlds allow, with [`Attempt`](crate::Attempt) as the contender and
+//! the real model at the members. The checker plays the network, time, restarts, operators and those who let members
+//! vote.
 //!
-//! Each promise of `docs/design.md`, chapter "Quorum", is checked, and each mistake that is named there is planted and has to
-//! be refuted: a checker that lets one of them pass proves nothing.
+//! Each promise of `docs/design.md`, chapter "Quorum", is checked, and each mistake that is named there is planted and
+//! has to be refuted: a checker that lets one of them pass proves nothing.
 
 mod cases;
 mod fences;

@@ -239,7 +239,8 @@ impl State {
         members.filter(|member| votes(member) && member.holder(self.tick, id).is_some()).count()
     }
 
-    /// Answers that say nothing any more, and claims that came too late, make no difference: states are the same without.
+    /// Answers that say nothing any more, and claims that came too late, make no difference: states are the same
+    /// without.
     pub(super) fn drop_late(&mut self, world: &World) {
         let any_order = world.is_unordered();
         let tick = self.tick;

@@ -153,7 +153,8 @@ impl World {
         }
     }
 
-    /// Each quorum is founded by a client: members without a record take its own, and vote when all its members have it.
+    /// Each quorum is founded by a client: members without a record take its own, and vote when all its members have
+    /// it.
     fn founding_actions(&self, state: &State, index: usize, actions: &mut Vec<Action>) {
         let Some(record) = state.members[index].record else {
             let founders = self.clients.iter().filter(|who| who.members.contains(&index));

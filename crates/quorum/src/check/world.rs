@@ -12,8 +12,8 @@ pub(super) struct Who {
     pub(super) quorum: Quorum,
     /// Its members, the gate first.
     pub(super) members: Vec<usize>,
-    /// Whether its answers may be late or lost. Otherwise a request that is done is answered at once, but requests may be
-    /// late or lost all the same.
+    /// Whether its answers may be late or lost. Otherwise a request that is done is answered at once, but requests may
+    /// be late or lost all the same.
     pub(super) lags: bool,
     /// It begins at this tick at the latest.
     pub(super) begins: u32,

@@ -11,8 +11,8 @@ use lockkeeper_core::{ContenderId, Name, clock::BootTime};
 
 use crate::contest::Contest;
 
-/// How long ids that are used up are remembered, at least: for longer than a claim may be under way from the engine to here.
-/// A busy keeper uses up tens of thousands a second.
+/// How long ids that are used up are remembered, at least: for longer than a claim may be under way from the engine to
+/// here. A busy keeper uses up tens of thousands a second.
 const USED_UP: Duration = Duration::from_secs(20);
 
 #[derive(Default)]

@@ -1,7 +1,8 @@
 //! Sends the requests of attempts to members, and gives the attempts their answers.
 //!
-//! An [`Exchange`] is one request to one member. It gives the exchanges that follow from its answer. `under_way.rs` polls
-//! all of them to their end: an answer that is late must still be taken, and a leave must be sent until it is answered.
+//! An [`Exchange`] is one request to one member. It gives the exchanges that follow from its answer. `under_way.rs`
+//! polls all of them to their end: an answer that is late must still be taken, and a leave must be sent until it is
+//! answered.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -518,8 +519,8 @@ impl Quorum {
         outgoing
     }
 
-    /// Tells the engine of contenders that hold at their gate for too long without a majority. It believes that they wait, and
-    /// would ask about them much later, while they keep all others from that gate.
+    /// Tells the engine of contenders that hold at their gate for too long without a majority. It believes that they
+    /// wait, and would ask about them much later, while they keep all others from that gate.
     fn watch_gates(self: &Arc<Self>) {
         if self.state.gates_are_watched.swap(true, Ordering::AcqRel) {
             return;

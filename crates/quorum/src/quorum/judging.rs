@@ -181,8 +181,8 @@ impl Quorum {
         })
     }
 
-    /// Whether a caller that waits for this contest may be told something now. Waking it for each answer would cost more than
-    /// the answer.
+    /// Whether a caller that waits for this contest may be told something now. Waking it for each answer would cost
+    /// more than the answer.
     pub(super) fn may_be_decided(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
         let (attempt, waits) = (&state.attempt, contest.waits());
         let is_refused = || state.notes.iter().any(|note| matches!(note, Some(Note::Refused(_))));

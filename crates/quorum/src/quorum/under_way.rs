@@ -99,8 +99,8 @@ impl Quorum {
     }
 }
 
-/// Exchanges that callers have left over, for the next caller. The exchanges keep the quorum alive, and not the other way
-/// round: this belongs to the store.
+/// Exchanges that callers have left over, for the next caller. The exchanges keep the quorum alive, and not the other
+/// way round: this belongs to the store.
 #[derive(Default, Debug)]
 pub(crate) struct LeftOver(Mutex<State>);
 

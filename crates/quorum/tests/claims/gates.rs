@@ -38,8 +38,8 @@ async fn waiters_turn_back_to_a_gate_that_answers_again() {
     assert!(begun.elapsed() <= millis(500), "{:?}: one after the other gave way", begun.elapsed());
 }
 
-/// The first gate is gone, a contender is granted by the second one, and others have members that it needs. The engine asks about
-/// it every second or two, and meanwhile nobody else gets that gate.
+/// The first gate is gone, a contender is granted by the second one, and others have members that it needs. The engine
+/// asks about it every second or two, and meanwhile nobody else gets that gate.
 #[tokio::test(start_paused = true)]
 async fn a_contender_gives_way_in_time_although_the_engine_does_not_ask() {
     for _ in 0..5 {
@@ -123,7 +123,8 @@ async fn a_waiter_whose_id_is_used_up_does_not_wait_for_its_turn_in_vain() {
     assert!(begun.elapsed() <= millis(20), "{:?}", begun.elapsed());
 }
 
-/// A leave that overtook its claim has left a tombstone at the gate. The waiter that turns back there comes with another id.
+/// A leave that overtook its claim has left a tombstone at the gate. The waiter that turns back there comes with
+/// another id.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_meets_its_tombstone_comes_back_with_another_id() {
     let world = World::founded(5).await;

@@ -284,8 +284,8 @@ async fn answers_to_earlier_leaves_are_no_release() {
     }
 }
 
-/// A position in a queue lasts longer than the longest lease here, so its leave is sent for longer, too: otherwise those behind
-/// it would wait for a contender that is not there any more.
+/// A position in a queue lasts longer than the longest lease here, so its leave is sent for longer, too: otherwise
+/// those behind it would wait for a contender that is not there any more.
 #[tokio::test(start_paused = true)]
 async fn a_position_is_left_also_at_a_member_that_was_away_for_longer_than_any_lease() {
     let mut world = World::new(3);

@@ -6,8 +6,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{claim, leave};
 use crate::world::{World, millis, secs};
 
-/// The members that answer last are asked to leave when they have answered, so that the leave needs no tombstone. A member
-/// that takes too long is asked before, with a tombstone.
+/// The members that answer last are asked to leave when they have answered, so that the leave needs no tombstone. A
+/// member that takes too long is asked before, with a tombstone.
 #[tokio::test(start_paused = true)]
 async fn a_leave_waits_briefly_for_the_answer_to_its_claim() {
     for (slow, tombstones) in [(millis(20), 0), (millis(400), 2)] {
