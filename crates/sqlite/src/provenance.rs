@@ -23,7 +23,7 @@ pub(crate) enum Provenance {
     AnotherProgram,
 }
 
-/// Finds out to whom a database belongs.
+/// Finds the owner of a database.
 pub(crate) fn of(connection: &Connection) -> rusqlite::Result<Provenance> {
     let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     Ok(match application {

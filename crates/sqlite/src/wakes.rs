@@ -175,7 +175,7 @@ mod tests {
         }
     }
 
-    /// So many keepers do not read, as if they were stopped, that the sender may have no more messages unread.
+    /// So many keepers do not read, as if they were stopped, that the sender's room for unread messages is used up.
     #[test]
     fn keepers_that_do_not_read_keep_no_other_from_being_woken() {
         let folder = tempfile::tempdir().expect("a folder");
