@@ -284,7 +284,7 @@ impl Connection {
     /// Does `work` on the keeper's thread. It runs to its end even if the caller goes away meanwhile.
     ///
     /// # Errors
-    /// The error of the work, or that there was no time for it.
+    /// The error of the work, or one that says that there was no time for it.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(Arc<Session>, Arc<Progress>) -> Working<T> + Send + 'static,

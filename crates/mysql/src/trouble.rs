@@ -53,7 +53,7 @@ pub(crate) fn closed() -> StoreError {
 pub(crate) enum Severity {
     /// Nothing was done, and the transaction can be rolled back: it lost against another one.
     LostRace,
-    /// The connection is closed, in whichever state it is.
+    /// The connection is closed, in any state.
     Fatal,
 }
 
