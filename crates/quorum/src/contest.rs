@@ -41,7 +41,7 @@ pub(crate) struct ContestState {
     pub(crate) touched: BootTime,
     /// A hold younger than this is kept by members until it is this old.
     pub(crate) hold_at_least: Duration,
-    /// Per member, how many requests that are no leaves have no answer.
+    /// Per member, the number of requests without an answer, leaves not counted.
     outstanding: Vec<usize>,
     /// The position in the queue of the gate, as last heard.
     pub(crate) position: Option<Position>,
@@ -405,7 +405,7 @@ impl ContestState {
         has_news
     }
 
-    /// Notes that a request that is no leave is not under way any more.
+    /// Notes that a request other than a leave is not under way any more.
     fn is_answered(&mut self, member: usize) {
         self.outstanding[member] = self.outstanding[member].saturating_sub(1);
     }

@@ -1,6 +1,6 @@
 //! The owners of the places of a quorum, as one client knows them, and the standing of a member that follows from that.
 //!
-//! A client only ever learns of later seats. It then forgets the answers of the servers before: see
+//! A client only ever learns of later seats. It then forgets the answers of the server that had the place before: see
 //! [`Quorum::learn`](crate::quorum::Quorum::learn).
 
 use std::{

@@ -4,8 +4,8 @@
 //! Every client does this for itself, and compare-and-set on the member's record decides between them. A member that
 //! does not vote gets a new seat: first a majority of others take it into their records, and then the member gets a
 //! record of its own, without a vote, which is like no other. A client that has seen this very record for longer than
-//! any lease knows that the member has kept all its grants for that long, that no hold from before is left, and that
-//! for as long nobody has had votes from a majority for the server that had the place before.
+//! any lease knows that the member has kept all its grants for that long, and that no hold from before is left. It also
+//! knows that in that time nobody has had votes from a majority for the server that had the place before.
 
 use std::{
     sync::{Arc, Weak},
