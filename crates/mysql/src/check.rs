@@ -28,17 +28,17 @@ use crate::{
 /// The oldest version of MariaDB that this store is tested with.
 const TESTED: (u32, u32) = (10, 11);
 
-/// Something about a server that puts locks at risk, and what to do.
+/// A risk to the locks on a server, with the remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
     /// The kind of risk.
     pub risk: Risk,
-    /// What the risk is and what to do.
+    /// The risk and its remedy.
     pub message: String,
 }
 
-/// What puts locks at risk.
+/// The kinds of risks to locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Risk {
@@ -58,7 +58,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Connects to the server that `url` names and reports what puts locks at risk there. It makes the tables if they are not
+/// Connects to the server that `url` names and reports the risks to locks there. It makes the tables if they are not
 /// there, and changes nothing else.
 ///
 /// # Errors
@@ -78,7 +78,7 @@ pub(crate) async fn look(connection: &Connection) -> Result<Vec<Finding>, StoreE
     connection.run(|session, _| Box::pin(look_at(session))).await
 }
 
-/// A user who may not see others' connections sees no replicas.
+/// The facts to look at. A user who may not see others' connections sees no replicas.
 const FACTS: &str = "\
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite', \
 'log_bin', 'sync_binlog', 'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled'); \
@@ -108,7 +108,7 @@ async fn look_at(session: Arc<Session>) -> Worked<Vec<Finding>> {
     Ok(found.into_iter().flatten().map(|(risk, message)| Finding { risk, message }).collect())
 }
 
-/// A risk, and what to do.
+/// A risk, and its remedy in words.
 type Found = Option<(Risk, String)>;
 
 fn flushes(flush: &str) -> Found {
@@ -120,7 +120,7 @@ fn flushes(flush: &str) -> Found {
     })
 }
 
-/// With a binary log, the server recovers what is in that log.
+/// With a binary log, the server recovers the commits in that log.
 fn binary_log(log: &str, sync: &str) -> Found {
     (is_on(log) && sync != "1").then(|| {
         let message = format!(
@@ -157,7 +157,7 @@ fn clock_off(wall: Duration, took: Duration, clock: i64) -> Found {
     risks::clock_off(wall, took, clock).map(|message| (Risk::Clock, message))
 }
 
-/// Logs what was found.
+/// Logs the findings.
 pub(crate) fn warn(found: Result<Vec<Finding>, StoreError>) {
     for finding in found.into_iter().flatten() {
         tracing::warn!(risk = ?finding.risk, "{}", finding.message);

@@ -1,4 +1,4 @@
-//! Opens the store: connects, makes the tables if need be, and starts what runs beside requests.
+//! Opens the store: connects, makes the tables if need be, and starts the tasks that run beside requests.
 
 use std::sync::{Arc, Mutex};
 

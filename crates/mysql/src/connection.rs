@@ -73,13 +73,13 @@ impl Opener {
         Ok(Self { background, wakes, settings, options, prefix, known, generation })
     }
 
-    /// Opens a session, and makes the tables if they are not there. It may take as long as connecting may, whatever time
-    /// the request has that needs it: the next one finds it open.
+    /// Opens a session, and makes the tables if they are not there. It may take as long as connecting may, even if the
+    /// request that needs it has less time: the next one finds it open.
     pub(crate) async fn open(&self) -> Result<Opened, StoreError> {
         self.open_within(self.settings.connect_limit).await
     }
 
-    /// The same with more time: many keepers that start at once make the tables together.
+    /// Does the same with more time: many keepers that start at once make the tables together.
     pub(crate) async fn open_first(&self) -> Result<Opened, StoreError> {
         self.open_within(self.settings.connect_limit * 2 + Duration::from_secs(8)).await
     }
@@ -97,8 +97,8 @@ impl Opener {
         timeout(limit, opening).await.map_err(silent)?
     }
 
-    /// All holds are renewed when another server has taken over, or the same one came back: it may have lost the last
-    /// grants.
+    /// Notes the server, and returns the number of the generation. All holds are renewed when another server has taken
+    /// over, or the same one came back: it may have lost the last grants.
     fn remember(&self, now: Known) -> Result<u64, StoreError> {
         let mut known = support::lock(&self.known);
         match &*known {
@@ -126,14 +126,14 @@ impl Opener {
     }
 }
 
-/// Why work failed, and whether the session can be used on.
+/// The error of failed work, and whether the session can be used on.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) error: StoreError,
     pub(crate) session: After,
 }
 
-/// What becomes of a session after a failure.
+/// The fate of a session after a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum After {
     /// It is as good as before.
@@ -160,17 +160,17 @@ impl Failure {
     }
 }
 
-/// Of how many commits of a piece of work it is not known that they did nothing.
+/// The number of commits of a piece of work that may have done something.
 #[derive(Debug, Default)]
 pub(crate) struct Progress(AtomicUsize);
 
 impl Progress {
-    /// A packet that commits something goes out now.
+    /// Notes that a packet that commits something goes out now.
     pub(crate) fn commits(&self) {
         self.0.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// It is known that the last one committed nothing. Others of the same work may have.
+    /// Notes that the last commit did nothing. Others of the same work may have.
     pub(crate) fn nothing_done(&self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -180,12 +180,12 @@ impl Progress {
     }
 }
 
-/// Which of two queues work stands in. They are served in turn, so that neither holds the other up.
+/// The queue that work waits in. The two queues are served in turn, so that neither holds the other up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lane {
-    /// Whatever belongs to the requests of an engine, of which there may be many.
+    /// Work for the requests of an engine, of which there may be many.
     Requests,
-    /// What a user's call waits for by itself.
+    /// Work that a user's call waits for by itself.
     Calls,
 }
 
@@ -197,7 +197,7 @@ const ALIVE_WITHIN: Duration = Duration::from_millis(500);
 /// How long closing may take.
 const GOODBYE: Duration = Duration::from_millis(300);
 
-/// What work comes to.
+/// The result of a piece of work.
 pub(crate) type Worked<T> = Result<T, Failure>;
 pub(crate) type Working<T> = Pin<Box<dyn Future<Output = Worked<T>> + Send>>;
 type Job =
@@ -218,7 +218,7 @@ struct Senders {
 struct Queues {
     requests: mpsc::UnboundedReceiver<Queued>,
     calls: mpsc::UnboundedReceiver<Queued>,
-    /// Which one is served first now.
+    /// The queue that is served first now.
     next: Lane,
 }
 
@@ -276,7 +276,7 @@ impl Connection {
         Self { jobs: Mutex::new(Some(jobs)), limit, task: Mutex::new(Some((task, ended))) }
     }
 
-    /// How long work may take.
+    /// Returns how long work may take.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
@@ -284,7 +284,7 @@ impl Connection {
     /// Does `work` on the keeper's thread. It runs to its end even if the caller goes away meanwhile.
     ///
     /// # Errors
-    /// What the work failed with, or that there was no time for it.
+    /// The error of the work, or one that says that there was no time for it.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(Arc<Session>, Arc<Progress>) -> Working<T> + Send + 'static,
@@ -292,7 +292,7 @@ impl Connection {
         self.run_in(Lane::Requests, work).await
     }
 
-    /// The same in one of the two queues.
+    /// Does the same in one of the two queues.
     pub(crate) async fn run_in<T: Send + 'static>(
         &self,
         lane: Lane,
@@ -367,7 +367,7 @@ async fn serve(opener: Arc<Opener>, mut queues: Queues, first: Option<Opened>) {
         }
         opened = opened.filter(|opened| opener.is_current(opened));
         if let Some(idle) = opened.take_if(|_| used.elapsed() > IDLE) {
-            // A request would fail that nobody repeats, although nothing is wrong but this connection.
+            // A request would fail that nobody repeats, although only this connection is at fault.
             match timeout(ALIVE_WITHIN, idle.session.run("DO 0")).await {
                 Ok(Ok(_)) => opened = Some(idle),
                 _ => idle.session.cut(),
@@ -410,7 +410,7 @@ mod tests {
         assert!(progress.may_have_committed());
     }
 
-    /// What takes connections and says nothing does not get the time that tables may take.
+    /// A server that takes connections and says nothing does not get the time that tables may take.
     #[tokio::test(start_paused = true)]
     async fn a_silent_server_is_given_up_in_time_and_named() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");

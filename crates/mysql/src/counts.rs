@@ -20,10 +20,10 @@ use crate::{
 /// How often a row that was missing is made before an operation gives up.
 const TRIES: usize = 3;
 
-/// What was committed so long ago, in microseconds, is on disk: the server writes its log every second at least.
+/// A commit that is so old, in microseconds, is on disk: the server writes its log every second at least.
 const ON_DISK_AFTER: i64 = 60_000_000;
 
-/// What was read of a latch.
+/// A latch, as it was read.
 struct ReadLatch {
     snapshot: CountSnapshot,
     /// Whether there is a row that can be locked.
@@ -71,7 +71,7 @@ impl ReadLatch {
     }
 }
 
-/// What was read of a fence.
+/// A fence, as it was read.
 struct ReadFence {
     highest: i64,
     /// How long ago it was last written.

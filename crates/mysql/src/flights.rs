@@ -1,8 +1,8 @@
 //! A transaction in two flights: begin, lock and read in the first; write and commit in the second. Each is one packet.
 //!
 //! Both run on the keeper's thread, so no blocked runtime keeps rows locked. The second flight is sent only after every
-//! answer of the first succeeded, and its transaction counts only if every answer of it did. The server ends a transaction
-//! whose client stops in the middle.
+//! answer of the first succeeded, and its transaction counts only if every answer of it did. The server ends a
+//! transaction whose client stops in the middle.
 
 use lockkeeper_core::{Name, StoreError, StoreErrorKind};
 use mysql_async::Row;
@@ -14,7 +14,7 @@ use crate::{
     trouble::{self, Severity, explain},
 };
 
-/// What the first flight brought.
+/// The rows that the first flight brought.
 pub(crate) struct FirstFlight {
     /// The rows that were locked, by name.
     pub(crate) locked: Vec<Row>,
@@ -22,7 +22,7 @@ pub(crate) struct FirstFlight {
 }
 
 impl FirstFlight {
-    /// The names of the rows that were locked. One that is no name belongs to nobody.
+    /// Returns the names of the rows that were locked. A row with a bad name belongs to nobody.
     pub(crate) fn names(&self) -> Vec<Name> {
         self.locked.iter().filter_map(|row| name_of(row, 0).ok()).collect()
     }
@@ -98,7 +98,7 @@ pub(crate) async fn second(session: &Session, progress: &Progress, writes: &[Str
     Err(Failure::closes(unknown))
 }
 
-/// Runs a lone packet that changes nothing that matters.
+/// Runs a lone packet that changes nothing of importance.
 pub(crate) async fn lone(session: &Session, packet: &str) -> Worked<Vec<Vec<Row>>> {
     session.run(packet).await.map_err(|failed| {
         let severity = trouble::severity(&failed.error);

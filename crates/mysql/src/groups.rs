@@ -34,7 +34,7 @@ pub(crate) struct Group {
     pub(crate) wait: LockWait,
 }
 
-/// What a group has locked and read. The transaction is open.
+/// The rows that a group has locked and read. The transaction is open.
 struct Locked {
     flight: FirstFlight,
     read: ReadRows,
@@ -42,10 +42,10 @@ struct Locked {
     names: Vec<Name>,
 }
 
-/// What a step came to.
+/// The result of a step.
 struct Stepped<A> {
     outcome: Outcome<A>,
-    /// What is known of names that could not be stepped.
+    /// The rows as they were read, with the reasons why some names could not be stepped.
     read: ReadRows,
 }
 
@@ -70,7 +70,7 @@ impl Group {
         self.apply_free(&needs, group).await
     }
 
-    /// Does what can be done without waiting for others. A lone name is waited for, for a short time.
+    /// Does the part that need not wait for others. A lone name is waited for, for a short time.
     async fn apply_free(&self, needs: &Needs, group: &[Request]) -> Worked<Answers<Answer>> {
         match self.step(needs, |snapshot| snapshot.apply(group), grants).await {
             Ok(Stepped { outcome, read }) => {
@@ -107,7 +107,7 @@ impl Group {
         }
     }
 
-    /// Renews leases. Names that others had locked are renewed one by one for a while; the rest is asked again.
+    /// Renews leases. Names that others had locked are renewed one by one for a while; the rest are asked again.
     pub(crate) async fn renew(self, leases: Arc<[Renew]>) -> Worked<Answers<Renewed>> {
         let mut answers = self.renew_free(&leases).await?;
         let until = Instant::now() + PATIENCE;
@@ -154,7 +154,7 @@ impl Group {
         evicted.ok_or_else(|| Failure::keeps(trouble::busy()))
     }
 
-    /// The server's clock.
+    /// Reads the server's clock.
     async fn clock(&self) -> Worked<StoreTime> {
         Ok(self.read_only(&[], &Needs::default()).await?.now.lease)
     }
@@ -166,8 +166,8 @@ impl Group {
         ReadRows::new(&rows, &self.own.id).map_err(Failure::closes)
     }
 
-    /// Answers polls from a read without locks, if nothing has to be written for them. A grant is no such answer: others
-    /// see what is committed before it is on disk.
+    /// Answers polls from a read without locks, if nothing has to be written for them. A grant is no such answer:
+    /// others see a commit before it is on disk.
     async fn answer_polls(&self, needs: &Needs, group: &[Request]) -> Worked<Option<Answers<Answer>>> {
         let names = names_of(needs);
         let mut read = self.read_only(&names, needs).await?;
@@ -177,7 +177,7 @@ impl Group {
         Ok(is_good.then(|| Answers { now: outcome.now, each: outcome.answers }))
     }
 
-    /// A claim that asks again, and waits: mostly nothing has to be written for it.
+    /// Whether a waiter asks again: mostly nothing has to be written for it.
     fn is_poll(&self, request: &Request) -> bool {
         match request {
             Request::Claim(claim) => {
@@ -187,7 +187,7 @@ impl Group {
         }
     }
 
-    /// Locks, reads, does a step of the model, writes what became different, and tells this keeper what concerns it.
+    /// Locks, reads, does a step of the model, writes the changes, and tells this keeper the news that concern it.
     /// `gives` says whether an answer must not be taken back by a crash of the server.
     async fn step<A>(
         &self,
@@ -229,8 +229,8 @@ impl Group {
         Ok(Stepped { outcome, read })
     }
 
-    /// Locks the names of a group, and reads what a step needs. A lone name is waited for; of several names, those that are
-    /// busy are left out. Rows that have to exist are made before.
+    /// Locks the names of a group, and reads the rows that a step needs. A lone name is waited for; of several names,
+    /// those that are busy are left out. Rows that have to exist are made before.
     async fn lock(&self, needs: &Needs) -> Worked<Locked> {
         let names = names_of(needs);
         let busy = if names.len() == 1 { Busy::Awaited(self.wait) } else { Busy::Skipped };
@@ -254,7 +254,7 @@ impl Group {
             let (to_make, absent): (Vec<_>, Vec<_>) = missing.partition(|needed| needed.must_exist);
             if to_make.is_empty() {
                 for needed in &absent {
-                    // Whatever is left of it belongs to nobody.
+                    // Rows that are left of it belong to nobody.
                     drop(read.stored(&needed.name));
                 }
                 let steps = |needed: &&NeededName| locked.contains(&needed.name) || absent.contains(needed);
@@ -273,7 +273,7 @@ impl Group {
         Err(Failure::keeps(trouble::busy()))
     }
 
-    /// The names that have a row, which others have locked. Where rows are waited for there are none.
+    /// Returns the names whose rows others have locked. There are none if rows are waited for.
     async fn skipped(&self, names: &[Name], locked: &BTreeSet<Name>, busy: Busy) -> Worked<BTreeSet<Name>> {
         let others: Vec<&Name> = names.iter().filter(|name| !locked.contains(*name)).collect();
         if busy != Busy::Skipped || others.is_empty() {
@@ -284,7 +284,7 @@ impl Group {
         Ok(rows.iter().filter_map(|row| name_of(row, 0).ok()).collect())
     }
 
-    /// What the first flight brought.
+    /// Reads the rows that the first flight brought.
     fn read_in(&self, flight: &FirstFlight) -> Result<ReadRows, StoreError> {
         ReadRows::new(&flight.read, &self.own.id)?.with_locked(&flight.locked)
     }

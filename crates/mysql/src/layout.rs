@@ -1,6 +1,6 @@
-//! The tables, their version, and how they are made by many processes at once.
+//! The tables and their version, and the way in which many processes make them at once.
 //!
-//! The SQL of the layout must never change what it makes: databases have it.
+//! The SQL of the layout must always make the same tables: databases have them.
 
 use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
 
@@ -14,16 +14,18 @@ use crate::{
 /// The version of the layout.
 const VERSION: i64 = 1;
 
-/// `{p}` is the prefix. Names are bytes: they are compared byte for byte whatever the collation. Times are microseconds
+/// `{p}` is the prefix. Names are bytes: they are compared byte for byte in any collation. Times are microseconds
 /// since 1970 on the server's clock. A keeper is 16 bytes.
 ///
-/// `resource` is what a transaction locks. Its row stays when the name is free, so a lock that nobody waits for is one
-/// row that is updated. `high_water` is its highest grant number, `used` the time of the last write, `moved` when its
-/// holders last changed, `ends` when the holder in this row will have ended, and `fresh` the keeper of that holder until
-/// it has confirmed the grant. Other holders and all waiters are in `entry`, in slots that are used again; `turn` is the
-/// order of a waiter, and 0 for holders and empty slots. `latch` and `fence` are locked in the same way.
+/// `resource` has the rows that transactions lock. The row of a name stays when the name is free, so a lock that nobody
+/// waits for is one row that is updated. `high_water` is its highest grant number, `used` the time of the last write,
+/// `moved` when its holders last changed, `ends` when the holder in this row will have ended, and `fresh` the keeper of
+/// that holder until it has confirmed the grant. Other holders and all waiters are in `entry`, in slots that are used
+/// again; `turn` is the order of a waiter, and 0 for holders and empty slots. `latch` and `fence` are locked in the
+/// same way.
 ///
-/// `floor` is raised whenever rows of free names are removed: numbers are given above it. The row of `store` is made last.
+/// `floor` is raised whenever rows of free names are removed: numbers are given above it. The row of `store` is made
+/// last.
 const TABLES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {p}store (
     only_one TINYINT NOT NULL PRIMARY KEY,
@@ -86,20 +88,21 @@ const TABLES: &[&str] = &[
 /// The names of the tables, without their prefix.
 const NAMES: [&str; 7] = ["store", "resource", "entry", "tombstone", "latch", "counted", "fence"];
 
-/// Whom rights are given to: a user, and from where it connects.
+/// The account that gets the rights: a user, and the host from which it connects.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Account {
     pub(crate) user: String,
     pub(crate) host: String,
 }
 
-/// What a member of a quorum keeps. It is made when the store is first asked to be one.
+/// The table for the record of a member of a quorum. It is made when the store is first asked to be one.
 pub(crate) const MEMBER: &str = "CREATE TABLE IF NOT EXISTS {p}member (
     only_one TINYINT NOT NULL PRIMARY KEY,
     record MEDIUMBLOB NOT NULL
 ) ENGINE = InnoDB";
 
-/// The SQL that makes the store in a database, if it is not there, and lets a user use it: for somebody who has the right to.
+/// The SQL that makes the store in a database, if it is not there, and lets a user use it. Somebody with the rights
+/// runs it.
 pub(crate) fn sql(settings: &Settings, account: &Account) -> String {
     let quoted = |name: &str| format!("`{}`", name.replace('`', "``"));
     let database = quoted(&settings.database);
@@ -124,7 +127,7 @@ pub(crate) async fn settle(session: &Session, settings: &Settings) -> Result<Str
     if let Some(id) = found(session, settings).await? {
         return Ok(id);
     }
-    // Each statement is a transaction of its own, and finds what others have made meanwhile.
+    // Each statement is a transaction of its own, and finds the tables that others have made meanwhile.
     let mut packet = String::from("SET lock_wait_timeout = 10");
     for table in TABLES {
         packet += &format!("; {table}");
@@ -136,7 +139,7 @@ pub(crate) async fn settle(session: &Session, settings: &Settings) -> Result<Str
     found(session, settings).await?.ok_or_else(|| corrupt(no_row(settings)))
 }
 
-/// A user without the right to make the tables, or to use them, is told which SQL to run.
+/// Tells a user without the right to make the tables, or to use them, which SQL to run.
 async fn denied(error: mysql_async::Error, session: &Session, settings: &Settings) -> StoreError {
     if !matches!(trouble::code(&error), Some(1044 | 1142 | 1143 | 1227)) {
         return explain(error).not_applied();
@@ -149,7 +152,7 @@ async fn denied(error: mysql_async::Error, session: &Session, settings: &Setting
     StoreError::new(StoreErrorKind::Denied, message).not_applied().with_source(error)
 }
 
-/// Who this session is to the server, which knows it by the name and the host of its account.
+/// Returns the account of this session, which the server knows by its name and host.
 async fn account(session: &Session, settings: &Settings) -> Account {
     let sets = session.run("SELECT CURRENT_USER()").await.unwrap_or_default();
     let said = sets.first().and_then(|rows| rows.first()).and_then(|row| text(row, 0).ok().flatten());

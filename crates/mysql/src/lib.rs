@@ -7,7 +7,7 @@
 //!
 //! | option | means | default |
 //! |---|---|---|
-//! | `prefix=app_` | how the names of the tables begin, which are made on first use | `lockkeeper_` |
+//! | `prefix=app_` | the beginning of the names of the tables, which are made on first use | `lockkeeper_` |
 //! | `socket=/path` | the socket of the server, instead of host and port | |
 //! | `ssl-mode=verify_identity` | TLS with a certificate that is checked; `required` is the same | `disabled` |
 //! | `ssl-ca=`, `ssl-cert=`, `ssl-key=` | PEM files for TLS | the system's certificates |
@@ -17,20 +17,20 @@
 //! # How it works
 //!
 //! Rows in, the model's own step, rows out. A group of requests is one transaction in two round trips: the first locks
-//! one row per name, reads the server's clock and the rows; the second writes what became different and commits. Of
+//! one row per name, reads the server's clock and the rows; the second writes the changes and commits. Of
 //! several names, those that others have locked just then are asked again later, so no name waits for another.
 //!
 //! The server cannot tell anybody that something happened. So a keeper whose tasks wait reads about all of them in one
-//! statement, every 5 ms after the queue has moved and up to twice a second when it has not for long. A release grants to
-//! the first waiter of the queue; its keeper sees that, and confirms.
+//! statement, every 5 ms after a queue has moved, and at most twice a second when it has not for long. A release grants
+//! to the first waiter of the queue; its keeper sees that, and confirms.
 //!
-//! A keeper has up to three connections, on its own thread: one for requests, one for renewals, and one for what has to
-//! wait for others.
+//! A keeper has up to three connections, on its own thread: one for requests, one for renewals, and one for work that
+//! has to wait for others.
 //!
 //! # Limits
 //!
-//! A commit is on disk before it is answered, so a restart loses nothing. A failover to an asynchronous replica may lose
-//! the last grants; tokens still grow by the clock, so a fence keeps the data right. MySQL 8 is not tested.
+//! A commit is on disk before it is answered, so a restart loses nothing. A failover to an asynchronous replica may
+//! lose the last grants; tokens still grow by the clock, so a fence keeps the data right. MySQL 8 is not tested.
 
 mod check;
 mod connect;
@@ -84,9 +84,9 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
     Ok(connect::connector(Settings::parse(&url)?).with_lease(lease))
 }
 
-/// The SQL that makes the tables of the store at `url`, unless they are there, and gives its user the rights to use them. An
-/// administrator runs it. It asks no server, and may be run again. The rights are for the account `user@'%'`: another host
-/// has to be written there by hand.
+/// The SQL that makes the tables of the store at `url`, unless they are there, and gives its user the rights to use
+/// them. An administrator runs it. It asks no server, and may be run again. The rights are for the account `user@'%'`:
+/// another host has to be written there by hand.
 ///
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind) if the URL is wrong or names no user.

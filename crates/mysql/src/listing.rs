@@ -1,4 +1,4 @@
-//! What operators see: one resource, or a page of them. Only reads.
+//! The views for operators: one resource, or a page of them. Only reads.
 
 use lockkeeper_core::{
     Name, StoreError,
@@ -39,7 +39,7 @@ impl Group {
             let rows = flights::rows(&self.session, &read).await?;
             let Some(last) = rows.last() else { break };
             after = bytes(last, 0).map_err(Failure::keeps)?.unwrap_or_default().to_vec();
-            // A name that is no text belongs to nobody.
+            // A name that is not text belongs to nobody.
             let names = rows.iter().filter_map(|row| name_of(row, 0).ok());
             let asked: Vec<Name> = names.filter(|name| query.asks_for(name)).collect();
             let is_over = !after.starts_with(query.prefix.as_bytes());
@@ -52,7 +52,7 @@ impl Group {
         page(views, limit).map_err(Failure::keeps)
     }
 
-    /// Names with rows that cannot be used are left out, and the log says so: the others are to be seen.
+    /// Reads the views of these names. Those with rows that cannot be used are left out, and the log says so.
     async fn views(&self, names: &[Name]) -> Worked<Vec<ResourceView>> {
         let mut read = self.read_only(names, &Needs::default()).await?;
         let mut views = Vec::with_capacity(names.len());

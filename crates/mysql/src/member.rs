@@ -1,7 +1,8 @@
 //! The server as a member of a quorum: its record, and its incarnation.
 //!
-//! The record is in a table of its own, which is made when the store is first asked to be a member. The incarnation is which
-//! server it is: after a failover it is another one. A server that may lose commits in a crash is refused.
+//! The record is in a table of its own, which is made when the store is first asked to be a member. The incarnation is
+//! the identity of the server: after a failover it is another one. A server that may lose commits in a crash is
+//! refused.
 
 use std::sync::Arc;
 
@@ -80,7 +81,7 @@ impl Group {
         Ok(MemberAnswers { membership: self.membership_after().await?, answers })
     }
 
-    /// The membership after something was done.
+    /// Returns the membership after a change.
     async fn membership_after(&self) -> Worked<Membership> {
         let state = self.member_state(Marks::Left).await.map_err(Failure::perhaps_applied)?;
         Ok(state.membership)

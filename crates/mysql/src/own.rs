@@ -1,4 +1,4 @@
-//! The keeper that requests are of: what all of its work at the server needs to know.
+//! The keeper that makes requests, with the facts that all of its work at the server needs.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use lockkeeper_core::{KeeperId, store::WakeSink};
 
 use crate::waits::Waits;
 
-/// Whose requests these are, and where its own wakes go.
+/// The keeper that makes requests, with its store and the sink of its own wakes.
 #[derive(Clone)]
 pub(crate) struct Own {
     pub(crate) keeper: KeeperId,

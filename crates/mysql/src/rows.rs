@@ -1,4 +1,4 @@
-//! What was read, as `lockkeeper-rows` has it, and what it wants written, as statements. Pure.
+//! The rows that were read, in the form of `lockkeeper-rows`, and its writes as statements. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -22,13 +22,13 @@ use crate::{
     trouble::{config, corrupt, replica},
 };
 
-/// Everything that a step needs, as one statement read it.
+/// Everything that a step needs, as one statement has read it.
 #[derive(Debug)]
 pub(crate) struct ReadRows {
     pub(crate) now: Now,
     floor: HighWater,
     resources: BTreeMap<Name, Stored>,
-    /// When the holders of a name last changed.
+    /// The time at which the holders of a name last changed.
     moved: HashMap<Name, i64>,
     slots: HashMap<Name, Slots>,
     tombstones: Vec<Tombstone>,
@@ -63,7 +63,7 @@ impl ReadRows {
         Ok(read)
     }
 
-    /// The same with rows of resources that were locked and read: name, high-water mark, capacity, when the holders last
+    /// Adds rows of resources that were locked and read: name, high-water mark, capacity, when the holders last
     /// changed, and the holder.
     pub(crate) fn with_locked(mut self, rows: &[Row]) -> Result<Self, StoreError> {
         for row in rows {
@@ -132,7 +132,7 @@ impl ReadRows {
         self.resources.get(name).is_some_and(|stored| stored.row.holder != RowHolder::NoRoom)
     }
 
-    /// What is wrong with the rows of this name.
+    /// Returns the mistake in the rows of this name.
     pub(crate) fn bad(&self, name: &Name) -> Option<BadRow> {
         self.bad.get(name).copied()
     }
@@ -154,13 +154,14 @@ impl ReadRows {
         self.bad
     }
 
-    /// The same without names that are known to be bad.
+    /// Leaves out names that are known to be bad.
     pub(crate) fn without(mut self, bad: BTreeMap<Name, BadRow>) -> Self {
         self.bad = bad;
         self
     }
 
-    /// What a step on these names works on, without those whose rows cannot be used. The others are not touched.
+    /// Takes the resources for a step on these names, without those whose rows cannot be used. The others are not
+    /// touched.
     pub(crate) fn snapshot(&mut self, names: impl IntoIterator<Item = Name>) -> Snapshot {
         let mut resources = Vec::new();
         for name in names {
@@ -174,8 +175,8 @@ impl ReadRows {
         Snapshot { now: self.now, floor: self.floor, resources, tombstones }
     }
 
-    /// The statements that write what became different. The row of a resource is always written: it says when the name was
-    /// last used.
+    /// Returns the statements that write the changes. The row of a resource is always written: it says when the name
+    /// was last used.
     pub(crate) fn statements(&self, writes: &Writes, wakes: &Wakes, prefix: &str) -> Vec<String> {
         let (mut entries, mut tombstones) = (String::new(), String::new());
         let no_slots = Slots::default();
@@ -225,7 +226,7 @@ impl ReadRows {
     }
 }
 
-/// What is written of one resource.
+/// The values that are written of one resource.
 struct ResourceValues<'a> {
     name: &'a Name,
     row: &'a ResourceRow,
@@ -243,7 +244,7 @@ impl ResourceValues<'_> {
     }
 }
 
-/// A column of a resource, and how its value is written.
+/// A column of a resource, and the function that writes its value.
 type Column = (&'static str, fn(&mut String, &ResourceValues<'_>));
 
 const COLUMNS: [Column; 6] = [
@@ -255,8 +256,8 @@ const COLUMNS: [Column; 6] = [
     ("holder", |text, values| push_entry(text, values.holder)),
 ];
 
-/// Writes rows of resources, which are there: they are locked. What is the same in all of them is said once, because to read
-/// the text of a value costs the server as much as to write it.
+/// Writes rows of resources, which are there: they are locked. Values that are the same in all of them are said once,
+/// because to read the text of a value costs the server as much as to write it.
 fn write_resources(rows: &[ResourceValues<'_>], now: i64, prefix: &str) -> String {
     let is_same = |index: usize| {
         let differs = |a: &ResourceValues<'_>, b: &ResourceValues<'_>| match index {
@@ -292,7 +293,7 @@ fn write_resources(rows: &[ResourceValues<'_>], now: i64, prefix: &str) -> Strin
     format!("INSERT INTO {prefix}resource ({into}) VALUES {values} ON DUPLICATE KEY UPDATE {update}")
 }
 
-/// A table with its columns, and what to do about a row that is there. One statement with many rows is faster than many.
+/// A table with its columns, and the clause for a row that is there. One statement with many rows is faster than many.
 type Upsert = (&'static str, &'static str);
 
 const ENTRIES: Upsert = (
@@ -307,7 +308,7 @@ fn separate(values: &mut String) {
     }
 }
 
-/// The keeper that is to see that it was granted.
+/// Returns the keeper that has yet to see its grant.
 fn fresh(entry: &EntryRow) -> Option<KeeperId> {
     (!entry.queued && !entry.confirmed && !entry.retired).then_some(entry.contender.keeper)
 }
@@ -332,7 +333,7 @@ pub(crate) fn decode(entry: &[u8]) -> Result<EntryRow, BadRow> {
     entry_text::decode(text)
 }
 
-/// What the server says of itself with every read, and of which store it is.
+/// Checks the words of the server about itself, which come with every read, and the id of its store.
 pub(crate) fn check_state(words: Option<&str>, id: &str) -> Result<(), StoreError> {
     let words: Vec<&str> = words.unwrap_or_default().split(' ').collect();
     let [read_only, autocommit, isolation, stops, store] = words[..] else { return Err(changed_table()) };
@@ -401,7 +402,7 @@ mod tests {
         Name::new(text).expect("valid")
     }
 
-    /// What is read of free names that have rows.
+    /// The rows of free names that have some.
     fn free(names: &[&str]) -> ReadRows {
         let mut read = ReadRows {
             now: at(7_000_000),

@@ -1,4 +1,4 @@
-//! What a server is, as it says itself. Those that cannot keep locks are refused with the reason.
+//! The facts that a server tells about itself. Servers that cannot keep locks are refused with the reason.
 
 use std::collections::HashMap;
 
@@ -13,13 +13,13 @@ pub(crate) enum Dialect {
     MySql,
 }
 
-/// What the server is.
+/// The facts about a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ServerFacts {
     pub(crate) dialect: Dialect,
-    /// Which server it is: another one after a failover.
+    /// The identity of the server: another one after a failover.
     pub(crate) which: String,
-    /// When it started, in seconds since 1970, give or take one.
+    /// The time at which it started, in seconds since 1970, give or take one.
     pub(crate) started: u64,
     /// How long the server is to let a connection idle.
     pub(crate) wait_timeout: u64,
@@ -46,11 +46,11 @@ pub(crate) const VARIABLES: &[&str] = &[
 const OLDEST_MARIADB: (u32, u32) = (10, 6);
 const OLDEST_MYSQL: (u32, u32) = (8, 0);
 
-/// A server may end the connections of others sooner, but a keeper's stay for as long as they do by default, in seconds.
+/// A server may end the connections of others sooner. A keeper's stay for as long as they do by default, in seconds.
 const LEAST_IDLE: u64 = 28_800;
 
 impl ServerFacts {
-    /// What these variables say; `started` comes from the server's clock and its uptime.
+    /// Reads the variables; `started` comes from the server's clock and its uptime.
     pub(crate) fn new(variables: &HashMap<String, String>, started: u64) -> Result<Self, StoreError> {
         let variable = |name: &str| variables.get(name).map(String::as_str).unwrap_or_default();
         let version = variable("version");
@@ -93,8 +93,8 @@ pub(crate) fn numbers(version: &str) -> (u32, u32) {
     (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
 }
 
-/// Databases that speak the same protocol, but in which leases would meet several clocks, or whose locks do not wait for
-/// each other.
+/// Refuses databases that speak the same protocol, but in which leases would meet several clocks, or whose locks do not
+/// wait for each other.
 fn refuse_foreign(version: &str, comment: &str, tidb: &str) -> Result<(), StoreError> {
     let foreign = [
         ("tidb", "its nodes have clocks of their own"),
@@ -118,7 +118,7 @@ fn refuse_foreign(version: &str, comment: &str, tidb: &str) -> Result<(), StoreE
     }
 }
 
-/// Clusters in which several servers take writes.
+/// Refuses clusters in which several servers take writes.
 fn refuse_clusters<'a>(variable: &impl Fn(&str) -> &'a str) -> Result<(), StoreError> {
     let provider = variable("wsrep_provider");
     if is_on(variable("wsrep_on")) && !matches!(provider, "" | "none") {

@@ -1,4 +1,4 @@
-//! One open connection to the server: sends packets of statements and tells what came back. It never repeats anything.
+//! One open connection to the server: sends packets of statements and tells the answers. It never repeats anything.
 
 use std::{
     collections::HashMap,
@@ -21,11 +21,11 @@ use crate::{
     trouble::{corrupt, explain, not_connected},
 };
 
-/// What each connection needs, whatever the server's defaults are. Times are in seconds. Of these, a user without any
-/// right may set all. The comments are for one kind of server each.
+/// The settings that each connection needs, regardless of the server's defaults. Times are in seconds. A user without
+/// any rights may set all of these. The comments are for one kind of server each.
 ///
-/// MariaDB has a limit for clients that stop in a transaction. There are two more for transactions that only read or have
-/// written, which come first if they are set. The other kind is told so in each transaction.
+/// MariaDB has a limit for clients that stop in a transaction. There are two more for transactions that only read or
+/// have written, which come first if they are set. The other kind of server is told the limit in each transaction.
 const SETUP: &str = "SET autocommit = 1, completion_type = 0, \
                      sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', sql_safe_updates = 0, \
                      sql_select_limit = 18446744073709551615, innodb_lock_wait_timeout = 1, lock_wait_timeout = 2, \
@@ -45,7 +45,7 @@ pub(crate) struct Session {
     is_cut: AtomicBool,
 }
 
-/// A packet failed. The server stops at the first statement that fails, and leaves a transaction open.
+/// The failure of a packet. The server stops at the first statement that fails, and leaves a transaction open.
 #[derive(Debug)]
 pub(crate) struct Failed {
     /// How many statements had succeeded, if none of these has rows.
@@ -75,7 +75,7 @@ impl Session {
         self.is_cut.load(Ordering::Acquire)
     }
 
-    /// Nothing is sent on it any more.
+    /// Sends nothing on it any more.
     pub(crate) fn cut(&self) {
         self.is_cut.store(true, Ordering::Release);
     }
@@ -90,7 +90,7 @@ impl Session {
         }
     }
 
-    /// Sends a packet of statements, and gives the rows of each statement that has rows.
+    /// Sends a packet of statements, and returns the rows of each statement that has rows.
     pub(crate) async fn run(&self, packet: &str) -> Result<Vec<Vec<Row>>, Failed> {
         let mut connection = self.connection.lock().await;
         match connection.as_mut().filter(|_| !self.is_closed()) {
@@ -106,8 +106,8 @@ impl Drop for Session {
     }
 }
 
-/// Closes a connection at once. The driver would ask the server first, and wait for what is under way, which may be for
-/// ever; but only if there is a runtime.
+/// Closes a connection at once. Inside a runtime the driver would ask the server first, and wait for the packet under
+/// way, maybe for ever.
 fn close(connection: Option<Conn>) {
     let Some(connection) = connection else { return };
     let closing = thread::Builder::new().name("lockkeeper-close".into()).spawn(move || drop(connection));
@@ -135,7 +135,7 @@ async fn run(connection: &mut Conn, packet: &str) -> Result<Vec<Vec<Row>>, Faile
     }
 }
 
-/// Sets the connection up, and asks what the server is.
+/// Sets the connection up, and asks the server for its facts.
 async fn greet(connection: &mut Option<Conn>) -> Result<ServerFacts, StoreError> {
     let Some(connection) = connection else { return Err(crate::trouble::closed()) };
     let names = VARIABLES.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! What a URL says: server, login, database, prefix of the tables and options. Its `Debug` shows no secret.
+//! The settings in a URL: server, login, database, prefix of the tables and options. Its `Debug` shows no secret.
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::trouble::config;
 
 const FORM: &str = "mysql://USER:PASSWORD@HOST:PORT/DATABASE?prefix=lockkeeper_";
 
-/// The driver refuses to send more than this. It asks the server otherwise, which takes a round trip.
+/// The largest packet that the driver sends. Otherwise it asks the server for the limit, which takes a round trip.
 const LARGEST_PACKET: usize = 64 << 20;
 
 /// All options of a URL. Each has a row in `docs/stores.md`.
@@ -44,7 +44,7 @@ pub(crate) enum Encryption {
     Verified(TlsFiles),
 }
 
-/// Everything that a URL says.
+/// All settings in a URL.
 #[derive(Clone)]
 pub(crate) struct Settings {
     /// The URL without secrets.
@@ -78,12 +78,12 @@ struct Options {
     strict: bool,
 }
 
-/// Who logs in.
+/// The login in a URL.
 #[derive(Default)]
 struct Login {
     user: Option<String>,
     password: Option<String>,
-    /// What is shown of it.
+    /// The part of it that may be shown.
     shown: String,
 }
 
@@ -186,11 +186,11 @@ impl Options {
             .db_name(Some(database.clone()))
             .prefer_socket(false)
             .tcp_nodelay(true)
-            // The connection to a dead server ends, also one on which nothing is asked.
+            // The connection to a dead server ends, even if nothing is asked on it.
             .tcp_keepalive(Some(Duration::from_secs(15)))
             .stmt_cache_size(0)
             .max_allowed_packet(Some(LARGEST_PACKET))
-            // Only pools of the driver look at it. If it is not said here, the driver asks the server.
+            // Only pools of the driver look at it. Without it, the driver asks the server.
             .wait_timeout(Some(28_800));
         Ok(Settings {
             shown,
@@ -206,7 +206,7 @@ impl Options {
     }
 }
 
-/// Where the server of a driver listens, for messages.
+/// Returns the address at which the server of a driver listens, for messages.
 pub(crate) fn address(driver: &Opts) -> String {
     match driver.socket() {
         Some(socket) => socket.to_owned(),
@@ -230,7 +230,7 @@ fn encryption(mode: Option<&str>, files: TlsFiles) -> Result<Encryption, StoreEr
     }
 }
 
-/// The tables are called so in front.
+/// Checks the prefix, with which the names of the tables begin.
 fn prefix(value: &str) -> Result<String, StoreError> {
     let first = value.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase());
     let rest = value.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');

@@ -1,8 +1,8 @@
-//! The statements that requests send, by what they do. They are made of numbers and hexadecimal literals only, so nothing
-//! in them can be anything else than a value.
+//! The statements that requests send, one function for each use. They are made of numbers and hexadecimal literals
+//! only, so nothing in them can be anything else than a value.
 //!
-//! Rows are locked in order of name, and what decides is read in a later statement than the one that locks: at READ
-//! COMMITTED each statement sees what was committed before it began, and has a clock of its own.
+//! Rows are locked in order of name, and the rows that decide are read in a later statement than the one that locks: at
+//! READ COMMITTED each statement sees what was committed before it began, and has a clock of its own.
 
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ impl LockWait {
     }
 }
 
-/// What to do about rows that others have locked.
+/// The way to treat rows that others have locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Busy {
     /// They are left out.
@@ -73,7 +73,7 @@ impl std::fmt::Display for Hex<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         f.write_str("x'")?;
-        // Most of what is sent consists of these, and the machinery of formatting costs ten times as much.
+        // Most of the text consists of these, and the machinery of formatting costs ten times as much.
         let mut digits = [0; 256];
         for bytes in self.0.chunks(digits.len() / 2) {
             for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
@@ -112,8 +112,8 @@ pub(crate) fn literals<'a>(names: impl IntoIterator<Item = &'a Name>) -> String 
 /// More contenders than these are looked up as one range.
 const A_FEW: usize = 4;
 
-/// Finds the tombstones of contenders, and perhaps others between them: there are few of them at a time, and to read one range
-/// costs the server less than to read the text of many ids. Those whose time has passed decide nothing.
+/// Finds the tombstones of contenders, and perhaps others between them: there are few of them at a time, and to read
+/// one range costs the server less than to read the text of many ids. Those whose time has passed decide nothing.
 fn tombstones_of(contenders: &[ContenderId]) -> String {
     let mut texts: Vec<String> = contenders.iter().map(ContenderId::to_string).collect();
     let literal = |text: &mut String, id: &String| _ = write!(text, "{}", Hex(id.as_bytes()));
@@ -140,9 +140,10 @@ impl Statements {
         text.replace("{p}", &self.prefix)
     }
 
-    /// The first flight: begins, locks and reads. It begins with a rollback, because the beginning of a transaction commits
-    /// one that was left open. The server ends a client that stops before the second flight: MariaDB is told so once, when
-    /// the session begins. Each statement is an answer of its own on the wire, so there are as few as can be.
+    /// The first flight: begins, locks and reads. It begins with a rollback, because the beginning of a transaction
+    /// commits one that was left open. The server ends a client that stops before the second flight: MariaDB is told so
+    /// once, when the session begins. Each statement has an answer of its own on the wire, so there are as few as can
+    /// be.
     pub(crate) fn first_flight(&self, lock: &str, read: &str) -> String {
         let begin = match self.dialect {
             // The chain is a new transaction, whether there was one to roll back or not.
@@ -157,7 +158,7 @@ impl Statements {
         format!("{}; {}", writes.join("; "), self.end("COMMIT"))
     }
 
-    /// Instead of a second flight.
+    /// Ends the transaction instead of a second flight.
     pub(crate) fn roll_back(&self) -> String {
         self.end("ROLLBACK")
     }
@@ -180,8 +181,8 @@ impl Statements {
         self.lock_and_read("name", table, names, busy)
     }
 
-    /// Locks rows of resources by name, and reads them: what the statement that locks a row has read of it stays so. A name
-    /// without a row, and one that was skipped, are not among them.
+    /// Locks rows of resources by name, and reads them: the values that the statement has read of a locked row stay so.
+    /// A name without a row, and one that was skipped, are not among them.
     pub(crate) fn lock_resources<'a>(&self, names: impl IntoIterator<Item = &'a Name>, busy: Busy) -> String {
         self.lock_and_read("name, high_water, capacity, moved, holder", Table::Resource, names, busy)
     }
@@ -215,16 +216,17 @@ impl Statements {
         }
     }
 
-    /// Makes rows that can be locked. It is a transaction of its own: in another one, the lock that it takes on a row that
-    /// is there already could end in a deadlock. Its time includes that of the disk.
+    /// Makes rows that can be locked. It is a transaction of its own: in another one, the lock that it takes on a row
+    /// that is there already could end in a deadlock. Its time includes that of the disk.
     pub(crate) fn make<'a>(&self, table: Table, names: impl IntoIterator<Item = &'a Name>) -> String {
         let rows = list(names, |text, name| _ = write!(text, "({}, {CLOCK})", literal(name)));
         let insert = format!("INSERT IGNORE INTO {}{} (name, used) VALUES {rows}", self.prefix, table.word());
         format!("{}; {}", self.roll_back(), self.bounded(&insert, LockWait::Whole))
     }
 
-    /// What the server is just now, in words: whether it takes writes, how this connection is set, for how many seconds its
-    /// client may stop in a transaction, and the id in the row of table `store`. They have a length of their own, because a union cuts off switches, which the server takes for shorter than they are.
+    /// The state of the server just now, in words: whether it takes writes, the settings of this connection, for how
+    /// many seconds its client may stop in a transaction, and the id in the row of table `store`. The text has a length
+    /// of its own. Otherwise a union would cut it off, because the server takes switches for shorter than they are.
     fn state(&self) -> &'static str {
         match self.dialect {
             Dialect::MariaDb => {
@@ -243,12 +245,12 @@ impl Statements {
         self.parts(names, contenders, RESOURCES)
     }
 
-    /// The same without rows of resources, which the statement before it has locked and read.
+    /// Reads the same without rows of resources, which the statement before it has locked and read.
     pub(crate) fn read_rest(&self, names: &[Name], contenders: &[ContenderId]) -> String {
         self.parts(names, contenders, "")
     }
 
-    /// Those of the names that have a row.
+    /// Reads those of the names that have a row.
     pub(crate) fn existing<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> String {
         let (p, names) = (&self.prefix, literals(names));
         format!("SELECT name FROM {p}resource FORCE INDEX (PRIMARY) WHERE name IN ({names})")
@@ -280,9 +282,9 @@ impl Statements {
         text
     }
 
-    /// What a keeper that waits has to know, at one moment. The parts: 0 the clock; 1 per name, when its holders last
-    /// changed and how many wait before this keeper; 2 grants of this keeper that it has not confirmed; 3 per latch, when it
-    /// last changed.
+    /// The facts that a keeper that waits needs, at one moment. The parts: 0 the clock; 1 per name, when its holders
+    /// last changed and how many wait before this keeper; 2 grants of this keeper that it has not confirmed; 3 per
+    /// latch, when it last changed.
     pub(crate) fn poll(&self, keeper: KeeperId, names: &[Name], latches: &[Name]) -> String {
         let (p, state) = (&self.prefix, self.state());
         let mut text = format!(
@@ -312,8 +314,8 @@ impl Statements {
         text
     }
 
-    /// Has the commit of a transaction reach the disk, although nothing became different: what it read may have been
-    /// committed by another one just now, which others see before it is on disk.
+    /// Has the commit of a transaction reach the disk, although it changed nothing. Another transaction may have
+    /// committed the rows that it read just now, and others see a commit before it is on disk.
     pub(crate) fn touch<'a>(
         &self,
         table: Table,
@@ -324,7 +326,8 @@ impl Statements {
         format!("UPDATE {p}{table} FORCE INDEX (PRIMARY) SET used = {now} WHERE name IN ({names})")
     }
 
-    /// A latch, and what was answered to an operation. The parts: 0 the clock and the floor; 1 the row; 2 the answer.
+    /// A latch, and the remembered answer to an operation. The parts: 0 the clock and the floor; 1 the row; 2 the
+    /// answer.
     pub(crate) fn read_latch(&self, name: &Name, op: ContenderId) -> String {
         let (p, state, name, op) = (&self.prefix, self.state(), literal(name), op.to_string());
         let op = Hex(op.as_bytes());
@@ -336,7 +339,7 @@ impl Statements {
         )
     }
 
-    /// A fence, for how long it was not written, the clock, and the state of the server.
+    /// A fence, the time since it was written, the clock, and the state of the server.
     pub(crate) fn read_fence(&self, name: &Name) -> String {
         let (p, state, name) = (&self.prefix, self.state(), literal(name));
         format!(
@@ -390,8 +393,8 @@ mod tests {
         }
     }
 
-    /// Whatever was left open is undone, because the beginning of a transaction would commit it; and who stops in the middle
-    /// is ended, but not who stops afterwards.
+    /// An open transaction is undone, because the beginning of another one would commit it. A client that stops in the
+    /// middle is ended, but not one that stops afterwards.
     #[test]
     fn law_6_a_transaction_begins_with_a_rollback() {
         let (mariadb, mysql) = (statements(Dialect::MariaDb), statements(Dialect::MySql));

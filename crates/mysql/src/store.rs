@@ -1,4 +1,4 @@
-//! The store: what it can do, and its side of the `Store` trait.
+//! The store: its abilities, and its side of the `Store` trait.
 
 use std::{
     fmt,
@@ -24,7 +24,7 @@ use crate::{
     statements::LockWait,
 };
 
-/// What the MariaDB and MySQL store can do. It is tested with MariaDB 10.11, and not with MySQL.
+/// The abilities of the MariaDB and MySQL store. It is tested with MariaDB 10.11, and not with MySQL.
 pub static CAPABILITY: Capability = {
     let mut can = Capability::new("mysql");
     can.between_processes = true;
@@ -49,7 +49,7 @@ pub(crate) struct MySqlStore {
     /// Groups, reads and polls. Nothing on it waits for others for long.
     pub(crate) requests: Arc<Connection>,
     pub(crate) renewals: Connection,
-    /// Whatever may have to wait for a row: requests that are asked again alone, latches, fences.
+    /// Work that may have to wait for a row: requests that are asked again alone, latches, fences.
     pub(crate) waits: Connection,
     /// Polls and sweeps.
     pub(crate) tasks: Mutex<Vec<Background>>,
@@ -91,8 +91,8 @@ impl MySqlStore {
         self.work(&self.requests, LockWait::Brief, work).await
     }
 
-    /// Does what a user's call waits for by itself, and which may have to wait for a row. Whoever loses against others stands
-    /// in the queue again for most of the time of a request: nobody else repeats it, and nothing was done.
+    /// Does work that a user's call waits for by itself, and that may have to wait for a row. Work that loses against
+    /// others waits in the queue again for most of the time of a request: nobody else repeats it, and nothing was done.
     async fn call<T, F>(&self, work: impl Fn(Group) -> F + Clone + Send + 'static) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -144,7 +144,7 @@ impl Store for MySqlStore {
     }
 
     fn watch<'a>(&'a self, topic: &'a Topic) -> Reply<'a, Option<Watch>> {
-        // Whoever waits is polled for from its first claim on.
+        // A waiter is polled for from its first claim on.
         let watched = !matches!(topic, Topic::Grants(_));
         let watch = watched.then(|| Watch::new(self.own.waits.watch(topic.clone())));
         Box::pin(std::future::ready(Ok(watch)))

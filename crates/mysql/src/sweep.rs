@@ -1,4 +1,4 @@
-//! The sweep: removes what ended and nobody asks for any more. One keeper of all does it, once a minute.
+//! The sweep: removes rows that have ended and that nobody asks for any more. One keeper of all does it, once a minute.
 //!
 //! It goes through the tables by primary key, a part at a time, so it needs no index that every request would have to
 //! keep, and stops nobody for long.
@@ -54,11 +54,11 @@ pub(crate) async fn run(requests: Weak<Connection>, own: Own) {
 struct Sweep {
     requests: Arc<Connection>,
     own: Own,
-    /// When it began, by the server's clock.
+    /// The time at which it began, by the server's clock.
     now: i64,
 }
 
-/// What is known of the row of a name without a lock.
+/// The facts about the row of a name, as they are known without a lock.
 struct Seen {
     name: Name,
     used: i64,
@@ -94,7 +94,7 @@ impl Sweep {
         Ok(())
     }
 
-    /// Runs a lone packet, and gives the rows of its last statement that has rows.
+    /// Runs a lone packet, and returns the rows of its last statement that has rows.
     async fn rows(&self, packet: String) -> Result<Vec<Row>, StoreError> {
         let run = self.requests.run(move |session, _| {
             Box::pin(async move { flights::rows(&session, &session.statements.in_tables(&packet)).await })
@@ -227,7 +227,7 @@ impl Sweep {
         }
     }
 
-    /// Removes what is remembered only for a time.
+    /// Removes rows that are remembered only for a time.
     async fn old(&self, table: &str) -> Result<(), StoreError> {
         loop {
             let delete = format!(
@@ -244,14 +244,14 @@ impl Sweep {
     }
 }
 
-/// What could not be done is done by the next sweep.
+/// Logs the failure of a part. The next sweep does that part.
 fn skip(done: Result<(), StoreError>) {
     if let Err(error) = done {
         tracing::debug!(%error, "a part of the sweep failed; another one follows");
     }
 }
 
-/// A number that was granted to somebody. Others must not raise the floor of all.
+/// Checks that a number was granted to somebody. Others must not raise the floor of all.
 fn granted(high_water: i64) -> Result<i64, StoreError> {
     high_water_from(high_water)?;
     Ok(high_water)
@@ -278,7 +278,7 @@ async fn remove_latches(session: &Session, progress: &Progress, names: &[Name], 
     flights::second(session, progress, &writes).await
 }
 
-/// Numbers are given above the floor, so a name that comes back goes on above those that it had.
+/// Raises the floor. Numbers are given above it, so a name that comes back goes on above those that it had.
 fn raise(highest: i64) -> String {
     format!("UPDATE {{p}}store SET floor = GREATEST(floor, {highest})")
 }

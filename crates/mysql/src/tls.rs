@@ -1,4 +1,4 @@
-//! Tells the driver what to trust and what to show. Files are read once, when the store is opened.
+//! Gives the driver the certificates to trust and to show. Files are read once, when the store is opened.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -31,7 +31,7 @@ pub(crate) fn secure(driver: OptsBuilder, files: &TlsFiles) -> Result<OptsBuilde
         _ => return Err(config("a client certificate needs both options, ssl-cert= and ssl-key=")),
     };
     let options = SslOpts::default()
-        // Those of the system or the file, and no others.
+        // The certificates of the system or of the file, and no others.
         .with_disable_built_in_roots(true)
         .with_root_certs(trusted)
         .with_client_identity(identity);

@@ -8,7 +8,7 @@ pub(crate) fn config(message: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Config, message).not_applied()
 }
 
-/// The tables are not what this program made.
+/// The tables are not as this program made them.
 pub(crate) fn corrupt(message: impl Into<String>) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, message).not_applied()
 }
@@ -48,12 +48,12 @@ pub(crate) fn closed() -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, "the connection was closed; connect anew").not_applied()
 }
 
-/// What a failure means for the connection that it came from.
+/// The effect of a failure on the connection that it came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Severity {
     /// Nothing was done, and the transaction can be rolled back: it lost against another one.
     LostRace,
-    /// Whatever state the connection is in, it is closed.
+    /// The connection is closed, in any state.
     Fatal,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn code(error: &Error) -> Option<u16> {
     }
 }
 
-/// How bad an error is. Few are known to leave a connection that a rollback makes good: a lock that took too long, a
+/// Returns how bad an error is. Few errors leave a connection that a rollback makes good: a lock that took too long, a
 /// deadlock, and a row that changed since it was read.
 pub(crate) fn severity(error: &Error) -> Severity {
     match code(error) {
@@ -74,7 +74,8 @@ pub(crate) fn severity(error: &Error) -> Severity {
     }
 }
 
-/// What an error means and what to do. It counts as maybe applied if there was no answer; the caller knows more.
+/// Adds the meaning of an error and its remedy. It counts as maybe applied if there was no answer; the caller knows
+/// more.
 pub(crate) fn explain(error: Error) -> StoreError {
     let Error::Server(answer) = &error else { return unanswered(error) };
     let (code, said) = (answer.code, answer.message.clone());
@@ -95,7 +96,7 @@ fn unanswered(error: Error) -> StoreError {
     with_cause(StoreError::new(kind, message), error)
 }
 
-/// What the driver does not do.
+/// The remedy for an error that the driver raises by itself.
 fn refused_by_driver(error: &Error) -> Option<Remedy> {
     use StoreErrorKind::{Config, Denied};
     let Error::Driver(error) = error else { return None };
@@ -138,7 +139,7 @@ pub(crate) fn not_connected(address: &str, error: Error) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
 }
 
-/// The driver's own words around a cause only repeat which kind it is of.
+/// Adds the cause without the driver's own words around it, which only repeat its kind.
 fn with_cause(explained: StoreError, error: Error) -> StoreError {
     match error {
         Error::Io(IoError::Io(cause)) => explained.with_source(cause),
@@ -151,7 +152,7 @@ fn with_cause(explained: StoreError, error: Error) -> StoreError {
 fn is_tls(error: &IoError) -> bool {
     match error {
         IoError::Tls(_) => true,
-        // What rustls finds wrong while it reads or writes.
+        // The errors that rustls finds while it reads or writes.
         IoError::Io(io) => io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
     }
 }
@@ -161,7 +162,7 @@ fn is_tls(_error: &IoError) -> bool {
     false
 }
 
-/// What kind of trouble it is, and what to do.
+/// The kind of a trouble, and its remedy.
 type Remedy = (StoreErrorKind, &'static str);
 
 fn known(code: u16) -> Option<Remedy> {

@@ -1,7 +1,7 @@
-//! What a keeper waits for and watches, and when each of it is polled. It sends nothing.
+//! The names that a keeper waits for and the topics that it watches, with the times of their polls. It sends nothing.
 //!
-//! All of it is one read of primary keys. It comes soon after a queue has moved and rarely when it has not for long, and the
-//! later the more contenders wait before this keeper.
+//! One poll reads all of them by primary key. It comes soon after a queue has moved, rarely when it has not for long,
+//! and the later the more contenders wait before this keeper.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -20,14 +20,14 @@ use tokio::{sync::Notify, time::Instant};
 /// How soon a poll comes after a queue has moved, and how rarely if it has not moved for long.
 const SOONEST: Duration = Duration::from_millis(5);
 const RAREST: Duration = Duration::from_millis(500);
-/// The same for watchers, who do not hold others up.
+/// The same for watchers, which do not hold others up.
 const SOONEST_WATCH: Duration = Duration::from_millis(20);
-/// No poll is later than this, however many wait before: waiters ask themselves about as often.
+/// No poll is later than this, even if very many wait before: waiters ask themselves about as often.
 pub(crate) const LATEST: Duration = Duration::from_secs(1);
-/// So much is polled at once.
+/// The number of names that are polled at once.
 const AT_ONCE: usize = 256;
 
-/// What a keeper waits for and watches.
+/// The names that a keeper waits for and the topics that it watches.
 #[derive(Default)]
 pub(crate) struct Waits {
     state: Mutex<State>,
@@ -38,13 +38,13 @@ pub(crate) struct Waits {
 struct State {
     names: HashMap<Name, Waiting>,
     topics: HashMap<Topic, Watched>,
-    /// Contenders that were granted something, as a poll has found.
+    /// Contenders of which a poll has found that they were granted something.
     granted: HashSet<ContenderId>,
 }
 
 /// The contenders of this keeper that wait for a name.
 struct Waiting {
-    /// When each of them last asked.
+    /// The time at which each of them last asked.
     asked: HashMap<ContenderId, Instant>,
     seen: Seen,
     beat: Beat,
@@ -56,12 +56,13 @@ struct Watched {
     beat: Beat,
 }
 
-/// When something last changed, by the server's clock, as far as is known, and when this keeper first saw that.
+/// The last change of something, by the server's clock, as far as it is known, and the time when this keeper first saw
+/// it.
 #[derive(Clone, Copy, Default)]
 struct Seen(Option<(i64, Instant)>);
 
 impl Seen {
-    /// Takes in when it last changed; returns whether that is news.
+    /// Takes in the time of the last change; returns whether that is news.
     fn take(&mut self, moved: i64, now: Instant) -> bool {
         let is_news = self.0.is_none_or(|(seen, _)| seen != moved);
         if is_news {
@@ -70,7 +71,7 @@ impl Seen {
         is_news
     }
 
-    /// For how long it has rested. A clock that was set back does not know, but this keeper does.
+    /// Returns for how long it has rested. A clock that was set back cannot tell that, but this keeper can.
     fn rested(&self, clock: i64, now: Instant) -> Duration {
         let Some((moved, first)) = self.0 else { return Duration::ZERO };
         match u64::try_from(clock - moved) {
@@ -85,7 +86,7 @@ impl Waits {
         support::lock(&self.state)
     }
 
-    /// Takes in what was answered: who waits from now on, and who does not any more.
+    /// Takes in the answers: the contenders that wait from now on, and those that do not any more.
     pub(crate) fn answered(&self, group: &[Request], answers: &[Answer]) {
         let mut state = self.lock();
         let mut is_new = false;
@@ -110,7 +111,7 @@ impl Waits {
         self.lock().granted.remove(&contender)
     }
 
-    /// This keeper has changed something itself: those who watch it are told at once.
+    /// Tells those who watch a topic at once that this keeper has changed it.
     pub(crate) fn changed(&self, topic: Topic, wakes: &WakeSink) {
         if self.lock().topics.contains_key(&topic) {
             wakes.wake(Wake::Changed(topic));
@@ -130,7 +131,7 @@ impl Waits {
         self.changed.notified().await;
     }
 
-    /// What is due now; or when the next will be, if anything will.
+    /// Returns the polls that are due now, or the time of the next one, if there will be any.
     pub(crate) fn due(&self) -> Result<Due, Option<Instant>> {
         let mut state = self.lock();
         let now = Instant::now();
@@ -158,7 +159,7 @@ impl Waits {
         Ok(Due { names: earliest(names), latches: earliest(latches) })
     }
 
-    /// Takes in what a poll has found, and returns what the engine is to be told.
+    /// Takes in the news of a poll, and returns the wakes for the engine.
     pub(crate) fn found(&self, due: &Due, news: &News) -> Vec<Wake> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -187,7 +188,7 @@ impl Waits {
 }
 
 impl State {
-    /// Whether it was not known that this contender waits.
+    /// Notes that this contender waits; returns whether that is news.
     fn waits(&mut self, name: &Name, contender: ContenderId, ahead: u32) -> bool {
         let now = Instant::now();
         let soon = Beat::after(now, pause(Duration::ZERO, SOONEST, ahead));
@@ -225,13 +226,13 @@ fn pause(since: Duration, soonest: Duration, ahead: u32) -> Duration {
     ((since / 10).clamp(soonest, RAREST) * ahead.saturating_add(1)).min(LATEST)
 }
 
-/// As many as one poll takes, of those that are due first: so each has its turn, however many there are.
+/// Chooses as many as one poll takes, those that are due first: so each has its turn, even among very many.
 fn earliest(mut due: Vec<(Instant, &Name)>) -> BTreeSet<Name> {
     due.sort_unstable();
     due.into_iter().take(AT_ONCE).map(|(_, name)| name.clone()).collect()
 }
 
-/// When the next poll is due.
+/// The time of the next poll, and the pause before it.
 #[derive(Clone, Copy)]
 struct Beat {
     due: Instant,
@@ -248,7 +249,7 @@ impl Beat {
     }
 }
 
-/// What is to be polled.
+/// The names and latches to poll.
 #[derive(Clone, Default)]
 pub(crate) struct Due {
     pub(crate) names: BTreeSet<Name>,
@@ -267,7 +268,7 @@ impl Drop for Subscription {
     }
 }
 
-/// What a poll has found.
+/// The news that a poll has found.
 #[derive(Default)]
 pub(crate) struct News {
     pub(crate) clock: i64,
@@ -279,7 +280,7 @@ pub(crate) struct News {
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Moved {
-    /// When the holders last changed, by the server's clock.
+    /// The time at which the holders last changed, by the server's clock.
     pub(crate) moved: i64,
     /// How many wait before this keeper.
     pub(crate) ahead: u32,

@@ -1,7 +1,7 @@
 //! Looks for news and wakes the engine: the server tells nobody anything, so a keeper that waits or watches polls.
 //!
-//! What a poll finds is a hint only: others see what is committed before it is on disk, so a waiter that was granted asks
-//! again, which is a transaction of its own.
+//! A poll finds hints only: others see a commit before it is on disk. So a waiter that was granted asks again, in a
+//! transaction of its own.
 
 use std::{sync::Weak, time::Duration};
 

@@ -1,10 +1,10 @@
 //! One contender's attempt to hold a resource at a majority of members, from its first claim to its end.
 //!
-//! Pure: the caller sends what [`Attempt`] asks for, tells it what came back, and says what time it is. The order of calls is
+//! Pure: the caller sends the requests of an [`Attempt`], and tells it the answers and the time. The order of calls is
 //! free: answers may come late, never, or in another order than their requests.
 //!
-//! The files: `at_member.rs` is what the contender knows of one member; `counting.rs` decides from all of them whether it
-//! holds; this file decides what to send.
+//! The files: `at_member.rs` has the contender's knowledge of one member; `counting.rs` decides from all of them
+//! whether it holds; this file decides which requests to send.
 
 mod at_member;
 #[cfg(test)]
@@ -25,9 +25,9 @@ pub(crate) use mistake::Mistake;
 pub struct Attempt {
     majority: Majority,
     sharing: Sharing,
-    /// Whether it waits in line where it is not served at once.
+    /// Whether it waits in the queue if it is not served at once.
     waits: bool,
-    /// The member at which it waits in line.
+    /// The member in whose queue it waits.
     gate: usize,
     /// Claims ask for a number of at least this.
     at_least: GrantNumber,
@@ -48,7 +48,7 @@ pub struct Attempt {
     mistake: Option<Mistake>,
 }
 
-/// How far an attempt is.
+/// The stage of an attempt.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Phase {
     Asking,
@@ -65,7 +65,7 @@ enum Phase {
 }
 
 impl Attempt {
-    /// An attempt that waits in line at `gate` only, unless that grants and others do not.
+    /// Returns an attempt that waits in the queue of `gate` only, unless that member grants and others do not.
     pub fn new(majority: Majority, sharing: Sharing, gate: usize) -> Self {
         Self {
             majority,
@@ -86,9 +86,10 @@ impl Attempt {
         }
     }
 
-    /// An attempt that goes on with the hold of another process, which was granted this number. It sends nothing but
-    /// renewals and leaves. Members count only if they all show the same number, and not a lower one. A member that has
-    /// granted anew meanwhile, to a late copy of a claim, shows another one: whoever held in between had a higher number.
+    /// Returns an attempt that goes on with the hold of another process, which was granted this number. It sends
+    /// nothing but renewals and leaves. Members count only if they all show the same number, and not a lower one. A
+    /// member that has granted anew meanwhile, to a late copy of a claim, shows another one: any holder in between had
+    /// a higher number.
     pub fn adopt(majority: Majority, number: GrantNumber) -> Self {
         let mut attempt = Self::new(majority, Sharing::Shared, 0);
         (attempt.phase, attempt.target) = (Phase::Adopting { number }, number);
@@ -100,7 +101,7 @@ impl Attempt {
         attempt
     }
 
-    /// The same for a contender that does not wait.
+    /// Returns the same attempt for a contender that does not wait.
     #[must_use]
     pub fn trying(self) -> Self {
         Self { waits: false, ..self }
@@ -111,7 +112,8 @@ impl Attempt {
         self.begin_at(|_| true, at_least)
     }
 
-    /// Claims at the gate, and at those of the other members that are worth it. The rest is asked when the gate has granted.
+    /// Claims at the gate, and at those of the other members that are worth it. The rest is asked when the gate has
+    /// granted.
     pub fn begin_at(&mut self, worth_it: impl Fn(usize) -> bool, at_least: GrantNumber) -> Vec<Ask> {
         self.at_least = at_least;
         let asked = (0..self.members.len()).filter(|member| *member == self.gate || worth_it(*member));
@@ -119,8 +121,8 @@ impl Attempt {
         asked.into_iter().map(|member| self.claim(member, self.waits && member == self.gate)).collect()
     }
 
-    /// Claims at the gate only. While others hold, whatever else it got would be in their way. The other members are asked
-    /// when the gate has granted.
+    /// Claims at the gate only. While others hold, its holds at other members would be in their way. The other members
+    /// are asked when the gate has granted.
     pub fn begin_at_gate(&mut self, at_least: GrantNumber) -> Vec<Ask> {
         self.begin_at(|_| false, at_least)
     }
@@ -145,14 +147,14 @@ impl Attempt {
         }
     }
 
-    /// No answer to this request came in time. One may come later.
+    /// Notes that no answer to this request came in time. One may come later.
     pub fn silent(&mut self, member: usize, stamp: Stamp) {
         if let Some(at) = self.members.get_mut(member) {
             at.silent(stamp);
         }
     }
 
-    /// This request was never sent, and will not arrive.
+    /// Notes that this request was never sent, and will not arrive.
     pub fn unsent(&mut self, member: usize, stamp: Stamp) {
         if let Some(at) = self.members.get_mut(member) {
             at.silent(stamp);
@@ -160,14 +162,15 @@ impl Attempt {
         }
     }
 
-    /// Another server has this member's place, so what the one before has granted does not count any more.
+    /// Forgets the hold at this member: another server has its place, so the grant of the one before does not count any
+    /// more.
     pub fn forget(&mut self, member: usize) {
         if let Some(at) = self.members.get_mut(member) {
             at.forget();
         }
     }
 
-    /// What to send next. Call it after every answer; what is under way is not asked for again.
+    /// Returns the requests to send next. Call it after every answer; requests under way are not asked for again.
     pub fn next(&mut self, now: BootTime) -> Vec<Ask> {
         self.count(now);
         match self.phase {
@@ -185,7 +188,8 @@ impl Attempt {
         let others: Vec<usize> = (0..self.members.len()).filter(|member| *member != self.gate).collect();
         match self.members[self.gate].place(now) {
             Place::InLine if self.expects_gate && self.members[self.gate].is_claiming() => Vec::new(),
-            // Whoever is next in line at the gate needs the others. Staying there would overtake it, or block it.
+            // The next contender in the queue of the gate needs the others. Staying there would overtake it, or block
+            // it.
             Place::InLine | Place::Busy => {
                 let is_there = |at: &AtMember| {
                     matches!(at.place(now), Place::Held | Place::InLine) || at.has_lost_claim()
@@ -211,7 +215,7 @@ impl Attempt {
         let at = &self.members[member];
         let free = match at.place(now) {
             Place::Out | Place::Gone | Place::Busy => true,
-            // A leave that is still under way could arrive after the claim, and end what that brings.
+            // A leave that is still under way could arrive after the claim, and end the hold that it brings.
             Place::Leaving => self.makes(Mistake::ClaimBeforeLeft),
             Place::Held | Place::InLine | Place::Spent => false,
         };
@@ -229,8 +233,8 @@ impl Attempt {
         low.into_iter().map(|(member, to)| self.send(member, Request::Raise { to })).collect()
     }
 
-    /// Claims again where the hold is gone, if a majority without that member has confirmed it in this round: a member that
-    /// has lost its data gets it back, but an eviction or a lost majority is not undone.
+    /// Claims again where the hold is gone, if a majority without that member has confirmed it in this round: a member
+    /// that has lost its data gets it back, but an eviction or a lost majority is not undone.
     fn create_again(&mut self, now: BootTime) -> Vec<Ask> {
         let Phase::Holding { number, .. } = self.phase else { return Vec::new() };
         // A reader's number at that member could not be the one that it was told.
@@ -247,13 +251,13 @@ impl Attempt {
         gone.into_iter().map(|member| self.claim(member, false)).collect()
     }
 
-    /// From now on, all members are to show the same number.
+    /// Begins to bring all members to the same number.
     pub fn begin_to_level(&mut self) {
         self.levels = true;
     }
 
-    /// The number that all members are to show: the highest of them. Only of an exclusive hold, because others take the
-    /// number that a member shows for the floor that they must not exceed.
+    /// The number that all members are to show: the highest of them. There is one only for an exclusive hold, because
+    /// others take the number that a member shows for the floor that they must not exceed.
     fn top(&self, now: BootTime) -> Option<GrantNumber> {
         let levels = self.levels && self.sharing == Sharing::Exclusive;
         self.members.iter().filter(|_| levels).filter_map(|at| at.vote(now)).map(|vote| vote.number).max()
@@ -266,8 +270,8 @@ impl Attempt {
         self.raise_to(top, now)
     }
 
-    /// A member said by itself that it has granted. If it can only be the gate, all are asked at once: the answer of the
-    /// gate decides whether what the others grant is kept.
+    /// Takes note that a member said by itself that it has granted. If it can only be the gate, all are asked at once:
+    /// the answer of the gate decides whether the grants of the others are kept.
     pub fn pushed(&mut self, now: BootTime) -> Vec<Ask> {
         let gate = &self.members[self.gate];
         if self.phase != Phase::Asking || gate.place(now) != Place::InLine || gate.is_claiming() {
@@ -283,7 +287,7 @@ impl Attempt {
         asks
     }
 
-    /// Asks again at every member where it waits in line.
+    /// Asks again at every member in whose queue it waits.
     pub fn ask_again(&mut self, now: BootTime) -> Vec<Ask> {
         let in_line = |at: &AtMember| at.place(now) == Place::InLine && !at.is_claiming();
         let in_line = (0..self.members.len()).filter(|member| in_line(&self.members[*member]));
@@ -291,7 +295,7 @@ impl Attempt {
         in_line.into_iter().map(|member| self.claim(member, true)).collect()
     }
 
-    /// Renews: everywhere once it holds, and before that where members have granted.
+    /// Renews: everywhere once it holds, and before that at the members that have granted.
     pub fn renew(&mut self, now: BootTime) -> Vec<Ask> {
         self.round = self.next_stamp;
         let (everywhere, at_least) = match self.phase {
@@ -321,8 +325,8 @@ impl Attempt {
         }
         let before = std::mem::replace(&mut self.gate, gate);
         self.expects_gate = false;
-        // Where nothing was sent, nothing is to be left, and its id stays usable. A leave that may still arrive must stay the
-        // last one: the answer to another one would say that the id can be used there again.
+        // A member to which nothing was sent needs no leave, and the id stays usable there. A leave that may still
+        // arrive must stay the last one: the answer to another one would say that the id can be used there again.
         let leaves = self.is_there(before) && self.is_usable(before, BootTime(0));
         leaves.then(|| self.leave_one(before)).into_iter().collect()
     }
@@ -343,7 +347,7 @@ impl Attempt {
         self.members.get(member).is_some_and(|at| at.heard > Stamp(0) || at.may_arrive())
     }
 
-    /// From now on others may hold at the same time. False: too few members show exactly its number, or may come to show a
+    /// Lets others hold at the same time. False if too few members show exactly its number, or some may come to show a
     /// higher one, so that others could not tell its floor. Nothing was changed then.
     pub fn share(&mut self, now: BootTime) -> bool {
         let before = std::mem::replace(&mut self.sharing, Sharing::Shared);
@@ -361,8 +365,8 @@ impl Attempt {
         self.hold(now).is_some() && confirmed >= self.majority.needed()
     }
 
-    /// Whether so many members have said in the latest round of renewals that they do not have it, or have no vote, that the
-    /// others are no majority.
+    /// Whether so many members have said in the latest round of renewals that they do not have it, or have no vote,
+    /// that the others are no majority.
     pub fn is_refuted(&self, now: BootTime) -> bool {
         let against = |at: &&AtMember| at.heard >= self.round && !at.counts(now);
         self.members.len() - self.members.iter().filter(against).count() < self.majority.needed()
@@ -405,7 +409,7 @@ impl Attempt {
         place.is_some_and(|place| !matches!(place, Place::Leaving | Place::Spent))
     }
 
-    /// The member at which it waits in line.
+    /// Returns the member in whose queue it waits.
     pub fn gate(&self) -> usize {
         self.gate
     }
@@ -415,13 +419,13 @@ impl Attempt {
         self.members.get(member).is_none_or(|at| stamp < at.from)
     }
 
-    /// Whether it waits in line at this member.
+    /// Whether it waits in the queue of this member.
     pub fn is_in_line(&self, member: usize, now: BootTime) -> bool {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::InLine)
     }
 
-    /// Whether its id cannot be used at this member any more: a leave got no answer, and may arrive at any time, or it has left
-    /// a tombstone.
+    /// Whether its id cannot be used at this member any more: a leave got no answer, and may arrive at any time, or it
+    /// has left a tombstone.
     pub fn is_spent(&self, member: usize, now: BootTime) -> bool {
         self.members.get(member).is_some_and(|at| at.place(now) == Place::Spent)
     }
@@ -431,7 +435,7 @@ impl Attempt {
         self.phase == Phase::Asking
     }
 
-    /// How it ended, if it did.
+    /// Returns the way in which it ended, if it did.
     pub fn ended(&self) -> Option<&Ended> {
         match &self.phase {
             Phase::Ended(ended) => Some(ended),
@@ -472,7 +476,7 @@ impl Attempt {
         false
     }
 
-    /// The same attempt in another process, which hears no answers to what was sent before.
+    /// Returns the same attempt in another process, which hears no answers to earlier requests.
     #[cfg(test)]
     pub(crate) fn elsewhere(mut self, before: &Self) -> Self {
         let first = before.next_stamp;

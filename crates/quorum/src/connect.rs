@@ -101,14 +101,14 @@ pub(crate) enum Wanted {
     /// A majority, and the others for as long as a member may take.
     Majority,
     All,
-    /// Whoever is there.
+    /// The members that are there.
     Any,
 }
 
-/// The members that were reached, and why the others were not.
+/// The members that were reached, and the errors of the others.
 type Entered = (Vec<Found>, Vec<(usize, StoreError)>);
 
-/// Connects members side by side, on the caller's runtime: a store that can owns its connection there.
+/// Connects members side by side, on the caller's runtime. A store keeps its connection there if it can.
 pub(crate) async fn enter_all(
     entrance: &Entrance,
     settings: &Settings,
@@ -172,7 +172,7 @@ fn refuse_duplicates(found: &[Found]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Too few members could be reached.
+/// The error if too few members could be reached.
 fn unreached(errors: &[(usize, StoreError)], wanted: usize) -> StoreError {
     if let Some((_, error)) = errors.iter().find(|(_, error)| !error.is_passing()) {
         return error.clone();
@@ -183,8 +183,8 @@ fn unreached(errors: &[(usize, StoreError)], wanted: usize) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
 }
 
-/// Which quorum this is and who has its places: what members have in their records, or the members themselves if it was not
-/// founded yet.
+/// Returns the identity of the quorum, with the owners of its places: from the records of the members, or from the
+/// members themselves if it was not founded yet.
 pub(crate) fn identify(
     settings: &Settings,
     entrance: &Entrance,
@@ -215,7 +215,7 @@ pub(crate) fn identify(
     }
 }
 
-/// A quorum that nobody has founded yet. Everybody comes to the same name.
+/// Returns the identity of a quorum that nobody has founded yet. Everybody comes to the same name.
 fn unfounded(settings: &Settings, found: &[Found]) -> Identity {
     let ids: Vec<&str> = found.iter().map(|found| found.store.id()).collect();
     Identity {
@@ -225,7 +225,7 @@ fn unfounded(settings: &Settings, found: &[Found]) -> Identity {
     }
 }
 
-/// A quorum can do what each of its members can do.
+/// Limits the capability of the quorum to that of each of its members.
 fn limit(capability: &mut Capability, settings: &Settings, found: &[Found]) {
     capability.frees_crashed_at_once = true;
     for Found { store, .. } in found {

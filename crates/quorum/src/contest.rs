@@ -1,4 +1,5 @@
-//! One contender of this keeper: its attempt, and what turns the attempt's requests into those of members and back.
+//! One contender of this keeper: its attempt, and the code that turns the attempt's requests into those of members and
+//! back.
 //!
 //! Nothing here sends or waits. `quorum.rs` does.
 
@@ -22,29 +23,29 @@ use crate::{Ask, Attempt, Request, Said, link::Link, record::Vote, seating::Hear
 pub(crate) struct Contest {
     pub(crate) name: Name,
     pub(crate) contender: ContenderId,
-    /// A claim of the contender that any copy is made of. `None` if it was granted in another process.
+    /// The claim that copies are made of. `None` if it was granted in another process.
     pub(crate) claim: Option<Claim>,
     state: Mutex<ContestState>,
-    /// Something was heard.
+    /// Told when something was heard.
     pub(crate) changed: Notify,
 }
 
 #[derive(Debug)]
 pub(crate) struct ContestState {
     pub(crate) attempt: Attempt,
-    /// What a renewal asks for.
+    /// The terms of its renewals.
     pub(crate) renewal: Renewal,
-    /// When it was last renewed.
+    /// The time of its last renewal.
     pub(crate) renewed: BootTime,
-    /// When the engine last asked about it.
+    /// The time when the engine last asked about it.
     pub(crate) touched: BootTime,
     /// A hold younger than this is kept by members until it is this old.
     pub(crate) hold_at_least: Duration,
-    /// Per member, how many requests that are no leaves have no answer.
+    /// Per member, the number of requests without an answer, leaves not counted.
     outstanding: Vec<usize>,
     /// The position in the queue of the gate, as last heard.
     pub(crate) position: Option<Position>,
-    /// Since when it holds at its gate without holding altogether.
+    /// The time since which it holds at its gate without holding altogether.
     pub(crate) at_gate_since: Option<BootTime>,
     /// Whether the engine was told that it waits, so that it has to be told of a grant.
     pub(crate) told_waiting: bool,
@@ -52,19 +53,19 @@ pub(crate) struct ContestState {
     hinted: Vec<bool>,
     /// Another capacity that is in use at a member.
     pub(crate) mismatch: Option<Capacity>,
-    /// Per member, until when claims that were sent there may take effect.
+    /// Per member, the time until which claims that were sent there may take effect.
     claims_until: Vec<Option<StoreTime>>,
-    /// What members said to the leave.
+    /// The answers of members to the leave.
     pub(crate) left: Vec<Option<Left>>,
     /// Whether it held when the leave began.
     pub(crate) held: bool,
     /// Per member, whether a copy of the leave got no answer and may have been done.
     unsure: Vec<bool>,
-    /// What each member said last.
+    /// The last note on each member.
     pub(crate) notes: Vec<Option<Note>>,
 }
 
-/// What a renewal asks for.
+/// The terms of a renewal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Renewal {
     pub(crate) lease: Duration,
@@ -73,8 +74,8 @@ pub(crate) struct Renewal {
 }
 
 impl Renewal {
-    /// What the next renewal asks for. A hold that is to be detached or lowered stays so: a round that a later one has
-    /// overtaken may have reached too few members.
+    /// Returns the terms of the next renewal. A hold that is to be detached or lowered stays so: a round that a later
+    /// one has overtaken may have reached too few members.
     pub(crate) fn followed_by(self, next: Self) -> Self {
         let lower_to = next.lower_to.or(self.lower_to);
         Self { lease: next.lease, lower_to, detach: next.detach || self.detach }
@@ -86,11 +87,11 @@ impl Renewal {
 pub(crate) struct Position {
     pub(crate) ahead: u32,
     pub(crate) retry_in: Duration,
-    /// When the claim was sent that was answered with it.
+    /// The time when the claim was sent that was answered with it.
     pub(crate) asked: BootTime,
 }
 
-/// What a member said last, for people.
+/// The last answer of a member, for people.
 #[derive(Clone, Debug)]
 pub(crate) enum Note {
     Granted,
@@ -107,14 +108,14 @@ impl Note {
     }
 }
 
-/// When a request was sent, and when its answer came.
+/// The times when a request was sent and when its answer came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) sent: BootTime,
     pub(crate) received: BootTime,
 }
 
-/// What became of an answer.
+/// The outcome of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
     /// The attempt goes on.
@@ -125,7 +126,7 @@ pub(crate) enum Taken {
     NotNow,
 }
 
-/// What is to be done with a request that is about to be sent.
+/// The result of preparing a request that is about to be sent.
 pub(crate) enum Prepared {
     Request(StoreRequest),
     /// It says nothing any more.
@@ -139,7 +140,7 @@ pub(crate) enum Prepared {
 pub(crate) struct Outgoing {
     pub(crate) contest: Arc<Contest>,
     pub(crate) ask: Ask,
-    /// What it asks for if it is a renewal: that of the round that it belongs to, not of a later one.
+    /// The terms if it is a renewal: those of the round that it belongs to, not of a later one.
     pub(crate) renewal: Renewal,
     /// How often it was answered with *not now*.
     pub(crate) tries: u32,
@@ -155,8 +156,8 @@ impl Outgoing {
         self.is_leave() && self.contest.state().attempt.awaits_claim(self.ask.member)
     }
 
-    /// A leave failed with this error. If it may arrive later, its contender's id must not be used at that member again, even
-    /// if another copy of the leave is answered: the late one would end what a new claim brings.
+    /// Takes the failure of a leave. If the leave may arrive later, its contender's id must not be used at that member
+    /// again, even if another copy of the leave is answered: the late one would end the hold that a new claim brings.
     pub(crate) fn leave_failed(&self, error: &StoreError) {
         let mut state = self.contest.state();
         state.notes[self.ask.member] = Note::of_failure(error);
@@ -166,7 +167,7 @@ impl Outgoing {
         }
     }
 
-    /// The renewal that the member is asked for.
+    /// Returns the renewal for the member.
     pub(crate) fn to_renewal(&self) -> Option<Renew> {
         let Renewal { lease, lower_to, detach } = self.renewal;
         let (name, contender) = (self.contest.name.clone(), self.contest.contender);
@@ -215,7 +216,7 @@ impl Contest {
         Self { name, contender, claim, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// Whether it waits in line where it is not served at once.
+    /// Whether it waits in the queue if it is not served at once.
     pub(crate) fn waits(&self) -> bool {
         self.claim.as_ref().is_some_and(|claim| claim.queue)
     }
@@ -236,7 +237,7 @@ impl Contest {
         outgoing
     }
 
-    /// What is to be done with a claim or leave that is about to be sent.
+    /// Prepares a claim or leave that is about to be sent.
     pub(crate) fn prepare(&self, link: &Link, ask: &Ask, sent: BootTime) -> Prepared {
         let mut state = self.state();
         if state.is_pointless(ask) {
@@ -248,7 +249,7 @@ impl Contest {
         self.request_of(&mut state, link, ask, sent).map_or(Prepared::Pointless, Prepared::Request)
     }
 
-    /// The claim or leave that a member is asked for.
+    /// Returns the claim or leave for a member.
     pub(crate) fn request(&self, link: &Link, ask: &Ask, sent: BootTime) -> Option<StoreRequest> {
         self.request_of(&mut self.state(), link, ask, sent)
     }
@@ -291,7 +292,7 @@ impl Contest {
     pub(crate) fn take(&self, ask: &Ask, at: Moment, vote: &HeardVote<'_>, answer: Answer) -> Taken {
         let (mut state, sent) = (self.state(), at.sent);
         let vote = vote.that_counts();
-        // A hold whose time is over stays lost, whatever comes now.
+        // A hold whose time is over stays lost, even if an answer comes now.
         state.attempt.count(at.received);
         let in_line = matches!(ask.request, Request::Claim { queue: true, .. });
         let (said, note) = match answer {
@@ -324,7 +325,7 @@ impl Contest {
                 state.notes[ask.member] = None;
                 // An earlier leave, made while it waited, says nothing about the last one.
                 if !state.attempt.is_late(ask.member, ask.stamp) {
-                    // Where a copy finds nothing, an earlier one was there.
+                    // If a copy finds nothing, an earlier one was there.
                     let done_before = left == Left::NotThere && state.held && state.unsure[ask.member];
                     state.left[ask.member] = Some(if done_before { Left::Released } else { left });
                 }
@@ -354,7 +355,7 @@ impl Contest {
         state.attempt.hear(ask.member, ask.stamp, sent, &said);
     }
 
-    /// There was no answer but this error. If the request was not applied, it will not be either.
+    /// Takes an error in place of an answer. If the request was not applied, it never will be.
     pub(crate) fn failed(&self, ask: &Ask, error: &StoreError) {
         let mut state = self.state();
         state.is_answered(ask.member);
@@ -372,8 +373,8 @@ impl Contest {
 }
 
 impl ContestState {
-    /// Whether a request says nothing any more, so that it need not be sent: a leave was sent after it, or an answer to a
-    /// later one was taken. A claim that is sent after its leave could outlast the tombstone.
+    /// Whether a request says nothing any more, so that it need not be sent: a leave was sent after it, or an answer to
+    /// a later one was taken. A claim that is sent after its leave could outlast the tombstone.
     fn is_pointless(&mut self, ask: &Ask) -> bool {
         let is_late = self.attempt.is_late(ask.member, ask.stamp);
         if is_late && !matches!(ask.request, Request::Leave { .. }) {
@@ -397,14 +398,14 @@ impl ContestState {
         never
     }
 
-    /// Whether it holds, and the engine believes that it waits. From now on, the engine is told.
+    /// Whether it holds, and the engine believes that it waits. The engine counts as told from now on.
     pub(crate) fn has_news(&mut self, now: BootTime) -> bool {
         let has_news = self.told_waiting && self.attempt.hold(now).is_some();
         self.told_waiting &= !has_news;
         has_news
     }
 
-    /// A request that is no leave is not under way any more.
+    /// Notes that a request other than a leave is not under way any more.
     fn is_answered(&mut self, member: usize) {
         self.outstanding[member] = self.outstanding[member].saturating_sub(1);
     }
@@ -414,8 +415,8 @@ impl ContestState {
         self.outstanding.iter().enumerate().filter(|(_, count)| **count > 0).map(|(member, _)| member)
     }
 
-    /// Something was pushed, perhaps that this contender is granted: what to ask now. Where a claim is in flight, its answer
-    /// is followed by another one.
+    /// Takes a push, perhaps of a grant to this contender, and returns the requests to send now. If a claim is in
+    /// flight, its answer is followed by another one.
     pub(crate) fn pushed(&mut self, is_granted: bool, now: BootTime) -> Vec<Ask> {
         for (member, hinted) in self.hinted.iter_mut().enumerate() {
             *hinted |= self.attempt.is_claiming(member);
@@ -426,13 +427,13 @@ impl ContestState {
         }
     }
 
-    /// Takes note of since when it holds at its gate.
+    /// Notes the time since which it holds at its gate.
     pub(crate) fn note_gate(&mut self, now: BootTime) {
         let is_held = self.attempt.is_held(self.attempt.gate(), now);
         self.at_gate_since = self.at_gate_since.or(Some(now)).filter(|_| is_held);
     }
 
-    /// What to ask after the answer to this request.
+    /// Returns the requests that follow the answer to this one.
     pub(crate) fn goes_on(&mut self, answered: &Ask, now: BootTime) -> Vec<Ask> {
         self.note_gate(now);
         match std::mem::take(&mut self.hinted[answered.member]) {
@@ -442,7 +443,7 @@ impl ContestState {
         }
     }
 
-    /// What is missing, and where it waits in line.
+    /// Returns the requests that are missing, and polls of the queues that it waits in.
     pub(crate) fn ask_now(&mut self, now: BootTime) -> Vec<Ask> {
         if self.mismatch.is_some() {
             return Vec::new();

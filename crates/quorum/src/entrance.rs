@@ -1,4 +1,4 @@
-//! Connects one member, and asks what it is.
+//! Connects one member, and asks it for its state.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -10,12 +10,12 @@ use lockkeeper_core::{
 
 use crate::{quorum::Quorum, record::Identity, settings::config};
 
-/// A member that is connected, and what it said first.
+/// A member that is connected, and its first answers.
 pub(crate) struct Found {
     pub(crate) member: usize,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) state: MemberState,
-    /// Its answer to an empty group, which tells its clock, and when that came.
+    /// Its answer to an empty group, which tells its clock.
     pub(crate) greeting: MemberAnswers<Answer>,
     pub(crate) received: BootTime,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Found {
 /// The quorum that members wake, once there is one.
 type Woken = Arc<OnceLock<Weak<Quorum>>>;
 
-/// How a member is connected.
+/// The way to connect a member.
 #[derive(Clone)]
 pub(crate) struct Entrance {
     connectors: Arc<[Connector]>,
@@ -39,24 +39,25 @@ impl Entrance {
         Self { connectors, context, woken: Arc::default(), replaced: None }
     }
 
-    /// The server at this place takes it over from another one.
+    /// Has the server at this place take it over from another one.
     pub(crate) fn replacing(self, place: usize) -> Self {
         Self { replaced: Some(place), ..self }
     }
 
-    /// What the server at `place`, which is reached as `url`, counts as: whoever has the place, if an operator said so.
+    /// Returns the label that counts for the server at `place`, which is reached as `url`: that of the place's owner,
+    /// if an operator said so.
     pub(crate) fn label(&self, identity: &Identity, place: usize, url: &str) -> Arc<str> {
         let seat = identity.seats.get(place).filter(|_| self.replaced == Some(place));
         seat.map_or_else(|| url.into(), |seat| seat.label.clone())
     }
 
-    /// Members wake this quorum from now on.
+    /// Has members wake this quorum from now on.
     pub(crate) fn leads_to(&self, quorum: &Arc<Quorum>) {
         // Nobody else sets it.
         drop(self.woken.set(Arc::downgrade(quorum)));
     }
 
-    /// Connects a member, and asks what it is.
+    /// Connects a member, and asks it for its state.
     pub(crate) async fn enter(self, member: usize) -> Result<Found, StoreError> {
         let woken = self.woken.clone();
         let wakes = WakeSink::new(move |wake| {

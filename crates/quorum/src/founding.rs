@@ -21,7 +21,7 @@ use crate::{
 /// How long a member may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What commands connect with.
+/// The context that commands connect with.
 pub(crate) fn context() -> Context {
     Context {
         keeper: KeeperId::random(),
@@ -66,7 +66,8 @@ async fn found_all(
             Err(config(format!("{} was changed by another client at the same time; try again", link.shown())))
         }
     };
-    // All have the record before the first one votes: members that are shared with another quorum refuse one of the two.
+    // All have the record before the first one votes: members that are shared with another quorum refuse one of the
+    // two.
     for (link, found) in links.iter().zip(found) {
         link.connect(found.store.clone());
         changed(mark(&identity, link, &found.state).await?, link)?;

@@ -1,7 +1,7 @@
 //! One handle for the life lines of several members.
 //!
-//! The handle is a socket, and the life lines are files that were sent to it and that nobody receives. They stay open for
-//! as long as anybody has the socket open.
+//! The handle is a socket, and the life lines are files that were sent to it and that nobody receives. They stay open
+//! for as long as anybody has the socket open.
 
 use std::{
     io::IoSlice,

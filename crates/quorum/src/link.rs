@@ -1,4 +1,4 @@
-//! One member as a client sees it: its connection, its clock, whether it votes, and what is wrong with it.
+//! One member as a client sees it: its connection, its clock, its vote, and its trouble.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, atomic::AtomicBool},
@@ -21,7 +21,7 @@ use crate::{
 /// How long after it was sent a claim may still take effect at a member.
 pub(crate) const CLAIM_LIFE: Duration = Duration::from_secs(5);
 
-/// A member that was suspected counts as one in trouble for so long after that.
+/// The time after the end of a suspicion for which a member still counts as one in trouble.
 const CALM_AFTER: Duration = Duration::from_secs(10);
 
 /// One member.
@@ -37,7 +37,7 @@ pub(crate) struct Link {
     suspected: Arc<Notify>,
 }
 
-/// What was last heard of a member.
+/// The latest news of a member.
 #[derive(Debug, Default)]
 struct Health {
     /// Whether its last request got no answer in time.
@@ -46,10 +46,10 @@ struct Health {
     is_new: bool,
     /// Whether an empty request ended the last suspicion, and nothing else was answered since.
     only_empty: bool,
-    /// Whether it was suspected again after that: it may be able to read and not to write. Empty requests end no suspicion
-    /// then.
+    /// Whether it was suspected again after that: it may be able to read and not to write. Empty requests end no
+    /// suspicion then.
     is_doubted: bool,
-    /// When it answered again after it was last suspected.
+    /// The time when it answered again after it was last suspected.
     back_since: Option<BootTime>,
     /// Its lease clock, and when that was heard.
     clock: Option<(BootTime, StoreTime)>,
@@ -57,7 +57,7 @@ struct Health {
     wall: Option<(BootTime, u64)>,
     /// Its membership, and since when it was always the same.
     membership: Option<(Membership, BootTime)>,
-    /// Whether it votes with that, and as of which version of the seats.
+    /// Its vote with that membership, and the version of the seats by which it was judged.
     vote: Option<(u64, Vote)>,
     trouble: Option<StoreError>,
 }
@@ -112,7 +112,7 @@ impl Link {
         self.store().is_some() && !health.suspect && health.back_since.is_none_or(is_long_back)
     }
 
-    /// It has not answered in time. True: that is new.
+    /// Takes note that it has not answered in time; true if that is new.
     pub(crate) fn suspect(&self) -> bool {
         let mut health = self.health();
         let is_new = !std::mem::replace(&mut health.suspect, true);
@@ -140,7 +140,7 @@ impl Link {
         self.store().is_some() && self.health().suspect
     }
 
-    /// It answered, or only an empty request. Gives its vote, and whether it was suspected before.
+    /// Takes note that it answered, or only an empty request. Returns its vote, and whether it was suspected before.
     pub(crate) fn answered(
         &self,
         received: BootTime,
@@ -160,14 +160,14 @@ impl Link {
         (health.saw(self.index, membership, received, seating), is_back)
     }
 
-    /// It said what it is.
+    /// Takes note of its state, which it has told.
     pub(crate) fn is_at(&self, received: BootTime, state: &MemberState, seating: &Seating) -> Vote {
         let mut health = self.health();
         health.wall = Some((received, state.wall));
         health.saw(self.index, &state.membership, received, seating)
     }
 
-    /// Until when, on its own clock, a claim that is sent now may take effect.
+    /// Returns the time on its own clock until which a claim that is sent now may take effect.
     pub(crate) fn not_after(&self, sent: BootTime) -> StoreTime {
         match self.health().clock {
             Some((received, now)) => now.after(sent.since(received)).after(CLAIM_LIFE),
@@ -212,7 +212,7 @@ impl Link {
         record.is_some_and(|record| record.quorum.seats != seating.identity().seats)
     }
 
-    /// What is wrong with it, if anything. `wait`: how long a member is watched before it votes.
+    /// Returns its trouble in words, if it has any. `wait`: how long a member is watched before it votes.
     pub(crate) fn complaint(&self, now: BootTime, wait: Duration) -> Option<String> {
         let health = self.health();
         if let Some(error) = &health.trouble {

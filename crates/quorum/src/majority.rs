@@ -1,11 +1,11 @@
-//! How many of how many: the arithmetic of majorities, and nothing else.
+//! The arithmetic of majorities, and nothing else.
 
 use lockkeeper_core::InvalidInput;
 
 /// The most members that a quorum has.
 const MOST: usize = 7;
 
-/// How many members there are. Any two majorities share a member.
+/// The number of members. Any two majorities share a member.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Majority {
     members: usize,
@@ -41,7 +41,8 @@ impl Majority {
         sorted(&mut room, values).get(self.needed() - 1).copied().flatten()
     }
 
-    /// The same if some values are not known: the smallest value that a majority may not exceed, since those may be small.
+    /// The same if some values are not known: the smallest value that a majority may not exceed, since those may be
+    /// small.
     pub(crate) fn smallest_possible<T: Ord>(self, values: impl IntoIterator<Item = T>) -> Option<T> {
         let mut values: Vec<T> = values.into_iter().collect();
         values.sort_unstable();

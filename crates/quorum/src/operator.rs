@@ -1,7 +1,7 @@
-//! What operators do by hand: look at the members of a quorum, have them vote, and replace one.
+//! The work of operators: to look at the members of a quorum, to have them vote, and to replace one.
 //!
-//! Each of these may be ended at any time and started again. What is half done is in the members' records, and goes on from
-//! there.
+//! Each of these may be ended at any time and started again. Half-done work is in the members' records, and goes on
+//! from there.
 
 use std::{
     sync::Arc,
@@ -29,7 +29,7 @@ use crate::{
 /// How often members are looked at.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What a member of a quorum is.
+/// The state of a member of a quorum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct MemberReport {
@@ -43,7 +43,7 @@ pub struct MemberReport {
     pub votes: bool,
     /// If it does not vote: how long it will not, if a client watches it.
     pub votes_in: Option<Duration>,
-    /// What is wrong with it.
+    /// Its trouble in words, if it has any.
     pub trouble: Option<String>,
     /// How far its clock is from that of this machine, in microseconds; negative: behind.
     pub clock_offset: Option<i64>,
@@ -81,7 +81,7 @@ pub(crate) async fn show_all(
     Ok(reports)
 }
 
-/// Who has the places, as the members' records say.
+/// Returns the identity of the quorum, as the members' records say.
 fn recorded(found: &[Found]) -> Option<Identity> {
     let mut records = found.iter().filter_map(|found| Record::of(&found.state.membership));
     let mut identity = records.next()?.quorum;
@@ -130,7 +130,7 @@ impl MemberReport {
     }
 }
 
-/// Has all members vote that can be reached. `tell` hears what is waited for.
+/// Has all members vote that can be reached. `tell` hears the reasons for waiting.
 pub(crate) async fn have_vote(
     settings: &Settings,
     connectors: Vec<Connector>,
@@ -162,7 +162,7 @@ pub(crate) async fn replace(
     done
 }
 
-/// The quorum, if another server may take `place`.
+/// Returns the quorum, if another server may take `place`.
 fn checked(
     settings: &Settings,
     entrance: &Entrance,

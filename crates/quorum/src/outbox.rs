@@ -1,9 +1,9 @@
-//! What is to be sent to one member later: leaves that it has not done, leaves that wait for the answer to their own claim,
-//! and claims that follow these.
+//! The requests to one member that are sent later: leaves that it has not done, leaves that wait for the answer to
+//! their own claim, and claims that follow these.
 //!
 //! A member that answers last is asked to leave while its claim is still under way. A leave that is sent then needs a
-//! tombstone, because it may overtake the claim. Tombstones make all later claims of that name slower. Nearly always the
-//! answer comes within moments, and after that the leave needs none.
+//! tombstone, because it may overtake the claim. Tombstones make all later claims of that name slower. Nearly always
+//! the answer comes within moments, and after that the leave needs none.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -15,14 +15,14 @@ use tokio::sync::Notify;
 
 use crate::contest::Outgoing;
 
-/// What is to be sent to one member later.
+/// The requests to one member that are sent later.
 #[derive(Default, Debug)]
 pub(crate) struct Outbox {
     leaves: Mutex<Leaves>,
     held_back: Mutex<HeldBack>,
     /// How many leaves the member has not answered, also those that were not sent yet.
     pub(crate) leaving: AtomicUsize,
-    /// The member answers again, so leaves that it has not done may be sent at once.
+    /// Told when the member answers again, so that leaves that it has not done may be sent at once.
     pub(crate) is_back: Notify,
 }
 
@@ -34,12 +34,12 @@ pub(crate) struct Leaves {
     are_sent: bool,
 }
 
-/// Requests that are held back, by name. The first of each name is a leave that waits for the answer to its claim. Later
-/// claims of that name stay behind it, since they would find the lock taken.
+/// Requests that are held back, by name. The first of each name is a leave that waits for the answer to its claim.
+/// Later claims of that name stay behind it, since they would find the lock taken.
 #[derive(Default, Debug)]
 pub(crate) struct HeldBack {
     waiting: HashMap<Name, VecDeque<(Outgoing, BootTime)>>,
-    /// Whether a task sends what waits for too long.
+    /// Whether a task sends requests that wait for too long.
     is_timed: bool,
 }
 
@@ -54,7 +54,7 @@ impl Outbox {
 }
 
 impl Leaves {
-    /// These are to be sent again. True: the caller has to start the task that sends them.
+    /// Adds leaves that are to be sent again; true if the caller has to start the task that sends them.
     pub(crate) fn add(&mut self, leaves: Vec<Outgoing>, until: BootTime) -> bool {
         self.waiting.extend(leaves.into_iter().map(|leave| (leave, until)));
         !std::mem::replace(&mut self.are_sent, true)
@@ -72,14 +72,14 @@ impl Leaves {
         (next, given_up)
     }
 
-    /// These were not done. Others are sent before them.
+    /// Puts leaves back that were not done. Others are sent before them.
     pub(crate) fn put_back(&mut self, leaves: impl IntoIterator<Item = (Outgoing, BootTime)>) {
         self.waiting.extend(leaves);
     }
 }
 
 impl HeldBack {
-    /// Takes what has to wait, until this time at most. Gives the rest.
+    /// Takes the requests that have to wait, until this time at most. Returns the rest.
     pub(crate) fn sift(&mut self, requests: Vec<Outgoing>, until: BootTime) -> Vec<Outgoing> {
         let mut at_once = Vec::with_capacity(requests.len());
         for request in requests {
@@ -101,7 +101,7 @@ impl HeldBack {
         at_once
     }
 
-    /// What need not wait any more, in its order.
+    /// Returns the requests that need not wait any more, in their order.
     pub(crate) fn due(&mut self, now: BootTime) -> Vec<Outgoing> {
         let mut due = Vec::new();
         self.waiting.retain(|_, waiting| {
@@ -118,12 +118,13 @@ impl HeldBack {
         due
     }
 
-    /// True: something waits, and the caller has to start the task that sends what waits for too long.
+    /// Returns true if something waits, and the caller has to start the task that sends requests that wait for too
+    /// long.
     pub(crate) fn begin_to_time(&mut self) -> bool {
         !self.waiting.is_empty() && !std::mem::replace(&mut self.is_timed, true)
     }
 
-    /// True: nothing waits, and the task that sends what waits for too long has to end.
+    /// Returns true if nothing waits, and the task that sends requests that wait for too long has to end.
     pub(crate) fn end_to_time(&mut self) -> bool {
         self.is_timed = !self.waiting.is_empty();
         !self.is_timed

@@ -1,7 +1,7 @@
 //! The contenders of one keeper, and the members that they claim at.
 //!
-//! The files: `exchange.rs` sends what attempts ask for, and gives them the answers; `under_way.rs` says who waits for these;
-//! `judging.rs` decides what the engine is told; this file begins and ends contests.
+//! The files: `exchange.rs` sends the requests of attempts, and gives them the answers; `under_way.rs` polls these
+//! exchanges; `judging.rs` decides on the answers to the engine; this file begins and ends contests.
 
 mod awaited;
 mod contended;
@@ -54,12 +54,12 @@ pub(crate) struct Quorum {
     pub(crate) request_limit: Duration,
     /// Told when a member becomes suspected.
     pub(crate) suspected: Arc<Notify>,
-    /// Somebody should look after members that do not vote.
+    /// Told when somebody should look after members that do not vote.
     pub(crate) stewards: Notify,
     pub(crate) state: State,
 }
 
-/// What changes while a quorum is used.
+/// The state that changes while a quorum is used.
 #[derive(Default)]
 pub(crate) struct State {
     contests: Mutex<Contests>,
@@ -67,7 +67,7 @@ pub(crate) struct State {
     contended: Contended,
     /// Whether a task looks after contenders that hold at their gate without a majority.
     gates_are_watched: AtomicBool,
-    /// Held while this client learns who has which place.
+    /// Held while this client learns the owners of the places.
     learning: Mutex<()>,
     /// The highest grant number that was seen.
     seen: AtomicU64,
@@ -135,8 +135,8 @@ impl Quorum {
         there.count() >= self.majority.needed()
     }
 
-    /// The least number of new grants: above all that were seen, and not below the median of the members' clocks. All claims
-    /// of a group have the same, and members count up from it: they are cheaper to ask if little differs.
+    /// The least number of new grants: above all that were seen, and not below the median of the members' clocks. All
+    /// claims of a group have the same, and members count up from it: they are cheaper to ask if little differs.
     pub(crate) fn at_least(&self, now: BootTime) -> GrantNumber {
         let mut walls: Vec<GrantNumber> = self.links.iter().filter_map(|link| link.wall(now)).collect();
         walls.sort_unstable();
@@ -144,7 +144,7 @@ impl Quorum {
         median.max(self.state.seen.load(Ordering::Relaxed) + 1)
     }
 
-    /// A claim comes in, for a number of at least `at_least`. Gives what to send; `None` if its id is used up.
+    /// Takes a claim, for a number of at least `at_least`. Returns the requests to send; `None` if its id is used up.
     pub(crate) fn claim(
         &self,
         claim: &Claim,
@@ -169,7 +169,8 @@ impl Quorum {
         if contests.is_used_up(claim.contender) {
             return None;
         }
-        // A leave on another thread finds the contest only with this, and then waits for what it has to end.
+        // From here on a leave on another thread finds the contest. It waits for this lock, and so for the requests
+        // that it has to end.
         let mut state = contest.state();
         contests.insert(contest.clone());
         drop(contests);
@@ -188,8 +189,8 @@ impl Quorum {
         Some((contest, outgoing))
     }
 
-    /// What to send for a contender that asks again: where it waits, and renewals where it holds without holding
-    /// altogether.
+    /// Returns the requests for a contender that asks again: polls of the queues where it waits, and renewals of its
+    /// holds at members if they are no majority.
     fn ask_again(&self, contest: &Arc<Contest>, now: BootTime) -> Vec<Outgoing> {
         let mut state = contest.state();
         state.touched = now;
@@ -201,7 +202,7 @@ impl Quorum {
         contest.outgoing(&mut state, asks)
     }
 
-    /// A member pushed something.
+    /// Takes a push from a member.
     pub(crate) fn pushed(self: &Arc<Self>, wake: Wake) {
         let contests = match &wake {
             Wake::Granted(_, notice) => self.contest(notice.contender).into_iter().collect(),
@@ -223,7 +224,7 @@ impl Quorum {
         }
     }
 
-    /// The contender leaves everywhere, in the background, and its id is used up.
+    /// Has the contender leave everywhere, in the background, and uses its id up.
     pub(crate) fn give_up(self: &Arc<Self>, contest: &Arc<Contest>) {
         self.forget(contest.contender);
         let mut state = contest.state();
@@ -233,13 +234,13 @@ impl Quorum {
         self.send(outgoing);
     }
 
-    /// The same for one that the engine is told a failure of, after which it may ask to leave.
+    /// Does the same for a contender whose failure the engine is told, after which it may ask to leave.
     pub(crate) fn give_up_failed(self: &Arc<Self>, contest: &Arc<Contest>) {
         self.give_up(contest);
         self.contests().begin_to_leave(contest.clone());
     }
 
-    /// Nothing more is heard of this id.
+    /// Removes a contender, and uses its id up.
     fn forget(&self, contender: ContenderId) {
         let now = self.clock.now();
         let mut contests = self.contests();
@@ -254,8 +255,8 @@ impl Quorum {
         contests.insert(contest);
     }
 
-    /// The engine wants this contender to leave: what to send. A leave that is asked for again goes on with what was sent
-    /// before, so that it is told what the first one did.
+    /// Has a contender leave by the engine's wish, and returns the requests to send. A leave that is asked for again
+    /// goes on with the earlier requests, so that it hears the result of the first one.
     pub(crate) fn leave(&self, leave: &Leave) -> (Arc<Contest>, Vec<Outgoing>) {
         let now = self.clock.now();
         let mut contests = self.contests();
@@ -282,7 +283,7 @@ impl Quorum {
         (contest, outgoing)
     }
 
-    /// A contender that was granted in another process, and may hold at any member.
+    /// Returns the contest of a contender that was granted in another process, and may hold at any member.
     fn stranger(&self, leave: &Leave) -> Arc<Contest> {
         let renewal = Renewal { lease: self.identity.max_lease, lower_to: None, detach: false };
         let attempt = Attempt::adopt(self.majority, 0);
@@ -290,14 +291,14 @@ impl Quorum {
         Arc::new(Contest::new(name, leave.contender, None, attempt, renewal, members))
     }
 
-    /// The engine is told how a leave went.
+    /// Notes that the engine was told the result of a leave.
     pub(crate) fn has_told(&self, contender: ContenderId) {
         self.contests().has_left(contender);
     }
 
-    /// Forgets contenders that the engine has not asked about for long: detached leases that others have gone on with, those
-    /// that were lost or evicted, and those that wait although their owner is gone. Only the last ones leave: a hold that is
-    /// lost here may go on in another process.
+    /// Forgets contenders that the engine has not asked about for long: detached leases that others have gone on with,
+    /// those that were lost or evicted, and those that wait although their owner is gone. Only the last ones leave: a
+    /// hold that is lost here may go on in another process.
     pub(crate) fn sweep(self: &Arc<Self>) {
         // Waiters ask at least as often as their positions last.
         let (now, longest) = (self.clock.now(), (self.watch_time() * 2).max(WAIT_LEASE));

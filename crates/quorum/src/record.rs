@@ -1,8 +1,8 @@
-//! What a member keeps for its quorum, as text.
+//! The record that a member keeps for its quorum, as text.
 //!
-//! `lkq2 NAME MAX_LEASE OWN SEATS SINCE VOTER`: the name of the quorum, the longest lease in milliseconds, the place of this
-//! member, who has which place, the mark with which the member began to vote, and the incarnation in which it votes, or
-//! `-`. Seats are `TURN:ID:LABEL`, in the order of the members, with commas between.
+//! `lkq2 NAME MAX_LEASE OWN SEATS SINCE VOTER`: the name of the quorum, the longest lease in milliseconds, the place of
+//! this member, the seats, the mark with which the member began to vote, and the incarnation in which it votes, or `-`.
+//! Seats are `TURN:ID:LABEL`, in the order of the members, with commas between.
 
 use std::{cmp::Ordering, fmt, sync::Arc, time::Duration};
 
@@ -10,8 +10,8 @@ use lockkeeper_core::{GrantNumber, KeeperId, store::Membership, support::percent
 
 const VERSION: &str = "lkq2";
 
-/// Who has a place in the quorum: a server, from the moment when it was seated there. A server that may have lost its data,
-/// and one that takes the place of another, gets a new seat with the next turn. Seats with higher turns win.
+/// A server's right to a place in the quorum, from the moment when it was seated there. A server that may have lost its
+/// data, and one that takes the place of another, gets a new seat with the next turn. Seats with higher turns win.
 #[derive(Clone, Debug)]
 pub(crate) struct Seat {
     /// How many had the place before. Nobody has turn 0.
@@ -59,8 +59,8 @@ impl Ord for Seat {
     }
 }
 
-/// Which quorum it is, and who has its places. Clients of another one are refused: two quorums that share members could each
-/// get a majority.
+/// The name of a quorum, its longest lease, and its seats. Clients of another one are refused: two quorums that share
+/// members could each get a majority.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
     /// Made of the ids of the stores that it was founded with.
@@ -71,13 +71,13 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Whether it is the same quorum, whoever has its places.
+    /// Whether it is the same quorum, with any owners of its places.
     pub(crate) fn is_same_quorum(&self, other: &Self) -> bool {
         let key = |it: &Self| (it.name, it.max_lease, it.seats.len());
         key(self) == key(other)
     }
 
-    /// Takes over the seats of `other` that are later than its own, and says at which places.
+    /// Takes over the seats of `other` that are later than its own, and returns their places.
     pub(crate) fn join(&mut self, other: &Self) -> Vec<usize> {
         let mut changed = Vec::new();
         for (place, (seat, other)) in self.seats.iter_mut().zip(&other.seats).enumerate() {
@@ -90,7 +90,7 @@ impl Identity {
     }
 }
 
-/// What a member keeps.
+/// The record of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Record {
     pub(crate) quorum: Identity,

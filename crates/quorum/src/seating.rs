@@ -1,6 +1,6 @@
-//! Who has the places of a quorum, as one client knows it, and what that makes of a member.
+//! The owners of the places of a quorum, as one client knows them, and the standing of a member that follows from that.
 //!
-//! A client only ever learns of later seats. Whoever is told of one forgets what the server before it has said: see
+//! A client only ever learns of later seats. It then forgets the answers of the server that had the place before: see
 //! [`Quorum::learn`](crate::quorum::Quorum::learn).
 
 use std::{
@@ -19,7 +19,7 @@ use lockkeeper_core::{
 
 use crate::record::{Identity, Record, Seat, Vote};
 
-/// Who has which place.
+/// The seats, as this client knows them.
 #[derive(Debug)]
 pub(crate) struct Seating {
     pub(crate) max_lease: Duration,
@@ -28,11 +28,11 @@ pub(crate) struct Seating {
     version: AtomicU64,
 }
 
-/// What an answer says of its member's vote.
+/// The vote of a member, as it came with an answer.
 pub(crate) struct HeardVote<'a> {
     seating: &'a Seating,
     place: usize,
-    /// What the member said of itself with this answer.
+    /// The membership that the member told with this answer.
     membership: Membership,
     vote: Vote,
     /// The version of the seats before it was judged.
@@ -40,8 +40,9 @@ pub(crate) struct HeardVote<'a> {
 }
 
 impl HeardVote<'_> {
-    /// The vote. If other seats were learned since it was judged, it is judged again. For a caller that has the lock of a
-    /// contest: what it takes with this vote is forgotten by whoever learns of other seats later.
+    /// Returns the vote. If other seats were learned since it was judged, it is judged again. The caller must have the
+    /// lock of a contest: then a thread that learns of other seats later also forgets the answer that is taken with
+    /// this vote.
     pub(crate) fn that_counts(&self) -> Vote {
         match self.seating.version() == self.version {
             true => self.vote,
@@ -50,7 +51,7 @@ impl HeardVote<'_> {
     }
 }
 
-/// What a server is for the quorum at the place where a client reaches it.
+/// The standing of a server in the quorum, at the place where a client reaches it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
     /// It has the place and votes, since this mark.
@@ -61,7 +62,7 @@ pub(crate) enum Standing {
     Vacant,
     /// It votes with a seat that another one has taken over.
     Outdated,
-    /// It cannot have the place, and why.
+    /// It cannot have the place, for this reason.
     Refused(String),
 }
 
@@ -87,7 +88,8 @@ impl Seating {
         self.version.load(Ordering::Acquire)
     }
 
-    /// The vote of the member at `place`, which said this of itself, judged by the seats of this version or by later ones.
+    /// Returns the vote of the member at `place`, which told this membership, judged by the seats of this version or by
+    /// later ones.
     pub(crate) fn heard(
         &self,
         place: usize,
@@ -98,7 +100,7 @@ impl Seating {
         HeardVote { seating: self, place, membership, vote, version }
     }
 
-    /// Takes over later seats from the record of a member, and says at which places.
+    /// Takes over later seats from the record of a member, and returns their places.
     pub(crate) fn learn(&self, membership: &Membership) -> Vec<usize> {
         let Some(record) = Record::of(membership) else { return Vec::new() };
         let mut identity = self.lock();
@@ -112,7 +114,7 @@ impl Seating {
         changed
     }
 
-    /// What the server with this membership is at `place`, where it is reached as `label`.
+    /// Returns the standing of the server with this membership at `place`, where it is reached as `label`.
     pub(crate) fn standing(&self, place: usize, label: &str, membership: &Membership) -> Standing {
         standing(&self.lock(), place, label, membership)
     }
@@ -129,7 +131,7 @@ impl Seating {
     }
 }
 
-/// What the server with this membership is at `place`, where it is reached as `label`.
+/// Returns the standing of the server with this membership at `place`, where it is reached as `label`.
 pub(crate) fn standing(identity: &Identity, place: usize, label: &str, membership: &Membership) -> Standing {
     let Some(seat) = identity.seats.get(place) else {
         return Standing::Refused("the quorum has fewer members".into());

@@ -1,4 +1,4 @@
-//! What a quorum's URL says.
+//! The settings in a quorum's URL.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const MAX_LEASE: Duration = Duration::from_secs(60);
 /// The settings that a URL may have before its members.
 pub(crate) const OPTIONS: &[&str] = &["lease", "max_lease"];
 
-/// What a URL says: `quorum:max_lease=60s,URL,URL,URL`.
+/// The settings in a URL: `quorum:max_lease=60s,URL,URL,URL`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Settings {
     /// No lock lasts longer without a renewal. A member that lost its data does not vote for this long.
@@ -64,8 +64,8 @@ impl Settings {
 }
 
 impl Settings {
-    /// Puts another member in the place of one, which is named by its URL, with or without its password, or by its number.
-    /// Gives the place.
+    /// Puts another member in the place of one, which is named by its URL, with or without its password, or by its
+    /// number. Returns the place.
     pub(crate) fn replace(&mut self, old: &str, new: &str) -> Result<usize, StoreError> {
         let new = member(new)?;
         let is_old =
@@ -88,7 +88,7 @@ pub(crate) fn plain(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
     let address = authority.rsplit_once('@').map_or(authority, |(_, address)| address);
-    // A password with a slash in it: what follows may be a part of it.
+    // A password with a slash in it: the text after it may be a part of it.
     if path.contains('@') { format!("{scheme}://…") } else { format!("{scheme}://{address}{path}") }
 }
 

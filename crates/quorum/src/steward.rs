@@ -1,10 +1,11 @@
-//! Looks after members: connects those that were not there, seats those that have no place, and has them vote when it is safe.
+//! Looks after members: connects those that were not there, seats those that have no place, and has them vote when it
+//! is safe.
 //!
-//! Every client does this for itself, and compare-and-set on the member's record decides between them. A member that does
-//! not vote gets a new seat: first a majority of others take it into their records, and then the member gets a record of its
-//! own, without a vote, which is like no other. A client that has seen this very record for longer than any lease knows that
-//! the member has kept all its grants for that long, that no hold from before is left, and that for as long nobody has had
-//! votes from a majority for the server that had the place before.
+//! Every client does this for itself, and compare-and-set on the member's record decides between them. A member that
+//! does not vote gets a new seat: first a majority of others take it into their records, and then the member gets a
+//! record of its own, without a vote, which is like no other. A client that has seen this very record for longer than
+//! any lease knows that the member has kept all its grants for that long, and that no hold from before is left. It also
+//! knows that in that time nobody has had votes from a majority for the server that had the place before.
 
 use std::{
     sync::{Arc, Weak},
@@ -33,17 +34,17 @@ const SOON: Duration = Duration::from_millis(500);
 const PAUSE: Backoff = Backoff::new(SOON, SOON);
 /// How often all is looked at in any case.
 const LATER: Duration = Duration::from_secs(20);
-/// What marks are raised by beyond what is needed: other names of the member are granted meanwhile.
+/// The room above the marks that are needed: other names of the member are granted meanwhile.
 const ROOM: GrantNumber = 1_000_000;
 
-/// Who looks after the members of a quorum for one client.
+/// Looks after the members of a quorum for one client.
 pub(crate) struct Steward {
     entrance: Entrance,
     /// Seats that this client has made, others may know of, and no server has.
     free: Vec<Option<Seat>>,
-    /// The seats as last known, and when others were seen to have changed them.
+    /// The seats as last known, each with the time when others were seen to have changed it.
     seats: Vec<(Option<Seat>, Option<BootTime>)>,
-    /// What was last said about each member.
+    /// The last message about each member.
     said: Vec<Option<String>>,
     /// Asks members that are suspected.
     _asks: Background,
@@ -66,7 +67,7 @@ pub(crate) async fn tend_always(quorum: Weak<Quorum>, mut steward: Steward) {
     loop {
         let Some(strong) = quorum.upgrade() else { return };
         drop(tokio::time::timeout(pause, strong.stewards.notified()).await);
-        // Whoever notified may do so often. Clients that found a quorum at the same time come apart.
+        // Notifications may come often. Clients that found a quorum at the same time come apart.
         tokio::time::sleep(pause.min(PAUSE.clone().jittered())).await;
         pause = if steward.tend(&strong).await { LATER } else { SOON };
         strong.sweep();
@@ -84,7 +85,7 @@ async fn ask_silent_always(quorum: Weak<Quorum>) {
     }
 }
 
-/// Reads what a member is, and takes note of it.
+/// Reads the state of a member, and takes note of it.
 async fn look(
     quorum: &Quorum,
     link: &Link,
@@ -99,7 +100,7 @@ async fn look(
     Ok((state, standing))
 }
 
-/// What the server counts as that a link leads to.
+/// Returns the label that counts for the server that a link leads to.
 fn label(quorum: &Quorum, link: &Link, entrance: &Entrance) -> Arc<str> {
     entrance.label(&quorum.identity.identity(), link.index, &link.shown())
 }
@@ -114,7 +115,7 @@ async fn enrol(
     link.member()?.enrol(&Enrolment { expected: expected.clone(), record, high_water }).await
 }
 
-/// Writes a record without a vote. Its seat is new, so it is like no other. It says when that was, for people.
+/// Writes a record without a vote. Its seat is new, so it is like no other. It carries the time, for people.
 pub(crate) async fn mark(quorum: &Identity, link: &Link, state: &MemberState) -> Result<bool, StoreError> {
     let record = Record { quorum: quorum.clone(), own: link.index, since: state.wall, voter: None };
     enrol(link, &state.membership, &record, state.high_water + ROOM).await
@@ -170,14 +171,14 @@ impl Steward {
         }
     }
 
-    /// Whether the server that was seated at a place last should have had the time to vote. Clients that reach different
-    /// servers there would otherwise take the place from each other all the time.
+    /// Whether the server that was seated at a place last should have had the time to vote. Clients that reach
+    /// different servers there would otherwise take the place from each other all the time.
     fn had_time(&self, quorum: &Quorum, place: usize) -> bool {
         let changed = self.seats[place].1;
         changed.is_none_or(|changed| quorum.clock.now().since(changed) > 2 * quorum.watch_time())
     }
 
-    /// Looks at all members once. True: nothing is left to do.
+    /// Looks at all members once; true if nothing is left to do.
     pub(crate) async fn tend(&mut self, quorum: &Arc<Quorum>) -> bool {
         for link in &quorum.links {
             if link.store().is_none() {
@@ -231,7 +232,7 @@ impl Steward {
         }
     }
 
-    /// Says what members are waited for, whenever that changes.
+    /// Logs the reasons for waiting for members, whenever they change.
     fn tell(&mut self, quorum: &Quorum) {
         let wait = quorum.watch_time();
         for (link, said) in quorum.links.iter().zip(&mut self.said) {
@@ -257,7 +258,7 @@ impl Steward {
         }
     }
 
-    /// Has a member that has its place or gets it know of all these seats. True: it does.
+    /// Has a member that has its place or gets it know of all these seats; true if it does.
     async fn update(&self, quorum: &Quorum, link: &Link, wanted: &Identity) -> Result<bool, StoreError> {
         let (state, standing) = look(quorum, link, &self.entrance).await?;
         let Some(mut record) = Record::of(&state.membership) else { return Ok(false) };
@@ -291,8 +292,8 @@ impl Steward {
         state: &MemberState,
     ) -> Result<(), StoreError> {
         let marked = mark(identity, link, state).await;
-        // A server that may have the seat keeps others from it. That it was not written is certain only if nothing was sent:
-        // a connection may have led to another server meanwhile.
+        // A server that may have the seat keeps others from it. That it was not written is certain only if nothing was
+        // sent: a connection may have led to another server meanwhile.
         if !matches!(&marked, Err(error) if !error.maybe_applied()) {
             self.free[link.index] = None;
         }
@@ -379,8 +380,8 @@ impl Steward {
         Ok(())
     }
 
-    /// Has all members vote, if too few do: the quorum is new, or too many members have lost their data. All members have a
-    /// record with the same seats before the first one votes.
+    /// Has all members vote, if too few do: the quorum is new, or too many members have lost their data. All members
+    /// have a record with the same seats before the first one votes.
     async fn found(&mut self, quorum: &Quorum) -> Result<(), StoreError> {
         let mut all = Vec::new();
         for link in &quorum.links {

@@ -1,4 +1,4 @@
-//! The `impl Store`: what the engine asks for becomes attempts, which `quorum.rs` runs.
+//! The `impl Store`: the engine's requests become attempts, which `quorum.rs` runs.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     quorum::{Departure, Judged, LeftOver, Quorum, UnderWay, as_grant},
 };
 
-/// What a quorum can do. The longest lease is that of its URL.
+/// The abilities of a quorum. The longest lease is that of its URL.
 pub static CAPABILITY: Capability = {
     let mut can = Capability::new("quorum");
     can.between_processes = true;
@@ -49,7 +49,7 @@ pub(crate) struct QuorumStore {
     pub(crate) _steward: Background,
 }
 
-/// What one entry of a group waits for.
+/// One entry of a group, with the contest that it waits for.
 enum Entry {
     Claim(Arc<Contest>),
     UsedUp,
@@ -57,7 +57,7 @@ enum Entry {
 }
 
 impl Entry {
-    /// What the engine is told of an entry that failed while others of its group did not.
+    /// Returns the answer for an entry that failed while others of its group did not.
     fn failed(&self, error: StoreError) -> Answer {
         match self {
             // A waiter asks again. A try is over, and has been given up.
@@ -144,8 +144,8 @@ impl QuorumStore {
         }
     }
 
-    /// Waits until something is heard of a contender, or until this time. The timer belongs to the keeper's runtime: that of
-    /// the caller may end.
+    /// Waits until something is heard of a contender, or until this time. The timer belongs to the keeper's runtime:
+    /// that of the caller may end.
     async fn heard(&self, contest: &Arc<Contest>, changed: Pin<&mut Notified<'_>>, until: BootTime) {
         let _wait = self.quorum.wake_at(contest, until);
         changed.await;
@@ -158,14 +158,14 @@ impl QuorumStore {
             match self.quorum.judge(contest, asked) {
                 Judged::Verdict(verdict) => {
                     if matches!(verdict, Verdict::Busy { .. }) && !contest.waits() {
-                        // It left again. Whoever tries next must not find it in the way.
+                        // It left again. The next try must not find it in the way.
                         drop(self.left(contest, asked).await);
                     }
                     return Ok(verdict);
                 }
                 Judged::Failed(error) => {
                     if !contest.waits() || !error.is_passing() {
-                        // Nobody asks for it again, so what some members have granted is given back here.
+                        // Nobody asks for it again, so the grants of some members are given back here.
                         self.quorum.give_up_failed(contest);
                     }
                     return Err(error);
@@ -177,7 +177,7 @@ impl QuorumStore {
         }
     }
 
-    /// Waits until it is known how a leave went. What is not answered by then is sent in the background.
+    /// Waits until the result of a leave is known. Leaves without an answer by then are sent in the background.
     async fn left(&self, contest: &Arc<Contest>, asked: BootTime) -> Result<Left, StoreError> {
         loop {
             let mut changed = std::pin::pin!(contest.changed.notified());
@@ -211,8 +211,8 @@ impl QuorumStore {
             });
         }
         quorum.send(outgoing);
-        // One that is not confirmed must not keep the answers of the others until their leases are over: a third of them has
-        // passed already.
+        // One that is not confirmed must not keep the answers of the others until their leases are over: a third of
+        // them has passed already.
         let shortest = leases.iter().map(|renew| renew.lease).filter(|lease| !lease.is_zero()).min();
         let until =
             asked.after(shortest.map_or(quorum.answer_limit(), |lease| quorum.answer_limit().min(lease / 2)));
@@ -281,7 +281,7 @@ impl QuorumStore {
         }
     }
 
-    /// What a renewal has come to, once that is known.
+    /// Returns the result of a renewal, once it is known.
     fn judge_renewed(&self, contest: &Contest, asked: BootTime, now: BootTime) -> Option<Renewed> {
         let mut state = contest.state();
         state.attempt.count(now);
@@ -298,7 +298,7 @@ impl QuorumStore {
         if let Some(hold) = hold.filter(|_| state.attempt.is_confirmed(now)) {
             return Some(Renewed::Held(as_grant(&hold, asked)));
         }
-        // The lease of another process is not there, whatever the members say that have not answered.
+        // The lease of another process is not there. The members that have not answered cannot change that.
         if contest.claim.is_none() && hold.is_none() && state.attempt.is_refuted(now) {
             return Some(Renewed::Gone);
         }

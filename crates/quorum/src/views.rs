@@ -1,4 +1,4 @@
-//! What operators see and do: members are asked side by side, and what a majority shows counts.
+//! The views and orders of operators: members are asked side by side, and the state that a majority shows counts.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -44,7 +44,7 @@ impl Quorum {
             match tokio::time::timeout(left, asked.join_next()).await {
                 Ok(Some(Ok((member, Ok(answer))))) => told.push(Told { member, answer }),
                 Ok(Some(Ok((member, Err(error))))) => {
-                    // What it refuses to a user says nothing about claims.
+                    // A refusal to a user says nothing about claims.
                     if error.is_passing() {
                         self.links[member].failed(&error);
                     }
@@ -53,7 +53,7 @@ impl Quorum {
                 _ => {}
             }
         }
-        // What goes on without being waited for may still take effect.
+        // Requests that go on without being waited for may still take effect.
         asked.detach_all();
         if told.len() >= needed {
             return Ok(told);
@@ -89,13 +89,13 @@ impl Quorum {
         Ok(self.merged(name, views.collect()))
     }
 
-    /// The gate's view first.
+    /// Puts the gate's view first.
     fn sort<T>(&self, name: &Name, views: &mut [Told<T>]) {
         let order: Vec<usize> = self.gates(name).collect();
         views.sort_by_key(|told| order.iter().position(|member| *member == told.member));
     }
 
-    /// A resource as a majority shows it.
+    /// Merges the views of members into the resource that a majority shows.
     fn merged(&self, name: &Name, views: Vec<Told<ResourceView>>) -> Option<ResourceView> {
         let (capacity, gate) = (views.first()?.answer.capacity, self.gate(name));
         let mut held: BTreeMap<ContenderId, Vec<HolderView>> = BTreeMap::new();
@@ -114,7 +114,7 @@ impl Quorum {
         let mut holders = Vec::new();
         for (contender, shown) in held {
             if shown.len() < self.majority.needed() {
-                // It is on its way in. Where the gate does not show it, it is on its way out, or in nobody's way.
+                // It is on its way in. If the gate does not show it, it is on its way out, or in nobody's way.
                 let is_next = at_gate.contains(&contender);
                 let known = waiters.iter().any(|waiter| waiter.contender == contender);
                 waiters.extend(shown.first().filter(|_| is_next && !known).map(as_waiter));
@@ -172,8 +172,8 @@ impl Quorum {
         Ok(Page { resources, next })
     }
 
-    /// Takes a lock back, from each member with the number that it has there. The contender alone says which hold it is: it
-    /// is used for one acquisition, and members' numbers differ.
+    /// Takes a lock back, from each member with the number that it has there. The contender alone identifies the hold:
+    /// it is used for one acquisition, and members' numbers differ.
     pub(crate) async fn evict(&self, order: &Evict) -> Result<Evicted, StoreError> {
         let views = self.views(&order.name).await?;
         let holder = |told: &Told<Option<ResourceView>>| {
@@ -204,8 +204,8 @@ impl Quorum {
         Ok(if done >= needed { Evicted::Done } else { Evicted::NotHeld })
     }
 
-    /// Whether a holder that members show so may have been told this number. Members show it or a higher one, but for those
-    /// that were away. All of those that keep a detached lease may have been raised above it.
+    /// Whether a holder that members show so may have been told this number. Members show it or a higher one, but for
+    /// those that were away. All of those that keep a detached lease may have been raised above it.
     fn may_have(&self, number: GrantNumber, shown: &BTreeMap<usize, HolderView>, missing: usize) -> bool {
         let numbers = || shown.values().map(|holder| holder.token.number());
         let detached = shown.values().filter(|holder| holder.detached).count();
@@ -213,8 +213,8 @@ impl Quorum {
         numbers().max() >= Some(number) && (may_be_lower || numbers().min() <= Some(number))
     }
 
-    /// Shows a token to the fences of all members. A rejection is final. A member counts only for tokens above the mark with
-    /// which it began to vote: if it has lost its data, the tokens that it has forgotten are not above that.
+    /// Shows a token to the fences of all members. A rejection is final. A member counts only for tokens above the mark
+    /// with which it began to vote: if it has lost its data, the tokens that it has forgotten are not above that.
     pub(crate) async fn fence(&self, admit: &Admit) -> Result<Admitted, StoreError> {
         if !self.capability.fences {
             let message = "members of this quorum may lose their data, and a fence that forgets admits what it rejected; \
@@ -243,7 +243,7 @@ impl Quorum {
     }
 }
 
-/// Shows a token to the fence of one member. What the member is comes after its answer.
+/// Shows a token to the fence of one member. Its membership is read after its answer.
 async fn fence_at(store: Arc<dyn Store>, admit: Admit) -> Result<(Admitted, Membership), StoreError> {
     let admitted = store.fence(&admit).await?;
     let lacking = || StoreError::new(StoreErrorKind::Unsupported, "it cannot be a member of a quorum");
@@ -266,7 +266,7 @@ async fn evict_at(
     Ok(evicted)
 }
 
-/// Whether a member keeps what it was told.
+/// Whether a member keeps its data when it restarts.
 pub(crate) fn is_durable(store: &dyn Store) -> bool {
     store.capability().restart == Survives::Fully
 }

@@ -1,4 +1,4 @@
-//! Members that lose their data, and names that lead to other servers, in virtual time: who votes, and when.
+//! Members that lose their data, and names that lead to other servers, in virtual time, and the votes of these members.
 
 use std::{
     sync::{Arc, Mutex},
@@ -119,8 +119,8 @@ async fn two_empty_servers_behind_one_name_do_not_take_turns_for_ever() {
     assert!(votes, "one of them voted");
 }
 
-/// A name leads some clients to another, empty server, while others still reach the one from before. They must not be two
-/// voters for one place.
+/// A name leads some clients to another, empty server, while others still reach the one from before. They must not be
+/// two voters for one place.
 #[tokio::test(start_paused = true)]
 async fn two_servers_behind_one_name_are_never_two_members() {
     let world = World::founded().await;
@@ -145,7 +145,7 @@ async fn two_servers_behind_one_name_are_never_two_members() {
             }
         }
         assert!(held.iter().filter(|guard| guard.is_held()).count() < 2, "two hold it");
-        // Both see all members from time to time, so that they can do what they do about seats.
+        // Both see all members from time to time, so that they can do their work on seats.
         let looks = Instant::now().duration_since(until - secs(400)).as_secs() % 20 < 5;
         for (network, cut) in [(&old.networks[1], !looks), (&new.networks[0], !looks)] {
             if cut { network.cut() } else { network.restore() }

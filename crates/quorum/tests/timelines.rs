@@ -1,5 +1,5 @@
-//! A quorum of memory members in virtual time: what network delay, pauses, restarts without data and slow or dead members do
-//! to it, step by step.
+//! A quorum of memory members in virtual time: the effects of network delay, pauses, restarts without data and slow or
+//! dead members, step by step.
 
 mod chance;
 mod claims;
@@ -209,7 +209,7 @@ async fn a_dead_member_delays_a_lock_once() {
     }
 }
 
-/// Whichever member is the gate, its waiters turn to another one.
+/// The waiters of a gate turn to another one, with each member as the gate.
 #[tokio::test(start_paused = true)]
 async fn a_member_that_dies_takes_no_waiters_with_it() {
     for dead in 0..3 {
@@ -236,8 +236,8 @@ async fn a_member_that_dies_takes_no_waiters_with_it() {
     }
 }
 
-/// A leave gets no answer and is sent again. The second copy is answered, and the first one arrives much later: it must not
-/// end what the same contender has been granted since.
+/// A leave gets no answer and is sent again. The second copy is answered, and the first one arrives much later: it must
+/// not end a later grant of the same contender.
 #[tokio::test(start_paused = true)]
 async fn a_leave_that_arrives_late_ends_no_later_grant() {
     for gate in 0..3 {
@@ -364,7 +364,7 @@ fn next(random: &mut u64) -> u64 {
     *random >> 33
 }
 
-/// Who holds, and the last token.
+/// The holder, and the last token.
 #[derive(Default)]
 struct Held {
     by: Option<usize>,
@@ -444,7 +444,7 @@ async fn faults(seed: u64) {
     assert!(before > 30 && after > before + 100, "{before} and then {after} sections with seed {seed}");
 }
 
-/// The second token was admitted by members 0 and 1. Member 1 loses what it was told, and member 2 never knew it.
+/// The second token was admitted by members 0 and 1. Member 1 loses it, and member 2 never knew it.
 #[tokio::test(start_paused = true)]
 async fn a_fence_does_not_ask_a_member_that_may_have_forgotten() {
     let world = World::founded(3).await;
@@ -467,7 +467,7 @@ async fn a_fence_does_not_ask_a_member_that_may_have_forgotten() {
     client.networks[0].cut();
     let error = fence.admit(first).await.expect_err("it may be stale").to_string();
     assert!(error.contains("fewer than 2 members"), "{error}");
-    // Whatever the member has forgotten is older than this.
+    // Any token that the member has forgotten is older than this.
     let third = token().await;
     fence.admit(third).await.expect("the latest");
     client.networks[0].restore();

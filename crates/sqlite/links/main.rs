@@ -1,9 +1,10 @@
-//! Processes on one file that are killed at random, beside whatever else links SQLite: `./test links` builds this outside
-//! of the workspace with the oldest and with the newest SQLite that the store may be linked to.
+//! Processes on one file that are killed at random, beside another crate that links SQLite: `./test links` builds this
+//! outside of the workspace with the oldest and with the newest SQLite that the store may be linked to.
 //!
-//! A lost or damaged transaction shows as a token that does not grow, as two holders at once, or in `integrity_check`. A
-//! SQLite with the WAL-reset bug does not show it by chance within minutes, even without the store's guard. So the locks of
-//! SQLite are watched as well: while a process runs a checkpoint, it must also keep all others from committing.
+//! A lost or damaged transaction shows as a token that does not grow, as two holders at once, or in `integrity_check`.
+//! A SQLite with the WAL-reset bug does not show it by chance within minutes, even without the store's guard. So the
+//! locks of SQLite are watched as well: while a process runs a checkpoint, it must also keep all others from
+//! committing.
 
 use std::{
     env,
@@ -53,7 +54,7 @@ fn work(folder: &Path) -> Result<(), Trouble> {
     }
 }
 
-/// One critical section: the file has the highest token so far, and who is inside (0 for nobody).
+/// One critical section: the file has the highest token so far, and the process that is inside (0 for nobody).
 fn section(path: &Path, token: i64) -> Result<(), Trouble> {
     let file = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
     let mut seen = [0; 16];
@@ -75,12 +76,12 @@ fn section(path: &Path, token: i64) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Not a zombie: one that was killed is inside no more.
+/// Whether a process is alive. A zombie is not: one that was killed is inside no more.
 fn is_alive(process: i64) -> bool {
     state(process).is_some_and(|state| !"ZX".contains(state))
 }
 
-/// The letter that the kernel has for what a process does; none if it is gone.
+/// The kernel's letter for the state of a process; `None` if it is gone.
 fn state(process: i64) -> Option<char> {
     let status = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     status.rsplit(')').next()?.trim_start().chars().next()
@@ -172,7 +173,7 @@ impl Checkpoints {
         Ok(fcntl_getlk(&self.index, &lock)?.and_then(|other| other.pid))
     }
 
-    /// Looks for checkpoints for so long, or until one is seen that others may commit beside.
+    /// Looks for checkpoints for so long, or until it sees one that does not keep others from committing.
     fn look_for(&mut self, length: Duration) -> io::Result<Option<String>> {
         let (until, mut wrong) = (Instant::now() + length, None);
         while Instant::now() < until && wrong.is_none() {
@@ -200,7 +201,7 @@ impl Checkpoints {
     }
 }
 
-/// What is wrong with the file, or was seen by workers.
+/// The damage to the file, and the mistakes that workers saw.
 fn damage(folder: &Path) -> Vec<String> {
     let mut wrong = Vec::new();
     match sqlite::integrity(&folder.join("locks.db")) {

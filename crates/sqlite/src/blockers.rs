@@ -1,4 +1,4 @@
-//! Whose crash a waiter must hear of.
+//! Finds the keepers whose crash a waiter must hear of.
 //!
 //! Pure: it looks at the model's resource only.
 
@@ -11,8 +11,8 @@ const HOLDERS: usize = 8;
 /// them, and each monitored process takes a descriptor.
 const WAITERS: usize = 3;
 
-/// The keepers whose crash `contender` must hear of: some of the holders, and the waiters right ahead of it. Their crash
-/// lets it pass, or it came after they left and before they told that.
+/// The keepers whose crash `contender` must hear of: some of the holders, and the waiters right ahead of it. Their
+/// crash lets it pass, or they crashed after they left and before they told that.
 ///
 /// A detached hold outlives its keeper, but that keeper may still leave it. Nobody can leave a retired hold.
 pub(crate) fn blockers(resource: &Resource, contender: ContenderId) -> impl Iterator<Item = KeeperId> {

@@ -1,7 +1,7 @@
 //! The boot of the machine and the clock since then, which all processes of a host share.
 //!
-//! A container may see that clock shifted (`time_namespaces(7)`). The database has the host's times, so that processes of
-//! different containers agree on when a lease ends.
+//! A container may see that clock shifted (`time_namespaces(7)`). The database has the host's times, so that processes
+//! of different containers agree on when a lease ends.
 
 use std::{fs, io, path::Path};
 

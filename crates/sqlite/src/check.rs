@@ -1,4 +1,5 @@
-//! Checks the file for what puts locks at risk, on demand: where it lies, how much room there is, and who may write to it.
+//! Checks the file for risks to locks, on demand: the place where it lies, the room on the disk, and the rights to
+//! write.
 
 use std::{
     fmt, fs,
@@ -17,7 +18,7 @@ const LONGEST_LOG: u64 = 64 << 20;
 /// File systems in memory, by their number in `statfs`.
 const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// Something about the file that puts locks at risk, and what to do.
+/// A risk to the locks in the file, with the remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
@@ -25,11 +26,11 @@ pub struct Finding {
     pub path: PathBuf,
     /// The kind of risk.
     pub risk: Risk,
-    /// What the risk is and what to do.
+    /// The risk and its remedy.
     pub message: String,
 }
 
-/// What puts locks at risk.
+/// The kinds of risks to locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Risk {
@@ -59,7 +60,7 @@ pub fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
     let path = fs::canonicalize(&given).map_err(|error| file_trouble("find", &given, error))?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     let disk = rustix::fs::statfs(folder).map_err(|error| file_trouble("look at", folder, error.into()))?;
-    // The block size is positive, whatever type a system has for it.
+    // The block size is positive. Its type differs between systems.
     let room = u64::try_from(disk.f_bsize).unwrap_or(0).saturating_mul(disk.f_bavail);
     let facts = fs::metadata(&path).map_err(|error| file_trouble("look at", &path, error))?;
     let around = fs::metadata(folder).map_err(|error| file_trouble("look at", folder, error))?;
@@ -74,7 +75,7 @@ pub fn check(url: &str) -> Result<Vec<Finding>, StoreError> {
     Ok(found.into_iter().flatten().map(finding).collect())
 }
 
-/// A risk, and what to do.
+/// A risk, and its remedy in words.
 type Found = Option<(Risk, String)>;
 
 fn in_memory(kind: u32) -> Found {

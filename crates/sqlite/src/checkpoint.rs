@@ -1,13 +1,13 @@
 //! Checkpoints, which move the log into the database file: by SQLite itself, or by the writer while nobody can commit.
 //!
 //! SQLite before 3.51.3 can damage a database in WAL mode (<https://sqlite.org/wal.html>, "The WAL-Reset Bug"): a
-//! checkpoint reads where the log ends, a commit of another connection starts the log anew, and the checkpoint then notes
-//! as moved what the new log has not moved yet. Later checkpoints skip those pages. The commit is the only step that starts
-//! the log anew, and it needs SQLite's write lock. So with such a library SQLite runs no checkpoint after its commits. The
-//! writer runs them, and a second connection has the write lock meanwhile.
+//! checkpoint reads the end of the log, a commit of another connection starts the log anew, and the checkpoint then
+//! notes pages as moved that are only in the new log. Later checkpoints skip those pages. The commit is the only step
+//! that starts the log anew, and it needs SQLite's write lock. So with such a library SQLite runs no checkpoint after
+//! its commits. The writer runs them, and a second connection has the write lock meanwhile.
 //!
-//! The checkpoint at the end of the last connection is safe in every version: SQLite runs it only with an exclusive lock
-//! on the file, which no other connection of any process then has open.
+//! The checkpoint at the end of the last connection is safe in every version: SQLite runs it only with an exclusive
+//! lock on the file, which no other connection of any process then has open.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -24,7 +24,7 @@ const LOG_LIMIT: u64 = 1000 * (4096 + 24);
 /// How long a checkpoint waits for those who write. If it comes to nothing, another is due soon.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// So many actions of the writer lie between two tries. A reader may keep the log from being started anew for a while.
+/// The number of the writer's actions between two tries. A reader may keep the log from being started anew for a while.
 const BETWEEN_TRIES: u32 = 32;
 
 /// Whether SQLite must not run checkpoints by itself.
@@ -44,7 +44,7 @@ pub(crate) fn take_over(connection: &Connection) -> Result<()> {
     connection.pragma_update_and_check(None, "journal_size_limit", LOG_LIMIT.cast_signed(), |_| Ok(()))
 }
 
-/// When the next checkpoint is due.
+/// The schedule of the checkpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
     /// How many actions of the writer to let pass.
@@ -73,7 +73,7 @@ fn run(connection: &Connection, path: &Path, patience: Duration) -> Result<()> {
     connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
 }
 
-/// Keeps everybody from committing, in this process and in others. It ends with the process, however that ends.
+/// Keeps everybody from committing, in this process and in others. It ends with the process, also in a crash.
 struct NoCommits(#[expect(dead_code, reason = "kept for its drop, which rolls back")] Connection);
 
 impl NoCommits {
@@ -97,7 +97,7 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(1);
 
-    /// A database whose checkpoints are ours, whichever version of SQLite this is. Its table is in the log only.
+    /// A database whose checkpoints are ours, with any version of SQLite. Its table is in the log only.
     fn with_log(folder: &Path) -> (DatabaseFile, Connection) {
         let file = DatabaseFile::prepare(&folder.join("locks.db")).expect("prepared");
         let connection = connect(&file.path, Duration::from_secs(1)).expect("connected");

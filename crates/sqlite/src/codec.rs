@@ -64,7 +64,7 @@ pub(crate) fn load_front(
     Ok(None)
 }
 
-/// Stores what became different. The high-water mark is in a row of its own, for all resources.
+/// Stores the changes of a resource. The high-water mark is in a row of its own, for all resources.
 pub(crate) fn store(transaction: &Transaction<'_>, writes: &ResourceWrites) -> Result<()> {
     let mut remove = transaction.prepare_cached(REMOVE)?;
     let mut put = transaction.prepare_cached(PUT)?;
@@ -85,7 +85,7 @@ pub(crate) fn store(transaction: &Transaction<'_>, writes: &ResourceWrites) -> R
     Ok(())
 }
 
-/// What only holders have is NULL for waiters, and the other way round.
+/// Stores a row. Columns that only holders have are NULL for waiters, and the other way round.
 fn put_entry(put: &mut Statement<'_>, name: &str, capacity: i64, row: &EntryRow) -> Result<()> {
     let (holds, details) = (!row.queued, &row.details);
     put.execute(params![
@@ -305,7 +305,7 @@ mod tests {
         assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
     }
 
-    /// Whatever happens to a queue within one transaction, it is stored in its order.
+    /// A queue is stored in its order, after any changes within one transaction.
     #[test]
     fn a_queue_keeps_its_order() {
         let mut connection = opened();

@@ -38,7 +38,7 @@ fn page_of(transaction: &Transaction<'_>, query: &ListQuery) -> Result<LatchPage
 }
 
 impl Work<'_> {
-    /// Does a latch operation. However often it arrives, it counts once.
+    /// Does a latch operation. It counts once, even if it arrives more often.
     pub(crate) fn count(&mut self, count: &Count) -> Result<Counted> {
         let (latch, remembered) = (self.latch(count)?, self.remembered(count)?);
         let outcome = self.transition.count(latch, remembered, count);

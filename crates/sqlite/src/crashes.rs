@@ -1,8 +1,8 @@
 //! Notices crashed keepers that a waiter of this process waits behind.
 //!
-//! The kernel tells through a process descriptor that a process has ended. That is only a hint to look at the life file,
-//! because a life line may outlive its process. A process of another container has no id here, so its life file is looked
-//! at four times a second.
+//! The kernel tells through a process descriptor that a process has ended. That is only a hint to look at the life
+//! file, because a life line may outlive its process. A process of another container has no id here, so its life file
+//! is looked at four times a second.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -38,7 +38,7 @@ pub(crate) struct CrashMonitor {
 
 /// A keeper whose process is being monitored.
 struct Monitored {
-    /// When it was last ahead of a waiter.
+    /// The last time at which it was ahead of a waiter.
     seen: Instant,
     task: AbortHandle,
 }
@@ -91,8 +91,8 @@ async fn until_crash(monitor: Weak<CrashMonitor>, keeper: KeeperId) {
     let Some(mut process) = monitor.upgrade().map(process) else { return };
     loop {
         let Some(strong) = monitor.upgrade() else { return };
-        // The first look comes after the descriptor was opened. Before that, the process may have ended and its id may have
-        // gone to another.
+        // The first look comes after the descriptor was opened. Before that, the process may have ended and its id may
+        // have gone to another.
         let state = liveness::of(&strong.keepers, keeper);
         if state != Liveness::Alive || !strong.is_of_interest(keeper) {
             strong.monitored().remove(&keeper);

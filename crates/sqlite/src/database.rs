@@ -1,4 +1,4 @@
-//! The open database, as the writer's thread has it: transactions from begin to commit, and what follows a commit.
+//! The open database, as the writer's thread has it: transactions from begin to commit, and the work after a commit.
 //!
 //! It runs on the writer's thread only. Every call may block on the disk or on another process.
 
@@ -41,7 +41,7 @@ use crate::{
 /// How often each keeper sweeps.
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// What a keeper opens a database with.
+/// The options that a keeper opens a database with.
 pub(crate) struct OpenOptions {
     pub(crate) path: PathBuf,
     pub(crate) keeper: KeeperId,
@@ -52,7 +52,7 @@ pub(crate) struct OpenOptions {
     pub(crate) on_crash: OnCrash,
 }
 
-/// What a keeper gets beside the open database.
+/// The parts that a keeper gets beside the open database.
 pub(crate) struct OpenedParts {
     pub(crate) store_id: String,
     pub(crate) inbox: Option<UnixDatagram>,
@@ -62,9 +62,9 @@ pub(crate) struct OpenedParts {
 /// The open database.
 pub(crate) struct Database {
     connection: Connection,
-    /// What the connection is set to.
+    /// The durability that the connection is set to.
     durability: Durability,
-    /// Where SQLite must not run checkpoints by itself.
+    /// The schedule of checkpoints, if SQLite must not run them by itself.
     checkpoints: Option<Checkpoints>,
     write_order: Arc<WriteOrder>,
     file: DatabaseFile,
@@ -118,7 +118,8 @@ impl Database {
         self.boot.now(&self.clock)
     }
 
-    /// Another one after everything that may have lost data or freed what was held: another boot, or another file.
+    /// Returns the incarnation of the file. It is another one after each event that may have lost data or freed holds:
+    /// another boot, or another file.
     pub(crate) fn incarnation(&self) -> String {
         let FileId { device, inode } = self.file.id();
         format!("{} {device} {inode}", self.boot.id)
@@ -131,8 +132,8 @@ impl Database {
         Ok(self.now())
     }
 
-    /// Applies claims and leaves. A group that gives nobody anything costs no sync, so many processes wait at next to no
-    /// cost, and a lock passes from one to the next with a single sync.
+    /// Applies claims and leaves. A group that gives nobody anything costs no sync, so many processes wait at next to
+    /// no cost, and a lock passes from one to the next with a single sync.
     pub(crate) fn apply(
         &mut self,
         ticket: &Ticket,
@@ -156,15 +157,15 @@ impl Database {
         Ok(Answers { now, each })
     }
 
-    /// What a group will probably need, from the rows. A guess needs no transaction of its own, nor a look at the files: the
-    /// transaction that follows finds out whether it was right.
+    /// Guesses the durability that a group needs, from the rows. A guess needs no transaction of its own, nor a look at
+    /// the files: the transaction that follows finds out whether it was right.
     fn guess_by_rows(&self, group: &[Request]) -> Result<Durability, StoreError> {
         give_up_after(self.limit);
         Durability::guess_by_rows(&self.connection, group)
             .map_err(|error| explain(&self.file.path, error).not_applied())
     }
 
-    /// The answers to a few polls, if nothing has to be written for them. Waits for no writer.
+    /// Returns the answers to a few polls, if nothing has to be written for them. Waits for no writer.
     fn answer_polls(
         &mut self,
         ticket: &Ticket,
@@ -199,7 +200,8 @@ impl Database {
         Ok(done.expect("only an unsynced transaction is given up"))
     }
 
-    /// Does `act` in one transaction that is not synced. If a power cut must not undo it, it is done again, synced.
+    /// Does `act` in one transaction that is not synced. If a power cut must not undo it, it is done again in a synced
+    /// one.
     pub(crate) fn write_unsynced<T>(
         &mut self,
         ticket: &Ticket,
@@ -211,7 +213,7 @@ impl Database {
         }
     }
 
-    /// Does `act` in one transaction; `None` if that was not to be synced and has to be.
+    /// Does `act` in one transaction; `None` if `durability` is not enough for it.
     fn transact<T>(
         &mut self,
         ticket: &Ticket,
@@ -220,7 +222,7 @@ impl Database {
         act: impl FnOnce(&mut Work<'_>) -> rusqlite::Result<T>,
     ) -> Result<Option<(T, StoreTime)>, StoreError> {
         let path = &self.file.path;
-        // Before the commit nothing can have been applied, whatever went wrong.
+        // No error before the commit can have applied anything.
         let explain_before = |error| explain(path, error).not_applied();
         let too_busy = || StoreError::new(StoreErrorKind::Conflict, busy(&path.display())).not_applied();
         if self.durability != durability {
@@ -300,7 +302,7 @@ impl Database {
         liveness::of(&self.file.keepers, keeper) == Liveness::Crashed
     }
 
-    /// Frees what `keeper` has if its process has ended.
+    /// Frees the holds and positions of `keeper` if its process has ended.
     pub(crate) fn expire_if_crashed(&mut self, keeper: KeeperId) -> Result<(), StoreError> {
         if !self.is_crashed(keeper) {
             return Ok(());

@@ -1,7 +1,7 @@
-//! Which transactions are synced to disk before they are answered.
+//! Decides which transactions are synced to disk before they are answered.
 //!
-//! An answered grant, renewal, count or fence is on disk. A power cut may only undo what gives nobody anything: positions
-//! in queues, and releases that nobody waits for.
+//! An answered grant, renewal, count or fence is on disk. A power cut may only undo changes that give nobody anything:
+//! positions in queues, and releases that nobody waits for.
 
 use lockkeeper_core::{
     ContenderId, Units,
@@ -16,7 +16,7 @@ use crate::{codec::contender_from, poll};
 pub(crate) enum Durability {
     /// Synced before it is answered. It may do anything.
     Synced,
-    /// Not synced. It may only do what a power cut may undo.
+    /// Not synced. It may only make changes that a power cut may undo.
     Unsynced,
 }
 
@@ -29,8 +29,8 @@ impl Durability {
         }
     }
 
-    /// What a group will probably need; `None` if only the rows can tell. A wrong guess costs a little time, since
-    /// [`may_be_lost`](crate::work::Work::may_be_lost) finds out.
+    /// Guesses the durability that a group needs; `None` if only the rows can tell. A wrong guess costs a little time,
+    /// since [`may_be_lost`](crate::work::Work::may_be_lost) finds out.
     pub(crate) fn guess(group: &[Request]) -> Option<Self> {
         if group.iter().all(poll::is_poll) {
             return Some(Self::Unsynced);
@@ -43,7 +43,7 @@ impl Durability {
         Some(if only_leaves { Self::Unsynced } else { Self::Synced })
     }
 
-    /// The same for a few requests, from the last row of each resource.
+    /// Does the same for a few requests, from the last row of each resource.
     pub(crate) fn guess_by_rows(connection: &Connection, group: &[Request]) -> Result<Self> {
         Ok(if give_nothing(connection, group)? { Self::Unsynced } else { Self::Synced })
     }

@@ -1,4 +1,4 @@
-//! Work on crashed keepers: what they hold and wait for is freed in the transaction that finds them.
+//! Work on crashed keepers: their holds and positions are freed in the transaction that finds them.
 
 use std::collections::BTreeSet;
 
@@ -9,15 +9,15 @@ use rusqlite::{OptionalExtension, Result, Transaction};
 use crate::{codec, work::Work};
 
 impl Work<'_> {
-    /// Does a step of the model on a resource. Crashed keepers that it granted to are expired, so that the grant goes to the
-    /// next waiter.
+    /// Does a step of the model on a resource. Crashed keepers that it granted to are expired, so that the grant goes
+    /// to the next waiter.
     pub(crate) fn step<T>(&mut self, name: &Name, act: impl FnOnce(&mut Transition) -> T) -> Result<T> {
         let answer = self.step_only(name, act)?;
         self.expire_found()?;
         Ok(answer)
     }
 
-    /// Frees everything that a crashed keeper had, except what it had detached.
+    /// Frees the holds and positions of a crashed keeper, except the detached ones.
     pub(crate) fn expire(&mut self, keeper: KeeperId) -> Result<()> {
         self.found_crashed.insert(keeper);
         self.expire_found()

@@ -1,5 +1,5 @@
-//! The database file on disk and the folder beside it: finds or makes them, and notices when the path no longer leads to
-//! the same file.
+//! The database file on disk and the folder beside it: finds or makes them, and notices when the path no longer leads
+//! to the same file.
 
 use std::{
     fs::{self, DirBuilder},
@@ -22,7 +22,7 @@ use crate::{
     trouble::{bad_file, file_trouble},
 };
 
-/// The database file and what lies beside it.
+/// The database file and the folder beside it.
 #[derive(Clone, Debug)]
 pub(crate) struct DatabaseFile {
     /// The file's real path, without links.
@@ -35,7 +35,7 @@ pub(crate) struct DatabaseFile {
     in_use: Option<[FileId; 3]>,
 }
 
-/// One file of this host, whatever its path is.
+/// The identity of a file on this host, whichever path leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct FileId {
     pub(crate) device: u64,
@@ -43,8 +43,8 @@ pub(crate) struct FileId {
 }
 
 impl DatabaseFile {
-    /// Makes the file if it is not there, and checks that it may be used and that locks can work here. Its folder must be
-    /// there: with a path that was mistyped, the locks of this process would mean nothing to the others.
+    /// Makes the file if it is not there, and checks that it may be used and that locks can work here. Its folder must
+    /// be there: with a path that was mistyped, the locks of this process would mean nothing to the others.
     pub(crate) fn find(path: &Path) -> Result<Self, StoreError> {
         let given = std::path::absolute(path).map_err(|error| file_trouble("find", path, error))?;
         let folder = given.parent().unwrap_or(Path::new("/"));
@@ -72,7 +72,8 @@ impl DatabaseFile {
         Ok(Self { path, keepers, mode: facts.mode() & 0o666, in_use: None })
     }
 
-    /// Makes the folder of the keepers, once the file is known to be ours. Users that may use the file may use the folder.
+    /// Makes the folder of the keepers, once the file is known to be ours. Users that may use the file may use the
+    /// folder.
     pub(crate) fn make_keepers_folder(&self) -> Result<(), StoreError> {
         let mode = self.mode | ((self.mode & 0o444) >> 2);
         make_folder(&self.keepers, mode)?;
@@ -80,9 +81,9 @@ impl DatabaseFile {
             .map_err(|error| file_trouble("share the folder", &self.keepers, error))
     }
 
-    /// Adds the permissions that the umask has removed, or that a crashed process did not come to add. Other bits stay,
-    /// such as the one that gives new files the folder's group. A link is left alone, because the folder that it leads to
-    /// may be private.
+    /// Adds the permissions that the umask has removed, or that a crashed process had no time to add. Other bits stay,
+    /// such as the one that gives new files the folder's group. A link is left alone, because the folder that it leads
+    /// to may be private.
     fn share_keepers_folder(&self, mode: u32) -> io::Result<()> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(folder) = rustix::fs::open(&self.keepers, flags, Mode::empty()) else { return Ok(()) };
@@ -102,7 +103,7 @@ impl DatabaseFile {
         Ok(file)
     }
 
-    /// Gives a file of ours the permissions of the database, whatever the umask is.
+    /// Gives a file of ours the permissions of the database, regardless of the umask.
     pub(crate) fn share(&self, path: &Path) -> io::Result<()> {
         fs::set_permissions(path, fs::Permissions::from_mode(self.mode))
     }
@@ -203,8 +204,8 @@ mod tests {
         assert_eq!(mode_of(&file), 0o660, "an existing file stays as it was");
     }
 
-    /// Else the files in it would belong to the group of the process that made them, and other users of the file's group
-    /// could not use them.
+    /// Else the files in it would belong to the group of the process that made them, and other users of the file's
+    /// group could not use them.
     #[test]
     fn the_folder_of_the_keepers_passes_its_group_on_as_the_folder_around_it_does() {
         for (around, within) in [(0o2770, 0o2770), (0o770, 0o770)] {

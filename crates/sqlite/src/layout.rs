@@ -1,6 +1,6 @@
 //! The tables, their version, and the boot that their times belong to.
 //!
-//! The SQL of the layout steps must never change what it makes: databases on disk have it.
+//! The SQL of the layout steps must always make the same tables: databases on disk have them.
 
 use std::path::Path;
 
@@ -12,12 +12,12 @@ use crate::{
     trouble::explain,
 };
 
-/// The steps from an empty database to the layout of this version. The number of steps done is the version of a database.
-/// Steps are only ever added, and each works on what the one before left.
+/// The steps from an empty database to the layout of this version. The number of steps done is the version of a
+/// database. Steps are only ever added, and each works on the result of the one before.
 const STEPS: &[&str] = &[LAYOUT_1, LAYOUT_2, LAYOUT_3];
 
-/// Times are in microseconds: `since` since 1970, the others on the boot-time clock. Numbers of units are 0 for "all". A
-/// keeper is 32 hexadecimal digits, `seq` its number for the contender.
+/// Times are in microseconds: `since` since 1970, the others on the boot-time clock. Numbers of units are 0 for "all".
+/// A keeper is 32 hexadecimal digits, `seq` its number for the contender.
 const LAYOUT_1: &str = "
 -- One row. `mark` is the high-water mark, the highest grant number so far: it never falls, whatever is removed.
 CREATE TABLE store (
@@ -82,11 +82,13 @@ CREATE TABLE watcher (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// How long a hold is kept from its grant on, even if its process crashes. Holds from before this step have no such time.
+/// How long a hold is kept from its grant on, even if its process crashes. Holds from before this step have no such
+/// time.
 const LAYOUT_2: &str = "ALTER TABLE entry ADD COLUMN min_hold INTEGER NOT NULL DEFAULT 0";
 
-/// Whether the keeper renews the lease; the operator's reason for an eviction; the least number of a waiter's grant; and
-/// the number of a grant that was raised, which then differs from `turn`. From this step on waiters have `detached`, too.
+/// Whether the keeper renews the lease; the operator's reason for an eviction; the least number of a waiter's grant;
+/// and the number of a grant that was raised, which then differs from `turn`. From this step on waiters have
+/// `detached`, too.
 const LAYOUT_3: &str = "
 ALTER TABLE entry ADD COLUMN renewed INTEGER NOT NULL DEFAULT 1;
 ALTER TABLE entry ADD COLUMN reason TEXT;
@@ -98,12 +100,12 @@ ALTER TABLE entry ADD COLUMN number INTEGER;
 const FREE_EVERYTHING: &str =
     "DELETE FROM entry; DELETE FROM grave; DELETE FROM counted; DELETE FROM watcher;";
 
-/// What a member of a quorum keeps. It is made when the store is first asked to be one.
+/// The table for the record of a member of a quorum. It is made when the store is first asked to be one.
 pub(crate) const MEMBER: &str = "
 CREATE TABLE IF NOT EXISTS member (only_one INTEGER PRIMARY KEY CHECK (only_one = 1), record TEXT NOT NULL) STRICT";
 
-/// The SQL that makes the tables in a new file, for somebody who sets it up for others. Its boot is none, so the first keeper
-/// makes it that of its own.
+/// The SQL that makes the tables in a new file, for somebody who sets it up for others. It names no boot, so the first
+/// keeper stores its own.
 pub(crate) fn sql(path: &Path) -> String {
     let (path, steps, newest) = (path.display(), STEPS.join(";\n"), number(STEPS));
     let (id, member) = (new_id(), MEMBER.trim_start());
@@ -125,8 +127,8 @@ fn new_id() -> String {
     format!("sqlite-{}", KeeperId::random())
 }
 
-/// Brings the database to this program's layout and to this boot; returns the store's own id. Leases of another boot are
-/// ended only if no keeper is alive.
+/// Brings the database to this program's layout and to this boot; returns the store's own id. Leases of another boot
+/// are ended only if no keeper is alive.
 pub(crate) fn settle(
     connection: &mut Connection,
     path: &Path,
@@ -139,7 +141,7 @@ pub(crate) fn settle(
     }
 }
 
-/// The store's own id, if there is nothing to do. That is the usual case, which needs no write lock.
+/// Returns the store's own id, if there is nothing to do. That is the usual case, which needs no write lock.
 fn settled(connection: &Connection, boot: &str) -> rusqlite::Result<Option<String>> {
     if provenance::of(connection)? != Provenance::Lockkeeper {
         return Ok(None);
@@ -178,7 +180,8 @@ fn settle_with(
         .query_row("SELECT id, boot FROM store", [], |row| Ok((row.get(0)?, row.get(1)?)))
         .map_err(explain)?;
     if boot_of_file != boot {
-        // A keeper of this boot stores the boot here before it makes its life file, so live keepers are of the other boot.
+        // A keeper of this boot stores the boot here before it makes its life file, so live keepers are of the other
+        // boot.
         if any_alive()? {
             return Err(another_boot(path));
         }
@@ -286,7 +289,7 @@ mod tests {
         Ok(false)
     }
 
-    /// Whoever makes them.
+    /// A keeper makes the same tables by itself.
     #[test]
     fn the_sql_for_somebody_else_makes_the_same_tables() {
         let (mut own, mut given) = (memory(), memory());

@@ -8,24 +8,24 @@
 //! # How it works
 //!
 //! Every group of claims and leaves is one `BEGIN IMMEDIATE` transaction. It loads the resources that the group names,
-//! does [the model's own step](lockkeeper_core::model), and stores the difference. So the file behaves as the model does,
-//! whichever process writes.
+//! does [the model's own step](lockkeeper_core::model), and stores the difference. So the file behaves as the model
+//! does, no matter which process writes.
 //!
-//! * **Leases** run on the host's boot-time clock. All processes of the host share it and nobody can set it, and where a
-//!   container sees it shifted, the offset is taken off. The file remembers the boot that it belongs to. A restart of the
-//!   machine ends every lease, also detached ones and those kept for their `min_hold`: no process that held one is left,
-//!   and only the wall clock could tell how much of the time is over.
-//! * **Crashed keepers** are passed at once. Each keeper has an OS lock on a file of its own, which ends with the process
-//!   however that ends. A claim that finds a keeper in its way looks at that file: if it is not locked, the keeper has
-//!   crashed. A missing file proves nothing, and then the lease decides. A hold that is younger than its `min_hold` is
-//!   kept until it is that old.
-//! * **Wakes** go from process to process through datagram sockets. They are hints: a lost wake costs time until the next
-//!   poll, and the database decides.
+//! * **Leases** run on the host's boot-time clock. All processes of the host share it and nobody can set it, and where
+//!   a container sees it shifted, the offset is taken off. The file remembers the boot that it belongs to. A restart of
+//!   the machine ends every lease, also detached ones and those kept for their `min_hold`: no process that held one is
+//!   left, and only the wall clock could tell how much of the time is over.
+//! * **Crashed keepers** are passed at once. Each keeper has an OS lock on a file of its own, which ends with the
+//!   process, also in a crash. A claim that finds a keeper in its way looks at that file: if it is not locked, the
+//!   keeper has crashed. A missing file proves nothing, and then the lease decides. A hold that is younger than its
+//!   `min_hold` is kept until it is that old.
+//! * **Wakes** go from process to process through datagram sockets. They are hints: a lost wake costs time until the
+//!   next poll, and the database decides.
 //! * **Durability.** An answered grant, renewal, count or fence is on disk (`synchronous=FULL`). With less, a power cut
 //!   could take back a grant that its holder acts on, and its number might be given again. Groups make it cheap: all
-//!   requests that the tasks of a process make at one time cost a single sync. Transactions that give nobody anything are
-//!   not synced: positions in queues, and releases that nobody waits for. If one is lost, a lock looks held for longer
-//!   than it was, which is safe, and a restart frees it anyway.
+//!   requests that the tasks of a process make at one time cost a single sync. Transactions that give nobody anything
+//!   are not synced: positions in queues, and releases that nobody waits for. If one is lost, a lock looks held for
+//!   longer than it was, which is safe, and a restart frees it anyway.
 //!
 //! # Limits
 //!
@@ -35,14 +35,15 @@
 //!   log and the folder of the keepers. A container with a boot id of its own is refused while other keepers are alive.
 //! * Linux only. Elsewhere connecting fails with
 //!   [`StoreErrorKind::Unsupported`](lockkeeper_core::StoreErrorKind::Unsupported).
-//! * SQLite allows one writer at a time. A process that is stopped in the middle of its transaction stops the others until
-//!   it continues or is ended. They report [`StoreErrorKind::Conflict`](lockkeeper_core::StoreErrorKind::Conflict) and go
-//!   on asking. Listings wait behind them.
-//! * Any SQLite from 3.46 on may be linked (rusqlite 0.32 to 0.41), so that the store fits beside other crates that link
-//!   it. Versions before 3.51.3 have a bug in their checkpoints, which the store avoids. Other programs cannot know that:
-//!   nothing else should write to the file, such as an old `sqlite3` command.
-//! * A child that was forked without `exec` shares its parent's life file, so the parent counts as alive until that child
-//!   has ended too. `exec` closes it.
+//! * SQLite allows one writer at a time. A process that is stopped in the middle of its transaction stops the others
+//!   until it continues or is ended. They report
+//!   [`StoreErrorKind::Conflict`](lockkeeper_core::StoreErrorKind::Conflict) and go on asking. Listings wait behind
+//!   them.
+//! * Any SQLite from 3.46 on may be linked (rusqlite 0.32 to 0.41), so that the store fits beside other crates that
+//!   link it. Versions before 3.51.3 have a bug in their checkpoints, which the store avoids. Other programs cannot
+//!   know that: nothing else should write to the file, such as an old `sqlite3` command.
+//! * A child that was forked without `exec` shares its parent's life file, so the parent counts as alive until that
+//!   child has ended too. `exec` closes it.
 
 use lockkeeper_core::{StoreError, store::Connector, support::lease_option};
 
@@ -147,7 +148,8 @@ pub fn connector(url: &str) -> Result<Connector, StoreError> {
     Ok(connect_with(settings::Settings::parse(&url)?)?.with_lease(lease))
 }
 
-/// The SQL that makes the tables in a new file, and which rights its users need, as a comment. It touches no file.
+/// Returns the SQL that makes the tables in a new file, and names the rights of its users in a comment. It touches no
+/// file.
 ///
 /// # Errors
 /// [`StoreErrorKind::Config`](lockkeeper_core::StoreErrorKind::Config) if `url` names no file.

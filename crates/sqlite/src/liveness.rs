@@ -1,7 +1,7 @@
-//! Life files: which keepers are alive, and which have crashed.
+//! Life files: they show which keepers are alive, and which have crashed.
 //!
 //! Each keeper locks a file named by its random id before it writes its first row, and keeps it open. The operating
-//! system ends the lock with the process, however that ends. It is a `flock`, because a record lock would end with any
+//! system ends the lock with the process, also in a crash. It is a `flock`, because a record lock would end with any
 //! close of the same file in the process.
 
 use std::{
@@ -23,7 +23,7 @@ use crate::{
     trouble::file_trouble,
 };
 
-/// What is known of a keeper.
+/// The state of a keeper, as far as its life file shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Liveness {
     /// Its process runs.
@@ -41,7 +41,7 @@ pub(crate) struct LifeFile {
     keeper: KeeperId,
 }
 
-/// The keepers of this process. Process ids do not tell, because two containers may have the same.
+/// The keepers of this process. Process ids cannot tell, because two containers may have the same.
 static OURS: Mutex<BTreeSet<KeeperId>> = Mutex::new(BTreeSet::new());
 
 fn ours() -> MutexGuard<'static, BTreeSet<KeeperId>> {
@@ -101,7 +101,7 @@ pub(crate) fn of(keepers: &Path, keeper: KeeperId) -> Liveness {
     look_at(&life_of(keepers, keeper)).unwrap_or(Liveness::Unknown)
 }
 
-/// What a life file shows. After an error its keeper may be alive or not.
+/// Reads the state of a keeper from its life file. After an error the keeper may be alive or not.
 fn look_at(path: &Path) -> io::Result<Liveness> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Liveness::Unknown),
@@ -123,7 +123,7 @@ pub(crate) fn remove_files(keepers: &Path, keeper: KeeperId) {
     }
 }
 
-/// Whether any keeper in the folder is alive; an error if a keeper cannot be looked at that may be.
+/// Whether any keeper in the folder is alive; an error if one that may be alive cannot be looked at.
 pub(crate) fn any_alive(keepers: &Path) -> Result<bool, StoreError> {
     let unreadable = |error| file_trouble("look into", keepers, error);
     for entry in fs::read_dir(keepers).map_err(unreadable)? {
@@ -137,7 +137,7 @@ pub(crate) fn any_alive(keepers: &Path) -> Result<bool, StoreError> {
     Ok(false)
 }
 
-/// The crashed keepers in the folder. Also removes life files that no keeper came to use.
+/// Returns the crashed keepers in the folder. Also removes life files that no keeper came to use.
 pub(crate) fn crashed(keepers: &Path) -> Vec<KeeperId> {
     let mut crashed = Vec::new();
     let is_free = |path: &Path| matches!(look_at(path), Ok(Liveness::Crashed));
@@ -147,8 +147,8 @@ pub(crate) fn crashed(keepers: &Path) -> Vec<KeeperId> {
         let keeper = path.file_stem().and_then(|stem| stem.to_str()?.parse::<KeeperId>().ok());
         match (kind, keeper) {
             (Some(LIFE), Some(keeper)) if is_free(&path) => crashed.push(keeper),
-            // A process crashed between making and naming it. Young files are not looked at: that takes their lock for a
-            // moment, just when the process that makes them needs it.
+            // A process crashed between making and naming it. Young files are not looked at: that takes their lock for
+            // a moment, just when the process that makes them needs it.
             (Some(NEW), Some(_)) if is_old(&path) && is_free(&path) => {
                 drop(fs::remove_file(&path));
             }
@@ -224,7 +224,8 @@ pub(crate) mod tests {
         assert_eq!(of(&file.keepers, keeper), Liveness::Unknown);
     }
 
-    /// Of many that start at once, some look for crashed keepers while others have made their files and not locked them.
+    /// Of many that start at once, some look for crashed keepers while others have made their files and not locked
+    /// them.
     #[test]
     fn looking_for_crashed_keepers_keeps_no_keeper_from_starting() {
         let (_folder, file) = file();

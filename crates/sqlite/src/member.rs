@@ -1,7 +1,7 @@
 //! The file as a member of a quorum: its record, and its incarnation.
 //!
-//! The record is in a table of its own, which is made when the first record is written. The incarnation is the boot and the
-//! file: a new boot frees everything that was held, and a copy of the file may be older.
+//! The record is in a table of its own, which is made when the first record is written. The incarnation is the boot and
+//! the file: a new boot frees everything that was held, and a copy of the file may be older.
 
 use lockkeeper_core::{
     GrantNumber, StoreError,
@@ -28,7 +28,7 @@ fn high_water(transaction: &Transaction<'_>) -> Result<GrantNumber> {
     transaction.prepare_cached("SELECT mark FROM store")?.query_row([], read)
 }
 
-/// The membership as it is after something was done.
+/// Returns the membership after a change.
 fn membership_after(database: &mut Database) -> Result<Membership, StoreError> {
     let record = database.read(|transaction, _| record(transaction)).map_err(StoreError::perhaps_applied)?;
     Ok(membership(database, record))

@@ -1,4 +1,4 @@
-//! Makes the database file where there is none, and removes what crashed processes left of doing so.
+//! Makes the database file if there is none, and removes the leftovers of processes that crashed in the middle of that.
 
 use std::{
     ffi::OsStr,
@@ -44,10 +44,10 @@ pub(crate) fn make(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Stands between the name of a file and an id in the name under which the file is made.
+/// The text between the name of the database and an id, in the name under which the file is made.
 const UNNAMED: &str = "-new-";
 
-/// Removes files that were made to become `path` and that crashed processes left, as far as `is_left` says so.
+/// Removes the files that crashed processes left on the way to `path`: those for which `is_left` is true.
 pub(crate) fn clear_unnamed(path: &Path, is_left: impl Fn(&Path) -> bool) {
     let Some(start) = beside(path, UNNAMED).file_name().map(OsStr::to_owned) else { return };
     let folder = path.parent().unwrap_or(Path::new("/"));

@@ -1,4 +1,5 @@
-//! Opens a connection to the database file: refuses what is not ours, brings the layout up to date, and sets SQLite up.
+//! Opens a connection to the database file: refuses files that are not ours, brings the layout up to date, and sets
+//! SQLite up.
 
 use std::{path::Path, time::Duration};
 
@@ -28,8 +29,8 @@ pub(crate) fn open(file: &DatabaseFile, boot: &Boot, limit: Duration) -> Result<
     file.make_keepers_folder()?;
     let any_alive = || liveness::any_alive(&file.keepers);
     let store_id = patiently(|| layout::settle(&mut connection, &file.path, &boot.id, any_alive))?;
-    // Only now: until here each of many processes that open the file at once must look again, after each wait, whether
-    // another has done the work.
+    // Not earlier: until here each of many processes that open the file at once must look again after each wait,
+    // because another one may have done the work.
     be_patient(&mut connection).map_err(|error| explain(&file.path, error))?;
     Ok(OpenConnection { connection, store_id })
 }
@@ -40,9 +41,9 @@ pub(crate) fn connect(path: &Path, limit: Duration) -> Result<Connection, StoreE
     let explain = |error| explain(path, error).not_applied();
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags).map_err(explain)?;
-    // Else each step below would wait for seconds, whatever the limit is.
+    // Else each step below would wait for seconds, even if the limit is shorter.
     connection.busy_timeout(Duration::ZERO).map_err(explain)?;
-    // Nothing is written, not even on closing, until it is known whose database it is.
+    // Nothing is written, not even on closing, until the owner of the database is known.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(explain)?;
     patiently(|| provenance::refuse_foreign(&connection, path))?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(explain)?;
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
     use crate::codec::LOAD;
 
-    /// With less, a power cut could take back a grant that was answered.
+    /// Without a full sync, a power cut could take back a grant that was answered.
     #[test]
     fn answered_transactions_are_synced() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -80,7 +81,7 @@ mod tests {
         assert_eq!(synchronous.expect("read"), 2, "FULL");
     }
 
-    /// That was most of the cost of a claim.
+    /// Compiling was most of the cost of a claim.
     #[test]
     fn statements_are_not_compiled_anew_for_each_name() {
         let folder = tempfile::tempdir().expect("a folder");

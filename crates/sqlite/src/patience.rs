@@ -15,24 +15,24 @@ use rusqlite::Connection;
 use crate::trouble::is_busy;
 
 thread_local! {
-    /// When the current request stops waiting for others.
+    /// The time at which the current request stops waiting for others.
     static GIVE_UP: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// A pause between two tries. A lock usually passes to a process while the one before it enters the queue again, which takes
-/// less time than this: so most writers that meet another one pause once.
+/// A pause between two tries. A lock usually passes to a process while the one before it enters the queue again, which
+/// takes less time than this: so most writers that meet another one pause once.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// After so many tries another process must be stuck.
+/// The number of tries after which another process must be stuck.
 const MANY: i32 = 2000;
 
-/// A pause after that.
+/// The pause between two tries after [`MANY`].
 const LONG_PAUSE: Duration = Duration::from_millis(2);
 
-/// The kernel may end a pause of this thread as much later than asked for. It is 50 µs by default, as long as the pause.
+/// The time by which the kernel may end a pause of this thread too late. By default it is 50 µs, as long as the pause.
 const SLACK: NonZeroU64 = NonZeroU64::MIN;
 
-/// Starts a request, which gives up after `limit`; returns when that is.
+/// Starts a request, which gives up after `limit`; returns the time at which it does.
 pub(crate) fn give_up_after(limit: Duration) -> Instant {
     let now = Instant::now();
     // A limit beyond all clocks is no limit.

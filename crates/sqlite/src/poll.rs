@@ -1,11 +1,11 @@
 //! Polls: claims of waiters that ask again.
 //!
-//! Most requests of waiting processes are polls, and most polls only keep a position. Such a poll loads the front of the
-//! queue, and writes one row every few seconds or nothing at all. It is the model's own claim all the same. All others load
-//! the whole resource.
+//! Most requests of waiting processes are polls, and most polls only keep a position. Such a poll loads the front of
+//! the queue, and writes one row every few seconds or nothing at all. It is the model's own claim all the same. All
+//! others load the whole resource.
 //!
-//! Loading the whole resource for every poll would take two to three times as long. 64 waiting processes would then need
-//! more than the 1 % of a core that they may take together.
+//! Loading the whole resource for every poll would take two to three times as long. 64 waiting processes would then
+//! need more than the 1 % of a core that they may take together.
 
 use lockkeeper_core::store::{Answer, Claim, Request, Verdict};
 use lockkeeper_rows::{Kept, keep_position};
@@ -24,7 +24,7 @@ pub(crate) fn is_poll(request: &Request) -> bool {
 }
 
 impl Work<'_> {
-    /// The answers to a group of polls, if nothing has to be written for them.
+    /// Returns the answers to a group of polls, if nothing has to be written for them.
     pub(crate) fn answer_polls(&mut self, group: &[Request]) -> Result<Option<Vec<Answer>>> {
         let mut answers = Vec::with_capacity(group.len());
         for request in group {
@@ -54,7 +54,7 @@ impl Work<'_> {
         let Some(front) = codec::load_front(self.transaction, &claim.name, claim.contender)? else {
             return Ok(None);
         };
-        // A crash ends only what is not detached.
+        // A crash does not end detached holds.
         let mut holders = front.entries.iter().filter(|row| !row.queued && !row.detached);
         if holders.any(|row| self.is_crashed(row.contender.keeper)) {
             return Ok(None);

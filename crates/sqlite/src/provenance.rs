@@ -1,8 +1,8 @@
-//! Whose database a file is: ours, nobody's yet, or another program's.
+//! Tells whose database a file is: ours, nobody's yet, or another program's.
 //!
-//! It is asked at three moments, because each sees what the others cannot. Before the file is opened, a foreign database
-//! is refused without leaving a trace. Once it is open, tables that are only in its log are seen. And inside the first
-//! write transaction, no other program can add a table any more.
+//! It is asked at three moments, because each sees something that the others cannot. Before the file is opened, a
+//! foreign database is refused without leaving a trace. Once it is open, tables that are only in its log are seen. And
+//! inside the first write transaction, no other program can add a table any more.
 
 use std::{fmt::Write as _, os::unix::ffi::OsStrExt, path::Path};
 
@@ -14,7 +14,7 @@ use crate::trouble::{bad_file, explain, is_damage, is_no_database};
 /// SQLite's `application_id` of our databases ("LKKR"), so that no other program's database is ever touched.
 pub(crate) const APPLICATION: i32 = 0x4c4b_4b52;
 
-/// Whose database it is.
+/// The owner of a database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Provenance {
     Lockkeeper,
@@ -23,7 +23,7 @@ pub(crate) enum Provenance {
     AnotherProgram,
 }
 
-/// Finds out whose database it is.
+/// Finds the owner of a database.
 pub(crate) fn of(connection: &Connection) -> rusqlite::Result<Provenance> {
     let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     Ok(match application {
@@ -56,8 +56,8 @@ pub(crate) fn refuse_foreign(connection: &Connection, path: &Path) -> Result<(),
 }
 
 /// Refuses the database of another program, and a file that is no database, without leaving a trace: it takes no lock,
-/// makes nothing beside the file, and leaves a half-done change of that program as it is. It does not see tables that are
-/// only in a log.
+/// makes nothing beside the file, and leaves a half-done change of that program as it is. It does not see tables that
+/// are only in a log.
 ///
 /// A file with a log may look damaged and be sound: SQLite moves pages from the log into the file one by one, and a
 /// process that is killed meanwhile leaves it so. Then the file has to be opened to know.
@@ -79,7 +79,7 @@ fn look_untouched(path: &Path) -> Result<(), StoreError> {
     refuse_foreign(&connection, path)
 }
 
-/// The URI with which SQLite neither locks the file nor looks at what lies beside it.
+/// The URI with which SQLite neither locks the file nor looks at the files beside it.
 fn immutable_uri(path: &Path) -> String {
     let mut uri = "file:".to_owned();
     // By bytes: a path need not be UTF-8.

@@ -72,7 +72,7 @@ pub(crate) fn refuse_hard_links(file: &Path) -> Result<(), StoreError> {
     if facts.nlink() <= 1 {
         return Ok(());
     }
-    // On some file systems a new file has two names until its maker removes one, and that may have crashed.
+    // On some file systems a new file has two names until its maker removes one, and that maker may have crashed.
     let identity = (facts.dev(), facts.ino());
     let is_same = |other: &Path| fs::metadata(other).is_ok_and(|it| (it.dev(), it.ino()) == identity);
     clear_unnamed(file, is_same);

@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use lockkeeper_core::{StoreError, StoreErrorKind};
 
-/// What a URL says.
+/// The settings in a URL.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux connects"))]
 pub(crate) struct Settings {

@@ -19,13 +19,13 @@ use lockkeeper_rows::wake_text::topic_words;
 
 use crate::{subscription::Subscription, ticket::Urgency, writer::Writer};
 
-/// What the SQLite store can do.
+/// The abilities of the SQLite store.
 pub static CAPABILITY: Capability = {
     let mut can = Capability::new("sqlite");
     can.between_processes = true;
     can.pushes = true;
-    // Longer than the first lease of a grant: the kernel hands a wake over, or the sender is told. What keeps a wake from
-    // its reader is noticed by the reader: a full inbox, and the crash of the process that would have sent it.
+    // Longer than the first lease of a grant: the kernel hands a wake over, or the sender is told. The reader notices
+    // by itself that a wake may be missing: after a full inbox, or a crash of the process that would have sent it.
     can.asks_again = Duration::from_millis(4500);
     can.min_lease = Duration::from_millis(100);
     can.max_lease = Duration::from_secs(366 * 24 * 3600);

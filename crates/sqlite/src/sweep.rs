@@ -1,4 +1,4 @@
-//! The sweep: removes what ended and nobody asks for any more.
+//! The sweep: removes rows that have ended and that nobody asks for any more.
 
 use lockkeeper_core::model::WAIT_LEASE;
 use rusqlite::Result;
@@ -6,8 +6,8 @@ use rusqlite::Result;
 use crate::{codec, work::Work};
 
 impl Work<'_> {
-    /// Settles resources in which every lease has ended, as the model does: unused names leave nothing behind. A resource
-    /// with a live waiter is settled when that waiter asks.
+    /// Settles resources in which every lease has ended, as the model does: unused names leave nothing behind. A
+    /// resource with a live waiter is settled when that waiter asks.
     pub(crate) fn sweep(&mut self) -> Result<()> {
         let now = self.transition.now().lease.0;
         let asked_before = now.saturating_sub(u64::try_from(WAIT_LEASE.as_micros()).unwrap_or(u64::MAX));

@@ -1,11 +1,11 @@
-//! What a request carries to the writer's thread: how urgent it is, and whether it may still begin.
+//! The urgency of a request to the writer's thread, and its ticket, which tells whether it may still begin.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU8, Ordering},
 };
 
-/// Which requests go first.
+/// The rank of a request among those that wait for the writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Urgency {
     /// In order of arrival.
@@ -28,12 +28,12 @@ impl Ticket {
         Self(Arc::new(AtomicU8::new(WAITING)))
     }
 
-    /// The writer begins with the request. False: the caller has given up.
+    /// Begins with the request; false if the caller has given up.
     pub(crate) fn begin(&self) -> bool {
         self.0.compare_exchange(WAITING, BEGUN, Ordering::AcqRel, Ordering::Acquire) != Err(GIVEN_UP)
     }
 
-    /// The caller gives up. True: the request has not begun and never will.
+    /// Gives the request up; true if it has not begun, and so never will.
     pub(crate) fn give_up(&self) -> bool {
         self.0.compare_exchange(WAITING, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire) != Err(BEGUN)
     }

@@ -4,7 +4,7 @@ use lockkeeper_core::{ContenderId, store::StoreTime};
 use lockkeeper_rows::Tombstone;
 use rusqlite::{OptionalExtension, Result, Transaction, params};
 
-/// What a transaction knows of the stored tombstones.
+/// A transaction's knowledge of the stored tombstones.
 #[derive(Debug, Default)]
 pub(crate) struct Tombstones {
     /// Whether there are any, once that is known. Mostly there are none, and then no claim is looked up.

@@ -33,7 +33,7 @@ pub(crate) fn explain(file: &Path, error: rusqlite::Error) -> StoreError {
             StoreErrorKind::Unreachable,
             format!("{file} cannot be read or written; check that its disk is there and healthy"),
         ),
-        // SQLite has no error, but a row is not what this program writes.
+        // SQLite has no error, but this program does not write such a row.
         None => (StoreErrorKind::Corrupt, damaged(&file)),
         Some(_) => (StoreErrorKind::Unreachable, format!("SQLite failed on {file}; the source says how")),
     };
@@ -80,7 +80,7 @@ pub(crate) fn busy(file: &dyn std::fmt::Display) -> String {
     )
 }
 
-/// A file or folder that cannot be used as it is; `what` says why and what to do.
+/// A file or folder that cannot be used as it is; `what` gives the reason and the remedy.
 pub(crate) fn bad_file(path: &Path, what: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Config, format!("{} {what}", path.display()))
 }

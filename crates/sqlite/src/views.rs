@@ -1,4 +1,4 @@
-//! What operators see: one resource, or a page of them. Crashed keepers are expired before they would be shown.
+//! The views for operators: one resource, or a page of them. Crashed keepers are expired before they would be shown.
 
 use lockkeeper_core::{
     KeeperId, Name, StoreError,

@@ -1,7 +1,7 @@
 //! Wakes between processes: one datagram socket per keeper, in the folder of the keepers.
 //!
-//! A wake is a hint. A missing, stale or full socket costs time until the next poll, so nothing here reports an error, and
-//! nothing here ever blocks.
+//! A wake is a hint. A missing, stale or full socket costs time until the next poll, so nothing here reports an error,
+//! and nothing here ever blocks.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::{file::DatabaseFile, paths::wake_name};
 
-/// Messages are split before they get larger. That is well below what a socket takes by default.
+/// The largest message; longer ones are split. It is well below the default limit of a socket.
 const LARGEST: usize = 32 * 1024;
 
 /// Sends wakes to keepers of this host and to the tasks of this keeper.
@@ -41,8 +41,8 @@ struct OtherKeepers {
     socket: UnixDatagram,
 }
 
-/// The folder of the keepers, kept open. A socket's address has room for 107 bytes, which a path through this descriptor
-/// never exceeds.
+/// The folder of the keepers, kept open. A socket's address has room for 107 bytes, which a path through this
+/// descriptor never exceeds.
 #[derive(Debug)]
 struct KeepersFolder(OwnedFd);
 
@@ -58,8 +58,8 @@ impl KeepersFolder {
 }
 
 impl WakeSender {
-    /// Opens the socket to send from, and the inbox of `own`. Each works without the other, and the tasks of this keeper
-    /// are woken without either.
+    /// Opens the socket to send from, and the inbox of `own`. Each works without the other, and the tasks of this
+    /// keeper are woken without either.
     pub(crate) fn open(file: &DatabaseFile, own: KeeperId, sink: WakeSink) -> (Self, Option<UnixDatagram>) {
         let closed = |way: &str, error: io::Error| {
             tracing::warn!(%error, way, "no wakes to or from other processes; polls make up for it");
@@ -105,8 +105,8 @@ impl OtherKeepers {
             if error.kind() != io::ErrorKind::WouldBlock {
                 return Err(error);
             }
-            // Unread messages count against the socket that sent them. A new socket has room. If this fails too, the inbox
-            // is full, and its owner will notice.
+            // Unread messages count against the socket that sent them. A new socket has room. If this fails too, the
+            // inbox is full, and its owner will notice.
             let socket = UnixDatagram::unbound()?;
             socket.set_nonblocking(true)?;
             send(&socket)
@@ -117,7 +117,8 @@ impl OtherKeepers {
     }
 }
 
-/// So many messages at once may have filled the inbox, so others may be lost. An inbox takes at least ten.
+/// The number of messages at once that may have filled the inbox, so that others may be lost. An inbox takes at least
+/// ten.
 const FULL: usize = 10;
 
 /// Delivers wakes from `inbox` until the socket fails.
@@ -174,7 +175,7 @@ mod tests {
         }
     }
 
-    /// Enough keepers do not read, as if they were stopped, to use up what the sender may have unread.
+    /// So many keepers do not read, as if they were stopped, that the sender's room for unread messages is used up.
     #[test]
     fn keepers_that_do_not_read_keep_no_other_from_being_woken() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -1,8 +1,9 @@
-//! What one transaction does: it loads resources, does the model's steps on them, and stores the difference. The steps
-//! themselves are those of `lockkeeper_rows`, which all SQL stores share.
+//! The work of one transaction: it loads resources, does the model's steps on them, and stores the difference. The
+//! steps themselves are those of `lockkeeper_rows`, which all SQL stores share.
 //!
-//! Here is what all requests share. The requests themselves stand in `requests.rs`, `poll.rs`, `counts.rs` and
-//! `fences.rs`, the expiry of crashed keepers in `expiry.rs`. Nothing here begins or commits a transaction.
+//! This file has the parts that all requests share. The requests themselves stand in `requests.rs`, `poll.rs`,
+//! `counts.rs` and `fences.rs`, the expiry of crashed keepers in `expiry.rs`. Nothing here begins or commits a
+//! transaction.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -39,7 +40,7 @@ pub(crate) struct Work<'a> {
     grants_seen: usize,
 }
 
-/// What is to be done once the transaction is on disk.
+/// The work that is left once the transaction is on disk.
 #[derive(Debug, Default)]
 pub(crate) struct AfterCommit {
     /// The wakes to send, and the keepers to send them to.
@@ -103,14 +104,14 @@ impl<'a> Work<'a> {
         *self.liveness.entry(keeper).or_insert_with(look) == Liveness::Crashed
     }
 
-    /// Whether a power cut may undo this transaction: nobody is given anything by it, now or later. Positions in queues
-    /// and releases are like that.
+    /// Whether a power cut may undo this transaction: it gives nobody anything, now or later. Positions in queues and
+    /// releases are like that.
     pub(crate) fn may_be_lost(&self) -> bool {
         let after = &self.after_commit;
         after.wakes.is_empty() && after.crashed.is_empty() && !self.transition.gives()
     }
 
-    /// Stores all that became different, and returns what is left to do.
+    /// Stores all changes, and returns the work that is left.
     pub(crate) fn finish(self) -> Result<AfterCommit> {
         let (transaction, mut after_commit) = (self.transaction, self.after_commit);
         let (writes, wakes) = self.transition.finish();

@@ -1,8 +1,9 @@
 //! The order in which the keepers of this process write to one file: first come, first served.
 //!
-//! SQLite lets the next writer be whoever asks at the right moment, so with many keepers one may wait for long: a thread
-//! that has waited looks less often than one that just came, and on a busy disk renewals came too late. Between processes
-//! nothing can be done about that. Within a process only renewals overtake, because their leases run out.
+//! In SQLite the next writer is the one that asks at the right moment. With many keepers one of them may wait for long:
+//! a thread that has waited looks less often than one that just came, and on a busy disk renewals came too late.
+//! Between processes nothing can be done about that. Within a process only renewals overtake, because their leases run
+//! out.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -18,7 +18,7 @@ use crate::{
     trouble::busy,
 };
 
-/// What the writer is to do with the database.
+/// A piece of work for the writer, on the database.
 type Action = Box<dyn FnOnce(&mut Database) + Send>;
 
 /// A keeper's handle of its writer. When it is dropped, the thread empties the backlog and ends.
@@ -99,7 +99,7 @@ impl Drop for GiveUpOnDrop {
 }
 
 impl Writer {
-    /// Starts the thread, which opens the database; returns what `open` returned beside it.
+    /// Starts the thread, which opens the database; returns the value that `open` returned beside it.
     pub(crate) async fn start<T: Send + 'static>(
         file: String,
         limit: Duration,

@@ -1,4 +1,4 @@
-//! Crashed keepers: how they are noticed, and what is freed.
+//! Crashed keepers are noticed, and their locks are freed.
 #![cfg(target_os = "linux")]
 
 use std::{
@@ -80,8 +80,8 @@ async fn a_killed_process_frees_all_but_its_detached_locks() {
     }
 }
 
-/// A killed process may have done its work. The work is not done again before the minimum is over, and then nobody waits
-/// for the lease.
+/// A killed process may have done its work. The work is not done again before the minimum is over, and then nobody
+/// waits for the lease.
 #[tokio::test]
 async fn a_killed_process_keeps_its_minimum() {
     let folder = folder();
@@ -134,7 +134,7 @@ async fn without_its_life_file_only_its_lease_ends_a_hold() {
     let _guard = theirs.mutex("stock").expires_after(lease).lock().await.expect("free");
     let started = Instant::now();
     for entry in fs::read_dir(folder.path().join("locks.db-keepers")).expect("listed") {
-        // As a cleaner of temporary files does.
+        // A cleaner of temporary files does the same.
         fs::remove_file(entry.expect("listed").path()).expect("removed");
     }
     assert!(ours.mutex("stock").try_lock().await.expect("asked").is_none(), "it may well be alive");

@@ -108,8 +108,8 @@ fn page_in_log(log: &[u8], number: u32, size: usize) -> Option<&[u8]> {
     frames.rfind(|frame| frame[..4] == number.to_be_bytes()).map(|frame| &frame[24..])
 }
 
-/// SQLite moves its log into the file page by page. The first page tells the number of pages, and is moved before the pages
-/// that make the file so long.
+/// SQLite moves its log into the file page by page. The first page tells the number of pages, and is moved before the
+/// pages that make the file so long.
 #[tokio::test]
 async fn a_file_left_by_a_crash_while_its_log_was_moved_is_sound() {
     const PAGE: usize = 4096;
@@ -176,8 +176,8 @@ async fn another_program_s_database_is_left_as_it_is() {
     }
 }
 
-/// The kernel ends a process's locks on a file when any descriptor of it is closed. Opening a file a second time must not
-/// do that.
+/// The kernel ends a process's locks on a file when any descriptor of it is closed. Opening a file a second time must
+/// not do that.
 #[tokio::test]
 async fn opening_a_file_once_more_ends_no_lock_on_it() {
     let folder = folder();
@@ -292,7 +292,7 @@ async fn in_a_process_whose_files_cannot_grow() {
     };
     assert!(error.is_passing(), "{error}");
     assert!(error.to_string().contains("disk"), "{error}");
-    // What was granted before stays granted.
+    // Earlier grants stay.
     let first = keeper.inspect(held[0].name().as_str()).await.expect("reading goes on");
     assert!(first.is_some());
     println!("full after {}", held.len());

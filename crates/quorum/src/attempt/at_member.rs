@@ -1,10 +1,10 @@
-//! What a contender knows of one member.
+//! A contender's knowledge of one member.
 
 use lockkeeper_core::{GrantNumber, clock::BootTime, deadline};
 
 use super::{Request, Said, Stamp};
 
-/// What a contender knows of one member, and what it has asked there.
+/// A contender's knowledge of one member, and its requests there.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct AtMember {
     /// Answers to requests before this one say nothing any more.
@@ -22,7 +22,7 @@ pub(super) struct AtMember {
     left: bool,
 }
 
-/// Where the contender is, as far as known.
+/// The place of the contender, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) enum Place {
     /// Nothing was heard, or it has left.
@@ -30,7 +30,7 @@ pub(super) enum Place {
     Out,
     /// It holds.
     Held,
-    /// It waits in line.
+    /// It waits in the queue.
     InLine,
     /// Somebody else holds, and it does not wait.
     Busy,
@@ -38,7 +38,8 @@ pub(super) enum Place {
     Gone,
     /// A leave is under way.
     Leaving,
-    /// A leave got no answer, so it may arrive at any time, or it has left a tombstone: this id cannot be used there any more.
+    /// A leave got no answer, so it may arrive at any time, or it has left a tombstone: this id cannot be used there
+    /// any more.
     Spent,
 }
 
@@ -59,8 +60,8 @@ pub(super) struct AtMemberHold {
 }
 
 impl AtMemberHold {
-    /// Whether it was granted, or raised, since the member votes. Before that its number may be below tokens that were told
-    /// with the help of this member and that it has forgotten.
+    /// Whether it was granted, or raised, since the member votes. Before that its number may be below tokens that were
+    /// told with the help of this member and that it has forgotten.
     pub(super) fn is_fresh(&self) -> bool {
         self.number > self.since
     }
@@ -73,7 +74,7 @@ impl AtMember {
             Request::Raise { to } => self.raising = Some((stamp, to)),
             Request::Renew { .. } => {}
             Request::Leave { .. } => {
-                // Whatever earlier requests bring about, the leave ends it.
+                // The leave ends all effects of earlier requests.
                 self.from = stamp;
                 self.place = Place::Leaving;
                 self.raising = None;
@@ -82,7 +83,7 @@ impl AtMember {
         }
     }
 
-    /// The request with this stamp is not under way any more.
+    /// Notes that the request with this stamp is not under way any more.
     pub(super) fn answered(&mut self, stamp: Stamp) {
         self.claims.retain(|(claim, _)| *claim != stamp);
         self.raising = self.raising.filter(|(raise, _)| *raise != stamp);
@@ -129,7 +130,7 @@ impl AtMember {
         }
     }
 
-    /// The hold there does not count any more.
+    /// Forgets the hold there: it does not count any more.
     pub(super) fn forget(&mut self) {
         if self.place == Place::Held {
             self.place = Place::Gone;
@@ -137,7 +138,7 @@ impl AtMember {
         self.raising = None;
     }
 
-    /// Where the contender is. A hold is over when its deadline has passed.
+    /// Returns the place of the contender. A hold is over when its deadline has passed.
     pub(super) fn place(&self, now: BootTime) -> Place {
         match self.hold {
             Some(hold) if self.place == Place::Held && hold.deadline <= now => Place::Gone,

@@ -7,8 +7,8 @@ use lockkeeper_core::clock::BootTime;
 use super::{Attempt, Ended, Mistake, Phase, Stamp};
 
 impl Attempt {
-    /// Forgets what cannot matter any more, and numbers stamps anew in their order. `under_way` are the stamps of all
-    /// messages; the result says what becomes of them.
+    /// Forgets all that cannot matter any more, and numbers stamps anew in their order. `under_way` are the stamps of
+    /// all messages; the result has the new stamp of each.
     pub(crate) fn make_canonical(
         &mut self,
         now: BootTime,

@@ -1,4 +1,4 @@
-//! Decides from what members said whether an attempt holds, with which number, and until when.
+//! Decides from the answers of members whether an attempt holds, with which number, and until when.
 
 use lockkeeper_core::{GrantNumber, clock::BootTime};
 
@@ -8,14 +8,14 @@ use super::{
 };
 
 impl Attempt {
-    /// What it holds now, if anything.
+    /// Returns its hold now, if it has one.
     pub fn hold(&self, now: BootTime) -> Option<Hold> {
         let Phase::Holding { number, floor } = self.phase else { return None };
         let deadline = self.deadline(now)?;
         Some(Hold { number, floor, deadline })
     }
 
-    /// Takes note of what the answers so far amount to at this time. A hold that is lost stays lost.
+    /// Takes note of the result of the answers so far, at this time. A hold that is lost stays lost.
     pub fn count(&mut self, now: BootTime) {
         match self.phase {
             Phase::Asking => self.count_grants(now),
@@ -52,8 +52,8 @@ impl Attempt {
         }
     }
 
-    /// The number that a majority of the votes does not exceed. A number that was granted to somebody before is exceeded by
-    /// at least one member of each majority, so it is below this one.
+    /// The number that a majority of the votes does not exceed. A number that was granted to somebody before is
+    /// exceeded by at least one member of each majority, so it is below this one.
     fn shown_by_majority(&self, now: BootTime) -> Option<GrantNumber> {
         if self.members.iter().filter_map(|at| self.fresh_vote(at, now)).count() < self.majority.needed() {
             return None;

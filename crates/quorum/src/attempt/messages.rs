@@ -1,4 +1,4 @@
-//! What an attempt asks members and what they say: plain values.
+//! The requests of an attempt to members, and their answers: plain values.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,23 +17,23 @@ pub enum Sharing {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Stamp(pub u32);
 
-/// A request to one member.
+/// A request to one member, with its stamp.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ask {
-    /// Which member.
+    /// The index of the member.
     pub member: usize,
     /// To be given back with the answer.
     pub stamp: Stamp,
-    /// What to ask.
+    /// The request itself.
     pub request: Request,
 }
 
-/// What a member is asked.
+/// The kinds of requests to members.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Request {
     /// Claim, or ask again.
     Claim {
-        /// Whether to wait in line there.
+        /// Whether to wait in the queue there.
         queue: bool,
         /// The number is to be at least this.
         at_least: GrantNumber,
@@ -55,7 +55,7 @@ pub enum Request {
     },
 }
 
-/// What a member said.
+/// The answer of a member.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Said {
     /// The contender holds there.
@@ -64,7 +64,7 @@ pub enum Said {
         number: GrantNumber,
         /// The smallest number that holds there.
         floor: GrantNumber,
-        /// What is left of the lease.
+        /// The time that is left of the lease.
         remaining: Duration,
         /// Whether the member votes, judged in the same step.
         votes: bool,
@@ -73,7 +73,7 @@ pub enum Said {
     },
     /// Somebody else holds there.
     Busy {
-        /// Whether the contender waits in line.
+        /// Whether the contender waits in the queue.
         in_line: bool,
     },
     /// The contender does not hold there.
@@ -86,18 +86,18 @@ pub enum Said {
     Left,
 }
 
-/// What a contender holds.
+/// The hold of a contender.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Hold {
     /// The number of its token.
     pub number: GrantNumber,
     /// The smallest number that may hold beside it.
     pub floor: GrantNumber,
-    /// Until when it may act.
+    /// The time until which it may act.
     pub deadline: BootTime,
 }
 
-/// How an attempt ended.
+/// The end of an attempt.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Ended {
     /// Too few members have it still.

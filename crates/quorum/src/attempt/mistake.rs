@@ -3,9 +3,9 @@
 /// A rule that is not kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Mistake {
-    /// Answers count in whatever order they come.
+    /// Answers count in any order.
     LateAnswers,
-    /// A hold that is gone at a member is claimed again whatever the others say.
+    /// A hold that is gone at a member is claimed again without regard to the others.
     CreateAgainAlone,
     /// A member is claimed at again while a leave of the same id is under way to it.
     ClaimBeforeLeft,
@@ -15,7 +15,7 @@ pub(crate) enum Mistake {
     VotesForOldGrants,
     /// The target counts numbers of holds that are over.
     TargetOfLostHolds,
-    /// The target is what a majority shows now, however high it was.
+    /// The target is the number that a majority shows now, even if it was higher before.
     ShrinkingTarget,
     /// A reader counts every member with a number of at least the target.
     ReadersCountAnyNumber,

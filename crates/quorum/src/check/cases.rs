@@ -63,14 +63,14 @@ fn soaks() -> bool {
     std::env::var_os("LOCKKEEPER_WORLDS").is_some_and(|worlds| worlds == "large")
 }
 
-/// What may go wrong is slow and lost messages. The two suspect different members, so that no gate puts them in order.
+/// Messages may be slow and lost. The two suspect different members, so that no gate puts them in order.
 fn two_writers() -> World {
     let other = Who { members: vec![2, 1, 0], ..Who::exclusive() };
     let one = Who { leaves: false, ..Who::exclusive() };
     World { marks: vec![vec![0, 4, 0]], last_tick: 0, ..World::of(vec![one, other]) }
 }
 
-/// Both wait in line at the same member, which one of them may come to suspect.
+/// Both wait in the queue of the same member, which one of them may come to suspect.
 fn a_line() -> World {
     let second = Who { leaves: false, ..Who::exclusive() };
     World { last_tick: 0, ..World::of(vec![Who::exclusive(), second]) }
@@ -83,7 +83,7 @@ fn another_gate() -> World {
     World { gate_changes: 1, prefix, clients, ..a_line() }
 }
 
-/// Both wait in line at the same member, ask it first, and ask all when it says that it has granted.
+/// Both wait in the queue of the same member, ask it first, and ask all when it says that it has granted.
 fn a_line_at_the_gate() -> World {
     let first = Who { asks_gate_first: true, ..Who::exclusive() };
     let second = Who { leaves: false, ..first.clone() };
@@ -256,8 +256,9 @@ fn replacement() -> World {
     World { marks, records, replaces: true, lease: 1, last_tick: 2, prefix, ..World::of(vec![old, new]) }
 }
 
-/// Another server is seated at the first place, while a client still reaches the one before. The others count for both. The
-/// client holds by members 0 and 1. Members 1 and 2 know of the new server since tick 0, and the client renews at tick 2.
+/// Another server is seated at the first place, while a client still reaches the one before. The others count for both.
+/// The client holds by members 0 and 1. Members 1 and 2 know of the new server since tick 0, and the client renews at
+/// tick 2.
 fn new_seat() -> World {
     let old = Who { renewals: 1, leaves: false, ..Who::exclusive() };
     let new =
@@ -393,8 +394,8 @@ fn late_answers_are_refuted() {
     refute(late_answers().with(Fault::Attempt(Mistake::LateAnswers)), EXCLUSION);
 }
 
-/// At tick 1 the first has left member 1, which said before that it held there; the second holds members 1 and 2, and its
-/// hold of the gate is about to end.
+/// At tick 1 the first has left member 1, which said before that it held there; the second holds members 1 and 2, and
+/// its hold of the gate is about to end.
 fn late_answers() -> World {
     let one = Who { lags: true, renewals: 1, leaves: false, ..Who::exclusive() };
     let other = Who { members: vec![2, 1, 0], renewals: 1, leaves: false, ..Who::exclusive() };
@@ -443,7 +444,7 @@ fn no_write_back_is_refuted() {
     refute(two_writers().with(Fault::Attempt(Mistake::NoWriteBack)), TOKENS);
 }
 
-/// At tick 3 the first has lost what it held at member 0, and has its gate.
+/// At tick 3 the first has lost its hold at member 0, and has its gate.
 fn a_lost_member() -> World {
     let one = Who { members: vec![1, 0, 2], leaves: false, ..Who::exclusive() };
     let other = Who { members: vec![2, 0, 1], begins: 3, ..Who::exclusive() };
@@ -561,7 +562,7 @@ fn a_replacement_that_votes_at_once_is_refuted() {
     refute(replacement().with(Fault::ReplaceAtOnce), EXCLUSION);
 }
 
-/// The same worlds with slow answers too, without what they begin with here, and with longer leases.
+/// The same worlds with slow answers too, without their prefixes, and with longer leases.
 #[test]
 fn large_worlds_are_sound() {
     if !soaks() {

@@ -18,7 +18,7 @@ struct World {
     restarts: u8,
 }
 
-/// How often a token was admitted, and whether anybody rejected it.
+/// The members that a token was shown to, how many admitted it, and whether any rejected it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 struct Shown {
     to: [bool; MEMBERS],
@@ -109,7 +109,7 @@ fn a_fence_at_durable_members_is_sound() {
     prove("fence", World { restarts: 0 });
 }
 
-/// Neither waiting nor marks bring back what a fence has forgotten.
+/// Neither waiting nor marks bring back the tokens that a fence has forgotten.
 #[test]
 fn a_fence_after_an_empty_rejoin_is_refuted() {
     refute(World { restarts: 1 }, STALE);

@@ -1,4 +1,5 @@
-//! A member: the real model of one resource, what says whether the member votes, and what a checker needs beside it.
+//! A member: the real model of one resource, the record that says whether the member votes, and the state that a
+//! checker needs beside it.
 
 use std::{
     collections::BTreeMap,
@@ -40,7 +41,7 @@ pub(super) fn contender(client: usize, seq: u64) -> ContenderId {
     ContenderId { keeper: KeeperId::from_u128(1 + client as u128), seq }
 }
 
-/// Who asks for what.
+/// The contender of a request, and its terms.
 #[derive(Clone, Copy)]
 pub(super) struct Asker {
     pub(super) contender: ContenderId,
@@ -48,11 +49,11 @@ pub(super) struct Asker {
     pub(super) capacity: Capacity,
     pub(super) lease: Duration,
     pub(super) quorum: Quorum,
-    /// Until when its claims may take effect.
+    /// The time until which its claims may take effect.
     pub(super) claims_until: u32,
 }
 
-/// Which quorum a member belongs to.
+/// The quorum that a member belongs to, and its vote there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Record {
     pub(super) quorum: Quorum,
@@ -62,7 +63,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Of a member that votes from the start.
+    /// Returns the record of a member that votes from the start.
     pub(super) fn voting(quorum: Quorum) -> Self {
         Self { quorum, votes: true, since: 0 }
     }
@@ -82,7 +83,7 @@ pub(super) struct Kept {
     /// The tombstones, which the model does not show.
     tombstones: BTreeMap<ContenderId, StoreTime>,
     pub(super) record: Option<Record>,
-    /// Since when a client has watched a member that may have lost its data.
+    /// The time since which a client has watched a member that may have lost its data.
     pub(super) watched: Option<u32>,
     /// The mark that it is to get before it votes again.
     pub(super) gathered: Option<GrantNumber>,
@@ -160,7 +161,7 @@ impl Member {
         }
     }
 
-    /// Does what is asked.
+    /// Does a request.
     pub(super) fn process(&mut self, tick: u32, asker: &Asker, request: Request, fault: Fault) -> Said {
         let votes = match self.record {
             // As it was when the client connected: all voted then.
@@ -244,7 +245,7 @@ impl Member {
         }
     }
 
-    /// `contender` leaves. Its claims do nothing until this tick.
+    /// Does a leave of `contender`. Its claims do nothing until this tick.
     pub(super) fn leave(&mut self, tick: u32, contender: ContenderId, tombstone_until: Option<u32>) {
         let tombstone_until = tombstone_until.map(store_time);
         if let Some(until) = tombstone_until {
@@ -325,7 +326,7 @@ impl Hash for Kept {
     fn hash<H: Hasher>(&self, state: &mut H) {
         for holder in self.resource().into_iter().flat_map(|resource| &resource.holders) {
             let Holder { contender, number, granted, expires, confirmed, evicted, .. } = holder;
-            // When it was granted matters only until it is confirmed.
+            // The time of a grant matters only until it is confirmed.
             let granted = if *confirmed { StoreTime(0) } else { *granted };
             (contender, number, granted, expires, evicted).hash(state);
         }

@@ -1,8 +1,9 @@
-//! The protocol in every order of events that small worlds allow, with [`Attempt`](crate::Attempt) as the contender and the
-//! real model at the members. The checker plays the network, time, restarts, operators and those who let members vote.
+//! The protocol in every order of events that small worlds allow, with [`Attempt`](crate::Attempt) as the contender and
+//! the real model at the members. The checker plays the network, time, restarts, operators and those who let members
+//! vote.
 //!
-//! Each promise of `docs/design.md`, chapter "Quorum", is checked, and each mistake that is named there is planted and has to
-//! be refuted: a checker that lets one of them pass proves nothing.
+//! Each promise of `docs/design.md`, chapter "Quorum", is checked, and each mistake that is named there is planted and
+//! has to be refuted: a checker that lets one of them pass proves nothing.
 
 mod cases;
 mod fences;
@@ -35,7 +36,7 @@ enum Quorum {
     Other,
 }
 
-/// What is wrong in a world.
+/// The mistakes that a world may have.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Fault {
     None,
@@ -51,7 +52,7 @@ enum Fault {
     ReusedId,
     /// Raising a number works without a hold.
     SettleWithoutHolding,
-    /// Raising a number lowers it where it is higher.
+    /// Raising a number lowers a higher one.
     LowerNumbers,
     /// Raising a number gives the next number that is free.
     SettleByGrantFormula,
@@ -65,6 +66,6 @@ enum Fault {
     ReplaceAtOnce,
     /// A member votes for a quorum before all its members have its record.
     FoundOneByOne,
-    /// A client that hears of another server at a place still counts what the one before has said.
+    /// A client that hears of another server at a place still counts the answers of the one before.
     CountsBoth,
 }

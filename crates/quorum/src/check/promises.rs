@@ -1,4 +1,4 @@
-//! What always holds, and what has to be possible.
+//! The promises that always hold, and the events that have to be possible.
 
 use stateright::Property;
 
@@ -70,7 +70,7 @@ pub(super) fn of(world: &World) -> Vec<Property<World>> {
     all
 }
 
-/// Who holds now, but for those whose lock an operator took away: they are told later.
+/// Returns the clients that hold now, except those whose lock an operator took away: they are told later.
 fn holders(state: &State) -> impl Iterator<Item = usize> {
     (0..state.clients.len()).filter(|client| state.hold(*client).is_some() && !state.clients[*client].removed)
 }

@@ -1,4 +1,4 @@
-//! The state of a world, and what its clients do.
+//! The state of a world, and the steps of its clients.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::{Ask, Attempt, Ended, Hold, Request, Said, Stamp};
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Packet {
     pub(super) client: usize,
-    /// Which of the client's contenders.
+    /// The number of the client's contender.
     pub(super) seq: u64,
     pub(super) member: usize,
     pub(super) stamp: Stamp,
@@ -43,19 +43,19 @@ impl Packet {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Client {
-    /// Who it believes to have the places.
+    /// The quorum that has the places, as far as it knows.
     pub(super) quorum: Quorum,
     pub(super) attempt: Attempt,
     pub(super) seq: u64,
     pub(super) gave_way: u8,
     pub(super) begun: bool,
-    /// What it was told.
+    /// The hold that it was told of.
     pub(super) told: Option<Told>,
     pub(super) renewals: u8,
     pub(super) raises: u8,
     /// Whether it has sent anything but its first claims.
     pub(super) sent_more: bool,
-    /// When its last claim was sent.
+    /// The time of its last claim.
     pub(super) claimed: u32,
     /// Whether an operator has taken its lock away at some member.
     pub(super) removed: bool,
@@ -71,7 +71,7 @@ pub(super) struct Told {
     pub(super) floor: GrantNumber,
 }
 
-/// What was seen so far.
+/// The highest numbers and the events that were seen so far.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct Seen {
     /// The highest exclusive number told.
@@ -100,11 +100,11 @@ pub(super) struct State {
     pub(super) gate_changes: u8,
     pub(super) silences: u8,
     pub(super) bumps: u8,
-    /// When an operator began to take the first client's lock away.
+    /// The tick at which an operator began to take the first client's lock away.
     pub(super) takes_back: Option<u32>,
-    /// At which members an operator has taken it away since it was told that it holds.
+    /// Per member, whether an operator has taken it away since the client was told that it holds.
     pub(super) taken_back: Vec<bool>,
-    /// When the last member took the record of the new quorum.
+    /// The tick at which the last member took the record of the new quorum.
     pub(super) replaced: Option<u32>,
     pub(super) seen: Seen,
 }
@@ -130,7 +130,7 @@ impl State {
         }
     }
 
-    /// A member does what it is asked, and answers.
+    /// Has a member do a request, and returns its answer.
     pub(super) fn arrive(&mut self, world: &World, packet: &Packet) -> Packet {
         let What::Request { request, claims_until } = packet.what else { unreachable!("a request") };
         let who = &world.clients[packet.client];
@@ -151,7 +151,7 @@ impl State {
         Packet { what: What::Answer(said), ..packet.clone() }
     }
 
-    /// A client that is answered by a member that knows of the new server forgets what the one before has said.
+    /// Has a client that is answered by a member that knows of the new server forget the answers of the one before.
     fn learn(&mut self, world: &World, client: usize, member: usize) {
         let (record, client) = (self.members[member].record, &mut self.clients[client]);
         if !world.learns || client.quorum == Quorum::Other {
@@ -165,7 +165,7 @@ impl State {
         }
     }
 
-    /// A client takes an answer, and sends what comes next.
+    /// Gives a client an answer, and sends its next requests.
     pub(super) fn hear(&mut self, world: &World, packet: &Packet) {
         let What::Answer(said) = &packet.what else { unreachable!("an answer") };
         let index = packet.client;
@@ -188,7 +188,7 @@ impl State {
         self.drop_late(world);
     }
 
-    /// Checks what a client is told at the moment when it is told.
+    /// Checks the hold of a client at the moment when it is told of it.
     fn note_told(&mut self, world: &World, index: usize) {
         let Some(hold) = self.hold(index) else { return };
         if self.clients[index].told.is_some() {
@@ -222,7 +222,7 @@ impl State {
         seen.told_without_majority |= held.count() < world.needed() && !world.is_troubled();
     }
 
-    /// Notes who was told that it holds, and does not any more.
+    /// Notes the clients that were told that they hold, and do not any more.
     pub(super) fn note_lost(&mut self) {
         for index in 0..self.clients.len() {
             self.clients[index].lost |= self.clients[index].told.is_some() && self.hold(index).is_none();
@@ -239,7 +239,8 @@ impl State {
         members.filter(|member| votes(member) && member.holder(self.tick, id).is_some()).count()
     }
 
-    /// Answers that say nothing any more, and claims that came too late, make no difference: states are the same without.
+    /// Answers that say nothing any more, and claims that came too late, make no difference: states are the same
+    /// without.
     pub(super) fn drop_late(&mut self, world: &World) {
         let any_order = world.is_unordered();
         let tick = self.tick;
@@ -305,7 +306,7 @@ impl State {
         self.drop_late(world);
     }
 
-    /// A client that was not told gives way, and comes again as another contender.
+    /// Has a client that was not told of a hold give way, and come again as another contender.
     pub(super) fn give_way(&mut self, world: &World, index: usize) {
         let asks = self.clients[index].attempt.leave();
         self.send(index, asks);
@@ -319,7 +320,7 @@ impl State {
         self.drop_late(world);
     }
 
-    /// Another process goes on with the hold of a client.
+    /// Has another process go on with the hold of a client.
     pub(super) fn adopt(&mut self, world: &World, index: usize) {
         let now = boot(self.tick);
         let client = &mut self.clients[index];
@@ -331,7 +332,7 @@ impl State {
         self.drop_late(world);
     }
 
-    /// An operator takes the first client's lock away at a member, for good.
+    /// Has an operator take the first client's lock away at a member, for good.
     pub(super) fn take_back(&mut self, world: &World, member: usize) {
         let id = contender(0, self.clients[0].seq);
         self.clients[0].removed |= self.members[member].holder(self.tick, id).is_some();

@@ -1,4 +1,4 @@
-//! What may happen next in a world, and what comes of it.
+//! The events that may happen next in a world, and their effects.
 
 use lockkeeper_core::GrantNumber;
 use stateright::{Model, Property};
@@ -23,11 +23,11 @@ pub(super) enum Action {
     /// A member gets a request, and the client its answer.
     Exchange(Packet),
     Renew(usize),
-    /// A client asks again where it waits in line, or goes on after a silence.
+    /// A client asks again at the members in whose queues it waits, or goes on after a silence.
     Poll(usize),
     Leave(usize),
     GiveWay(usize),
-    /// Another process goes on with what a client holds.
+    /// Another process goes on with the hold of a client.
     Adopt(usize),
     ChangeGate(usize),
     Restart(usize),
@@ -153,7 +153,8 @@ impl World {
         }
     }
 
-    /// Each quorum is founded by a client: members without a record take its own, and vote when all its members have it.
+    /// Each quorum is founded by a client: members without a record take its own, and vote when all its members have
+    /// it.
     fn founding_actions(&self, state: &State, index: usize, actions: &mut Vec<Action>) {
         let Some(record) = state.members[index].record else {
             let founders = self.clients.iter().filter(|who| who.members.contains(&index));

@@ -1,29 +1,29 @@
-//! A world: who wants the lock, and what may go wrong.
+//! A world: the clients that want the lock, and the faults that may happen.
 
 use lockkeeper_core::{Capacity, GrantNumber, Units};
 
 use super::{Fault, Quorum, member::Record};
 use crate::{Attempt, Majority, Sharing, attempt::Mistake};
 
-/// One who wants the lock.
+/// A client that wants the lock.
 #[derive(Clone, Debug)]
 pub(super) struct Who {
     pub(super) units: Units,
     pub(super) quorum: Quorum,
     /// Its members, the gate first.
     pub(super) members: Vec<usize>,
-    /// Whether its answers may be late or lost. Otherwise a request that is done is answered at once, but requests may be
-    /// late or lost all the same.
+    /// Whether its answers may be late or lost. Otherwise a request that is done is answered at once, but requests may
+    /// be late or lost all the same.
     pub(super) lags: bool,
     /// It begins at this tick at the latest.
     pub(super) begins: u32,
     /// How often it renews.
     pub(super) renewals: u8,
-    /// Whether it gives back what it holds.
+    /// Whether it gives its hold back.
     pub(super) leaves: bool,
     /// How often it gives way and comes again.
     pub(super) gives_way: u8,
-    /// Whether another process may go on with what it holds.
+    /// Whether another process may go on with its hold.
     pub(super) adopts: bool,
     /// Whether it asks its gate first, and all members when that says by itself that it has granted.
     pub(super) asks_gate_first: bool,
@@ -57,7 +57,7 @@ pub(super) struct World {
     pub(super) silences: u8,
     /// How often other names of a member are granted.
     pub(super) bumps: u8,
-    /// What has happened when the exploration begins.
+    /// The steps before the exploration begins.
     pub(super) prefix: Vec<Step>,
 }
 

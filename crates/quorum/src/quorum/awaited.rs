@@ -1,4 +1,4 @@
-//! Contests that callers wait for, and when each is to be judged again whatever is heard.
+//! Contests that callers wait for, with the time when each is to be judged again in any case.
 //!
 //! One task looks after all of them. A timer for each would cost more than the requests of a free lock.
 

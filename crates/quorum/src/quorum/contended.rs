@@ -1,7 +1,7 @@
 //! The names whose last claim had to wait, as one keeper knows them.
 //!
-//! A claim of such a name asks its gate first. If it asked all members at once, it would get those that the holder has just
-//! left, before the next in line at the gate does, and would have to give them back.
+//! A claim of such a name asks its gate first. If it asked all members at once, it would get those that the holder has
+//! just left, before the next in the queue of the gate does, and would have to give them back.
 
 use std::{
     collections::HashSet,
@@ -13,7 +13,7 @@ use std::{
 
 use lockkeeper_core::{Name, support};
 
-/// So many names are remembered. It costs a round trip to have forgotten one, or to know one wrongly.
+/// The number of names that are remembered. It costs a round trip to have forgotten one, or to know one wrongly.
 const MOST: usize = 4096;
 
 #[derive(Default)]
@@ -28,7 +28,7 @@ impl Contended {
         self.any.load(Ordering::Relaxed) && support::lock(&self.names).contains(name)
     }
 
-    /// A claim of this name was granted, after it had waited or at once.
+    /// Notes that a claim of this name was granted, after it had waited or at once.
     pub(super) fn granted(&self, name: &Name, has_waited: bool) {
         if !has_waited && !self.any.load(Ordering::Relaxed) {
             return;

@@ -1,5 +1,5 @@
-//! Which contenders a keeper has, which are leaving, and which ids are used up. Nothing here depends on how many there were
-//! before.
+//! The contenders of a keeper, those that are leaving, and the ids that are used up. Nothing here depends on how many
+//! there were before.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,15 +11,15 @@ use lockkeeper_core::{ContenderId, Name, clock::BootTime};
 
 use crate::contest::Contest;
 
-/// How long ids that are used up are remembered, at least: for longer than a claim may be under way from the engine to here.
-/// A busy keeper uses up tens of thousands a second.
+/// How long ids that are used up are remembered, at least: for longer than a claim may be under way from the engine to
+/// here. A busy keeper uses up tens of thousands a second.
 const USED_UP: Duration = Duration::from_secs(20);
 
 #[derive(Default)]
 pub(super) struct Contests {
     by_id: HashMap<ContenderId, Arc<Contest>>,
     by_name: HashMap<Name, Vec<ContenderId>>,
-    /// Those that the engine wants to leave, until it was told how that went.
+    /// Those that the engine wants to leave, until it was told the result.
     leaving: HashMap<ContenderId, Arc<Contest>>,
     used_up: UsedUp,
 }
@@ -57,12 +57,12 @@ impl Contests {
         Some(contest)
     }
 
-    /// This id is not used again.
+    /// Notes that this id is not used again.
     pub(super) fn use_up(&mut self, contender: ContenderId, now: BootTime) {
         self.used_up.insert(contender, now);
     }
 
-    /// This id is used by a lease that another process may have handed back.
+    /// Lets this id be used again, by a lease that another process may have handed back.
     pub(super) fn use_again(&mut self, contender: ContenderId) {
         self.used_up.remove(contender);
     }
@@ -94,7 +94,7 @@ impl Contests {
 struct UsedUp {
     young: HashSet<ContenderId>,
     old: HashSet<ContenderId>,
-    /// When the young ones began.
+    /// The time when the young ones began.
     since: BootTime,
 }
 

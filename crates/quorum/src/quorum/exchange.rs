@@ -1,7 +1,8 @@
-//! Sends what attempts ask for to members, and gives the attempts their answers.
+//! Sends the requests of attempts to members, and gives the attempts their answers.
 //!
-//! An [`Exchange`] is one request to one member. It gives the exchanges that follow from its answer. `under_way.rs` polls
-//! all of them to their end: an answer that is late must still be taken, and a leave must be sent until it is answered.
+//! An [`Exchange`] is one request to one member. It gives the exchanges that follow from its answer. `under_way.rs`
+//! polls all of them to their end: an answer that is late must still be taken, and a leave must be sent until it is
+//! answered.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -44,7 +45,7 @@ impl Quorum {
         self.in_background(self.exchanges(outgoing));
     }
 
-    /// What to send now of these requests: one group for each member, and one more for its renewals.
+    /// Returns the exchanges to send now for these requests: one group for each member, and one more for its renewals.
     pub(crate) fn exchanges(self: &Arc<Self>, outgoing: Vec<Outgoing>) -> Vec<Exchange> {
         if outgoing.is_empty() {
             return Vec::new();
@@ -67,7 +68,7 @@ impl Quorum {
         exchanges
     }
 
-    /// Asks a member, takes its answers, and says what is to be sent then.
+    /// Asks a member, takes its answers, and returns the exchanges that follow.
     pub(super) async fn exchange_one(self: Arc<Self>, exchange: Exchange) -> Vec<Exchange> {
         let (member, follow_up) = match exchange {
             Exchange::Requests(member, group) => (member, self.exchange(member, group).await),
@@ -83,7 +84,7 @@ impl Quorum {
         self.member_limit() / 4
     }
 
-    /// Holds leaves back that need no tombstone in a moment. Gives what is to be sent now.
+    /// Holds leaves back that need no tombstone in a moment. Returns the requests to send now.
     fn hold_back(self: &Arc<Self>, member: usize, requests: Vec<Outgoing>) -> Vec<Outgoing> {
         if requests.is_empty() || self.links[member].is_suspect() {
             return requests;
@@ -96,13 +97,13 @@ impl Quorum {
         at_once
     }
 
-    /// What need not be held back any more.
+    /// Returns the requests that need not be held back any more.
     fn due(&self, member: usize) -> impl Iterator<Item = Exchange> {
         let due = self.outboxes[member].held_back().due(self.clock.now());
         self.groups(due).into_iter().map(move |group| Exchange::Requests(member, group))
     }
 
-    /// Sends what was held back for too long, until nothing is held back.
+    /// Sends requests that were held back for too long, until none is held back.
     async fn send_late(self: Arc<Self>, member: usize) {
         loop {
             tokio::time::sleep(self.hold_back_limit()).await;
@@ -144,7 +145,7 @@ impl Quorum {
         })
     }
 
-    /// A member is slow, or fails. Whoever waits for it does not any more.
+    /// Suspects a member that is slow or fails. Nobody waits for it any more.
     fn suspect(&self, link: &Link) {
         if link.suspect() {
             self.contests_of(None).iter().for_each(|contest| contest.changed.notify_waiters());
@@ -211,7 +212,8 @@ impl Quorum {
         }
     }
 
-    /// A member did not take a claim. If the id is used up there, the engine is to know at once, to come back with another one.
+    /// Takes a member's refusal of a claim. If the id is used up there, the engine is to know at once, to come back
+    /// with another one.
     fn was_refused(&self, one: &Outgoing) {
         one.contest.changed.notify_waiters();
         let state = one.contest.state();
@@ -261,7 +263,7 @@ impl Quorum {
         Moment { sent, received: self.clock.now() }
     }
 
-    /// A member answered. What it knows of seats is learned before its answer counts.
+    /// Takes the answer of a member. Its knowledge of seats is learned before its answer counts.
     fn heard(
         self: &Arc<Self>,
         link: &Link,
@@ -282,7 +284,8 @@ impl Quorum {
         self.identity.heard(link.index, membership, vote, version)
     }
 
-    /// A member answers again that was suspected: leaves that it missed are sent, and contenders that need it claim there.
+    /// Takes note that a suspected member answers again: leaves that it missed are sent, and contenders that need it
+    /// claim there.
     fn is_back(self: &Arc<Self>, link: &Link) {
         self.outboxes[link.index].is_back.notify_one();
         let quorum = self.clone();
@@ -324,8 +327,8 @@ impl Quorum {
         self.links[member].is_asked.store(false, Ordering::Release);
     }
 
-    /// Contenders whose gate this member is turn to another one. Those that stand in line there do so when it has been asked
-    /// once more: one request that was lost must not cost them their positions.
+    /// Turns contenders whose gate this member is to another one. Those that wait in its queue turn when it has been
+    /// asked once more: one request that was lost must not cost them their positions.
     fn leave_gate(self: &Arc<Self>, link: &Link) {
         let (now, is_new) = (self.clock.now(), link.is_newly_silent());
         let mut outgoing = Vec::new();
@@ -346,11 +349,11 @@ impl Quorum {
         self.send(outgoing);
     }
 
-    /// Learns who has which place. What the server said that had it before does not count any more: others count the votes
-    /// of the new one as soon as the grants are over that it does not know of.
+    /// Learns the owners of the places. Earlier answers of a server that has lost its place do not count any more:
+    /// others count the votes of the new one as soon as the grants are over that it does not know of.
     ///
-    /// Answers may be taken on several threads. Nobody goes on while another one learns: an answer of a member that knows of
-    /// a seat never counts beside what the server before has said.
+    /// Answers may be taken on several threads. Nobody goes on while another one learns: an answer of a member that
+    /// knows of a seat never counts beside an answer of the server before.
     pub(crate) fn learn(&self, link: &Link, membership: &Membership) {
         if link.knows(membership) {
             return;
@@ -369,7 +372,7 @@ impl Quorum {
         }
     }
 
-    /// Sends claims again that a member could do nothing for.
+    /// Sends claims again that a member could not do for now.
     fn claim_again(self: &Arc<Self>, member: usize, again: Vec<Outgoing>) {
         let (again, given_up): (Vec<_>, Vec<_>) =
             again.into_iter().partition(|one| one.tries < NOT_NOW_TRIES);
@@ -387,7 +390,7 @@ impl Quorum {
         }
     }
 
-    /// A member did not answer. Leaves are sent again.
+    /// Takes the failure of a member to answer. Leaves are sent again.
     fn unanswered(self: &Arc<Self>, member: usize, batch: Vec<Outgoing>, error: &StoreError) {
         let (leaves, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(Outgoing::is_leave);
         for one in others {
@@ -401,8 +404,8 @@ impl Quorum {
         self.leave_later(member, leaves);
     }
 
-    /// These leaves were not done, and are sent again until what they end is over by itself: a hold, or a position in the
-    /// queue, which would keep those behind it waiting.
+    /// Sends leaves again that were not done, until the holds and positions that they end are over by themselves. A
+    /// position would keep those behind it waiting.
     fn leave_later(self: &Arc<Self>, member: usize, leaves: Vec<Outgoing>) {
         let until = self.clock.now().after(self.identity.max_lease.max(WAIT_LEASE));
         if !leaves.is_empty() && self.outboxes[member].leaves().add(leaves, until) {
@@ -487,7 +490,7 @@ impl Quorum {
         }
     }
 
-    /// Attempts go on after answers: what to send.
+    /// Returns the requests with which attempts go on after answers.
     fn go_on(self: &Arc<Self>, batch: &[Outgoing]) -> Vec<Outgoing> {
         let now = self.clock.now();
         let mut outgoing = Vec::new();
@@ -516,8 +519,8 @@ impl Quorum {
         outgoing
     }
 
-    /// Tells the engine of contenders that hold at their gate for too long without a majority. It believes that they wait, and
-    /// would ask about them much later, while they keep all others from that gate.
+    /// Tells the engine of contenders that hold at their gate for too long without a majority. It believes that they
+    /// wait, and would ask about them much later, while they keep all others from that gate.
     fn watch_gates(self: &Arc<Self>) {
         if self.state.gates_are_watched.swap(true, Ordering::AcqRel) {
             return;
@@ -534,7 +537,7 @@ impl Quorum {
         });
     }
 
-    /// True: some contenders hold at their gate without a majority.
+    /// Tells the engine of those that are to give way; true if some contenders hold at their gate without a majority.
     fn look_at_gates(&self) -> bool {
         let (now, mut any) = (self.clock.now(), false);
         for contest in self.contests_of(None) {

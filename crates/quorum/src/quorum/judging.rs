@@ -1,4 +1,4 @@
-//! Decides what the engine is told of a claim, and what its errors say of each member.
+//! Decides on the answer to a claim for the engine, and on the words about each member in its errors.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,23 +16,23 @@ use crate::{
     link::Link,
 };
 
-/// What is known of a claim.
+/// The decision on a claim.
 pub(crate) enum Judged {
     Verdict(Verdict),
     Failed(StoreError),
-    /// Nothing yet. It is to be looked at again at this time, whatever is heard.
+    /// Nothing yet. It is to be looked at again at this time in any case.
     Undecided(BootTime),
 }
 
-/// What is known of a leave.
+/// The decision on a leave.
 pub(crate) enum Departure {
     Left(Left),
     Failed(StoreError),
-    /// Nothing yet. It is to be looked at again at this time, whatever is heard.
+    /// Nothing yet. It is to be looked at again at this time in any case.
     Undecided(BootTime),
 }
 
-/// Which members have not answered a leave.
+/// The members that have not answered a leave.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Missing {
     /// All that were asked have answered.
@@ -43,18 +43,18 @@ enum Missing {
 }
 
 impl Quorum {
-    /// Decides what the engine is told of a claim that it asked for at `asked`.
+    /// Decides on the answer to a claim that the engine asked for at `asked`.
     pub(crate) fn judge(self: &Arc<Self>, contest: &Arc<Contest>, asked: BootTime) -> Judged {
         let now = self.clock.now();
         let mut state = contest.state();
         let mut outgoing = self.turn_to_gate(contest, &mut state, now);
         if !contest.waits() {
-            // The last answer may have been taken, and what follows from it is not under way yet.
+            // The last answer may have been taken, and the requests that follow from it are not under way yet.
             let asks = state.attempt.next(now);
             outgoing.extend(contest.outgoing(&mut state, asks));
         }
         if !outgoing.is_empty() {
-            // What is sent may be held back, which depends on the contest.
+            // A request may be held back, which depends on the contest.
             drop(state);
             self.send(outgoing);
             state = contest.state();
@@ -91,8 +91,9 @@ impl Quorum {
         judged
     }
 
-    /// Turns to another gate if the one so far is silent, or back to one that comes before it and answers again. While there
-    /// are two lines, the head of each keeps from the other what that needs, and one after the other has to give way.
+    /// Turns to another gate if the one so far is silent, or back to one that comes before it and answers again. While
+    /// there are two queues, the head of each keeps members from the other that it needs, and one after the other has
+    /// to give way.
     pub(super) fn turn_to_gate(
         &self,
         contest: &Arc<Contest>,
@@ -119,8 +120,8 @@ impl Quorum {
         contest.outgoing(state, asks)
     }
 
-    /// Whether a contender that stands in line is to come back with another id, because this one cannot be used where it
-    /// has to be: at the gate where others wait, or at so many members that the rest is no majority.
+    /// Whether a contender that waits in a queue is to come back with another id, because this one cannot be used where
+    /// it has to be: at the gate where others wait, or at so many members that the rest is no majority.
     pub(super) fn stands_in_vain(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
         let (gate, first) = (state.attempt.gate(), self.gate(&contest.name));
         let others_wait_there = first != gate && !self.links[first].is_suspect();
@@ -180,8 +181,8 @@ impl Quorum {
         })
     }
 
-    /// Whether a caller that waits for this contest may be told something now. Waking it for each answer would cost more than
-    /// the answer.
+    /// Whether a caller that waits for this contest may be told something now. Waking it for each answer would cost
+    /// more than the answer.
     pub(super) fn may_be_decided(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
         let (attempt, waits) = (&state.attempt, contest.waits());
         let is_refused = || state.notes.iter().any(|note| matches!(note, Some(Note::Refused(_))));
@@ -212,8 +213,8 @@ impl Quorum {
         if now.since(asked) >= self.answer_limit() || state.outstanding().next().is_none() {
             return true;
         }
-        // A member that is suspected is not waited for, if a majority has answered without it. Otherwise it gets the time
-        // that any member gets. A waiter asks again, and what comes with it in one group must not wait for longer.
+        // A member that is suspected is not waited for, if a majority has answered without it. Otherwise it gets the
+        // time that any member gets. A waiter asks again, and the rest of its group must not wait for longer.
         let is_silent = state.outstanding().all(|member| self.links[member].is_suspect());
         if attempt.heard() < needed {
             return waits && is_silent && now.since(asked) >= self.member_limit();
@@ -229,7 +230,7 @@ impl Quorum {
         !waits && (is_refused || too_few)
     }
 
-    /// Whether a contender that waits without standing in line at its gate is to come back with another id.
+    /// Whether a contender that waits without a position at its gate is to come back with another id.
     pub(super) fn gives_way(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
         let (gate, needed) = (state.attempt.gate(), self.majority.needed());
         let held_for = state.at_gate_since.map_or(Duration::ZERO, |since| now.since(since));
@@ -250,8 +251,9 @@ impl Quorum {
         too_long || self.is_unusable(state, now) || self.links.iter().filter(usable).count() < needed
     }
 
-    /// Decides what the engine is told of a leave that it asked for at `asked`: when a majority has released it and the gate of
-    /// the next contender is among them, or when too few members are left for a majority, and all of them are suspected.
+    /// Decides on the answer to a leave that the engine asked for at `asked`. It has left when a majority has released
+    /// it and the gate of the next contender is among them, or when the members that may still have it are too few for
+    /// a majority, and all of them are suspected.
     pub(crate) fn judge_left(&self, contest: &Contest, asked: BootTime) -> Departure {
         let (now, needed, state) = (self.clock.now(), self.majority.needed(), contest.state());
         if self.is_released(contest, &state) {
@@ -262,7 +264,7 @@ impl Quorum {
         let (released, queued) = (count(Left::Released), count(Left::LeftQueue));
         let slow = asked.after(self.member_limit());
         let missing = self.missing_leaves(&state);
-        // Whoever may still have it at fewer members than a majority does not hold.
+        // A contender that may still have it at fewer members than a majority does not hold.
         let enough = self.may_have_it(&state) < needed && (now >= slow || missing == Missing::Suspected);
         if missing == Missing::None || enough {
             return Departure::Left(match (released, queued) {
@@ -284,13 +286,13 @@ impl Quorum {
         Departure::Undecided(if now >= slow { until } else { slow })
     }
 
-    /// Whether a majority has released it, and whoever claims next is served: its gate has released it, too.
+    /// Whether a majority has released it, and its gate, too, so that the next claim is served.
     fn is_released(&self, contest: &Contest, state: &ContestState) -> bool {
         let released = state.left.iter().filter(|left| **left == Some(Left::Released)).count();
         released >= self.majority.needed() && !state.attempt.is_leaving(self.gate(&contest.name))
     }
 
-    /// Which members have not answered the leave of a contender.
+    /// Returns which members have not answered the leave of a contender.
     fn missing_leaves(&self, state: &ContestState) -> Missing {
         let missing: Vec<&Link> =
             self.links.iter().filter(|link| state.attempt.is_leaving(link.index)).collect();
@@ -327,7 +329,7 @@ impl Quorum {
         StoreError::new(StoreErrorKind::Unreachable, self.each_member(state, now))
     }
 
-    /// What each member did with a claim.
+    /// Describes the answer of each member to a claim.
     fn each_member(&self, state: &ContestState, now: BootTime) -> String {
         let each = self.links.iter().zip(&state.notes).map(|(link, note)| {
             let complaint = link.complaint(now, self.watch_time());
@@ -369,7 +371,7 @@ impl Quorum {
     }
 }
 
-/// Somebody else holds it.
+/// Returns the verdict that somebody else holds it.
 fn busy(state: &ContestState) -> Verdict {
     match state.position {
         Some(Position { ahead, retry_in, .. }) => Verdict::busy(ahead, retry_in),
@@ -377,8 +379,8 @@ fn busy(state: &ContestState) -> Verdict {
     }
 }
 
-/// A hold as the engine is told of it that asked at `asked`: the engine takes a margin off what is left, and comes to the
-/// deadline of the hold, or to an earlier one.
+/// Returns a hold as a grant for the engine, which asked at `asked`. The engine takes a margin off the time that is
+/// left, and comes to the deadline of the hold, or to an earlier one.
 pub(crate) fn as_grant(hold: &Hold, asked: BootTime) -> Grant {
     let without_margin = hold.deadline.since(asked) + margin(Duration::ZERO);
     let remaining = (without_margin * 100 / 99).saturating_sub(Duration::from_micros(1));

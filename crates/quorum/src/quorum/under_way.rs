@@ -1,8 +1,8 @@
-//! Exchanges that are under way, and who polls them: the caller that waits for their answers, or the keeper's runtime.
+//! Exchanges that are under way. The caller that waits for their answers polls them, or the keeper's runtime does.
 //!
-//! A caller polls its own exchanges, so that answers do not cross threads. When the caller is answered, some of its exchanges
-//! may still be under way. If nothing depends on these, the next caller polls them as well; what no caller has polled for
-//! a [`ROUND`] is polled by the keeper's runtime.
+//! A caller polls its own exchanges, so that answers do not cross threads. When the caller is answered, some of its
+//! exchanges may still be under way. If nothing depends on these, the next caller polls them as well. The keeper's
+//! runtime polls those that no caller has polled for a [`ROUND`].
 
 use std::{
     future::poll_fn,
@@ -32,7 +32,7 @@ impl Running {
         Self { quorum: quorum.clone(), each: FuturesUnordered::new() }
     }
 
-    /// They are sent with the next poll, in this order.
+    /// Begins exchanges: they are sent with the next poll, in this order.
     fn begin(&mut self, exchanges: Vec<Exchange>) {
         for exchange in exchanges {
             self.each.push(Box::pin(self.quorum.clone().exchange_one(exchange)));
@@ -99,8 +99,8 @@ impl Quorum {
     }
 }
 
-/// Exchanges that callers have left over, for the next caller. The exchanges keep the quorum alive, and not the other way
-/// round: this belongs to the store.
+/// Exchanges that callers have left over, for the next caller. The exchanges keep the quorum alive, and not the other
+/// way round: this belongs to the store.
 #[derive(Default, Debug)]
 pub(crate) struct LeftOver(Mutex<State>);
 
@@ -111,7 +111,7 @@ struct State {
     is_old: bool,
     /// Whether any were left over since the last round.
     is_used: bool,
-    /// Whether a task takes over what no caller polls.
+    /// Whether a task takes over exchanges that no caller polls.
     is_watched: bool,
 }
 
@@ -120,12 +120,12 @@ impl LeftOver {
         support::lock(&self.0)
     }
 
-    /// All of them.
+    /// Takes all of them.
     pub(crate) fn take(&self) -> Option<UnderWay> {
         self.state().waiting.take()
     }
 
-    /// The next caller polls these.
+    /// Leaves these to the next caller.
     pub(crate) fn put(self: &Arc<Self>, mut rest: UnderWay) {
         let Some(running) = rest.0.as_mut().filter(|running| !running.each.is_empty()) else { return };
         let quorum = running.quorum.clone();
@@ -140,7 +140,7 @@ impl LeftOver {
         }
     }
 
-    /// Takes over what was there in the last round. True: nothing was left over since then.
+    /// Takes over exchanges that were there in the last round; true if nothing was left over since then.
     fn round(&self) -> bool {
         let mut state = self.state();
         let was_old = std::mem::replace(&mut state.is_old, true);

@@ -1,6 +1,6 @@
-//! Clients of a quorum behind bad networks, by seed, in virtual time: requests are lost, late and doubled, members hang, refuse
-//! and lose their data, and clients come, go and are cut off. `LOCKKEEPER_SEEDS` sets how many worlds are run, and
-//! `LOCKKEEPER_SEED` the first one. Ids and pauses are drawn by chance, so a seed is not the same run twice.
+//! Clients of a quorum behind bad networks, by seed, in virtual time: requests are lost, late and doubled, members
+//! hang, refuse and lose their data, and clients come, go and are cut off. `LOCKKEEPER_SEEDS` sets how many worlds are
+//! run, and `LOCKKEEPER_SEED` the first one. Ids and pauses are drawn by chance, so a seed is not the same run twice.
 
 use std::{
     sync::{

@@ -1,4 +1,4 @@
-//! How programs end. In real time: a keeper in virtual time has no thread of its own.
+//! The ends of programs. In real time: a keeper in virtual time has no thread of its own.
 
 use lockkeeper_core::{
     Keeper, KeeperId, Name,
@@ -38,14 +38,14 @@ fn i16_a_program_that_ends_leaves_nothing_held_at_a_slow_member() {
             let keeper = Keeper::builder(connector).connect().await.expect("connected");
             networks[late].delay(millis(60));
             let guard = keeper.mutex("stock").lock().await.expect("granted");
-            // Whoever is late has heard of the claim, and not of the leave.
+            // The late member has heard of the claim, and not of the leave.
             while !holds().await {
                 tokio::task::yield_now().await;
             }
             guard.release().await.expect("released");
             keeper
         });
-        // As at the end of `main`.
+        // The end of `main` does the same.
         drop(keeper);
         assert!(!user.block_on(holds()), "member {late}");
     }

@@ -1,4 +1,5 @@
-//! Waiters that turn from gate to gate or give way, so that they keep nobody from what they cannot use.
+//! Waiters that turn from gate to gate or give way, so that they keep nobody from members that they cannot use
+//! themselves.
 
 use lockkeeper_core::{store::Request, testing::Fate};
 use tokio::time::{Instant, sleep, timeout};
@@ -6,8 +7,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{claim, leave, returning::gate_of};
 use crate::world::{World, millis, secs};
 
-/// Ten tasks wait in line at the second gate, because the first one is gone. When it is back, another client claims there, and
-/// members are left that are just a majority: whoever is first at one gate keeps the others from it.
+/// Ten tasks wait in the queue of the second gate, because the first one is gone. When it is back, another client
+/// claims there, and the members that are left are just a majority: the first waiter at one gate keeps the others from
+/// it.
 #[tokio::test(start_paused = true)]
 async fn waiters_turn_back_to_a_gate_that_answers_again() {
     let world = World::founded(5).await;
@@ -36,8 +38,8 @@ async fn waiters_turn_back_to_a_gate_that_answers_again() {
     assert!(begun.elapsed() <= millis(500), "{:?}: one after the other gave way", begun.elapsed());
 }
 
-/// The first gate is gone, a contender is granted by the second one, and others have members that it needs. The engine asks about
-/// it every second or two, and meanwhile nobody else gets that gate.
+/// The first gate is gone, a contender is granted by the second one, and others have members that it needs. The engine
+/// asks about it every second or two, and meanwhile nobody else gets that gate.
 #[tokio::test(start_paused = true)]
 async fn a_contender_gives_way_in_time_although_the_engine_does_not_ask() {
     for _ in 0..5 {
@@ -91,8 +93,8 @@ async fn a_waiter_does_not_claim_at_a_member_that_is_suspected() {
     drop(waiter.await.expect("ended").expect("granted"));
 }
 
-/// A contender stands in line, and its id is used up at a member that the others cannot replace. It comes back with another id
-/// before it is its turn.
+/// A contender waits in a queue, and its id is used up at a member that the others cannot replace. It comes back with
+/// another id before it is its turn.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_whose_id_is_used_up_does_not_wait_for_its_turn_in_vain() {
     let world = World::founded(5).await;
@@ -111,7 +113,7 @@ async fn a_waiter_whose_id_is_used_up_does_not_wait_for_its_turn_in_vain() {
     for nth in [2, 4] {
         world.moods[member(nth)].go_down(true);
     }
-    // Whoever asks all members notices.
+    // A claim at all members notices.
     client.keeper.mutex("other").lock().await.expect("granted").release().await.expect("released");
     sleep(secs(6)).await;
     assert!(!waiter.is_finished());
@@ -121,7 +123,8 @@ async fn a_waiter_whose_id_is_used_up_does_not_wait_for_its_turn_in_vain() {
     assert!(begun.elapsed() <= millis(20), "{:?}", begun.elapsed());
 }
 
-/// A leave that overtook its claim has left a tombstone at the gate. The waiter that turns back there comes with another id.
+/// A leave that overtook its claim has left a tombstone at the gate. The waiter that turns back there comes with
+/// another id.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_meets_its_tombstone_comes_back_with_another_id() {
     let world = World::founded(5).await;

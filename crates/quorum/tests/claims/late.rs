@@ -39,8 +39,8 @@ fn is_granted(answers: &[Answer]) -> bool {
     matches!(answers, [Answer::Claim(Verdict::Granted(_))])
 }
 
-/// A waiter turns from the gate to another one, back, and away again, while its first leave is under way. When that leave
-/// arrives, it ends what the waiter holds there.
+/// A waiter turns from the gate to another one, back, and away again, while its first leave is under way. When that
+/// leave arrives, it ends the waiter's hold there.
 #[tokio::test(start_paused = true)]
 async fn a_leave_that_arrives_late_makes_no_second_holder() {
     let world = World::founded(3).await;
@@ -77,7 +77,7 @@ async fn a_leave_that_arrives_late_makes_no_second_holder() {
     ours[third].cut();
     holder.apply(&[leave(&held)]).await.expect("left");
     drop((lost.await, lost_too.await));
-    // Whether it is served with this id or is to come back with another one: nobody else holds beside it.
+    // It may be served with this id, or is to come back with another one. Nobody else holds beside it.
     for _ in 0..10 {
         poll().await;
         sleep(millis(300)).await;
@@ -91,8 +91,8 @@ async fn a_leave_that_arrives_late_makes_no_second_holder() {
     }
 }
 
-/// A contender stands in line at its gate. Another member has granted to it, and that answer was lost. Whoever is before it in
-/// the line needs that member.
+/// A contender waits in the queue of its gate. Another member has granted to it, and that answer was lost. The
+/// contender before it in the queue needs that member.
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_answer_was_lost_is_left_while_its_contender_waits() {
     let world = World::founded(3).await;
@@ -116,7 +116,7 @@ async fn a_claim_whose_answer_was_lost_is_left_while_its_contender_waits() {
     assert!(begun.elapsed() < secs(5), "{:?}", begun.elapsed());
 }
 
-/// A server that waits for a lost standby answers what it need not write for.
+/// A server that waits for a lost standby answers requests that need no write.
 #[tokio::test(start_paused = true)]
 async fn a_member_that_can_only_read_delays_two_locks_at_most() {
     let world = World::founded(3).await;
@@ -131,7 +131,7 @@ async fn a_member_that_can_only_read_delays_two_locks_at_most() {
         late.extend(Some(begun.elapsed()).filter(|taken| *taken > millis(50)));
         sleep(millis(200)).await;
     }
-    // Once until it is suspected, and once more until it is known that it answers only what is empty.
+    // Once until it is suspected, and once more until it is known to answer empty requests only.
     assert!(late.len() <= 2, "{late:?}");
     world.moods[0].hang(false);
     sleep(secs(5)).await;

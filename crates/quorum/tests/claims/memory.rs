@@ -1,4 +1,4 @@
-//! What a client keeps, and for how long.
+//! The contenders and leases that a client remembers, and forgets in time.
 
 use lockkeeper_core::{
     store::{Answer, Attachment, Claim, ListQuery, Renew, Renewed, Request, Verdict},
@@ -32,7 +32,7 @@ async fn a_lease_that_another_process_renews_is_not_given_back() {
     assert!(format!("{other:?}").contains("contests: 0"), "{other:?}");
 }
 
-/// Contenders that nobody asks about any more are forgotten, whatever became of them, and hold nothing.
+/// Contenders that nobody asks about any more are forgotten in any state, and hold nothing.
 #[tokio::test(start_paused = true)]
 async fn contenders_without_an_owner_are_forgotten() {
     let world = World::founded(3).await;

@@ -1,4 +1,4 @@
-//! How soon claims are answered, and what they are told, while members are slow, silent or in trouble.
+//! The times and the answers of claims, while members are slow, silent or in trouble.
 
 mod ends;
 mod gates;
@@ -50,7 +50,7 @@ async fn a_push_that_overtakes_an_answer_is_used_at_once() {
     }
 }
 
-/// What goes wrong with one name of a group is told of that name alone.
+/// Trouble with one name of a group is told of that name alone.
 #[tokio::test(start_paused = true)]
 async fn entries_of_a_group_fail_by_themselves() {
     let world = World::founded(3).await;
@@ -71,7 +71,7 @@ async fn entries_of_a_group_fail_by_themselves() {
     assert!(matches!(&answers[3], Answer::Leave(Left::Released)), "{answers:?}");
 }
 
-/// A try that failed leaves nothing behind, whatever else was in its group.
+/// A try that failed leaves nothing behind, also beside others in its group.
 #[tokio::test(start_paused = true)]
 async fn a_try_that_failed_beside_a_grant_blocks_nobody() {
     let world = World::founded(3).await;
@@ -142,7 +142,7 @@ async fn a_member_that_hangs_delays_tries_once() {
             locked.0.expect("granted").release().await.expect("released");
             late.extend([tried.1, locked.1, begun.elapsed()].into_iter().filter(|took| *took > millis(50)));
         }
-        // The first try, and what is asked beside it.
+        // The first try, and the requests beside it.
         assert!(late.len() <= 3 && late.iter().all(|took| *took <= millis(600)), "{late:?} without {hung}");
     }
 }
@@ -284,8 +284,8 @@ async fn answers_to_earlier_leaves_are_no_release() {
     }
 }
 
-/// A position in a queue lasts longer than the longest lease here, so its leave is sent for longer, too: otherwise those behind
-/// it would wait for a contender that is not there any more.
+/// A position in a queue lasts longer than the longest lease here, so its leave is sent for longer, too: otherwise
+/// those behind it would wait for a contender that is not there any more.
 #[tokio::test(start_paused = true)]
 async fn a_position_is_left_also_at_a_member_that_was_away_for_longer_than_any_lease() {
     let mut world = World::new(3);

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::{claim, numbers::renewal};
 use crate::world::{Mood, World, millis, networks, secs};
 
-/// A reader's hold at a majority and no more cannot be confirmed while one of its members stands still. Others of its group are
-/// told that they are renewed before their leases end.
+/// A reader's hold at a majority and no more cannot be confirmed while one of its members stands still. Others of its
+/// group are told that they are renewed before their leases end.
 #[tokio::test(start_paused = true)]
 async fn i3_a_hold_that_cannot_be_confirmed_costs_no_other_hold_its_lease() {
     let world = World::founded(5).await;

@@ -6,8 +6,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{claim, leave};
 use crate::world::{World, millis, secs};
 
-/// The members that answer last are asked to leave when they have answered, so that the leave needs no tombstone. A member
-/// that takes too long is asked before, with a tombstone.
+/// The members that answer last are asked to leave when they have answered, so that the leave needs no tombstone. A
+/// member that takes too long is asked before, with a tombstone.
 #[tokio::test(start_paused = true)]
 async fn a_leave_waits_briefly_for_the_answer_to_its_claim() {
     for (slow, tombstones) in [(millis(20), 0), (millis(400), 2)] {
@@ -69,8 +69,8 @@ async fn a_lock_that_is_taken_again_at_once_stays_behind_its_own_leave() {
     assert_eq!(world.moods.iter().map(|moods| moods.tombstones()).sum::<u64>(), 0);
 }
 
-/// Three of five have granted, and one of these is gone when the lock is released. Whoever has it at one member at most does
-/// not hold it.
+/// Three of five have granted, and one of these is gone when the lock is released. A contender that has it at one
+/// member at most does not hold it.
 #[tokio::test(start_paused = true)]
 async fn a_release_does_not_wait_for_a_member_that_is_gone() {
     for gone in 0..3 {
@@ -86,7 +86,7 @@ async fn a_release_does_not_wait_for_a_member_that_is_gone() {
     }
 }
 
-/// Nothing reached a member while contenders left it. As soon as it is back, it is asked for what it missed.
+/// Nothing reached a member while contenders left it. As soon as it is back, it gets the leaves that it missed.
 #[tokio::test(start_paused = true)]
 async fn a_member_that_is_back_gets_the_leaves_that_it_missed_at_once() {
     for gone in 0..3 {

@@ -1,6 +1,7 @@
-//! Whether anybody is served while any two of five members are in trouble, by seed, in virtual time. Six clients lock all the
-//! while. `LOCKKEEPER_SEEDS` sets how many worlds are run, `LOCKKEEPER_SEED` the first one, and `LOCKKEEPER_SPAN` how many
-//! seconds each lasts. Ids and pauses are drawn by chance, so a seed is not the same run twice.
+//! Checks that somebody is served while any two of five members are in trouble, by seed, in virtual time. Six clients
+//! lock all the while. `LOCKKEEPER_SEEDS` sets how many worlds are run, `LOCKKEEPER_SEED` the first one, and
+//! `LOCKKEEPER_SPAN` how many seconds each lasts. Ids and pauses are drawn by chance, so a seed is not the same run
+//! twice.
 
 use std::{
     sync::{Arc, Mutex},
@@ -28,7 +29,7 @@ const CLIENTS: u128 = 6;
 const TASKS: u64 = 12;
 const NAMES: u64 = 16;
 
-/// Until when nothing gets to a member or back.
+/// The way to a member and back, and the time until which nothing passes it.
 #[derive(Debug)]
 struct Way {
     held_until: Mutex<Instant>,
@@ -52,7 +53,7 @@ impl FateSource for Way {
     }
 }
 
-/// What may befall a member for a while.
+/// The troubles that may befall a member for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Trouble {
     /// It starts again, with its data.
@@ -61,7 +62,7 @@ enum Trouble {
     Emptied,
     /// It is not reached.
     CutOff,
-    /// What is sent to it arrives when the trouble ends.
+    /// Requests to it arrive when the trouble ends.
     HeldBack,
 }
 
@@ -133,7 +134,7 @@ impl Members {
     }
 }
 
-/// When sections ended, and the longest wait for one.
+/// The times when sections ended, and the longest wait for one.
 #[derive(Default)]
 struct Log {
     ends: Vec<Instant>,
@@ -202,7 +203,7 @@ async fn crew(world: &World, ways: &[Arc<Way>], seed: u64, dice: &Dice) -> (Join
     (tasks, log)
 }
 
-/// For how much of a world's time nobody was served for longer than the window.
+/// Returns for how much of a world's time nobody was served for longer than the window.
 async fn run(seed: u64, span: Duration) -> Duration {
     let dice = Dice::new(seed);
     let mut world = World::new(5);

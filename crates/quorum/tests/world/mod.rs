@@ -48,7 +48,7 @@ impl World {
         Self { clock, servers, moods, url: format!("quorum:{}", urls.join(",")) }
     }
 
-    /// One whose members vote.
+    /// Makes one whose members vote.
     pub(crate) async fn founded(members: usize) -> Self {
         let world = Self::new(members);
         let founded = lockkeeper_quorum::found_fresh(&world.url, world.member(&networks(members)));
@@ -98,7 +98,7 @@ impl World {
         stores
     }
 
-    /// The members as they show themselves.
+    /// Returns the members as they show themselves.
     pub(crate) async fn moody_stores(&self) -> Vec<Arc<dyn Store>> {
         let mut stores = Vec::new();
         for (server, moods) in self.servers.iter().zip(&self.moods) {

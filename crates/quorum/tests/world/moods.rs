@@ -1,4 +1,4 @@
-//! Members that answer in another way than they would, and count what they are asked.
+//! Members that answer in another way than they would, and count their requests.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use lockkeeper_core::{
     },
 };
 
-/// How a member feels about a name.
+/// A member's mood towards a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mood {
     /// It can do nothing for now, as while somebody has locked its row.
@@ -63,32 +63,32 @@ impl Moods {
         };
     }
 
-    /// From now on every request fails like this.
+    /// Makes every request fail like this from now on; `None` ends that.
     pub(crate) fn deny(&self, kind: Option<StoreErrorKind>) {
         self.state().denies = kind;
     }
 
-    /// Clients that connect from now on are told that it keeps its data.
+    /// Tells clients that connect from now on that it keeps its data.
     pub(crate) fn keep_data(&self) {
         self.state().keeps_data = true;
     }
 
-    /// From now on it answers only what is empty.
+    /// Makes it answer only empty requests from now on, or all of them again.
     pub(crate) fn hang(&self, hangs: bool) {
         self.state().hangs = hangs;
     }
 
-    /// From now on it is not there, or is there again.
+    /// Takes it away from now on, or brings it back.
     pub(crate) fn go_down(&self, is_down: bool) {
         self.state().is_down = is_down;
     }
 
-    /// It starts again and keeps its data. Nobody can tell that it does.
+    /// Starts it again with its data. Nobody can tell that it does.
     pub(crate) fn start_again(&self) {
         self.state().starts += 1;
     }
 
-    /// What it says of itself: another incarnation with every start.
+    /// Returns the membership that it shows: another incarnation with every start.
     fn shows(&self, membership: Membership) -> Membership {
         let starts = self.state().starts;
         let incarnation = format!("{starts}-{}", membership.incarnation).into();
@@ -133,7 +133,7 @@ impl Moods {
         })
     }
 
-    /// What it says to a request by itself.
+    /// Returns the answer that its mood gives to a request, if any.
     fn answer(&self, request: &Request) -> Option<Answer> {
         let mut state = self.state();
         if let Request::Leave(leave) = request {

@@ -82,7 +82,7 @@ async fn transactions_that_give_a_lock_are_synced_and_no_others() {
         (claim(3, false), "Granted", Durability::Synced),
         (claim(4, false), "Busy", Durability::Unsynced),
         (claim(5, false), "Busy", Durability::Unsynced),
-        // Others wait, but behind nobody who leaves.
+        // Others wait, but not behind the one that leaves.
         (leave(5), "LeftQueue", Durability::Unsynced),
     ] {
         let told = done(request.clone());
@@ -103,8 +103,8 @@ async fn a_writer_s_pauses_end_on_time() {
     assert_eq!(rustix::thread::current_timer_slack().expect("told"), 1, "in nanoseconds");
 }
 
-/// Code of users runs on the writer's thread, such as a subscriber to events. If it panics, the process goes on, and so do
-/// its guards.
+/// Code of users runs on the writer's thread, such as a subscriber to events. If it panics, the process goes on, and so
+/// do its guards.
 #[tokio::test(start_paused = true)]
 async fn a_panic_frees_nothing_that_a_live_process_holds() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -170,7 +170,7 @@ fn enqueue_crashed(database: &mut Database, count: u64) {
     transaction.commit().expect("committed");
 }
 
-/// As when a container with thousands of waiting processes is killed.
+/// A container with thousands of waiting processes may be killed.
 #[tokio::test(start_paused = true)]
 async fn any_number_of_crashed_waiters_is_passed_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
