@@ -136,7 +136,8 @@ impl Attempt {
         if stamp < at.from && !any_order {
             return;
         }
-        // A hold that is claimed again has no other id to come back with. It waits for the end of the tombstone.
+        // A hold that is claimed again has no other id to come back with. It waits for the end of the tombstone, and so
+        // does one that met it before it was granted: renewals go there, too.
         let waits_for_it = *said == Said::Stale && self.phase != Phase::Asking;
         at.take(stamp, sent, if waits_for_it { &Said::Gone } else { said }, first_floor);
         self.expects_gate &= member != self.gate;
@@ -206,7 +207,7 @@ impl Attempt {
                 asks
             }
             Place::Out | Place::Gone => self.enter(self.gate, now).into_iter().collect(),
-            Place::Leaving | Place::Spent => Vec::new(),
+            Place::Leaving | Place::Spent | Place::Tombstoned => Vec::new(),
         }
     }
 
@@ -217,7 +218,7 @@ impl Attempt {
             Place::Out | Place::Gone | Place::Busy => true,
             // A leave that is still under way could arrive after the claim, and end the hold that it brings.
             Place::Leaving => self.makes(Mistake::ClaimBeforeLeft),
-            Place::Held | Place::InLine | Place::Spent => false,
+            Place::Held | Place::InLine | Place::Spent | Place::Tombstoned => false,
         };
         (free && self.waits && !at.is_claiming()).then(|| self.claim(member, true))
     }
@@ -406,7 +407,7 @@ impl Attempt {
     /// Whether this id may still be used at this member.
     pub fn is_usable(&self, member: usize, now: BootTime) -> bool {
         let place = self.members.get(member).map(|at| at.place(now));
-        place.is_some_and(|place| !matches!(place, Place::Leaving | Place::Spent))
+        place.is_some_and(|place| !matches!(place, Place::Leaving | Place::Spent | Place::Tombstoned))
     }
 
     /// Returns the member in whose queue it waits.
@@ -427,7 +428,8 @@ impl Attempt {
     /// Whether its id cannot be used at this member any more: a leave got no answer, and may arrive at any time, or it
     /// has left a tombstone.
     pub fn is_spent(&self, member: usize, now: BootTime) -> bool {
-        self.members.get(member).is_some_and(|at| at.place(now) == Place::Spent)
+        let place = self.members.get(member).map(|at| at.place(now));
+        place.is_some_and(|place| matches!(place, Place::Spent | Place::Tombstoned))
     }
 
     /// Whether it neither holds nor has ended yet.
@@ -491,5 +493,34 @@ impl Attempt {
     #[cfg(test)]
     pub(crate) fn making(self, mistake: Option<Mistake>) -> Self {
         Self { mistake, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A contender met its tombstone at one member, and was granted by the others. When the tombstone has ended, it
+    /// holds at that member, too, and can do without another one.
+    #[test]
+    fn a_hold_comes_to_a_member_whose_tombstone_it_met() {
+        let now = BootTime(1_000_000_000_000);
+        let held =
+            Said::Held { number: 7, floor: 7, remaining: Duration::from_secs(1), votes: true, since: 0 };
+        let mut attempt = Attempt::new(Majority::of(3).expect("odd"), Sharing::Exclusive, 1);
+        for ask in attempt.begin(7) {
+            attempt.hear(ask.member, ask.stamp, now, if ask.member == 0 { &Said::Stale } else { &held });
+        }
+        assert!(attempt.is_spent(0, now) && attempt.next(now).is_empty());
+        assert!(attempt.hold(now).is_some());
+        let renewals = attempt.renew(now);
+        assert_eq!(renewals.len(), 3, "{renewals:?}");
+        for ask in renewals {
+            attempt.hear(ask.member, ask.stamp, now, if ask.member == 0 { &Said::Gone } else { &held });
+        }
+        let claims = attempt.next(now);
+        assert!(matches!(&claims[..], [Ask { member: 0, request: Request::Claim { .. }, .. }]), "{claims:?}");
     }
 }

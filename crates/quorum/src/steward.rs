@@ -226,6 +226,8 @@ impl Steward {
                     return link.failed(&config(why));
                 }
                 greet(quorum, found);
+                // Waiters may have turned to other gates, because this member was not there.
+                quorum.is_back(link);
             }
             Ok(Err(error)) => link.failed(&error),
             Err(_) => {}

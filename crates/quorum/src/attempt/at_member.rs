@@ -38,9 +38,10 @@ pub(super) enum Place {
     Gone,
     /// A leave is under way.
     Leaving,
-    /// A leave got no answer, so it may arrive at any time, or it has left a tombstone: this id cannot be used there
-    /// any more.
+    /// A leave got no answer, so it may arrive at any time: this id cannot be used there any more.
     Spent,
+    /// A leave has left a tombstone: this id cannot be used there until that has ended.
+    Tombstoned,
 }
 
 /// Whether somebody still waits for an answer.
@@ -120,7 +121,7 @@ impl AtMember {
             Said::Busy { in_line: true } => self.place = Place::InLine,
             Said::Busy { in_line: false } => self.place = Place::Busy,
             Said::Gone | Said::Evicted(_) => self.place = Place::Gone,
-            Said::Stale => (self.place, self.left) = (Place::Spent, true),
+            Said::Stale => self.place = Place::Tombstoned,
             Said::Left => {
                 self.left = true;
                 if self.place == Place::Leaving {

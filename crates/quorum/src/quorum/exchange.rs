@@ -5,12 +5,13 @@
 //! answered.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use lockkeeper_core::{
-    StoreError, StoreErrorKind,
+    Name, StoreError, StoreErrorKind,
     clock::BootTime,
     model::WAIT_LEASE,
     store::{Answer, MemberAnswers, Membership, Renew, Request, StoreTime, Topic, Verdict, Wake},
@@ -286,13 +287,13 @@ impl Quorum {
 
     /// Takes note that a suspected member answers again: leaves that it missed are sent, and contenders that need it
     /// claim there.
-    fn is_back(self: &Arc<Self>, link: &Link) {
+    pub(crate) fn is_back(self: &Arc<Self>, link: &Link) {
         self.outboxes[link.index].is_back.notify_one();
         let quorum = self.clone();
         // Once its answer was taken.
         self.background.spawn(async move {
             let now = quorum.clock.now();
-            let mut outgoing = Vec::new();
+            let (mut outgoing, mut in_vain) = (Vec::new(), BTreeSet::new());
             for contest in quorum.contests_of(None) {
                 let mut state = contest.state();
                 if state.attempt.is_asking() && state.mismatch.is_none() {
@@ -300,11 +301,12 @@ impl Quorum {
                     let asks = state.attempt.next(now);
                     outgoing.extend(contest.outgoing(&mut state, asks));
                     if state.told_waiting && quorum.stands_in_vain(&contest, &state, now) {
-                        quorum.tell(&contest);
+                        in_vain.insert(contest.name.clone());
                     }
                 }
             }
             quorum.send(outgoing);
+            quorum.tell_all(in_vain);
         });
     }
 
@@ -539,7 +541,7 @@ impl Quorum {
 
     /// Tells the engine of those that are to give way; true if some contenders hold at their gate without a majority.
     fn look_at_gates(&self) -> bool {
-        let (now, mut any) = (self.clock.now(), false);
+        let (now, mut any, mut give_way) = (self.clock.now(), false, BTreeSet::new());
         for contest in self.contests_of(None) {
             let state = contest.state();
             let at_gate = state.told_waiting && state.at_gate_since.is_some() && state.attempt.is_asking();
@@ -547,15 +549,22 @@ impl Quorum {
             drop(state);
             any |= at_gate;
             if gives_way {
-                self.tell(&contest);
+                give_way.insert(contest.name.clone());
             }
         }
+        self.tell_all(give_way);
         any
     }
 
     /// Tells the engine of a grant of a contender that it believes to wait.
     fn tell(&self, contest: &Contest) {
         self.wakes.wake(Wake::Changed(Topic::Grants(contest.name.clone())));
+    }
+
+    /// Tells the engine to ask about all waiters of these names: once for each name, since each time costs as much as
+    /// there are waiters of it.
+    fn tell_all(&self, names: BTreeSet<Name>) {
+        names.into_iter().for_each(|name| self.wakes.wake(Wake::Changed(Topic::Grants(name))));
     }
 }
 
