@@ -3,7 +3,7 @@
 use stateright::{Model, Property};
 
 use super::{
-    cases::{prove, refute},
+    explore::{prove, refute},
     member::Member,
 };
 

@@ -6,6 +6,7 @@
 //! has to be refuted: a checker that lets one of them pass proves nothing.
 
 mod cases;
+mod explore;
 mod fences;
 mod member;
 mod promises;
