@@ -4,12 +4,12 @@
 //! positions in queues, and releases that nobody waits for.
 
 use lockkeeper_core::{
-    ContenderId, Units,
+    Units,
     store::{Claim, Leave, Request},
 };
-use rusqlite::{Connection, Result};
+use rusqlite::{Connection, OptionalExtension, Result, params};
 
-use crate::{codec::contender_from, poll};
+use crate::poll;
 
 /// Whether a transaction is synced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,26 +51,23 @@ impl Durability {
 
 /// Whether these requests will probably give nobody anything.
 fn give_nothing(connection: &Connection, group: &[Request]) -> Result<bool> {
-    let mut find = connection.prepare_cached(
-        "SELECT queued, keeper, seq FROM entry WHERE name = ? ORDER BY queued DESC, turn DESC LIMIT 1",
-    )?;
+    let mut last = connection
+        .prepare_cached("SELECT queued FROM entry WHERE name = ? ORDER BY queued DESC, turn DESC LIMIT 1")?;
+    let mut holder = connection
+        .prepare_cached("SELECT 1 FROM entry WHERE name = ? AND keeper = ? AND seq = ? AND queued = 0")?;
     for request in group {
         let (Request::Claim(Claim { name, .. }) | Request::Leave(Leave { name, .. })) = request;
-        let mut rows = find.query([name.as_str()])?;
-        let last: Option<(bool, ContenderId)> = match rows.next()? {
-            Some(row) => Some((row.get(0)?, contender_from(row, 1)?)),
-            None => None,
-        };
-        let last_waits = last.map(|(waits, _)| waits);
+        let last_waits: Option<bool> = last.query_row([name.as_str()], |row| row.get(0)).optional()?;
         let nothing = match request {
             Request::Claim(claim) => match last_waits {
                 Some(last_waits) => last_waits || claim.units == Units::All,
                 None => false,
             },
-            // A waiter with nobody behind it gives nobody anything, either.
-            Request::Leave(leave) => {
-                leave.tombstone_until.is_none()
-                    && last.is_none_or(|(waits, contender)| !waits || contender == leave.contender)
+            // A waiter that leaves gives nobody anything, nor does a holder that nobody waits for.
+            Request::Leave(Leave { contender, tombstone_until, .. }) => {
+                let (keeper, seq) = (contender.keeper.to_string(), contender.seq.cast_signed());
+                tombstone_until.is_none()
+                    && (last_waits != Some(true) || !holder.exists(params![name.as_str(), keeper, seq])?)
             }
         };
         if !nothing {

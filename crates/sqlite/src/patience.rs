@@ -53,7 +53,7 @@ pub(crate) fn be_patient(connection: &mut Connection) -> rusqlite::Result<()> {
 
 /// Waits a little while another process has the database locked; false once the request has waited for too long.
 ///
-/// All pauses are equally long, so that no process overtakes another that has waited for longer. Only where a process
+/// All pauses are equally long, so that a process that has waited for longer is not at a disadvantage. Only where a process
 /// must be stuck are they longer. SQLite's own handler sleeps ever longer, up to 100 ms.
 fn wait_for_others(tries: i32) -> bool {
     if GIVE_UP.get().is_some_and(|limit| Instant::now() >= limit) {

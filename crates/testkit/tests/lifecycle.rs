@@ -275,6 +275,31 @@ async fn who_timed_out_says_whether_it_may_hold() {
     drop(held);
 }
 
+/// The limit is for all of them together, so the error tells how long the call has waited, not its last lock.
+#[tokio::test(start_paused = true)]
+async fn the_error_of_several_locks_tells_the_whole_wait() {
+    let world = Virtual::new();
+    let (ours, theirs) = (world.keeper().await, world.keeper().await);
+    let _second = theirs.mutex("second").lock().await.expect("free");
+    let both = lockkeeper_core::all([&ours.mutex("first"), &ours.mutex("second")]);
+    // Once it waits at the store, and once behind another task of its process.
+    for front in [None, Some(ours.mutex("second"))] {
+        let first = theirs.mutex("first").lock().await.expect("free");
+        let front =
+            front.map(|mutex| tokio::spawn(async move { mutex.lock_within(secs(5)).await.map(drop) }));
+        let (error, ()) = tokio::join!(both.lock_within(secs(1)), async {
+            sleep(millis(600)).await;
+            first.release().await.expect("held");
+        });
+        let error = error.expect_err("the second is held");
+        let AcquireError::TimedOut { waited, .. } = &error else { panic!("{error}") };
+        assert!(*waited >= secs(1), "{error}");
+        if let Some(front) = front {
+            front.abort();
+        }
+    }
+}
+
 /// Each of them would enter the store's queue only to leave it again.
 #[tokio::test(start_paused = true)]
 async fn a_crowd_that_times_out_at_once_costs_the_store_one_position() {

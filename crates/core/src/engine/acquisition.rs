@@ -237,13 +237,9 @@ impl Acquisition<'_> {
 
     /// The error of a caller whose time is up while it waits at the store.
     fn timed_out(&self, waiter: &Waiter) -> AcquireError {
-        let waited = self.engine().clock().now().since(self.started);
+        let waited = self.engine().clock().now().since(self.began());
         let maybe_applied = waiter.is_known();
-        let since = match self.patience {
-            Patience::Within { since, .. } => since,
-            Patience::Try | Patience::Forever => self.started,
-        };
-        match judged(self.engine(), self.name, waiter.last_heard(), since).failure(waited) {
+        match judged(self.engine(), self.name, waiter.last_heard(), self.began()).failure(waited) {
             Some(error) => {
                 let error = if maybe_applied { error.perhaps_applied() } else { error.not_applied() };
                 error.at(self.at()).into()
@@ -254,7 +250,15 @@ impl Acquisition<'_> {
 
     /// The error of a caller whose time is up while it waits behind another task of this process.
     fn timed_out_behind(&self) -> AcquireError {
-        timed_out_behind(self.engine(), self.name, self.at(), self.started, Ahead::Waits)
+        timed_out_behind(self.engine(), self.name, self.at(), self.began(), Ahead::Waits)
+    }
+
+    /// When the caller's wait began. Several acquisitions may share one limit, as those of several locks do.
+    fn began(&self) -> BootTime {
+        match self.patience {
+            Patience::Within { since, .. } => since,
+            Patience::Try | Patience::Forever => self.started,
+        }
     }
 }
 

@@ -40,7 +40,8 @@ pub(crate) struct Hold {
     pub(crate) number: GrantNumber,
     pub(crate) floor: GrantNumber,
     pub(crate) terms: Arc<Terms>,
-    /// The latest time at which it may have been granted, on the client's clock.
+    /// The time from which its lease counts, on the client's clock: when its claim was sent, or when the store granted it as a
+    /// message says.
     pub(crate) granted: BootTime,
     /// The time at which the request was sent that brought it. A server that is replaced later may have granted it.
     pub(crate) asked: BootTime,

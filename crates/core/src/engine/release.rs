@@ -303,7 +303,9 @@ fn leave_hold(
     } else {
         // It may live on without us: a late message about its grant must not end it early.
         engine.registry.left_to_its_minimum(hold, now);
-        engine.leaves.keeps_until(hold.granted.after(hold_at_least));
+        // The store may have granted it as late as when it answered.
+        let latest = hold.granted.after(engine.client.request_limit);
+        engine.leaves.keeps_until(latest.after(hold_at_least));
     }
     // By the last answer it may be over sooner, but an answer that was lost may have been better.
     let slack = deadline::margin(asked_until.since(now).max(hold.terms.claim_lease())) * 2;
@@ -525,4 +527,39 @@ impl Asker for Leaving {
 fn not_now() -> StoreError {
     let message = "the store cannot release it at this moment; the keeper tries again until the lease ends";
     StoreError::new(StoreErrorKind::Conflict, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::{acquisition::tests::waiter, terms::Terms},
+        share::{Capacity, Units},
+        store::{Grant, Kind},
+    };
+
+    /// A claim was answered late. The minimum counts from the store's grant, which may be as late as the answer, so until
+    /// then the last handle sees to it that the store is closed.
+    #[tokio::test]
+    async fn a_minimum_hold_is_known_until_the_store_has_certainly_ended_it() {
+        const MINIMUM: Duration = Duration::from_secs(5);
+        let (alive, waiter) = waiter().await;
+        let engine = alive.engine();
+        let terms = Terms { min_hold: MINIMUM, ..Terms::new(Kind::Mutex, Units::All, Capacity::All) };
+        let grantee = Grantee {
+            name: waiter.claim().name.clone(),
+            contender: waiter.claim().contender,
+            slot: waiter.slot(),
+            terms: Arc::new(terms),
+            tombstone_until: None,
+        };
+        let grant = Grant { number: 1, floor: 1, remaining: Duration::from_secs(30) };
+        let sent = engine.clock().now();
+        let answered = sent.after(engine.client.request_limit);
+        let hold = Hold::from_answer(grantee, &grant, sent, answered).expect("in time");
+        drop(leave_hold(engine, &hold, MINIMUM, None));
+        let ends = answered.after(MINIMUM);
+        assert!(engine.leaves.keep_any(sent.after(MINIMUM)), "the store may still keep it");
+        assert!(!engine.leaves.keep_any(ends), "it is certainly over");
+    }
 }

@@ -82,7 +82,8 @@ async fn transactions_that_give_a_lock_are_synced_and_no_others() {
         (claim(3, false), "Granted", Durability::Synced),
         (claim(4, false), "Busy", Durability::Unsynced),
         (claim(5, false), "Busy", Durability::Unsynced),
-        // Others wait, but not behind the one that leaves.
+        (claim(6, false), "Busy", Durability::Unsynced),
+        // Others wait, before and behind the one that leaves.
         (leave(5), "LeftQueue", Durability::Unsynced),
     ] {
         let told = done(request.clone());
