@@ -6,7 +6,8 @@ use lockkeeper_core::{
     KeeperId, Name, StoreError,
     model::{HighWater, Now},
     store::{
-        Admit, Admitted, Answers, Count, CountAction, Counted, LatchPage, ListQuery, StoreTime, Topic, Wake,
+        Admit, Admitted, Answers, Count, CountAction, CountState, Counted, LatchPage, ListQuery, StoreTime,
+        Topic, Wake,
     },
 };
 use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Remembered, admit, high_water_from};
@@ -59,6 +60,13 @@ impl ReadLatch {
         Ok(read)
     }
 
+    /// Whether it shows that the latch opened, and that may come from a commit whose wait for replicas was cancelled:
+    /// nobody may act on an opening that a failover takes back.
+    fn replicas_may_lack_an_opening(&self) -> bool {
+        let has_opened = |state: CountState| state.remaining == 0 || state.opened > 0;
+        self.header.waits_for_replicas && self.snapshot.latch.state.is_some_and(has_opened)
+    }
+
     fn take(&mut self, row: &Row, origin: &Origin) -> Result<(), StoreError> {
         let (first, second): (i64, i64) = (get(row, 1)?, get(row, 2)?);
         let numbers: [Option<i64>; 4] = [get(row, 3)?, get(row, 4)?, get(row, 5)?, get(row, 6)?];
@@ -94,7 +102,9 @@ impl Group {
         if count.action == CountAction::Read {
             let rows = self.session.query(read.statement, read.parameters).await.map_err(unread)?;
             let read = ReadLatch::new(&rows, &self.session.origin).map_err(Failure::closes)?;
-            return Ok(answers(&read, &read.snapshot.count(&count)));
+            if !read.replicas_may_lack_an_opening() {
+                return Ok(answers(&read, &read.snapshot.count(&count)));
+            }
         }
         for _ in 0..TRIES {
             let lock = Call { statement: Statement::LockLatch, parameters: &[&name] };
@@ -104,7 +114,7 @@ impl Group {
                 self.wait,
                 lock,
                 read,
-                &[Statement::WriteLatch, Statement::Notify],
+                &[Statement::WriteLatch, Statement::TouchLatch, Statement::Notify],
             )
             .await?;
             let read = match ReadLatch::new(&flight.read, &self.session.origin) {
@@ -125,8 +135,16 @@ impl Group {
 
     async fn count_locked(&self, count: &Count, read: ReadLatch) -> Worked<Answers<Counted>> {
         let outcome = read.snapshot.count(count);
+        let name = count.name.as_str().as_bytes();
+        let used = read.snapshot.now.wall.cast_signed();
         let Some(remember) = outcome.remember else {
-            flights::roll_back(&self.session).await?;
+            if read.header.waits_for_replicas {
+                // The remembered answer may come from a commit whose wait was cancelled, which a failover loses.
+                let touch = Call { statement: Statement::TouchLatch, parameters: &[&name, &used] };
+                flights::second(&self.session, &self.progress, touch, None).await?;
+            } else {
+                flights::roll_back(&self.session).await?;
+            }
             return Ok(answers(&read, &outcome));
         };
         let latch = outcome.latch.unwrap_or(read.snapshot.latch);
@@ -141,9 +159,9 @@ impl Group {
         let write = Call {
             statement: Statement::WriteLatch,
             parameters: &[
-                &count.name.as_str().as_bytes(),
+                &name,
                 &latch.high_water,
-                &read.snapshot.now.wall.cast_signed(),
+                &used,
                 &column(0),
                 &column(1),
                 &column(2),
@@ -178,14 +196,17 @@ impl Group {
                 continue;
             };
             let admitted = get::<i32>(row, 1).and_then(|backend| {
-                self.session.origin.header(backend.into(), get(row, 2)?)?;
-                Ok(admit(Some(get(row, 0)?), &order)?)
+                let header = self.session.origin.header(backend.into(), get(row, 2)?)?;
+                let seen: i64 = get(row, 0)?;
+                Ok((admit(Some(seen), &order)?, seen, header))
             });
-            let admitted = match admitted {
+            let (admitted, seen, header) = match admitted {
                 Ok(admitted) => admitted,
                 Err(error) => return Err(flights::give_up(&self.session, error).await),
             };
-            match admitted.highest {
+            // A number that was seen may come from a commit whose wait was cancelled, which a failover loses.
+            let again = (header.waits_for_replicas && admitted.answer == Admitted::Yes).then_some(seen);
+            match admitted.highest.or(again) {
                 None => flights::roll_back(&self.session).await?,
                 Some(highest) => {
                     let write = Call { statement: Statement::WriteFence, parameters: &[&name, &highest] };

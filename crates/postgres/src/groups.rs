@@ -66,7 +66,7 @@ impl Group {
         {
             return Ok(answers);
         }
-        match self.step(&needs, |snapshot| snapshot.apply(&group)).await {
+        match self.step(&needs, |snapshot| snapshot.apply(&group), is_granted).await {
             Ok(stepped) => {
                 let Stepped { outcome, damaged } = self.once_more(&group, stepped).await?;
                 let mut each = outcome.answers;
@@ -105,7 +105,7 @@ impl Group {
         if needs.names.len() < 2 {
             return Ok(stepped);
         }
-        match self.step(&needs, |snapshot| snapshot.apply(&again)).await {
+        match self.step(&needs, |snapshot| snapshot.apply(&again), is_granted).await {
             Ok(more) => {
                 for (place, answer) in places.into_iter().zip(more.outcome.answers) {
                     stepped.outcome.answers[place] = answer;
@@ -129,7 +129,7 @@ impl Group {
     /// Renews leases. Names that others had locked are renewed one by one, so that a busy name cannot starve them.
     pub(crate) async fn renew(self, leases: Arc<[Renew]>) -> Worked<Answers<Renewed>> {
         let needs = Needs::of_renewals(&leases);
-        let stepped = self.step(&needs, |snapshot| snapshot.renew(&leases)).await;
+        let stepped = self.step(&needs, |snapshot| snapshot.renew(&leases), is_held).await;
         let (now, mut each, damaged) = match stepped {
             Ok(Stepped { outcome, damaged }) => (outcome.now, outcome.answers, damaged),
             Err(failure) if is_not_now(&failure) => {
@@ -161,7 +161,7 @@ impl Group {
                 return;
             }
             let alone = std::slice::from_ref(renew);
-            match self.step(&Needs::of_renewals(alone), |snapshot| snapshot.renew(alone)).await {
+            match self.step(&Needs::of_renewals(alone), |snapshot| snapshot.renew(alone), is_held).await {
                 Ok(stepped) => {
                     *answer = stepped.outcome.answers.into_iter().next().unwrap_or(Renewed::Unknown);
                 }
@@ -181,7 +181,7 @@ impl Group {
     pub(crate) async fn evict(self, order: Evict) -> Worked<Evicted> {
         let name = NeededName { name: order.name.clone(), must_exist: false };
         let needs = Needs { names: vec![name], contenders: Vec::new() };
-        let stepped = self.step(&needs, |snapshot| snapshot.evict(&order)).await?;
+        let stepped = self.step(&needs, |snapshot| snapshot.evict(&order), Option::is_some).await?;
         let evicted = stepped.outcome.answers.into_iter().next().flatten();
         evicted.ok_or_else(|| Failure::keeps(trouble::busy()))
     }
@@ -198,7 +198,7 @@ impl Group {
         ReadRows::new(&rows, &self.session.origin).map_err(Failure::closes)
     }
 
-    /// Answers polls from a read without locks, if nothing has to be written for them.
+    /// Answers polls from a read without locks, if nothing has to be written for them and no replica may lack them.
     async fn answer_polls(&self, needs: &Needs, group: &[Request]) -> Worked<Option<Answers<Answer>>> {
         let names: Vec<Name> = needs.names.iter().map(|needed| needed.name.clone()).collect();
         let mut read = self.read_only(&names, &contenders_of(needs)).await?;
@@ -206,17 +206,26 @@ impl Group {
             return Ok(None);
         }
         let outcome = read.snapshot(names).apply(group).ok().filter(|outcome| outcome.writes.is_empty());
+        let may_be_lacking = |outcome: &Outcome<Answer>| {
+            read.header.waits_for_replicas && outcome.answers.iter().any(is_granted)
+        };
+        let outcome = outcome.filter(|outcome| !may_be_lacking(outcome));
         Ok(outcome.map(|outcome| Answers { now: outcome.now, each: outcome.answers }))
     }
 
     /// Locks, reads, does a step of the model, writes the rows that became different, and tells the keepers concerned.
     /// Names with rows that cannot be used are left out, unless there is no other name.
+    ///
+    /// Where commits wait for replicas, answers that `gives` names are told only after one of them did. What was read may
+    /// come from a commit whose wait was cancelled, which a failover loses.
     async fn step<A>(
         &self,
         needs: &Needs,
         act: impl Fn(Snapshot) -> Result<Outcome<A>, BadRow>,
+        gives: fn(&A) -> bool,
     ) -> Worked<Stepped<A>> {
         let Locked { rows, mut read, mut names } = self.lock(needs).await?;
+        let made: Vec<Name> = names.iter().filter(|name| read.has(name)).cloned().collect();
         let mut damaged: BTreeMap<Name, StoreError> =
             names.iter().filter_map(|name| Some((name.clone(), read.damage(name)?.clone()))).collect();
         names.retain(|name| !damaged.contains_key(name));
@@ -241,11 +250,19 @@ impl Group {
             (Ok(outcome), _) => outcome,
             (Err(bad), _) => return Err(flights::give_up(&self.session, bad.into()).await),
         };
+        let waits_for_replicas = read.header.waits_for_replicas && outcome.answers.iter().any(gives);
         if outcome.writes.is_empty() {
-            flights::roll_back(&self.session).await?;
+            if waits_for_replicas {
+                let touch: [Parameter<'_>; 2] = [&bytes_of(&made), &read.now.wall.cast_signed()];
+                let touch = Call { statement: Statement::Touch, parameters: &touch };
+                flights::second(&self.session, &self.progress, touch, None).await?;
+            } else {
+                flights::roll_back(&self.session).await?;
+            }
             return Ok(Stepped { outcome, damaged });
         }
-        let parameters = read.parameters(&outcome.writes);
+        let mut parameters = read.parameters(&outcome.writes);
+        parameters.may_be_lost &= !waits_for_replicas;
         let (own, others) = self.wakes(&read, &outcome);
         let messages = messages(others, &read.header);
         self.write(&parameters, messages).await?;
@@ -268,7 +285,7 @@ impl Group {
                 self.wait,
                 Call { statement: lock, parameters: &[&bytes] },
                 Call { statement: Statement::Read, parameters: &[&bytes, &contenders] },
-                &[Statement::WriteRows, Statement::WriteAll, Statement::Notify],
+                &[Statement::WriteRows, Statement::WriteAll, Statement::Touch, Statement::Notify],
             )
             .await?;
             let taken = ReadRows::new(&flight.read, &self.session.origin).and_then(|read| {
@@ -349,6 +366,14 @@ pub(crate) fn messages(wakes: Vec<(KeeperId, Wake)>, header: &Header) -> Option<
 /// Whether this is a claim that asks again, and waits: mostly nothing has to be written for it.
 fn is_poll(request: &Request) -> bool {
     matches!(request, Request::Claim(claim) if claim.again && claim.queue)
+}
+
+fn is_granted(answer: &Answer) -> bool {
+    matches!(answer, Answer::Claim(Verdict::Granted(_)))
+}
+
+fn is_held(answer: &Renewed) -> bool {
+    matches!(answer, Renewed::Held { .. })
 }
 
 /// Whether nothing was done for a reason that passes, and the session is good.

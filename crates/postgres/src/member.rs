@@ -1,8 +1,9 @@
 //! The server as a member of a quorum: its record, and its incarnation.
 //!
 //! The record is in a table of its own, which is made when the store is first asked to be a member. The incarnation is the
-//! timeline of the server, which another one continues after a failover with a higher number. A server that may lose commits
-//! in a crash has its start in the incarnation, too.
+//! timeline of the server, which another one continues after a failover with a higher number. A server that does not write
+//! to disk has its start in the incarnation, too: only its machine's crash loses commits. Commits that do not wait for the
+//! disk are lost by a crash of any server process, which leaves no mark, so such a server is no member.
 
 use std::sync::Arc;
 
@@ -12,8 +13,8 @@ use lockkeeper_core::store::{
 use tokio_postgres::error::SqlState;
 
 use crate::{
-    connection::{Failure, Worked},
-    flights::{LockWait, unread},
+    connection::{After, Failure, Worked},
+    flights::{self, LockWait, unread},
     groups::Group,
     layout, origin,
     rows::get,
@@ -24,10 +25,10 @@ use crate::{
 /// The store's id, the incarnation, the clock, the high-water mark of all resources, and the record.
 const READ: &str = "
 SELECT id, left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) || CASE
-        WHEN current_setting('fsync') = 'on' AND current_setting('synchronous_commit') <> 'off' THEN ''
+        WHEN current_setting('fsync') = 'on' THEN ''
         ELSE ' ' || extract(epoch FROM pg_postmaster_start_time())::text END,
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
-    greatest(floor, {mark}), (SELECT record FROM {s}.member) FROM {s}.store";
+    greatest(floor, {mark}), (SELECT record FROM {s}.member), current_setting('synchronous_commit') FROM {s}.store";
 
 /// Reading it takes time, and only a member that begins to vote needs it.
 const MARK: &str = "(SELECT max(high_water) FROM {s}.resource), (SELECT max(high_water) FROM {s}.latch)";
@@ -65,6 +66,11 @@ impl Group {
         let number = |column| get::<i64>(row, column).map(i64::cast_unsigned).map_err(Failure::closes);
         if text(0)? != Some(&self.session.origin.store) {
             return Err(Failure::closes(origin::another_store()));
+        }
+        if text(5)? == Some("off") {
+            let message =
+                "a member of a quorum must not lose commits in a crash; set synchronous_commit = on";
+            return Err(Failure::keeps(trouble::config(message)));
         }
         let incarnation = text(1)?.unwrap_or_default().into();
         let record = text(4)?.map(Arc::from);
@@ -106,13 +112,25 @@ impl Group {
     }
 
     async fn enrol(self, enrolment: Enrolment) -> Worked<bool> {
-        self.session.batch(&self.in_schema(BEGIN)).await.map_err(unread)?;
-        let done = self.enrol_locked(&enrolment).await;
-        let end = if matches!(done, Ok(true)) { "COMMIT" } else { "ROLLBACK" };
-        let ended = self.session.batch(end).await;
-        let done = done?;
-        ended.map_err(|error| Failure::closes(trouble::explain(error).perhaps_applied()))?;
-        Ok(done)
+        let begun = self.session.batch(&self.in_schema(BEGIN)).await.map_err(unread);
+        let done = match begun {
+            Ok(()) => self.enrol_locked(&enrolment).await,
+            Err(failure) => Err(failure),
+        };
+        match done {
+            Ok(true) => {
+                self.progress.commits();
+                let ended = self.session.batch("COMMIT").await;
+                ended.map_err(|error| Failure::closes(trouble::explain(error).perhaps_applied()))?;
+                Ok(true)
+            }
+            Ok(false) => {
+                flights::roll_back(&self.session).await?;
+                Ok(false)
+            }
+            Err(Failure { error, session: After::Kept }) => Err(flights::give_up(&self.session, error).await),
+            Err(failure) => Err(failure),
+        }
     }
 
     async fn enrol_locked(&self, enrolment: &Enrolment) -> Worked<bool> {

@@ -16,11 +16,13 @@ pub(crate) enum Statement {
     Make,
     WriteRows,
     WriteAll,
+    Touch,
     Notify,
     LockLatch,
     ReadLatch,
     MakeLatch,
     WriteLatch,
+    TouchLatch,
     LockFence,
     ReadFence,
     MakeFence,
@@ -107,6 +109,14 @@ SELECT 1 / ((SELECT count(*) FROM r) = cardinality($1::bytea[])
         AND (SELECT count(*) FROM e) = cardinality($8::bytea[])
         AND (SELECT count(*) FROM g) = cardinality($12::text[]))::integer,
     CASE WHEN $7 THEN set_config('synchronous_commit', 'off', true) END";
+
+/// Writes what is there already, to have a commit that waits for replicas: an earlier one, whose wait was cancelled, is
+/// visible before they have it.
+const TOUCH: &str = "
+WITH r AS (UPDATE {s}.resource SET used = $2 WHERE name = ANY ($1) RETURNING 1)
+SELECT 1 / (count(*) = cardinality($1::bytea[]))::integer FROM r";
+const TOUCH_LATCH: &str = "
+WITH r AS (UPDATE {s}.latch SET used = $2 WHERE name = $1 RETURNING 1) SELECT 1 / (count(*) = 1)::integer FROM r";
 
 /// Tells keepers of a transaction, if it was committed. It is a transaction of its own, whose warnings nobody wants:
 /// one that comes in the flight of a commit would seem to be about that. If commits wait for replicas, the server says
@@ -268,11 +278,13 @@ impl Statement {
         Self::Make,
         Self::WriteRows,
         Self::WriteAll,
+        Self::Touch,
         Self::Notify,
         Self::LockLatch,
         Self::ReadLatch,
         Self::MakeLatch,
         Self::WriteLatch,
+        Self::TouchLatch,
         Self::LockFence,
         Self::ReadFence,
         Self::MakeFence,
@@ -315,11 +327,13 @@ impl Statement {
             Self::Make => (MAKE, NAMES_OF),
             Self::WriteRows => (WRITE_ROWS, ROWS),
             Self::WriteAll => (WRITE_ALL, EVERYTHING),
+            Self::Touch => (TOUCH, &[Type::BYTEA_ARRAY, Type::INT8]),
             Self::Notify => (NOTIFY, &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT, Type::BOOL]),
             Self::LockLatch => (LOCK_LATCH, NAME),
             Self::ReadLatch => (READ_LATCH, &[Type::BYTEA, Type::TEXT]),
             Self::MakeLatch => (MAKE_LATCH, NAME),
             Self::WriteLatch => (WRITE_LATCH, LATCH),
+            Self::TouchLatch => (TOUCH_LATCH, &[Type::BYTEA, Type::INT8]),
             Self::LockFence => (LOCK_FENCE, NAME),
             Self::ReadFence => (READ_FENCE, NAME),
             Self::MakeFence => (MAKE_FENCE, NAME),

@@ -3,6 +3,7 @@
 //! The files: `exchange.rs` sends the requests of attempts, and gives them the answers; `under_way.rs` polls these
 //! exchanges; `judging.rs` decides on the answers to the engine; this file begins and ends contests.
 
+mod avoided;
 mod awaited;
 mod contended;
 mod contests;
@@ -35,6 +36,7 @@ use crate::{
     outbox::Outbox,
     seating::Seating,
 };
+use avoided::Avoided;
 use awaited::Awaited;
 use contended::Contended;
 use contests::Contests;
@@ -64,6 +66,7 @@ pub(crate) struct Quorum {
 pub(crate) struct State {
     contests: Mutex<Contests>,
     awaited: Awaited,
+    avoided: Avoided,
     contended: Contended,
     /// Whether a task looks after contenders that hold at their gate without a majority.
     gates_are_watched: AtomicBool,
@@ -118,10 +121,16 @@ impl Quorum {
         (0..count).map(move |nth| (first + nth) % count)
     }
 
-    /// The first gate of this name that is not suspected, else the first.
+    /// The first gate of this name that is not passed over, else the first that is not suspected, else the first.
     pub(crate) fn gate(&self, name: &Name) -> usize {
-        let unsuspected = self.gates(name).find(|member| !self.links[*member].is_suspect());
-        unsuspected.or_else(|| self.gates(name).next()).unwrap_or(0)
+        let serves = self.gates(name).find(|member| !self.is_passed_over(name, *member));
+        let answers = || self.gates(name).find(|member| !self.links[*member].is_suspect());
+        serves.or_else(answers).or_else(|| self.gates(name).next()).unwrap_or(0)
+    }
+
+    /// Whether another member is to be the gate of this name if there is one: this one does not answer, or serves nobody.
+    fn is_passed_over(&self, name: &Name, member: usize) -> bool {
+        self.links[member].is_suspect() || self.state.avoided.contains(name, member)
     }
 
     /// Whether all members vote, and have answered for a while. Otherwise others may wait at other gates.

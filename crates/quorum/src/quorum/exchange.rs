@@ -190,6 +190,7 @@ impl Quorum {
                 let at = self.moment(sent);
                 let (mut again, mut leave_later, mut done) = (Vec::new(), Vec::new(), Vec::new());
                 for (one, answer) in batch.into_iter().zip(answers) {
+                    self.state.avoided.heard(&one.contest.name, member, &answer, self.watch_time());
                     match one.contest.take(&one.ask, at, &vote, answer) {
                         Taken::NotNow if one.is_leave() => leave_later.push(one),
                         Taken::NotNow => again.push(Outgoing { tries: one.tries + 1, ..one }),

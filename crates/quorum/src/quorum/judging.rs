@@ -91,7 +91,7 @@ impl Quorum {
         judged
     }
 
-    /// Turns to another gate if the one so far is silent, or back to one that comes before it and answers again. While
+    /// Turns to another gate if the one so far is silent or serves nobody, or back to one that comes before it. While
     /// there are two queues, the head of each keeps members from the other that it needs, and one after the other has
     /// to give way.
     pub(super) fn turn_to_gate(
@@ -101,7 +101,7 @@ impl Quorum {
         now: BootTime,
     ) -> Vec<Outgoing> {
         let (gate, first) = (state.attempt.gate(), self.gate(&contest.name));
-        if first == gate || self.links[first].is_suspect() || state.attempt.is_held(gate, now) {
+        if first == gate || self.is_passed_over(&contest.name, first) || state.attempt.is_held(gate, now) {
             return Vec::new();
         }
         let turns = match self.links[gate].is_suspect() {
@@ -110,7 +110,10 @@ impl Quorum {
                 let confirmed = |position: Position| now.since(position.asked) <= self.member_limit();
                 !(state.attempt.is_in_line(gate, now) && state.position.is_some_and(confirmed))
             }
-            false => contest.waits() && state.attempt.is_usable(first, now),
+            false => {
+                let serves_nobody = self.is_passed_over(&contest.name, gate);
+                (serves_nobody || contest.waits()) && state.attempt.is_usable(first, now)
+            }
         };
         if !turns {
             return Vec::new();
@@ -124,7 +127,7 @@ impl Quorum {
     /// it has to be: at the gate where others wait, or at so many members that the rest is no majority.
     pub(super) fn stands_in_vain(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
         let (gate, first) = (state.attempt.gate(), self.gate(&contest.name));
-        let others_wait_there = first != gate && !self.links[first].is_suspect();
+        let others_wait_there = first != gate && !self.is_passed_over(&contest.name, first);
         others_wait_there && state.attempt.is_spent(first, now) || self.is_unusable(state, now)
     }
 
@@ -245,7 +248,7 @@ impl Quorum {
         // Others that reach a majority need this gate, or wait at a gate that comes before it.
         let too_long = match gate == first {
             true => own_voters < needed && held_for > 2 * self.member_limit(),
-            false if self.links[first].is_suspect() => held_for > 2 * self.member_limit(),
+            false if self.is_passed_over(&contest.name, first) => held_for > 2 * self.member_limit(),
             false => held_for > self.member_limit() / 2,
         };
         too_long || self.is_unusable(state, now) || self.links.iter().filter(usable).count() < needed

@@ -1,11 +1,14 @@
 //! Waiters that turn from gate to gate or give way, so that they keep nobody from members that they cannot use
 //! themselves.
 
-use lockkeeper_core::{store::Request, testing::Fate};
+use lockkeeper_core::{
+    store::{Claim, Request},
+    testing::Fate,
+};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{claim, leave, returning::gate_of};
-use crate::world::{World, millis, secs};
+use crate::world::{Mood, World, millis, secs};
 
 /// Ten tasks wait in the queue of the second gate, because the first one is gone. When it is back, another client
 /// claims there, and the members that are left are just a majority: the first waiter at one gate keeps the others from
@@ -144,4 +147,54 @@ async fn a_waiter_that_meets_its_tombstone_comes_back_with_another_id() {
     at_gate.apply(&[leave(&other)]).await.expect("left");
     drop(waiter.await.expect("ended").expect("granted"));
     assert!(begun.elapsed() <= millis(100), "{:?}", begun.elapsed());
+}
+
+/// Tasks of two clients get the lock one after the other, though a member serves none of them.
+async fn served_in_turn(world: &World) {
+    let (first, second) = (world.client().await, world.client().await);
+    let begun = Instant::now();
+    let mut sections = tokio::task::JoinSet::new();
+    for client in [&first, &second] {
+        for _ in 0..4 {
+            let mutex = client.keeper.mutex("stock");
+            sections.spawn(async move {
+                let guard = mutex.lock().await.expect("granted");
+                sleep(millis(10)).await;
+                guard.release().await.expect("released");
+            });
+        }
+    }
+    timeout(secs(60), sections.join_all()).await.expect("nobody waits for ever");
+    assert!(begun.elapsed() <= secs(2), "{:?}", begun.elapsed());
+    // From now on nobody loses time there.
+    for client in [&first, &second] {
+        let begun = Instant::now();
+        let tried = client.keeper.mutex("stock").try_lock().await.expect("answered").expect("granted");
+        tried.release().await.expect("released");
+        assert!(begun.elapsed() <= millis(20), "{:?}", begun.elapsed());
+    }
+}
+
+/// The user has no right to this name at the first gate, and has it at all others.
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_refuses_a_name_does_not_starve_it() {
+    let world = World::founded(5).await;
+    let gate = gate_of(&world, "stock").await;
+    world.moods[gate].set("stock", Some(Mood::Refuses));
+    served_in_turn(&world).await;
+    // It is the gate again once it serves the name, as it does where no other member can be.
+    world.moods[gate].set("stock", None);
+    served_in_turn(&world).await;
+}
+
+/// The holder crashed, its leases are over at all members but the first gate, whose clock went back. That one shows a
+/// lease which no client of this quorum asks for.
+#[tokio::test(start_paused = true)]
+async fn a_gate_whose_clock_went_back_does_not_keep_a_crashed_holder() {
+    let world = World::founded(5).await;
+    let gate = gate_of(&world, "stock").await;
+    let at_gate = world.member_stores().await.swap_remove(gate);
+    let dead = Claim { lease: secs(3600), ..claim("stock") };
+    at_gate.apply(&[Request::Claim(dead)]).await.expect("granted");
+    served_in_turn(&world).await;
 }

@@ -12,7 +12,12 @@ use lockkeeper_testkit::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
-use crate::{asker::Asker, millis, secs};
+use crate::{
+    asker::Asker,
+    millis,
+    replicas::{cancel_waits, until_one_waits, wait_for},
+    secs,
+};
 
 /// One session of the keeper finds another primary, while the old one lives on. All its sessions go along: every lock
 /// that the old one grants from now on, the new one may grant as well.
@@ -68,40 +73,29 @@ async fn a_commit_that_no_longer_waits_for_its_replicas_is_told_to_nobody() {
     assert!(matches!(holder.ask_once("a", 1).await, Verdict::Granted(_)));
     let _watch = waiter.store.watch(&Topic::Grants(holder.claim("a", 1).name)).await.expect("subscribed");
     assert!(matches!(waiter.ask_once("a", 2).await, Verdict::Busy { .. }));
-    let waits_for = |replica: &str| {
-        server.sql(&format!("ALTER SYSTEM SET synchronous_standby_names = '{replica}'")).expect("set");
-        server.sql("SELECT pg_reload_conf()").expect("loaded");
-        let shown = "SELECT setting FROM pg_settings WHERE name = 'synchronous_standby_names'";
-        while server.sql(shown).expect("asked") != replica {}
-    };
-    waits_for("nobody");
+    wait_for(&server, "nobody");
     let leaving = tokio::spawn({
         let holder = holder.clone();
         async move { holder.give_back_once("a", 1).await }
     });
-    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
-    while server.sql(waiting).expect("asked") == "0" {
-        assert!(!leaving.is_finished(), "it did not wait for the replica");
-        tokio::time::sleep(millis(5)).await;
-    }
-    let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
-    assert_eq!(server.sql(cancel).expect("cancelled"), "1");
+    until_one_waits(&server, &leaving, "leave").await;
+    cancel_waits(&server);
     let error = leaving.await.expect("no panic").expect_err("not known");
     assert!(error.maybe_applied() && error.is_passing(), "{error}");
     assert!(timeout(millis(300), told.recv()).await.is_err(), "told of a grant that may be lost");
     // Asking is safe: it writes and so waits by itself.
-    waits_for("");
+    wait_for(&server, "");
     assert!(matches!(waiter.ask_once("a", 2).await, Verdict::Granted(_)));
     // Messages are sent all the same where commits wait for a replica that is there.
     let replica = server.replica().expect("follows");
     let name = server.sql("SELECT application_name FROM pg_stat_replication").expect("asked");
-    waits_for(&name);
+    wait_for(&server, &name);
     assert!(matches!(holder.ask_once("b", 3).await, Verdict::Granted(_)));
     assert!(matches!(waiter.ask_once("b", 4).await, Verdict::Busy { .. }));
     let left = holder.give_back_once("b", 3).await.expect("answered").each;
     assert!(matches!(left[..], [Answer::Leave(_)]), "{left:?}");
     assert_eq!(timeout(secs(10), told.recv()).await.expect("in time"), Some(4));
-    waits_for("");
+    wait_for(&server, "");
     drop(replica);
 }
 

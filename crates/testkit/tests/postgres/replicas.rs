@@ -1,0 +1,126 @@
+//! What is visible and on no replica: a failover loses it, so nobody is told of it as theirs.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{
+    ContenderId, Name, StoreError, Token,
+    store::{
+        Admit, Admitted, Answer, BoxFuture, Claim, Count, CountAction, Counted, Renewed, Request, StoreTime,
+        Verdict,
+    },
+};
+use lockkeeper_testkit::servers::Postgres;
+
+use crate::{asker::Asker, millis};
+
+/// Has commits wait for this replica, or for none if it has no name.
+pub(crate) fn wait_for(server: &Postgres, replica: &str) {
+    server.sql(&format!("ALTER SYSTEM SET synchronous_standby_names = '{replica}'")).expect("set");
+    server.sql("SELECT pg_reload_conf()").expect("loaded");
+    let shown = "SELECT setting FROM pg_settings WHERE name = 'synchronous_standby_names'";
+    while server.sql(shown).expect("asked") != replica {}
+}
+
+/// Returns once a commit waits for a replica.
+pub(crate) async fn until_one_waits<T>(server: &Postgres, work: &tokio::task::JoinHandle<T>, what: &str) {
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    while server.sql(waiting).expect("asked") == "0" {
+        assert!(!work.is_finished(), "{what}: it did not wait for the replica");
+        tokio::time::sleep(millis(5)).await;
+    }
+}
+
+/// Cancels the waits of all commits for replicas.
+pub(crate) fn cancel_waits(server: &Postgres) {
+    let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    assert_eq!(server.sql(cancel).expect("cancelled"), "1");
+}
+
+/// A request, which says whether it was answered with what a failover must not take back.
+type Ask = fn(Asker) -> BoxFuture<'static, Result<bool, StoreError>>;
+
+async fn is_granted(asker: &Asker, claim: Claim) -> Result<bool, StoreError> {
+    let answers = asker.store.apply(&[Request::Claim(claim)]).await?;
+    Ok(matches!(answers.each[..], [Answer::Claim(Verdict::Granted(_))]))
+}
+
+async fn count(asker: &Asker, seq: u64, action: CountAction) -> Result<bool, StoreError> {
+    let (name, op) = (Name::new("latch").expect("a name"), ContenderId { keeper: asker.keeper, seq });
+    let not_after = StoreTime(u64::MAX / 4);
+    let answers = asker.store.count(&Count { name, op, not_after, action }).await?;
+    Ok(matches!(answers.each[..], [Counted::State(state)] if state.remaining == 0))
+}
+
+fn claim(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
+    Box::pin(async move { is_granted(&asker, asker.claim("a", 1)).await })
+}
+
+fn poll(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
+    Box::pin(async move { is_granted(&asker, Claim { again: true, ..asker.claim("a", 1) }).await })
+}
+
+fn renew(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
+    Box::pin(async move {
+        let answers = asker.store.renew(&[asker.renewal("a", 1)]).await?;
+        Ok(matches!(answers.each[..], [Renewed::Held(_)]))
+    })
+}
+
+fn admit(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
+    Box::pin(async move {
+        let (name, token) = (Name::new("fence").expect("a name"), Token::new(7, 0));
+        Ok(asker.store.fence(&Admit { name, token, floor: token }).await? == Admitted::Yes)
+    })
+}
+
+fn count_down(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
+    Box::pin(async move { count(&asker, 2, CountAction::Down(1)).await })
+}
+
+fn read_latch(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
+    Box::pin(async move { count(&asker, 3, CountAction::Read).await })
+}
+
+/// A commit whose wait is cancelled is visible all the same. Whoever asks again waits until the replicas have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_replica_has_is_told_to_nobody_who_asks_again() {
+    let server = Postgres::start().expect("started");
+    let asker = Asker::connect(&server.url()).await;
+    count(&asker, 1, CountAction::Create(1)).await.expect("made");
+    let asked: [(&str, Ask, &[Ask]); 3] = [
+        ("claim", claim, &[claim, poll, renew]),
+        ("fence", admit, &[admit]),
+        ("latch", count_down, &[count_down, read_latch]),
+    ];
+    for (what, first, again) in asked {
+        wait_for(&server, "nobody");
+        let asking = tokio::spawn(first(asker.clone()));
+        until_one_waits(&server, &asking, what).await;
+        cancel_waits(&server);
+        let error = asking.await.expect("no panic").expect_err("not known");
+        assert!(error.maybe_applied(), "{what}: {error}");
+        for ask in again {
+            wait_for(&server, "nobody");
+            let asking = tokio::spawn(ask(asker.clone()));
+            until_one_waits(&server, &asking, what).await;
+            wait_for(&server, "");
+            assert!(asking.await.expect("no panic").expect("answered"), "{what}: once nothing is waited for");
+        }
+    }
+}
+
+/// What is answered with a replica that has everything is what it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_to_somebody_who_asks_again_outlives_a_failover() {
+    let server = Postgres::start().expect("started");
+    let asker = Arc::new(Asker::connect(&server.url()).await);
+    assert!(claim((*asker).clone()).await.expect("answered"));
+    let replica = server.replica().expect("follows");
+    let name = server.sql("SELECT application_name FROM pg_stat_replication").expect("asked");
+    wait_for(&server, &name);
+    assert!(claim((*asker).clone()).await.expect("answered"));
+    replica.promote().expect("promoted");
+    let held = "SELECT count(*) FROM lockkeeper.resource WHERE name = 'a' AND holder IS NOT NULL";
+    assert_eq!(replica.sql(held).expect("asked"), "1");
+    wait_for(&server, "");
+}
