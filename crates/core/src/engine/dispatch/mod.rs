@@ -274,7 +274,8 @@ impl Queue {
         let limit = if alone { client.group_limit() } else { client.group_limit().min(share.max(1)) };
         let mut group: Vec<Arc<dyn Asker>> = Vec::with_capacity(state.askers.len().min(limit));
         let mut new: BTreeSet<Name> = BTreeSet::new();
-        while group.len() < limit
+        let most = client.group_limit();
+        while (group.len() < limit || (group.len() < most && state.follows_its_leave(&group)))
             && let Some(asker) = state.askers.pop_front()
         {
             look();
@@ -335,6 +336,13 @@ impl State {
     /// the last to have the engine.
     fn give_up(&mut self) -> GivenUp {
         (std::mem::take(&mut self.askers), std::mem::take(&mut self.behind))
+    }
+
+    /// Whether the next asker wants what the last one of the group gives back. The two go together: in a group of its own,
+    /// the claim might overtake the leave and meet a lock that is still held.
+    fn follows_its_leave(&self, group: &[Arc<dyn Asker>]) -> bool {
+        let (Some(last), Some(next)) = (group.last(), self.askers.front()) else { return false };
+        last.leaves() && !next.leaves() && last.name() == next.name()
     }
 
     /// Whether what was taken out just now is all there is.
