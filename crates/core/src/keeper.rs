@@ -22,7 +22,7 @@ use crate::{
     share::{Capacity, Units},
     store::{
         Connector, Context, Evict, Evicted, Eviction, Kind, LatchPage, Leave, ListQuery, Page, ProcessInfo,
-        ResourceView, WakeSink,
+        ResourceView, Store, WakeSink,
     },
     telemetry,
     token::Token,
@@ -146,15 +146,7 @@ impl KeeperBuilder {
     /// # Errors
     /// [`StoreError`] names the cause and the remedy.
     pub async fn connect(self) -> Result<Keeper, StoreError> {
-        if self.request_limit.is_zero() {
-            let message = "the request limit is zero, so no request could succeed; give at least 1 ms";
-            return Err(StoreError::new(StoreErrorKind::Config, message));
-        }
-        if self.id.is_some() && self.virtual_time.is_none() {
-            let message = "an id of one's own is for tests in virtual time, because two keepers of one id would both \
-                           hold; leave it out, and ask Keeper::id()";
-            return Err(StoreError::new(StoreErrorKind::Config, message));
-        }
+        self.check()?;
         let stop = Stop::new();
         let (clock, background) = match self.virtual_time {
             Some(clock) => {
@@ -190,19 +182,11 @@ impl KeeperBuilder {
         let unless_kept = StopUnlessKept::new(&stop);
         let chosen_lease = self.default_lease.or(self.connector.lease());
         let connected = self.connector.connect(context).await?;
-        if let Some(lease) = chosen_lease {
-            check_lease(lease, connected.as_ref()).map_err(|why| {
-                let message = format!("the default lease does not fit: {why}");
-                StoreError::new(StoreErrorKind::Config, message).not_applied()
-            })?;
-        }
-        let Capability { min_lease, max_lease, .. } = connected.capability();
         let settings = Settings {
             clock,
             request_limit: self.request_limit,
             outage_limit: self.outage_limit,
-            // If nobody chose a lease, one that the store does not keep would be no help.
-            default_lease: chosen_lease.unwrap_or_else(|| DEFAULT_LEASE.min(*max_lease).max(*min_lease)),
+            default_lease: fitting_lease(chosen_lease, connected.as_ref())?,
             process: Arc::new(this_process(self.program)),
         };
         let engine = Engine::new(connected, settings, ids, background, stop);
@@ -214,6 +198,31 @@ impl KeeperBuilder {
         engine.start().await?;
         Ok(Keeper { alive })
     }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let message = if self.request_limit.is_zero() {
+            "the request limit is zero, so no request could succeed; give at least 1 ms"
+        } else if self.id.is_some() && self.virtual_time.is_none() {
+            "an id of one's own is for tests in virtual time, because two keepers of one id would both hold; \
+             leave it out, and ask Keeper::id()"
+        } else {
+            return Ok(());
+        };
+        Err(StoreError::new(StoreErrorKind::Config, message))
+    }
+}
+
+/// The default lease of a keeper. If nobody chose one, a lease that the store does not keep would be no help.
+fn fitting_lease(chosen: Option<Duration>, store: &dyn Store) -> Result<Duration, StoreError> {
+    let Some(lease) = chosen else {
+        let Capability { min_lease, max_lease, .. } = store.capability();
+        return Ok(DEFAULT_LEASE.min(*max_lease).max(*min_lease));
+    };
+    check_lease(lease, store).map_err(|why| {
+        let message = format!("the default lease does not fit: {why}");
+        StoreError::new(StoreErrorKind::Config, message).not_applied()
+    })?;
+    Ok(lease)
 }
 
 impl std::fmt::Debug for KeeperBuilder {
@@ -296,7 +305,7 @@ impl Keeper {
 
     /// A lock split into so many segments.
     pub fn segmented(&self, name: &str, segments: u32) -> Segmented {
-        Segmented::new(self, name, segments)
+        Segmented { handle: self.handle(name, Kind::Mutex, Units::All, Capacity::All), segments }
     }
 
     /// A fence kept at this store.

@@ -3,7 +3,7 @@
 use std::{pin::pin, time::Duration};
 
 use lockkeeper_core::{
-    AcquireError, Capacity, Keeper, LeaseClaim, LeaseError, Lost, Units,
+    AcquireError, Adopted, Capacity, Keeper, LeaseClaim, LeaseError, Lost, Units,
     clock::Clock,
     memory::MemoryServer,
     store::{Eviction, Kind},
@@ -122,6 +122,61 @@ async fn a_second_grant_of_a_detached_lease_is_given_back() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(theirs.inspect("deploy").await.expect("memory"), None, "given back");
     }
+}
+
+/// As before, but the lease was adopted, and a renewal finds the second grant. The contender is another keeper's, whose numbers
+/// say nothing about the locks and waiters of this one.
+#[tokio::test(start_paused = true)]
+async fn a_second_grant_of_an_adopted_lease_concerns_no_other_lock() {
+    for waits in [false, true] {
+        let world = Virtual::new();
+        let network = Network::new();
+        let (ours, theirs) = (world.keeper_behind(&network).await, world.keeper().await);
+        let busy = world.keeper().await.mutex("other").lock().await.expect("free");
+        // It has the number that the contender of the lease has at its own keeper.
+        let first = if waits {
+            let mutex = theirs.mutex("other");
+            Err(tokio::spawn(async move { mutex.lock().await }))
+        } else {
+            busy.release().await.expect("held");
+            Ok(theirs.mutex("other").lock().await.expect("free"))
+        };
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        network.next(Fate::late(Duration::from_secs(4)));
+        let guard = ours.mutex("deploy").detachable().lock().await.expect("granted at the second asking");
+        let lease = guard.into_lease().await.expect("held");
+        let Adopted::Mutex(adopted) = theirs.adopt(&lease).await.expect("held") else { panic!("a mutex") };
+        let holder = theirs.inspect("deploy").await.expect("memory").expect("held").holders.remove(0);
+        let evicted = theirs.evict("deploy", holder.contender, holder.token, Eviction::Immediate).await;
+        assert!(evicted.expect("memory"));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let second = theirs.inspect("deploy").await.expect("memory").expect("granted anew").holders.remove(0);
+        assert!(second.contender == holder.contender && second.token > holder.token);
+        adopted.extend(Duration::from_secs(60)).await.expect_err("it is over");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(theirs.inspect("deploy").await.expect("memory"), None, "given back");
+        match first {
+            Ok(guard) => assert!(guard.is_held(), "nothing has happened to it"),
+            Err(waiting) => waiting.abort(),
+        }
+    }
+}
+
+/// Texts come from strangers. While the store is down, none of them is tried for longer than a lease can last.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_claims_to_last_for_ever_is_not_released_for_ever() {
+    let hour = Duration::from_secs(3600);
+    let (world, network) = (Virtual::new(), Network::new());
+    let store = Overrides::new()
+        .capability(move |can| can.max_lease = hour)
+        .of(network.wrap(world.server.connector("memory:")));
+    let keeper = Keeper::builder(store).virtual_time(world.clock.clock()).connect().await.expect("memory");
+    let text = "lk1:00000000000000000000000000000001-1:5.0:5:all/all:mutex:30000:renewed,extended=9223372036854775807:x";
+    network.cut();
+    keeper.release_lease(&text.parse().expect("a lease")).await.expect_err("an outage");
+    tokio::time::timeout(2 * hour, keeper.close())
+        .await
+        .expect("no lease of this store is longer than an hour");
 }
 
 /// The lease lasts longer than its own length, so a release that fails is tried for longer, too.

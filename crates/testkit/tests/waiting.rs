@@ -380,6 +380,23 @@ async fn a_panic_of_one_costs_the_others_of_its_group_nothing() {
     tokio::time::timeout(Duration::from_secs(60), keeper.close()).await.expect("nothing is left to wait for");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_one_who_releases_keeps_no_keeper_open() {
+    let world = Virtual::new();
+    let (keeper, network) = one_at_a_time(&world).await;
+    let guard = keeper.mutex("b").lock().await.expect("free");
+    network.next(Fate::late(Duration::from_millis(10)));
+    let first = keeper.mutex("a");
+    let first = tokio::spawn(async move { first.lock().await.map(drop) });
+    tokio::task::yield_now().await;
+    let mut release = Box::pin(guard.release());
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(release.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    first.await.expect("no panic").expect("free");
+    tokio::time::timeout(Duration::from_secs(60), keeper.close()).await.expect("nothing is left to wait for");
+    drop(release);
+}
+
 /// Four tasks wait in the store's own queue, of which the third gives up while the second is under way.
 #[tokio::test(start_paused = true)]
 async fn one_who_gives_up_before_its_claim_is_sent_does_not_take_the_next_along() {
@@ -464,16 +481,22 @@ async fn a_claim_travels_with_the_release_before_it() {
         })
         .of(faulty(world.server.connector("memory:"), network));
     let ours = on(&world, store).await;
-    done(each(16, |task| {
-        let mutex = ours.mutex(&format!("name/{task}"));
-        async move {
-            for _ in 0..50 {
-                drop(mutex.lock().await.expect("free"));
+    for names in [1, 2] {
+        done(each(16, |task| {
+            let mutexes: Vec<_> = (0..names).map(|part| ours.mutex(&format!("name/{task}/{part}"))).collect();
+            async move {
+                for _ in 0..50 {
+                    let mut guards = Vec::new();
+                    for mutex in &mutexes {
+                        guards.push(mutex.lock().await.expect("free"));
+                    }
+                }
             }
-        }
-    }))
-    .await;
-    assert_eq!(busy.load(Ordering::Relaxed), 0, "claims that overtook the release of their own task");
+        }))
+        .await;
+        let busy = busy.load(Ordering::Relaxed);
+        assert_eq!(busy, 0, "claims that overtook the release of their own task, with {names} names each");
+    }
 }
 
 /// A claim that gave way is made again with another id, after a pause, for as long as its caller waits.

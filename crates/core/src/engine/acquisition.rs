@@ -301,17 +301,18 @@ fn judged(engine: &Engine, name: &Name, heard: Heard, since: BootTime) -> Heard 
 fn heard_by_others(engine: &Engine, name: &Name, ahead: Ahead) -> Heard {
     let (mut nobody, mut failure) = (true, None);
     for waiter in engine.registry.waiting_for(Some(name)) {
-        match waiter.last_heard() {
+        let heard = waiter.last_heard();
+        match heard {
             _ if ahead == Ahead::Waits && !waiter.claim().queue => {}
             Heard::Answer => return Heard::Answer,
-            Heard::Failure(error) => failure = Some(error),
+            Heard::Failure { .. } => failure = Some(heard),
             Heard::Nothing => nobody = false,
         }
     }
     // Between two fronts, the local queue knows. If nobody waits at the store, a task of this process has the lock.
     let otherwise = if nobody { Heard::Answer } else { Heard::Nothing };
     let in_queue = || engine.local_queues.heard(name).unwrap_or(otherwise);
-    failure.map_or_else(in_queue, Heard::Failure)
+    failure.unwrap_or_else(in_queue)
 }
 
 /// A waiter that a task waits for. Dropped at any point, it leaves nothing behind (invariant I5).

@@ -66,12 +66,7 @@ async fn count_telling(
         // An earlier copy may have counted, and a copy that comes this late may find that forgotten.
         let forgotten = changes && unknown && now.since(started) >= COUNT_MEMORY;
         let error = match result.map(|answers| (answers.now, answers.each.first().copied())) {
-            Ok((_, Some(Counted::Stale))) if forgotten => {
-                let message =
-                    "the store has forgotten whether it counted; look at the latch before you ask again";
-                let error = StoreError::new(StoreErrorKind::Conflict, message).perhaps_applied();
-                return Err(error.at(at()).into());
-            }
+            Ok((_, Some(Counted::Stale))) if forgotten => return Err(forgotten_count().at(at()).into()),
             Ok((time, Some(Counted::Stale))) if too_late < LATE_COUNTS => {
                 // The store remembers the operations that counted for longer than anybody asks again, so
                 // this means that no copy counted or ever will: a new one is in order.
@@ -83,15 +78,8 @@ async fn count_telling(
                 count.not_after = clock.not_after(server, now);
                 continue;
             }
-            // It may have counted.
-            Ok((_, None)) => StoreError::new(
-                StoreErrorKind::Unreachable,
-                "the store did not say whether it counted; check the store",
-            ),
-            Ok((_, Some(Counted::Stale))) => StoreError::new(
-                StoreErrorKind::Conflict,
-                "requests keep arriving too late for the store's clock; check clocks and latency",
-            ),
+            Ok((_, None)) => unanswered_count(),
+            Ok((_, Some(Counted::Stale))) => late_count(),
             Ok((time, Some(counted))) => {
                 clock.heard(server, now, time);
                 return Ok(counted);
@@ -110,6 +98,22 @@ async fn count_telling(
         failed(sent, error);
         engine.clock().sleep_until(now.after(backoff.pause())).await;
     }
+}
+
+fn forgotten_count() -> StoreError {
+    let message = "the store has forgotten whether it counted; look at the latch before you ask again";
+    StoreError::new(StoreErrorKind::Conflict, message).perhaps_applied()
+}
+
+/// It may have counted.
+fn unanswered_count() -> StoreError {
+    let message = "the store did not say whether it counted; check the store";
+    StoreError::new(StoreErrorKind::Unreachable, message)
+}
+
+fn late_count() -> StoreError {
+    let message = "requests keep arriving too late for the store's clock; check clocks and latency";
+    StoreError::new(StoreErrorKind::Conflict, message)
 }
 
 /// The news of a wait for a latch so far.
@@ -145,7 +149,7 @@ async fn until_open(engine: &Arc<Engine>, name: &Name, heard: &Mutex<LatchHeard>
         // This wait is not among the waiters of the registry.
         let request = FailedRequest { name, sent };
         outages.wait_goes_on(request, &error, || engine.registry.counts().0 + 1);
-        support::lock(heard).last = Heard::Failure(error);
+        support::lock(heard).last = Heard::Failure { error, since: sent };
     };
     let mut watching = Watching::new(Topic::Latch(name.clone()), POLL);
     let mut first = None;

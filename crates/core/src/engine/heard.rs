@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::error::{StoreError, StoreErrorKind};
+use crate::{
+    clock::BootTime,
+    error::{StoreError, StoreErrorKind},
+};
 
 /// The latest news in one wait.
 #[derive(Clone, Debug, Default)]
@@ -12,7 +15,11 @@ pub(crate) enum Heard {
     /// The store answered.
     Answer,
     /// A request failed.
-    Failure(StoreError),
+    Failure {
+        error: StoreError,
+        /// The time since which all requests of the wait fail.
+        since: BootTime,
+    },
 }
 
 impl Heard {
@@ -21,7 +28,7 @@ impl Heard {
     pub(crate) fn failure(self, waited: Duration) -> Option<StoreError> {
         match self {
             Self::Answer => None,
-            Self::Failure(error) => Some(error.after_waiting(waited)),
+            Self::Failure { error, .. } => Some(error.after_waiting(waited)),
             Self::Nothing => {
                 let message = "the store has not answered; check that it is up and reachable";
                 Some(StoreError::new(StoreErrorKind::Unreachable, message).after_waiting(waited))

@@ -175,8 +175,8 @@ impl Registry {
     pub(crate) fn remove_left(&self, hold: &Hold) {
         let mut inner = self.lock();
         inner.take_hold(hold.slot);
-        // An adopted one has another keeper's contender, about which nobody is told here.
-        if hold.slot == hold.contender.seq {
+        // An adopted one has another keeper's contender, about which nobody is told here. Its number may be the same.
+        if !hold.adopted {
             inner.leaving.insert(hold.slot, hold.number);
         }
     }

@@ -164,6 +164,8 @@ pub(crate) async fn leave_detached(
 ) -> Result<(), ReleaseError> {
     let at = At::resource(engine.store().url(), &leave.name, "release");
     let (reply, answer) = oneshot::channel();
+    // The text of a lease may claim any length, but no store keeps a lease for longer than this.
+    let lease = lease.min(engine.store().capability().max_lease);
     let in_flight = Leaving::send(engine, leave, pointless_after(engine, lease), Some(reply));
     Awaited { at, answer }.released(in_flight).await
 }
@@ -313,7 +315,7 @@ fn leave_hold(
     Leaving::send(engine, leave, until, reply)
 }
 
-/// A grant to a contender of this keeper that nobody seems to wait for.
+/// A grant to a contender of this keeper, or of a lease that it adopted, that nobody seems to wait for.
 pub(super) struct Unwanted<'a> {
     pub(super) name: &'a Name,
     pub(super) contender: ContenderId,
@@ -323,10 +325,17 @@ pub(super) struct Unwanted<'a> {
     pub(super) granted: BootTime,
 }
 
-/// Gives back a grant of a contender of this keeper, unless somebody has it (rule 3 of the design).
+/// Gives back such a grant, unless somebody has it (rule 3 of the design).
 pub(super) fn unwanted(engine: &Arc<Engine>, grant: &Unwanted<'_>) {
     let Unwanted { name, contender, number, lease, granted } = *grant;
-    match engine.registry.recipient(contender.seq, number) {
+    // The registry goes by this keeper's own numbers. The contender of an adopted lease has the number of another keeper, and
+    // whoever renews such a lease knows that its first grant is over.
+    let recipient = if contender.keeper == engine.ids.keeper() {
+        engine.registry.recipient(contender.seq, number)
+    } else {
+        Recipient::Nobody
+    };
+    match recipient {
         Recipient::Waiting(_) | Recipient::Known => return,
         // By now it may be a detached lease that is not remembered any more. It ends with its lease.
         Recipient::Nobody if engine.clock().now().since(granted) > LATEST_MESSAGE => return,
@@ -471,6 +480,10 @@ impl Asker for Leaving {
         true
     }
 
+    fn wants_all(&self) -> bool {
+        false
+    }
+
     fn goes_alone(&self) -> bool {
         self.alone
     }
@@ -503,23 +516,25 @@ impl Asker for Leaving {
         let goes_on = now < leaving.until && !engine.stop.is_stopped();
         let again = matches!(&result, Err(error) if error.is_passing()) && goes_on;
         // A leave that the store does soon is no failure for the releasing task.
-        if let Some(reply) = leaving.reply.take_if(|_| !(again && soon)) {
-            // The releasing task may be gone; the leave was done all the same.
-            drop(reply.send(result));
-        }
-        if !again {
+        let reply = leaving.reply.take_if(|_| !(again && soon));
+        if again {
+            engine.client.background.clone().spawn(async move {
+                if !at_once {
+                    last_handle::pause(&engine, sent, &mut leaving.backoff).await;
+                }
+                engine.dispatcher.submit_all([Arc::new(leaving) as Arc<dyn Asker>]);
+            });
+        } else {
             if leaving.leave.contender.keeper == engine.ids.keeper() {
                 engine.registry.left(leaving.leave.contender.seq);
             }
             engine.leaves.end();
-            return;
         }
-        engine.client.background.clone().spawn(async move {
-            if !at_once {
-                last_handle::pause(&engine, sent, &mut leaving.backoff).await;
-            }
-            engine.dispatcher.submit_all([Arc::new(leaving) as Arc<dyn Asker>]);
-        });
+        // Last: it wakes the releasing task, and a waker that panics must not keep the count of leaves above zero.
+        if let Some(reply) = reply {
+            // The releasing task may be gone; the leave was done all the same.
+            drop(reply.send(result));
+        }
     }
 }
 
@@ -534,9 +549,30 @@ mod tests {
     use super::*;
     use crate::{
         engine::{acquisition::tests::waiter, terms::Terms},
+        id::KeeperId,
         share::{Capacity, Units},
         store::{Grant, Kind},
+        token::Token,
     };
+
+    /// Its contender is another keeper's, and happens to have the number that the hold has here.
+    #[tokio::test]
+    async fn an_adopted_hold_that_is_left_is_remembered_nowhere() {
+        let (alive, waiter) = waiter().await;
+        let engine = alive.engine();
+        let grantee = Grantee {
+            name: waiter.claim().name.clone(),
+            contender: ContenderId { keeper: KeeperId::from_u128(7), seq: 5 },
+            slot: 5,
+            terms: Arc::new(Terms::new(Kind::Mutex, Units::All, Capacity::All)),
+            tombstone_until: None,
+        };
+        let now = engine.clock().now();
+        let hold = Arc::new(Hold::adopted(grantee, Token::new(1, 0), 1, now, Duration::from_secs(30)));
+        assert!(engine.registry.adopt(&hold));
+        drop(leave_hold(engine, &hold, Duration::ZERO, None));
+        assert!(matches!(engine.registry.recipient(5, 1), Recipient::Nobody));
+    }
 
     /// A claim was answered late. The minimum counts from the store's grant, which may be as late as the answer, so until
     /// then the last handle sees to it that the store is closed.

@@ -17,6 +17,7 @@ use crate::{
     clock::BootTime,
     error::{StoreError, StoreErrorKind},
     name::Name,
+    share::Units,
     store::{Answer, GrantNotice, Request, StoreTime, Topic, Verdict},
     telemetry,
 };
@@ -35,6 +36,10 @@ impl Asker for Waiter {
 
     fn leaves(&self) -> bool {
         false
+    }
+
+    fn wants_all(&self) -> bool {
+        self.claim().units == Units::All
     }
 
     fn goes_alone(&self) -> bool {

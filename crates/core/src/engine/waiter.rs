@@ -204,11 +204,13 @@ impl Waiter {
         if let Some(not_after) = state.in_flight.take().filter(|_| error.maybe_applied()) {
             state.unanswered = state.unanswered.max(Some(not_after));
         }
-        state.heard = Heard::Failure(error.clone());
         // It is asked again anyway.
         state.hinted = false;
-        let failing = state.failing.get_or_insert(Failing { since: now, backoff: store_client::BACKOFF });
+        // Copies of the front before may have failed until now. An outage that outlasts one front is the same for the next.
+        let since = if let Heard::Failure { since, .. } = state.heard { since } else { now };
+        let failing = state.failing.get_or_insert(Failing { since, backoff: store_client::BACKOFF });
         let failure = FailedCopy { pause: failing.backoff.pause(), since: failing.since };
+        state.heard = Heard::Failure { error: error.clone(), since: failure.since };
         (!state.is_over()).then_some(failure)
     }
 

@@ -29,6 +29,11 @@ impl Handle {
         }
     }
 
+    /// Another name on the same terms.
+    pub(crate) fn renamed(&self, name: &str) -> Self {
+        Self::new(&self.alive, name, Terms::clone(&self.terms))
+    }
+
     /// The name as it was given, valid or not.
     pub(crate) fn given(&self) -> &str {
         &self.given

@@ -1,7 +1,7 @@
 //! One hot name split into many: contention divided by the number of segments.
 
-use super::mutex::Mutex;
-use crate::keeper::Keeper;
+use super::{handle::Handle, mutex::Mutex};
+use crate::error::InvalidInput;
 
 /// A lock in segments. Each key belongs to one segment, by a hash that is fixed in the
 /// specification, so programs in other languages find the same one.
@@ -19,16 +19,12 @@ use crate::keeper::Keeper;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Segmented {
-    keeper: Keeper,
-    name: String,
-    segments: u32,
+    /// That of the segments' mutexes, with the name of the whole.
+    pub(crate) handle: Handle,
+    pub(crate) segments: u32,
 }
 
 impl Segmented {
-    pub(crate) fn new(keeper: &Keeper, name: &str, segments: u32) -> Self {
-        Self { keeper: keeper.clone(), name: name.to_owned(), segments }
-    }
-
     /// How many segments there are.
     pub fn segments(&self) -> u32 {
         self.segments
@@ -48,15 +44,15 @@ impl Segmented {
     pub fn segment(&self, segment: u32) -> Mutex {
         if segment < self.segments {
             // An empty name stays empty, so that the error names the fault.
-            let name = if self.name.is_empty() { String::new() } else { format!("{}#{segment}", self.name) };
-            return self.keeper.mutex(&name);
+            let whole = self.handle.given();
+            let name = if whole.is_empty() { String::new() } else { format!("{whole}#{segment}") };
+            return Mutex { handle: self.handle.renamed(&name) };
         }
         let why = match self.segments {
             0 => "there are no segments; give at least 1".to_owned(),
             segments => format!("there is no segment {segment}; they are 0 to {}", segments - 1),
         };
-        let mutex = self.keeper.mutex(&self.name);
-        Mutex { handle: mutex.handle.refused(crate::error::InvalidInput::new(why)) }
+        Mutex { handle: self.handle.clone().refused(InvalidInput::new(why)) }
     }
 }
 

@@ -69,6 +69,30 @@ async fn an_outage_that_begins_during_a_wait_or_ends_before_it_counts_as_it_is_a
     drop(held);
 }
 
+/// Each task in front gives up just before the outage has lasted for too long. The outage does not begin anew for the next.
+#[tokio::test(start_paused = true)]
+async fn an_outage_lasts_as_long_for_one_who_waits_behind_others() {
+    Log::listen();
+    let world = Virtual::new();
+    let network = Network::good();
+    let ours = behind(&world, &network).await;
+    network.set(DEAD);
+    let begun = Instant::now();
+    let ahead: Vec<_> = [29, 58]
+        .map(|limit| {
+            let mutex = ours.mutex(NAME);
+            tokio::spawn(async move { mutex.lock_within(secs(limit)).await.map(drop) })
+        })
+        .into();
+    tokio::task::yield_now().await;
+    let error = ours.mutex(NAME).lock().await.expect_err("no store");
+    assert!(is_outage(&error) || matches!(error, AcquireError::Store(_)), "{error}");
+    assert!(begun.elapsed() < secs(35), "{:?}", begun.elapsed());
+    for result in ended(ahead).await {
+        result.expect_err("no store");
+    }
+}
+
 /// All limits pass at the same moment, so each task becomes the front for no time at all.
 #[tokio::test(start_paused = true)]
 async fn tasks_behind_another_of_their_process_end_as_the_first_does() {

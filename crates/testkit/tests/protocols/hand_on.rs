@@ -5,7 +5,7 @@
 //! and inside of a process I2 (one holder), I3 (once lost always lost), I5 (dropping a task at any moment leaks
 //! nothing), I6 (tokens grow), I8 (waiters elsewhere are served).
 //!
-//! The process follows `engine/local_queue.rs` (a lane has at most one front that claims at the store and at
+//! The process follows `engine/local_queue.rs` (a local queue has at most one front that claims at the store and at
 //! most one open grant), `engine/release.rs` (a hold is handed on or left) and `engine/hold.rs`.
 
 use std::{collections::VecDeque, time::Duration};
@@ -24,7 +24,7 @@ use super::{
 };
 
 const TICK: Duration = Duration::from_millis(10);
-/// How long a grant may be handed on: as in the lane.
+/// How long a grant may be handed on: as in the local queue.
 const OPEN_FOR: Duration = Duration::from_millis(10);
 const LEASE: Duration = Duration::from_millis(20);
 /// How many steps a grant is good for: fewer than in life, so that they run out here.
@@ -35,7 +35,7 @@ const WORK: u32 = 2;
 const LAST_TICK: u32 = 5;
 /// Grants that the process gets at most.
 const GRANTS: u64 = 2;
-/// A waiter elsewhere waits at most for the lane to close, for the work of the last task, and for a tick
+/// A waiter elsewhere waits at most for the local queue to close, for the work of the last task, and for a tick
 /// until the leave is at the store.
 const PATIENCE: u32 = 1 + WORK + 1;
 
@@ -65,7 +65,7 @@ struct Hold {
 
 /// One step of a hold, owned by one task.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Tenure {
+struct Turn {
     slot: u64,
     step: u32,
 }
@@ -73,19 +73,19 @@ struct Tenure {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Task {
     Idle,
-    /// In the lane's queue.
+    /// In the local queue.
     Queued,
     /// Sent its turn, but has not run since.
-    Handed(Tenure),
+    Handed(Turn),
     Called,
-    /// Claims at the store under this number, as the lane's front or for a try.
+    /// Claims at the store under this number, as the front of the local queue or for a try.
     Asking {
         slot: u64,
         front: bool,
         sent: u32,
     },
     Working {
-        tenure: Tenure,
+        turn: Turn,
         since: u32,
     },
 }
@@ -97,7 +97,7 @@ struct Open {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-struct Lane {
+struct LocalQueue {
     front: bool,
     open: Option<Open>,
     queue: VecDeque<usize>,
@@ -124,7 +124,7 @@ struct State {
     now: Time,
     store: Store,
     tasks: [Task; TASKS],
-    lane: Lane,
+    local: LocalQueue,
     holds: Vec<Hold>,
     jobs: VecDeque<Job>,
     other: Other,
@@ -171,10 +171,10 @@ impl State {
         self.holds.iter_mut().find(|hold| hold.slot == slot)
     }
 
-    /// Whether the owner of `tenure` may act, as its guard says.
-    fn is_held(&self, tenure: Tenure) -> bool {
-        self.hold(tenure.slot)
-            .is_some_and(|hold| !hold.lost && hold.step == tenure.step && self.now.boot() < hold.deadline)
+    /// Whether the owner of `turn` may act, as its guard says.
+    fn is_held(&self, turn: Turn) -> bool {
+        self.hold(turn.slot)
+            .is_some_and(|hold| !hold.lost && hold.step == turn.step && self.now.boot() < hold.deadline)
     }
 
     fn token_given(&mut self, token: Token) {
@@ -195,12 +195,12 @@ impl State {
         });
         self.token_given(Token::new(number, 0));
         if front {
-            self.lane.front = false;
+            self.local.front = false;
         }
         let until = self.now.boot().after(OPEN_FOR).min(deadline);
-        self.lane.open = Some(Open { slot, until });
-        let tenure = Tenure { slot, step: 0 };
-        self.tasks[task] = Task::Working { tenure, since: self.now.ticks };
+        self.local.open = Some(Open { slot, until });
+        let turn = Turn { slot, step: 0 };
+        self.tasks[task] = Task::Working { turn, since: self.now.ticks };
     }
 
     /// Tells pushed grants to their waiters at once.
@@ -230,24 +230,24 @@ impl State {
 
     /// Makes the first queued task the front, if there is none and nothing is open.
     fn advance(&mut self) {
-        if self.lane.front || self.lane.open.is_some() {
+        if self.local.front || self.local.open.is_some() {
             return;
         }
-        if let Some(task) = self.lane.queue.pop_front() {
-            self.lane.front = true;
+        if let Some(task) = self.local.queue.pop_front() {
+            self.local.front = true;
             self.tasks[task] = Task::Called;
         }
     }
 
     fn close_lane(&mut self, slot: u64) {
-        if self.lane.open.is_some_and(|open| open.slot == slot) {
-            self.lane.open = None;
+        if self.local.open.is_some_and(|open| open.slot == slot) {
+            self.local.open = None;
         }
         self.advance();
     }
 
     fn front_left(&mut self) {
-        self.lane.front = false;
+        self.local.front = false;
         self.advance();
     }
 }
@@ -258,32 +258,32 @@ impl World {
         if self.0 == Variant::ForEver { Token::STEPS } else { STEPS }
     }
 
-    /// Hands a tenure on, or leaves.
-    fn give_back(self, state: &mut State, mut tenure: Tenure) {
-        let may = state.is_held(tenure) || self.0 == Variant::AfterTheDeadline;
+    /// Hands a turn on, or leaves.
+    fn give_back(self, state: &mut State, mut turn: Turn) {
+        let may = state.is_held(turn) || self.0 == Variant::AfterTheDeadline;
         let now = state.now.boot();
-        let open = state.lane.open.is_some_and(|open| {
+        let open = state.local.open.is_some_and(|open| {
             let in_time = now < open.until || matches!(self.0, Variant::AfterTheDeadline | Variant::ForEver);
-            open.slot == tenure.slot && in_time
+            open.slot == turn.slot && in_time
         });
-        if may && open && tenure.step + 1 < self.steps() && !state.lane.queue.is_empty() {
-            state.handed_on_lost |= !state.is_held(tenure);
+        if may && open && turn.step + 1 < self.steps() && !state.local.queue.is_empty() {
+            state.handed_on_lost |= !state.is_held(turn);
             if self.0 != Variant::SameToken {
-                tenure.step += 1;
+                turn.step += 1;
             }
-            if let Some(hold) = state.hold_mut(tenure.slot) {
-                hold.step = tenure.step;
-                let token = Token::new(hold.number, tenure.step);
+            if let Some(hold) = state.hold_mut(turn.slot) {
+                hold.step = turn.step;
+                let token = Token::new(hold.number, turn.step);
                 state.token_given(token);
             }
-            if let Some(next) = state.lane.queue.pop_front() {
-                state.tasks[next] = Task::Handed(tenure);
+            if let Some(next) = state.local.queue.pop_front() {
+                state.tasks[next] = Task::Handed(turn);
             }
             return;
         }
-        state.holds.retain(|hold| hold.slot != tenure.slot);
-        state.jobs.push_back(Job::Leave { slot: tenure.slot });
-        state.close_lane(tenure.slot);
+        state.holds.retain(|hold| hold.slot != turn.slot);
+        state.jobs.push_back(Job::Leave { slot: turn.slot });
+        state.close_lane(turn.slot);
     }
 
     /// A task's guard or future is dropped.
@@ -291,9 +291,9 @@ impl World {
         let was = std::mem::replace(&mut state.tasks[task], Task::Idle);
         match was {
             Task::Idle => {}
-            Task::Queued => state.lane.queue.retain(|queued| *queued != task),
+            Task::Queued => state.local.queue.retain(|queued| *queued != task),
             Task::Handed(_) if self.0 == Variant::Leaks => {}
-            Task::Handed(tenure) | Task::Working { tenure, .. } => self.give_back(state, tenure),
+            Task::Handed(turn) | Task::Working { turn, .. } => self.give_back(state, turn),
             Task::Called => state.front_left(),
             Task::Asking { slot, front, .. } => {
                 // A claim that was not sent yet never is; the leave is for the one that was.
@@ -377,8 +377,8 @@ impl World {
             Task::Working { since, .. } => since + WORK > now.ticks,
             Task::Idle | Task::Queued | Task::Asking { .. } => true,
         });
-        let lane = &state.lane;
-        let overdue = lane.open.is_some_and(|open| now.boot() >= open.until) && !lane.queue.is_empty();
+        let local = &state.local;
+        let overdue = local.open.is_some_and(|open| now.boot() >= open.until) && !local.queue.is_empty();
         let closes = self.0 != Variant::ForEver;
         now.ticks < LAST_TICK && all_run && state.jobs.is_empty() && !(overdue && closes)
     }
@@ -393,7 +393,7 @@ impl Model for World {
             now: Time::zero(TICK),
             store: Store::new(),
             tasks: [Task::Idle; TASKS],
-            lane: Lane::default(),
+            local: LocalQueue::default(),
             holds: Vec::new(),
             jobs: VecDeque::new(),
             other: Other::Away,
@@ -424,9 +424,9 @@ impl Model for World {
         if !state.jobs.is_empty() {
             actions.push(Action::Process);
         }
-        if let Some(open) = state.lane.open
+        if let Some(open) = state.local.open
             && state.now.boot() >= open.until
-            && !state.lane.queue.is_empty()
+            && !state.local.queue.is_empty()
             && self.0 != Variant::ForEver
         {
             actions.push(Action::CloseLane);
@@ -447,21 +447,21 @@ impl Model for World {
             Action::Tick => self.tick(&mut next),
             Action::Lock(task) => {
                 let now = next.now.boot();
-                let lane = &mut next.lane;
-                let open = lane.open.is_some_and(|open| now < open.until || self.0 == Variant::ForEver);
-                if !lane.front && !open && lane.queue.is_empty() {
-                    lane.front = true;
+                let local = &mut next.local;
+                let open = local.open.is_some_and(|open| now < open.until || self.0 == Variant::ForEver);
+                if !local.front && !open && local.queue.is_empty() {
+                    local.front = true;
                     next.send_claim(task, true, true);
                 } else {
-                    lane.queue.push_back(task);
+                    local.queue.push_back(task);
                     next.tasks[task] = Task::Queued;
                 }
             }
             Action::TryLock(task) => next.send_claim(task, false, false),
             Action::Drop(task) => self.drop_task(&mut next, task),
             Action::Run(task) => match next.tasks[task] {
-                Task::Handed(tenure) => {
-                    next.tasks[task] = Task::Working { tenure, since: next.now.ticks };
+                Task::Handed(turn) => {
+                    next.tasks[task] = Task::Working { turn, since: next.now.ticks };
                 }
                 Task::Called => next.send_claim(task, true, true),
                 _ => return None,
@@ -471,7 +471,7 @@ impl Model for World {
                 self.process(&mut next, job);
             }
             Action::CloseLane => {
-                let slot = next.lane.open?.slot;
+                let slot = next.local.open?.slot;
                 next.close_lane(slot);
             }
             Action::Renew(slot) => {
@@ -505,7 +505,7 @@ impl Model for World {
         vec![
             Property::always(ONE_HOLDER, |_, state: &State| {
                 let working = state.tasks.iter().filter(|task| match task {
-                    Task::Working { tenure, .. } => state.is_held(*tenure),
+                    Task::Working { turn, .. } => state.is_held(*turn),
                     _ => false,
                 });
                 let elsewhere =
@@ -523,38 +523,38 @@ impl Model for World {
             Property::always(NO_LEAK, |_, state: &State| {
                 state.store.everybody().filter(|id| *id != other()).all(|id| {
                     let owned = state.tasks.iter().any(|task| match task {
-                        Task::Handed(tenure) | Task::Working { tenure, .. } => tenure.slot == id.seq,
+                        Task::Handed(turn) | Task::Working { turn, .. } => turn.slot == id.seq,
                         Task::Asking { slot, .. } => *slot == id.seq,
                         Task::Idle | Task::Queued | Task::Called => false,
                     });
                     owned || state.jobs.contains(&Job::Leave { slot: id.seq })
                 })
             }),
-            Property::always(LANE_MOVES, |_, state: &State| {
-                let lane = &state.lane;
+            Property::always(QUEUE_MOVES, |_, state: &State| {
+                let local = &state.local;
                 let fronts = state
                     .tasks
                     .iter()
                     .filter(|task| matches!(task, Task::Called | Task::Asking { front: true, .. }));
-                fronts.count() == usize::from(lane.front)
-                    && (lane.queue.is_empty() || lane.front || lane.open.is_some())
+                fronts.count() == usize::from(local.front)
+                    && (local.queue.is_empty() || local.front || local.open.is_some())
             }),
             Property::sometimes("a hold is handed on twice", |_, state: &State| {
                 state.holds.iter().any(|hold| hold.step == 2)
             }),
             Property::sometimes("the steps of a grant run out", |_, state: &State| {
                 let last = state.holds.iter().any(|hold| hold.step + 1 == STEPS);
-                last && !state.lane.queue.is_empty()
+                last && !state.local.queue.is_empty()
             }),
             Property::sometimes("the front waits behind another process", |_, state: &State| {
                 let front = |task: &Task| matches!(task, Task::Asking { front: true, .. });
                 matches!(state.other, Other::Holding { .. }) && state.tasks.iter().any(front)
             }),
             Property::sometimes("a hold is lost while others are queued", |_, state: &State| {
-                !state.lane.queue.is_empty() && state.holds.iter().any(|hold| hold.lost)
+                !state.local.queue.is_empty() && state.holds.iter().any(|hold| hold.lost)
             }),
             Property::sometimes("a grant is open while the front asks", |_, state: &State| {
-                state.lane.front && state.lane.open.is_some()
+                state.local.front && state.local.open.is_some()
             }),
             Property::sometimes("another process waits while a hold is handed on", |_, state: &State| {
                 let handed = state.tasks.iter().any(|task| matches!(task, Task::Handed(_)));
@@ -567,9 +567,9 @@ impl Model for World {
 const ONE_HOLDER: &str = "I2 I3: no two believe to hold";
 const TOKENS_GROW: &str = "I6 I14: each step and each grant has a larger token";
 const HANDED_ON_HELD: &str = "I14: what is handed on is held";
-const OTHERS_SERVED: &str = "I8 I14: who waits elsewhere waits no longer than the lane is open";
+const OTHERS_SERVED: &str = "I8 I14: who waits elsewhere waits no longer than the grant is open";
 const NO_LEAK: &str = "I5: whatever the process has at the store has an owner";
-const LANE_MOVES: &str = "I5: a lane with waiting tasks has somebody who moves it on";
+const QUEUE_MOVES: &str = "I5: a local queue with waiting tasks has somebody who moves it on";
 
 #[test]
 fn handing_on_is_sound() {

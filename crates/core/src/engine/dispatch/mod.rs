@@ -12,6 +12,7 @@
 
 mod exchange;
 mod in_flight;
+mod queue;
 mod quiet_waker;
 mod rescuer;
 
@@ -23,15 +24,13 @@ mod sync {
     };
 }
 
-use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard},
-};
+use std::sync::{Arc, Mutex};
 
 pub(crate) use in_flight::InFlight;
 pub(crate) use rescuer::Rescuer;
 
-use super::{looks::look, store_client::StoreClient};
+use self::queue::{Group, Queue};
+use super::store_client::StoreClient;
 use crate::{
     clock::BootTime,
     error::{StoreError, StoreErrorKind},
@@ -50,6 +49,9 @@ pub(crate) trait Asker: Send + Sync {
 
     /// Whether it leaves: leaves go before claims of the same resource.
     fn leaves(&self) -> bool;
+
+    /// Whether it claims all of the resource, so that nobody may hold beside it.
+    fn wants_all(&self) -> bool;
 
     /// Whether the store could not do its last request then: the next one goes alone.
     fn goes_alone(&self) -> bool;
@@ -93,34 +95,6 @@ pub(crate) struct Dispatcher {
     queues: Mutex<Vec<Arc<Queue>>>,
 }
 
-/// The askers for one server.
-struct Queue {
-    server: usize,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    askers: VecDeque<Arc<dyn Asker>>,
-    /// New claims behind another new claim of the same resource that is among the askers. Each moves up when the one
-    /// before it is taken out, so a long line of them is not looked through for each group. Without askers, nobody is
-    /// behind.
-    behind: HashMap<Name, VecDeque<Arc<dyn Asker>>>,
-    /// Those that go alone, one resource at a time.
-    alone: VecDeque<Arc<dyn Asker>>,
-    /// Whether one of them is in flight.
-    alone_in_flight: bool,
-    groups_in_flight: usize,
-    requests_in_flight: usize,
-    /// Whether the last group was of several resources, and no other one went out since: its answers have woken tasks.
-    has_woken_several: bool,
-    /// Somebody will see to it that the askers are sent.
-    called_for: bool,
-}
-
-/// The askers of a queue and those behind them.
-type GivenUp = (VecDeque<Arc<dyn Asker>>, HashMap<Name, VecDeque<Arc<dyn Asker>>>);
-
 impl Dispatcher {
     pub(super) fn new(client: Arc<StoreClient>, rescuer: Arc<Rescuer>) -> Arc<Self> {
         Arc::new(Self { client, rescuer, queues: Mutex::default() })
@@ -135,7 +109,7 @@ impl Dispatcher {
         let mut queues = support::lock(&self.queues);
         while queues.len() <= server {
             let server = queues.len();
-            queues.push(Arc::new(Queue { server, state: Mutex::default() }));
+            queues.push(Arc::new(Queue::new(server)));
         }
         queues[server].clone()
     }
@@ -243,8 +217,8 @@ impl Dispatcher {
             if !alone || awaits_others {
                 tokio::task::yield_now().await;
             }
-            let askers = slot.queue.take(client, alone);
-            slot.requests = askers.len();
+            let Group { askers, left } = slot.queue.take(client, alone);
+            (slot.requests, slot.left) = (askers.len(), left);
             slot.wakes_several = are_of_several(&askers);
             if !askers.is_empty() {
                 send_group(&slot.dispatcher.client, slot.queue.server, askers, Travels::WithOthers).await;
@@ -252,122 +226,6 @@ impl Dispatcher {
             drop(slot);
         };
         InFlight::new(&self.rescuer, Box::pin(request))
-    }
-}
-
-impl Queue {
-    fn state(&self) -> MutexGuard<'_, State> {
-        support::lock(&self.state)
-    }
-
-    /// Whether answers have woken several tasks since the last group went out. Told once.
-    fn takes_woken(&self) -> bool {
-        std::mem::take(&mut self.state().has_woken_several)
-    }
-
-    /// The next group: at most one new claim per resource, in order of name, leaves before claims. A group that is not
-    /// `alone` takes its share of all that is under way, so that groups are equally full: otherwise one would take all
-    /// and the others nothing, for ever.
-    fn take(&self, client: &StoreClient, alone: bool) -> Vec<Arc<dyn Asker>> {
-        let mut state = self.state();
-        let share = (state.askers.len() + state.requests_in_flight).div_ceil(client.requests_at_once());
-        let limit = if alone { client.group_limit() } else { client.group_limit().min(share.max(1)) };
-        let mut group: Vec<Arc<dyn Asker>> = Vec::with_capacity(state.askers.len().min(limit));
-        let mut new: BTreeSet<Name> = BTreeSet::new();
-        let most = client.group_limit();
-        while (group.len() < limit || (group.len() < most && state.follows_its_leave(&group)))
-            && let Some(asker) = state.askers.pop_front()
-        {
-            look();
-            match asker.standing() {
-                Standing::Over => {
-                    // Those behind it move up all the same.
-                    if state.behind.contains_key(asker.name()) {
-                        new.insert(asker.name().clone());
-                    }
-                }
-                Standing::New if new.contains(asker.name()) => {
-                    state.behind.entry(asker.name().clone()).or_default().push_back(asker);
-                }
-                Standing::New => {
-                    if !state.is_last(&group) {
-                        new.insert(asker.name().clone());
-                    }
-                    group.push(asker);
-                }
-                Standing::Known => {
-                    // It was new when they came behind it.
-                    if state.behind.contains_key(asker.name()) {
-                        new.insert(asker.name().clone());
-                    }
-                    group.push(asker);
-                }
-            }
-        }
-        state.move_up(&new);
-        state.requests_in_flight += group.len();
-        drop(state);
-        group.sort_by(|a, b| (a.name(), !a.leaves()).cmp(&(b.name(), !b.leaves())));
-        group
-    }
-
-    /// The next requests that go alone: all of one resource, leaves before claims.
-    fn take_alone(&self, client: &StoreClient) -> Vec<Arc<dyn Asker>> {
-        let mut state = self.state();
-        let (mut group, mut others) = (Vec::<Arc<dyn Asker>>::new(), VecDeque::new());
-        for asker in state.alone.drain(..).filter(|asker| asker.standing() != Standing::Over) {
-            look();
-            let is_next = group.first().is_none_or(|first| first.name() == asker.name());
-            if is_next && group.len() < client.group_limit() {
-                group.push(asker);
-            } else {
-                others.push_back(asker);
-            }
-        }
-        state.alone = others;
-        drop(state);
-        group.sort_by_key(|asker| !asker.leaves());
-        group
-    }
-}
-
-impl State {
-    /// Takes out all that is left, because nobody can send it any more. The caller drops it without the lock: it may be
-    /// the last to have the engine.
-    fn give_up(&mut self) -> GivenUp {
-        (std::mem::take(&mut self.askers), std::mem::take(&mut self.behind))
-    }
-
-    /// Whether the next asker wants what the last one of the group gives back. The two go together: in a group of its own,
-    /// the claim might overtake the leave and meet a lock that is still held.
-    fn follows_its_leave(&self, group: &[Arc<dyn Asker>]) -> bool {
-        let (Some(last), Some(next)) = (group.last(), self.askers.front()) else { return false };
-        last.leaves() && !next.leaves() && last.name() == next.name()
-    }
-
-    /// Whether what was taken out just now is all there is.
-    fn is_last(&self, group: &[Arc<dyn Asker>]) -> bool {
-        group.is_empty() && self.askers.is_empty() && self.behind.is_empty()
-    }
-
-    /// New claims of these resources were taken: those behind them are next.
-    fn move_up(&mut self, taken: &BTreeSet<Name>) {
-        if self.behind.is_empty() {
-            return;
-        }
-        for name in taken {
-            let Some(line) = self.behind.get_mut(name) else { continue };
-            while let Some(asker) = line.pop_front() {
-                look();
-                if asker.standing() != Standing::Over {
-                    self.askers.push_front(asker);
-                    break;
-                }
-            }
-            if line.is_empty() {
-                self.behind.remove(name);
-            }
-        }
     }
 }
 
@@ -410,6 +268,8 @@ struct Slot {
     queue: Arc<Queue>,
     started: bool,
     requests: usize,
+    /// What it gives back without claiming it.
+    left: Vec<Name>,
     /// Whether its answers wake several tasks.
     wakes_several: bool,
 }
@@ -417,7 +277,7 @@ struct Slot {
 impl Slot {
     fn new(dispatcher: &Arc<Dispatcher>, queue: &Arc<Queue>) -> Self {
         let (dispatcher, queue) = (dispatcher.clone(), queue.clone());
-        Self { dispatcher, queue, started: false, requests: 0, wakes_several: false }
+        Self { dispatcher, queue, started: false, requests: 0, left: Vec::new(), wakes_several: false }
     }
 }
 
@@ -430,7 +290,13 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.queue.state();
         state.requests_in_flight -= self.requests;
+        state.are_back(&self.left);
         state.has_woken_several = self.wakes_several;
+        if self.started && self.requests == 0 && state.groups_in_flight > 1 {
+            // All that is left waits for another group, which sends it when it ends.
+            state.groups_in_flight -= 1;
+            return;
+        }
         if state.askers.is_empty() || !self.started {
             // A group is never polled only if the keeper's thread has ended: then nobody can send what is left, and
             // nobody waits for it.
@@ -549,6 +415,10 @@ mod tests {
     struct Leaver(Name);
 
     impl Asker for Leaver {
+        fn wants_all(&self) -> bool {
+            false
+        }
+
         fn name(&self) -> &Name {
             &self.0
         }
