@@ -43,6 +43,7 @@ mod groups;
 mod layout;
 mod listing;
 mod member;
+mod openings;
 mod own;
 mod rows;
 mod server;

@@ -110,7 +110,10 @@ impl Group {
             Err(failed) => return Err(Failure::closes(trouble::explain(failed.error).not_applied())),
             Ok(_) => {}
         }
-        self.member_state(Marks::Read).await
+        let state = self.member_state(Marks::Read).await?;
+        // Others count the record as written. It may be that of somebody whose commit is still under way.
+        self.read_is_on_disk().await?;
+        Ok(state)
     }
 
     async fn enrol(self, enrolment: Enrolment) -> Worked<bool> {
