@@ -7,6 +7,7 @@ mod crews;
 mod laws;
 mod leftovers;
 mod limits;
+mod losses;
 mod membership;
 mod plain;
 mod rights;
