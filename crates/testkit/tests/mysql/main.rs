@@ -11,6 +11,7 @@ mod losses;
 mod membership;
 mod plain;
 mod rights;
+mod space;
 mod storms;
 mod sweeps;
 mod trouble;
