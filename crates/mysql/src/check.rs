@@ -16,6 +16,7 @@ use mysql_async::Row;
 
 use crate::{
     connection::{Connection, Failure, Opener, Worked},
+    durability::{Durability, Weakness},
     flights,
     rows::{number, text},
     server::{is_on, numbers},
@@ -98,9 +99,16 @@ async fn look_at(session: Arc<Session>) -> Worked<Vec<Finding>> {
     let wall = before.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + took / 2;
     let semi_synchronous =
         is_on(variable("rpl_semi_sync_master_enabled")) || is_on(variable("rpl_semi_sync_source_enabled"));
+    let setting = |name: &str| variable(name).parse().unwrap_or(0);
+    let durability = Durability {
+        dialect: session.facts.dialect,
+        flush: setting("innodb_flush_log_at_trx_commit"),
+        has_binary_log: is_on(variable("log_bin")),
+        sync_binlog: setting("sync_binlog"),
+    };
     let found = [
-        flushes(variable("innodb_flush_log_at_trx_commit")),
-        binary_log(variable("log_bin"), variable("sync_binlog")),
+        flushes(durability),
+        binary_log(durability),
         replication(count(replicas)?, semi_synchronous),
         untested(variable("version")),
         clock_off(wall, took, count(&clock)?),
@@ -111,23 +119,33 @@ async fn look_at(session: Arc<Session>) -> Worked<Vec<Finding>> {
 /// A risk, and its remedy in words.
 type Found = Option<(Risk, String)>;
 
-fn flushes(flush: &str) -> Found {
-    (flush != "1").then(|| {
+fn flushes(settings: Durability) -> Found {
+    (settings.weakness() == Some(Weakness::Flush)).then(|| {
         let message = format!(
-            "innodb_flush_log_at_trx_commit is {flush}, so a crash of the server loses the last grants; set it to 1"
+            "innodb_flush_log_at_trx_commit is {}, so a crash of the server loses the last grants; set it to 1",
+            settings.flush
         );
         (Risk::Durability, message)
     })
 }
 
 /// With a binary log, the server recovers the commits in that log.
-fn binary_log(log: &str, sync: &str) -> Found {
-    (is_on(log) && sync != "1").then(|| {
-        let message = format!(
-            "sync_binlog is {sync}, so after a crash of the machine the replicas may lack the last grants, or have some that \
-             the server lost; set it to 1"
-        );
-        (Risk::Durability, message)
+fn binary_log(settings: Durability) -> Found {
+    let sync = settings.sync_binlog;
+    settings.binary_log_lags().then(|| match settings.weakness() {
+        Some(_) => {
+            let message = format!(
+                "sync_binlog is {sync}, so a crash of the machine loses the last grants: the server takes back what its \
+                 binary log lacks then, and replicas may have some of that; set it to 1"
+            );
+            (Risk::Durability, message)
+        }
+        None => {
+            let message = format!(
+                "sync_binlog is {sync}, so after a crash of the machine the replicas may lack the last grants; set it to 1"
+            );
+            (Risk::Replication, message)
+        }
     })
 }
 
@@ -167,11 +185,24 @@ pub(crate) fn warn(found: Result<Vec<Finding>, StoreError>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::Dialect;
 
     #[test]
     fn each_risk_is_found_and_a_good_server_has_none() {
-        assert_eq!((flushes("1"), binary_log("OFF", "0"), binary_log("ON", "1")), (None, None, None));
-        assert!(flushes("2").is_some() && flushes("0").is_some() && binary_log("ON", "0").is_some());
+        let settings = |flush, has_binary_log, sync_binlog| {
+            let settings = Durability { dialect: Dialect::MariaDb, flush, has_binary_log, sync_binlog };
+            [flushes(settings), binary_log(settings)].map(|found| found.map(|(risk, _)| risk))
+        };
+        for good in [settings(1, false, 0), settings(1, true, 1), settings(3, false, 0)] {
+            assert_eq!(good, [None, None]);
+        }
+        let lost = Some(Risk::Durability);
+        assert_eq!((settings(2, false, 0), settings(0, true, 1)), ([lost, None], [lost, None]));
+        assert_eq!((settings(1, true, 0), settings(2, true, 0)), ([None, lost], [lost, lost]));
+        assert_eq!(settings(3, true, 0), [None, Some(Risk::Replication)], "it keeps them itself");
+        let lags = Durability { dialect: Dialect::MariaDb, flush: 1, has_binary_log: true, sync_binlog: 0 };
+        let (_, told) = binary_log(lags).expect("a risk");
+        assert!(told.contains("loses the last grants") && told.contains("set it to 1"), "{told}");
         assert_eq!((replication(0, false), replication(1, true)), (None, None));
         assert!(replication(1, false).is_some());
         assert_eq!((untested("10.11.14-MariaDB-0+deb12u2"), untested("11.4.2-MariaDB")), (None, None));

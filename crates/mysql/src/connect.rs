@@ -33,7 +33,8 @@ async fn open(settings: Settings, context: Context) -> Result<MySqlStore, StoreE
     let opener = Arc::new(Opener::new(settings, context.background, context.wakes.clone())?);
     let first = first_session(&opener).await?;
     let id = opener.id().ok_or_else(trouble::closed)?;
-    let own = Own { keeper: context.keeper, id, prefix, wakes: context.wakes, waits: Arc::default() };
+    let (keeper, wakes, waits, openings) = (context.keeper, context.wakes, Arc::default(), Arc::default());
+    let own = Own { keeper, id, prefix, wakes, waits, openings };
     let requests = Arc::new(Connection::new(opener.clone(), limit, Some(first)));
     if strict {
         risks::refuse(&check::look(&requests).await?)?;

@@ -12,6 +12,7 @@ use crate::{
     connection::{Failure, Worked},
     flights,
     groups::Group,
+    openings::Opening,
     rows::{at, check_state, maybe_number, name_of, number, text},
     statements::{Busy, Hex, Table, literal},
     trouble::{self, corrupt},
@@ -90,13 +91,11 @@ impl ReadFence {
 impl Group {
     /// Does a latch operation.
     pub(crate) async fn count(self, count: Count) -> Worked<Answers<Counted>> {
+        if count.action == CountAction::Read {
+            return self.look(&count).await;
+        }
         let statements = &self.session.statements;
         let read = statements.read_latch(&count.name, count.op);
-        if count.action == CountAction::Read {
-            let rows = flights::rows(&self.session, &read).await?;
-            let read = ReadLatch::new(&rows, &self.own.id).map_err(Failure::closes)?;
-            return Ok(answers(&read, &read.snapshot.count(&count)));
-        }
         let name = std::slice::from_ref(&count.name);
         let lock = statements.lock(Table::Latch, name, Busy::Awaited(self.wait));
         for _ in 0..TRIES {
@@ -109,6 +108,22 @@ impl Group {
             flights::lone(&self.session, &make).await?;
         }
         Err(Failure::keeps(trouble::busy()))
+    }
+
+    /// Reads a latch without locking it. Whoever waits for the latch acts on an opening, and others see that before it is on
+    /// disk. So the first look at each opening is answered after a commit, and the others need none.
+    async fn look(&self, count: &Count) -> Worked<Answers<Counted>> {
+        let read = self.session.statements.read_latch(&count.name, count.op);
+        let rows = flights::rows(&self.session, &read).await?;
+        let read = ReadLatch::new(&rows, &self.own.id).map_err(Failure::closes)?;
+        let (facts, name) = (&self.session.facts, &count.name);
+        if let Some(opening) = read.snapshot.latch.state.and_then(Opening::shown_by)
+            && !self.own.openings.is_on_disk(facts, name, opening)
+        {
+            self.read_is_on_disk().await?;
+            self.own.openings.reached_disk(facts, name, opening);
+        }
+        Ok(answers(&read, &read.snapshot.count(count)))
     }
 
     async fn count_locked(&self, count: &Count, read: ReadLatch) -> Worked<Answers<Counted>> {
@@ -143,6 +158,9 @@ impl Group {
         ];
         let writes = writes.map(|text| self.session.statements.in_tables(&text));
         flights::second(&self.session, &self.progress, &writes).await?;
+        if let Some(opening) = latch.state.and_then(Opening::shown_by) {
+            self.own.openings.reached_disk(&self.session.facts, &count.name, opening);
+        }
         self.own.waits.changed(Topic::Latch(count.name.clone()), &self.own.wakes);
         Ok(answers(&read, &outcome))
     }

@@ -166,6 +166,21 @@ impl Group {
         ReadRows::new(&rows, &self.own.id).map_err(Failure::closes)
     }
 
+    /// Returns when everything that this session has read so far is on disk: others see a commit before it is. So nobody
+    /// acts on what a crash of the server takes back.
+    pub(crate) async fn read_is_on_disk(&self) -> Worked<()> {
+        let write = self.session.statements.write_for_nobody(self.own.keeper);
+        let mut written = flights::lone(&self.session, &write).await;
+        for _ in 1..TRIES {
+            if !written.as_ref().is_err_and(lost_race) {
+                break;
+            }
+            // A sweep was removing old rows beside it.
+            written = flights::lone(&self.session, &write).await;
+        }
+        written.map(drop)
+    }
+
     /// Answers polls from a read without locks, if nothing has to be written for them. A grant is no such answer:
     /// others see a commit before it is on disk.
     async fn answer_polls(&self, needs: &Needs, group: &[Request]) -> Worked<Option<Answers<Answer>>> {

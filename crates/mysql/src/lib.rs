@@ -29,18 +29,21 @@
 //!
 //! # Limits
 //!
-//! A commit is on disk before it is answered, so a restart loses nothing. A failover to an asynchronous replica may
-//! lose the last grants; tokens still grow by the clock, so a fence keeps the data right. MySQL 8 is not tested.
+//! A commit is on disk before it is answered, if the server is set up so ([`check()`]), so a restart loses nothing. A
+//! failover to an asynchronous replica may lose the last grants; tokens still grow by the clock, so a fence keeps the
+//! data right. MySQL 8 is not tested.
 
 mod check;
 mod connect;
 mod connection;
 mod counts;
+mod durability;
 mod flights;
 mod groups;
 mod layout;
 mod listing;
 mod member;
+mod openings;
 mod own;
 mod rows;
 mod server;

@@ -12,13 +12,16 @@ use lockkeeper_core::{
         Answer, Enrolment, Member, MemberAnswers, MemberState, Membership, Renew, Renewed, Reply, Request,
     },
 };
+use mysql_async::Row;
 
 use crate::{
     connection::{Failure, Worked},
+    durability::{Durability, Weakness},
     flights,
     groups::Group,
     layout,
     rows::{another_store, number, text},
+    server::Dialect,
     statements::{CLOCK, Hex, LockWait},
     store::MySqlStore,
     trouble::{self, config, corrupt},
@@ -31,7 +34,7 @@ enum Marks {
     Left,
 }
 
-/// The store's id, whether commits are on disk, the clock, the high-water mark, and the record.
+/// The store's id, the clock, the high-water mark, the record, and the settings that decide whether commits are on disk.
 fn read(marks: Marks) -> String {
     let mark = match marks {
         Marks::Read => {
@@ -41,9 +44,25 @@ fn read(marks: Marks) -> String {
         Marks::Left => "floor",
     };
     format!(
-        "SELECT id, @@global.innodb_flush_log_at_trx_commit, {CLOCK}, {mark}, (SELECT record FROM {{p}}member) \
-         FROM {{p}}store"
+        "SELECT id, {CLOCK}, {mark}, (SELECT record FROM {{p}}member), @@global.innodb_flush_log_at_trx_commit, \
+         @@global.log_bin, @@global.sync_binlog FROM {{p}}store"
     )
+}
+
+/// Refuses a server that may lose commits in a crash.
+fn check_durability(row: &Row, dialect: Dialect) -> Result<(), StoreError> {
+    let (flush, has_binary_log, sync_binlog) = (number(row, 4)?, number(row, 5)? != 0, number(row, 6)?);
+    let why = match (Durability { dialect, flush, has_binary_log, sync_binlog }).weakness() {
+        None => return Ok(()),
+        Some(Weakness::Flush) => {
+            "a member of a quorum must not lose commits in a crash; set innodb_flush_log_at_trx_commit = 1"
+        }
+        Some(Weakness::BinaryLog) => {
+            "a member of a quorum must not lose commits in a crash, after which this server takes back what its binary \
+             log lacks; set sync_binlog = 1"
+        }
+    };
+    Err(config(why))
 }
 
 impl Group {
@@ -58,14 +77,10 @@ impl Group {
             if text(row, 0)? != Some(&*self.own.id) {
                 return Err(another_store());
             }
-            if number(row, 1)? != 1 {
-                return Err(config(
-                    "a member of a quorum must not lose commits in a crash; set innodb_flush_log_at_trx_commit = 1",
-                ));
-            }
+            check_durability(row, self.session.facts.dialect)?;
             let incarnation = Arc::from(self.session.facts.which.as_str());
-            let record = text(row, 4)?.map(Arc::from);
-            let (wall, high_water) = (number(row, 2)?.cast_unsigned(), number(row, 3)?.cast_unsigned());
+            let record = text(row, 3)?.map(Arc::from);
+            let (wall, high_water) = (number(row, 1)?.cast_unsigned(), number(row, 2)?.cast_unsigned());
             Ok(MemberState { membership: Membership { record, incarnation }, wall, high_water })
         };
         read().map_err(Failure::closes)
@@ -95,7 +110,10 @@ impl Group {
             Err(failed) => return Err(Failure::closes(trouble::explain(failed.error).not_applied())),
             Ok(_) => {}
         }
-        self.member_state(Marks::Read).await
+        let state = self.member_state(Marks::Read).await?;
+        // Others count the record as written. It may be that of somebody whose commit is still under way.
+        self.read_is_on_disk().await?;
+        Ok(state)
     }
 
     async fn enrol(self, enrolment: Enrolment) -> Worked<bool> {

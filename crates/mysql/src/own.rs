@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{KeeperId, store::WakeSink};
 
-use crate::waits::Waits;
+use crate::{openings::Openings, waits::Waits};
 
 /// The keeper that makes requests, with its store and the sink of its own wakes.
 #[derive(Clone)]
@@ -15,4 +15,5 @@ pub(crate) struct Own {
     pub(crate) prefix: Arc<str>,
     pub(crate) wakes: WakeSink,
     pub(crate) waits: Arc<Waits>,
+    pub(crate) openings: Arc<Openings>,
 }

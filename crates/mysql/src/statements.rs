@@ -326,6 +326,17 @@ impl Statements {
         format!("UPDATE {p}{table} FORCE INDEX (PRIMARY) SET used = {now} WHERE name IN ({names})")
     }
 
+    /// A transaction of its own that writes something, and changes nothing that anybody goes by: a tombstone of nobody gets
+    /// another time. An update to equal values would write nothing. The row is this keeper's own, so keepers do not wait for
+    /// each other, and no poll looks at it. The statement commits by itself, unless somebody has switched that off.
+    pub(crate) fn write_for_nobody(&self, keeper: KeeperId) -> String {
+        let (p, nobody) = (&self.prefix, ContenderId { keeper, seq: 0 }.to_string());
+        let nobody = Hex(nobody.as_bytes());
+        format!(
+            "INSERT INTO {p}tombstone VALUES ({nobody}, {CLOCK}) ON DUPLICATE KEY UPDATE until = until + 1; COMMIT"
+        )
+    }
+
     /// A latch, and the remembered answer to an operation. The parts: 0 the clock and the floor; 1 the row; 2 the
     /// answer.
     pub(crate) fn read_latch(&self, name: &Name, op: ContenderId) -> String {

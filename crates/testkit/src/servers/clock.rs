@@ -45,6 +45,15 @@ impl WallClock {
     }
 }
 
+/// Removes what the library leaves of a process that was killed: memory that it shares with its children. A process of
+/// another user that gets the same number could not start otherwise.
+pub(super) fn tidy_up(process: u32) {
+    for name in [format!("faketime_shm_{process}"), format!("sem.faketime_sem_{process}")] {
+        // Mostly there is none.
+        fs::remove_file(Path::new("/dev/shm").join(name)).ok();
+    }
+}
+
 /// The library for programs with threads, in the folder of whichever architecture this is.
 fn library() -> io::Result<PathBuf> {
     let folders = fs::read_dir("/usr/lib")?.filter_map(Result::ok).map(|folder| folder.path());

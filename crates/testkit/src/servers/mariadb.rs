@@ -2,7 +2,7 @@
 //! it answers, as a server does by default.
 
 use std::{
-    io,
+    fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
@@ -12,12 +12,15 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::{
-    Answer, Certificates, Process, program, template,
+    Answer, Certificates, Process,
+    clock::WallClock,
+    program, template,
     user::{User, run},
 };
 use crate::port::Port;
 
 const PACKAGE: &str = "mariadb-server";
+const SERVER: &str = "mariadbd";
 
 /// The owner of everything, which is also the name of the database.
 const OWNER: &str = "lockkeeper";
@@ -27,6 +30,7 @@ const OWNER: &str = "lockkeeper";
 pub struct MariaDbOptions {
     password: Option<String>,
     tls: bool,
+    movable_clock: bool,
     settings: Vec<String>,
 }
 
@@ -42,6 +46,13 @@ impl MariaDbOptions {
     #[must_use]
     pub fn tls(mut self) -> Self {
         self.tls = true;
+        self
+    }
+
+    /// Its wall clock can be moved: [`MariaDb::shift_clock`].
+    #[must_use]
+    pub fn movable_clock(mut self) -> Self {
+        self.movable_clock = true;
         self
     }
 
@@ -68,6 +79,7 @@ pub struct MariaDb {
     port: Port,
     client: PathBuf,
     user: User,
+    clock: Option<WallClock>,
     certificates: Option<Certificates>,
     // Before the folder: it ends before its files are removed.
     process: Process,
@@ -84,16 +96,18 @@ impl MariaDb {
     }
 
     fn start_with(options: MariaDbOptions) -> io::Result<Self> {
-        let (server, client) = (program("mariadbd", PACKAGE)?, program("mariadb", PACKAGE)?);
+        let (server, client) = (program(SERVER, PACKAGE)?, program("mariadb", PACKAGE)?);
         let (port, user) = (Port::free()?, User::of_server()?);
         let folder = user.folder("lockkeeper-mariadb-")?;
         make_data(&server, &folder.path().join("data"), user)?;
+        let clock = options.movable_clock.then(|| WallClock::new(folder.path())).transpose()?;
         let certificates = options.tls.then(|| Certificates::make(folder.path())).transpose()?;
         let name = format!("MariaDB on port {}", port.number());
         let process = Process::new(name, &server, folder.path().join("log"))
             .user(user)
-            .arguments([format!("--defaults-file={}", folder.path().join("my.cnf").display())]);
-        let server = Self { options, port, client, user, certificates, process, folder };
+            .arguments([format!("--defaults-file={}", folder.path().join("my.cnf").display())])
+            .environment(clock.iter().flat_map(WallClock::environment));
+        let server = Self { options, port, client, user, clock, certificates, process, folder };
         server.write_settings()?;
         server.start_again()?;
         server.make_owner()?;
@@ -215,6 +229,28 @@ impl MariaDb {
                 Err(error) => Answer::No(error.to_string()),
             })
         })
+    }
+
+    /// Kills it and starts it again with no data at all, but for the owner.
+    ///
+    /// # Errors
+    /// If its data folder cannot be made anew or it does not start.
+    pub fn restart_empty(&self) -> io::Result<()> {
+        self.process.kill();
+        let data = self.folder().join("data");
+        fs::remove_dir_all(&data)?;
+        make_data(&program(SERVER, PACKAGE)?, &data, self.user)?;
+        self.start_again()?;
+        self.make_owner()
+    }
+
+    /// Puts the wall clock off by this many seconds from now on.
+    ///
+    /// # Errors
+    /// If it was started without [`MariaDbOptions::movable_clock`].
+    pub fn shift_clock(&self, seconds: i64) -> io::Result<()> {
+        let clock = self.clock.as_ref().ok_or_else(|| io::Error::other("started without a movable clock"))?;
+        clock.shift(seconds)
     }
 
     /// Ends it in an orderly way and starts it again.

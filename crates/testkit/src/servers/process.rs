@@ -14,7 +14,7 @@ use std::{
 use lockkeeper_core::support;
 use rustix::process::{Pid, Signal};
 
-use super::{Answer, program, until, user::User};
+use super::{Answer, clock, program, until, user::User};
 
 /// A server's process, or the place for one: it can be killed and started again.
 #[derive(Debug)]
@@ -103,8 +103,13 @@ impl Process {
             // Another user may not be able to enter the folder of this process.
             command.current_dir("/");
         }
-        command.arg("--").arg(&self.program).args(&self.arguments);
-        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.arg("--");
+        if !self.environment.is_empty() {
+            // For the program alone: a library that is loaded into `setpriv` would make files that belong to root.
+            command.arg(program("env", "coreutils")?);
+            command.args(self.environment.iter().map(|(name, value)| format!("{name}={value}")));
+        }
+        command.arg(&self.program).args(&self.arguments);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         spawn_from_a_lasting_thread(command)
     }
@@ -136,6 +141,7 @@ impl Process {
         if let Some(mut child) = self.child().take() {
             // It cannot be a failure: the child is ours and nobody else waits for it.
             drop(child.wait());
+            clock::tidy_up(child.id());
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod counters;
 mod limits;
+mod openings;
 
 use std::time::{Duration, Instant, SystemTime};
 

@@ -22,6 +22,27 @@ pub(crate) async fn number(session: &mut Conn, question: &str) -> i64 {
     session.query_first(question).await.expect("asked").expect("a row")
 }
 
+/// How many bytes the server has written to the log of its tables, once it writes nothing by itself any more.
+pub(crate) async fn log_written(server: &MariaDb) -> String {
+    let written = || server.sql("SHOW GLOBAL STATUS LIKE 'Innodb_os_log_written'").expect("asked");
+    let mut before = written();
+    loop {
+        tokio::time::sleep(crate::millis(30)).await;
+        let now = written();
+        if now == before {
+            return now;
+        }
+        before = now;
+    }
+}
+
+/// How many statements have inserted something so far. No sweep does.
+pub(crate) fn inserts(server: &MariaDb) -> u64 {
+    let count =
+        "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'COM_INSERT'";
+    server.sql(count).expect("asked").parse().expect("a number")
+}
+
 /// Locks the rows of names, as another keeper's transaction does. They stay locked until the session ends it.
 pub(crate) async fn lock_rows(session: &mut Conn, names: &[&str]) {
     session.query_drop("START TRANSACTION").await.expect("begun");

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::Command};
 
 use lockkeeper_testkit::servers::{MariaDb, MariaDbOptions};
 
-use crate::{gone_in_time, kill, remove, runs, started_by_another_process, told};
+use crate::{gone_in_time, kill, remove, runs, seconds, started_by_another_process, told};
 
 /// Asks over TCP, as the owner.
 fn ask(port: u16, password: &str, options: &[String], question: &str) -> Result<String, String> {
@@ -34,6 +34,28 @@ fn mariadb_keeps_what_was_committed_however_it_ends() {
     assert_eq!(server.sql(durability).expect("asked"), "1\tO_DIRECT\t96");
     let error = server.sql("SELECT nothing").expect_err("there is no such column").to_string();
     assert!(error.contains("ERROR 1054"), "{error}");
+}
+
+#[test]
+fn mariadb_restarts_without_its_data() {
+    let server = MariaDb::start().expect("started");
+    server.sql("CREATE TABLE kept (a int)").expect("allowed");
+    server.restart_empty().expect("restarted");
+    let port = server.address().port();
+    assert_eq!(ask(port, "", &[], "SHOW TABLES"), Ok(String::new()), "the owner may ask as before");
+}
+
+#[test]
+fn mariadb_with_a_clock_that_moves() {
+    let server = MariaDbOptions::default().movable_clock().start().expect("started");
+    let off = || {
+        let time = server.sql("SELECT UNIX_TIMESTAMP()").expect("asked");
+        time.parse::<i64>().expect("seconds") - seconds()
+    };
+    for shift in [0, 3600, -3600, 0] {
+        server.shift_clock(shift).expect("moved");
+        assert!((off() - shift).abs() <= 5, "{} instead of {shift}", off());
+    }
 }
 
 #[test]
