@@ -101,7 +101,10 @@ impl Quorum {
         now: BootTime,
     ) -> Vec<Outgoing> {
         let (gate, first) = (state.attempt.gate(), self.gate(&contest.name));
-        if first == gate || self.is_passed_over(&contest.name, first) || state.attempt.is_held(gate, now) {
+        // A gate that is only avoided is better than one that does not answer: it may serve somebody again.
+        let is_no_better = self.links[first].is_suspect()
+            || self.is_passed_over(&contest.name, first) && !self.links[gate].is_suspect();
+        if first == gate || is_no_better || state.attempt.is_held(gate, now) {
             return Vec::new();
         }
         let turns = match self.links[gate].is_suspect() {
