@@ -509,8 +509,18 @@ mod tests {
         let now = BootTime(1_000_000_000_000);
         let held =
             Said::Held { number: 7, floor: 7, remaining: Duration::from_secs(1), votes: true, since: 0 };
-        let mut attempt = Attempt::new(Majority::of(3).expect("odd"), Sharing::Exclusive, 1);
+        let mut attempt = Attempt::new(Majority::of(3).expect("odd"), Sharing::Exclusive, 0);
+        // It leaves the first gate, and comes back to that member when the second one has granted.
         for ask in attempt.begin(7) {
+            attempt.hear(ask.member, ask.stamp, now, &Said::Busy { in_line: ask.member == 0 });
+        }
+        for ask in attempt.change_gate(1) {
+            attempt.hear(ask.member, ask.stamp, now, &Said::Left);
+        }
+        for ask in attempt.next(now) {
+            attempt.hear(ask.member, ask.stamp, now, &held);
+        }
+        for ask in attempt.next(now) {
             attempt.hear(ask.member, ask.stamp, now, if ask.member == 0 { &Said::Stale } else { &held });
         }
         assert!(attempt.is_spent(0, now) && attempt.next(now).is_empty());
@@ -522,5 +532,32 @@ mod tests {
         }
         let claims = attempt.next(now);
         assert!(matches!(&claims[..], [Ask { member: 0, request: Request::Claim { .. }, .. }]), "{claims:?}");
+    }
+
+    /// A poll was under way for so long that the member did not take it. No leave was sent there, so it met no
+    /// tombstone, and its position is still there.
+    #[test]
+    fn a_claim_that_was_too_late_costs_no_position() {
+        let now = BootTime(1_000_000_000_000);
+        let mut attempt = Attempt::new(Majority::of(3).expect("odd"), Sharing::Exclusive, 0);
+        let first = attempt.begin(7);
+        for (late, ask) in first.into_iter().enumerate() {
+            let said = if late == 0 { Said::Stale } else { Said::Busy { in_line: false } };
+            attempt.hear(ask.member, ask.stamp, now, &said);
+        }
+        assert!(!attempt.is_spent(0, now));
+        let claims = attempt.next(now);
+        assert!(matches!(&claims[..], [Ask { member: 0, request: Request::Claim { queue: true, .. }, .. }]));
+        attempt.hear(0, claims[0].stamp, now, &Said::Busy { in_line: true });
+        for _ in 0..3 {
+            let polls = attempt.ask_again(now);
+            assert!(matches!(
+                &polls[..],
+                [Ask { member: 0, request: Request::Claim { queue: true, .. }, .. }]
+            ));
+            attempt.hear(0, polls[0].stamp, now, &Said::Stale);
+            assert!(attempt.is_in_line(0, now) && !attempt.is_spent(0, now));
+            assert!(attempt.next(now).is_empty());
+        }
     }
 }

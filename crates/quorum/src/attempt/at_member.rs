@@ -121,7 +121,9 @@ impl AtMember {
             Said::Busy { in_line: true } => self.place = Place::InLine,
             Said::Busy { in_line: false } => self.place = Place::Busy,
             Said::Gone | Said::Evicted(_) => self.place = Place::Gone,
-            Said::Stale => self.place = Place::Tombstoned,
+            Said::Stale if self.left => self.place = Place::Tombstoned,
+            // It came too late for the clock of the member, and did nothing: what was there before still is.
+            Said::Stale => {}
             Said::Left => {
                 self.left = true;
                 if self.place == Place::Leaving {
