@@ -344,7 +344,7 @@ impl Attempt {
     }
 
     /// Whether it may hold or wait at this member.
-    fn is_there(&self, member: usize) -> bool {
+    pub(crate) fn is_there(&self, member: usize) -> bool {
         self.members.get(member).is_some_and(|at| at.heard > Stamp(0) || at.may_arrive())
     }
 

@@ -31,7 +31,7 @@ use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
     Attempt, Majority, Sharing,
-    contest::{Contest, Outgoing, Renewal},
+    contest::{Contest, ContestState, Outgoing, Renewal},
     link::Link,
     outbox::Outbox,
     seating::Seating,
@@ -131,6 +131,12 @@ impl Quorum {
     /// Whether another member is to be the gate of this name if there is one: this one does not answer, or serves nobody.
     fn is_passed_over(&self, name: &Name, member: usize) -> bool {
         self.links[member].is_suspect() || self.state.avoided.contains(name, member)
+    }
+
+    /// Whether a renewal at this member says nothing: the contender was never there, because the member refuses its name.
+    /// A server that denies a name may have to be asked for each entry of the group by itself.
+    pub(crate) fn is_pointless_at(&self, contest: &Contest, state: &ContestState, member: usize) -> bool {
+        !state.attempt.is_there(member) && self.state.avoided.contains(&contest.name, member)
     }
 
     /// Whether all members vote, and have answered for a while. Otherwise others may wait at other gates.

@@ -248,7 +248,8 @@ impl QuorumStore {
             state.attempt.begin_to_level();
         }
         (state.renewed, state.touched) = (now, now);
-        let asks = state.attempt.renew(now);
+        let mut asks = state.attempt.renew(now);
+        asks.retain(|ask| !self.quorum.is_pointless_at(contest, &state, ask.member));
         Ok(contest.outgoing(&mut state, asks))
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::Keeper;
-use lockkeeper_testkit::servers::Redis;
+use lockkeeper_testkit::servers::{Redis, RedisOptions};
 use tokio::time::{sleep, timeout};
 
 const SOON: Duration = Duration::from_secs(40);
@@ -82,4 +82,26 @@ async fn a_dead_member_is_replaced() {
     let error =
         lockkeeper::quorum::replace(&url(&servers), "3", &old, |_| {}).await.expect_err("one is down");
     assert!(error.to_string().contains("could be reached"), "{error}");
+}
+
+/// One member denies a name. It goes on renewing everything else, so the other names survive the loss of another member.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_denies_one_name_keeps_all_others() {
+    let rules = |names: &str| format!("~lockkeeper:[^{{]* ~lockkeeper:{{{names} &* +@all");
+    let servers = ["ours/*", "*", "*"]
+        .map(|names| RedisOptions::default().user("app", "pass", &rules(names)).start().expect("started"));
+    let members: Vec<String> = servers.iter().map(|server| server.url_as("app", "pass")).collect();
+    let url = format!("quorum:max_lease=3s,lease=3s,{}", members.join(","));
+    lockkeeper::quorum::found_fresh(&url).await.expect("founded");
+    let keeper = lockkeeper::connect(&url).await.expect("connected");
+    let names = ["ours/1", "theirs", "ours/2"].map(|name| keeper.mutex(name));
+    let guards = tokio::join!(names[0].lock(), names[1].lock(), names[2].lock());
+    let (ours, theirs) = ([guards.0, guards.2].map(|it| it.expect("granted")), guards.1.expect("granted"));
+    // All are renewed a few times, side by side.
+    sleep(Duration::from_secs(4)).await;
+    assert!(ours.iter().all(|guard| guard.is_held()) && theirs.is_held());
+    servers[2].process().kill();
+    timeout(SOON, theirs.lost()).await.expect("one member has it");
+    sleep(Duration::from_secs(2)).await;
+    assert!(ours.iter().all(|guard| guard.is_held()), "two members have them");
 }

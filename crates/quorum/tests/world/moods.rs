@@ -48,6 +48,8 @@ struct State {
     leaves: u64,
     /// The leaves with tombstones among them.
     tombstones: u64,
+    /// The names that it was asked to renew.
+    renewed: Vec<String>,
 }
 
 impl Moods {
@@ -116,6 +118,10 @@ impl Moods {
 
     pub(crate) fn tombstones(&self) -> u64 {
         self.state().tombstones
+    }
+
+    pub(crate) fn renewals_of(&self, name: &str) -> usize {
+        self.state().renewed.iter().filter(|renewed| *renewed == name).count()
     }
 
     pub(crate) fn wrap(&self, connector: Connector) -> Connector {
@@ -261,6 +267,8 @@ impl Member for Moody {
 
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, MemberAnswers<Renewed>> {
         Box::pin(async move {
+            let names = leases.iter().map(|renew| renew.name.as_str().to_owned());
+            self.moods.state().renewed.extend(names);
             self.moods.denied()?;
             let mut answered = self.member_inside().renew(leases).await?;
             answered.membership = self.moods.shows(answered.membership);
