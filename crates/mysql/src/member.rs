@@ -63,10 +63,11 @@ impl Group {
                     "a member of a quorum must not lose commits in a crash; set innodb_flush_log_at_trx_commit = 1",
                 ));
             }
-            let incarnation = Arc::from(self.session.facts.which.as_str());
+            let incarnation: Arc<str> = self.session.facts.which.as_str().into();
+            let server = incarnation.clone();
             let record = text(row, 4)?.map(Arc::from);
             let (wall, high_water) = (number(row, 2)?.cast_unsigned(), number(row, 3)?.cast_unsigned());
-            Ok(MemberState { membership: Membership { record, incarnation }, wall, high_water })
+            Ok(MemberState { membership: Membership { record, incarnation }, wall, high_water, server })
         };
         read().map_err(Failure::closes)
     }

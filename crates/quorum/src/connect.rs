@@ -159,17 +159,26 @@ pub(crate) async fn enter_all(
 
 fn refuse_duplicates(found: &[Found]) -> Result<(), StoreError> {
     for (nth, one) in found.iter().enumerate() {
-        if let Some(other) = found[nth + 1..].iter().find(|other| other.store.id() == one.store.id()) {
-            return Err(config(format!(
-                "members {} and {} of the quorum are the same store ({} and {}); each must be a server of its own",
-                one.member + 1,
-                other.member + 1,
-                one.store.url(),
-                other.store.url()
-            )));
+        // Two namespaces of one server are two stores, and one failure takes both.
+        let is_same =
+            |other: &&Found| other.store.id() == one.store.id() || other.state.server == one.state.server;
+        if let Some(other) = found[nth + 1..].iter().find(is_same) {
+            return Err(one_server((one.member, one.store.url()), (other.member, other.store.url())));
         }
     }
     Ok(())
+}
+
+/// The error if the URLs of two members lead to one server.
+pub(crate) fn one_server(one: (usize, &str), other: (usize, &str)) -> StoreError {
+    config(format!(
+        "members {} and {} of the quorum are one server ({} and {}); each must be a server of its own, because several \
+         namespaces, schemas or databases of one server fail together",
+        one.0 + 1,
+        other.0 + 1,
+        one.1,
+        other.1
+    ))
 }
 
 /// The error if too few members could be reached.

@@ -57,6 +57,8 @@ struct Health {
     wall: Option<(BootTime, u64)>,
     /// Its membership, and since when it was always the same.
     membership: Option<(Membership, BootTime)>,
+    /// Which server it is, as it last told.
+    server: Option<Arc<str>>,
     /// Its vote with that membership, and the version of the seats by which it was judged.
     vote: Option<(u64, Vote)>,
     trouble: Option<StoreError>,
@@ -164,6 +166,7 @@ impl Link {
     pub(crate) fn is_at(&self, received: BootTime, state: &MemberState, seating: &Seating) -> Vote {
         let mut health = self.health();
         health.wall = Some((received, state.wall));
+        health.server = Some(state.server.clone());
         health.saw(self.index, &state.membership, received, seating)
     }
 
@@ -184,6 +187,11 @@ impl Link {
     pub(crate) fn wall(&self, now: BootTime) -> Option<GrantNumber> {
         let (received, wall) = self.health().wall?;
         Some(wall + u64::try_from(now.since(received).as_micros()).unwrap_or_default())
+    }
+
+    /// Whether this is the server that it has last told to be.
+    pub(crate) fn is_server(&self, server: &str) -> bool {
+        self.health().server.as_deref() == Some(server)
     }
 
     /// The error of its last request, if that failed.

@@ -20,6 +20,7 @@ use lockkeeper_core::{
 };
 
 use crate::{
+    connect::one_server,
     entrance::{Entrance, Found},
     link::Link,
     quorum::Quorum,
@@ -94,10 +95,25 @@ async fn look(
     let slow = |_| StoreError::new(StoreErrorKind::Unreachable, "it is too slow");
     let asked = tokio::time::timeout(quorum.request_limit, link.member()?.state()).await;
     let state = asked.map_err(slow).flatten()?;
+    refuse_duplicate(quorum, link.index, &link.shown(), &state).inspect_err(|error| link.failed(error))?;
     quorum.learn(link, &state.membership);
     link.is_at(quorum.clock.now(), &state, &quorum.identity);
     let standing = quorum.identity.standing(link.index, &label(quorum, link, entrance), &state.membership);
     Ok((state, standing))
+}
+
+/// Refuses a server that is another member already, under another URL: a name may come to lead to it at any time.
+fn refuse_duplicate(
+    quorum: &Quorum,
+    member: usize,
+    url: &str,
+    state: &MemberState,
+) -> Result<(), StoreError> {
+    let mut others = quorum.links.iter().filter(|link| link.index != member);
+    match others.find(|link| link.is_server(&state.server)) {
+        Some(other) => Err(one_server((other.index, &other.shown()), (member, url))),
+        None => Ok(()),
+    }
 }
 
 /// Returns the label that counts for the server that a link leads to.
@@ -220,6 +236,9 @@ impl Steward {
             tokio::time::timeout(quorum.request_limit, self.entrance.clone().enter(link.index)).await;
         match entered {
             Ok(Ok(found)) => {
+                if let Err(error) = refuse_duplicate(quorum, link.index, found.store.url(), &found.state) {
+                    return link.failed(&error);
+                }
                 let label = self.entrance.label(&quorum.identity.identity(), link.index, found.store.url());
                 let standing = quorum.identity.standing(link.index, &label, &found.state.membership);
                 if let Standing::Refused(why) = standing {

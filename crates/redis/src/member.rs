@@ -280,7 +280,13 @@ impl Member for RedisStore {
         Box::pin(async {
             let Kept { record, source, now, high_water, .. } = self.kept(None).await?;
             let incarnation = self.run_id(Priority::Normal, &source).await?;
-            Ok(MemberState { membership: Membership { record, incarnation }, wall: now.0, high_water })
+            let server = incarnation.clone();
+            Ok(MemberState {
+                membership: Membership { record, incarnation },
+                wall: now.0,
+                high_water,
+                server,
+            })
         })
     }
 

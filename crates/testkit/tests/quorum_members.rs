@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper::Keeper;
-use lockkeeper_testkit::servers::{Redis, RedisOptions};
+use lockkeeper::{Keeper, error::StoreErrorKind};
+use lockkeeper_testkit::servers::{MariaDb, Postgres, Redis, RedisOptions};
 use tokio::time::{sleep, timeout};
 
 const SOON: Duration = Duration::from_secs(40);
@@ -104,4 +104,27 @@ async fn a_member_that_denies_one_name_keeps_all_others() {
     timeout(SOON, theirs.lost()).await.expect("one member has it");
     sleep(Duration::from_secs(2)).await;
     assert!(ours.iter().all(|guard| guard.is_held()), "two members have them");
+}
+
+/// Two namespaces, schemas or sets of tables of one server are no two members, whichever way leads there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_no_two_members() {
+    let (redis, other) = (Redis::start().expect("started"), Redis::start().expect("started"));
+    let (postgres, mariadb) = (Postgres::start().expect("started"), MariaDb::start().expect("started"));
+    for (url, option) in [(redis.url(), "namespace"), (postgres.url(), "schema"), (mariadb.url(), "prefix")] {
+        let two = ["one", "two"].map(|value| {
+            let separator = if url.contains('?') { '&' } else { '?' };
+            format!("{url}{separator}{option}={value}")
+        });
+        let all = format!("quorum:{},{},{}", two[0], other.url(), two[1]);
+        for error in [
+            lockkeeper::quorum::found_fresh(&all).await.expect_err("one server"),
+            lockkeeper::connect(&all).await.map(drop).expect_err("one server"),
+        ] {
+            let text = error.to_string();
+            assert_eq!(error.kind(), StoreErrorKind::Config, "{text}");
+            assert!(text.contains("members 1 and 3") && text.contains("are one server"), "{text}");
+            assert!(text.contains("=one") && text.contains("=two"), "it names both: {text}");
+        }
+    }
 }

@@ -38,6 +38,8 @@ struct State {
     hangs: bool,
     /// Whether it is not there.
     is_down: bool,
+    /// The server that it says to be, if not itself.
+    server: Option<&'static str>,
     /// How often it has started again with its data.
     starts: u64,
     /// How many groups of claims and leaves it was asked for.
@@ -83,6 +85,11 @@ impl Moods {
     /// Takes it away from now on, or brings it back.
     pub(crate) fn go_down(&self, is_down: bool) {
         self.state().is_down = is_down;
+    }
+
+    /// Makes it say that it is this server.
+    pub(crate) fn be(&self, server: &'static str) {
+        self.state().server = Some(server);
     }
 
     /// Starts it again with its data. Nobody can tell that it does.
@@ -280,7 +287,8 @@ impl Member for Moody {
         Box::pin(async move {
             self.moods.denied()?;
             let state = self.member_inside().state().await?;
-            Ok(MemberState { membership: self.moods.shows(state.membership), ..state })
+            let server = self.moods.state().server.map_or(state.server, Arc::from);
+            Ok(MemberState { membership: self.moods.shows(state.membership), server, ..state })
         })
     }
 
