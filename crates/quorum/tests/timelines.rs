@@ -349,6 +349,16 @@ async fn clients_of_another_quorum_are_refused() {
         let error = world.client_at(url, networks(3)).await.map(drop).expect_err("refused").to_string();
         assert!(error.contains(word), "{error}");
     }
+    let larger = World::founded(5).await;
+    let three = "quorum:memory:0,memory:1,memory:2";
+    let error = larger.client_at(three, networks(5)).await.map(drop).expect_err("refused").to_string();
+    assert!(error.contains("founded with more members; use the same URL"), "{error}");
+    // Five servers, of which the first three are a quorum already.
+    let larger = World::new(5);
+    let founded = lockkeeper_quorum::found_fresh(three, larger.member(&networks(5)));
+    founded.await.expect("founded");
+    let error = larger.client_at(&larger.url, networks(5)).await.map(drop).expect_err("refused").to_string();
+    assert!(error.contains("memory:3 is no member") && error.contains("has fewer members"), "{error}");
     let again = lockkeeper_quorum::found_fresh(&world.url, world.member(&networks(3))).await;
     assert!(again.expect_err("it is founded").to_string().contains("already"));
 }

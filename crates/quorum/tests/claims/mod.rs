@@ -1,6 +1,7 @@
 //! The times and the answers of claims, while members are slow, silent or in trouble.
 
 mod ends;
+mod errors;
 mod gates;
 mod late;
 mod memory;
