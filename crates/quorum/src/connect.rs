@@ -12,10 +12,10 @@ use tokio::{sync::Notify, task::JoinSet};
 use crate::{
     entrance::{Entrance, Found},
     link::Link,
+    member_ids::{MemberIds, Standing, standing},
     outbox::Outbox,
     quorum::{self, Quorum, fnv},
-    record::{Identity, Record, Seat},
-    seating::{Seating, Standing, standing},
+    record::{Identity, MemberId, Record},
     settings::{Settings, config},
     steward::{self, Steward},
     store::{CAPABILITY, QuorumStore},
@@ -72,7 +72,7 @@ pub(crate) fn assemble(
     limit(&mut capability, settings, &found);
     let (suspected, members) = (Arc::new(Notify::new()), 0..settings.members.len());
     let quorum = Arc::new(Quorum {
-        identity: Seating::new(identity),
+        identity: MemberIds::new(identity),
         majority: settings.majority,
         links: members.clone().map(|member| Link::new(member, suspected.clone())).collect(),
         outboxes: members.map(|_| Outbox::default()).collect(),
@@ -218,7 +218,7 @@ pub(crate) fn identify(
             return Err(config(format!("{} is no member: {why}", found.store.url())));
         }
     }
-    match identity.seats.len() == settings.members.len() {
+    match identity.ids.len() == settings.members.len() {
         true => Ok(named),
         false => Err(config("the quorum was founded with more members; use the same URL everywhere")),
     }
@@ -230,7 +230,7 @@ fn unfounded(settings: &Settings, found: &[Found]) -> Identity {
     Identity {
         name: fnv(&ids.join(" ")),
         max_lease: settings.max_lease,
-        seats: found.iter().map(|found| Seat::empty(found.store.url())).collect(),
+        ids: found.iter().map(|found| MemberId::empty(found.store.url())).collect(),
     }
 }
 

@@ -74,7 +74,7 @@ pub enum Said {
     /// Somebody else holds there.
     Busy {
         /// Whether the contender waits in the queue.
-        in_line: bool,
+        in_queue: bool,
     },
     /// The contender does not hold there.
     Gone,

@@ -15,8 +15,8 @@ use lockkeeper_core::{
     support,
 };
 
-/// The most names and members that are remembered. One more forgets all of them: a claim meets such a gate once more, and
-/// passes over it from then on. If the new one were not remembered instead, its name would be starved.
+/// The most names and members that are remembered. One more forgets all of them: a claim meets such a gate once more,
+/// and passes over it from then on. If the new one were not remembered instead, its name would be starved.
 const MOST: usize = 4096;
 
 /// Gates that claims pass over, by name and member.
@@ -33,8 +33,8 @@ impl Avoided {
         self.any.load(Ordering::Acquire) && support::lock(&self.gates).contains(&(name.clone(), member))
     }
 
-    /// Takes note of an answer about this name. No hold lasts for longer than `longest`, so a member that shows a longer
-    /// one has a clock that went back, and would keep everybody from a lock whose holder may be gone.
+    /// Takes note of an answer about this name. No hold lasts for longer than `longest`, so a member that shows a
+    /// longer one has a clock that went back, and would keep everybody from a lock whose holder may be gone.
     pub(super) fn heard(&self, name: &Name, member: usize, answer: &Answer, longest: Duration) {
         let serves_nobody = match answer {
             Answer::Claim(Verdict::Refused(error)) if !error.is_passing() => true,

@@ -199,8 +199,8 @@ async fn a_gate_whose_clock_went_back_does_not_keep_a_crashed_holder() {
     served_in_turn(&world).await;
 }
 
-/// Two members show leases that no client asks for, as after their clocks went back, and the gate that is left dies. Then
-/// the waiter turns to a gate that serves nobody, since that one may serve somebody again.
+/// Two members show leases that no client asks for, as after their clocks went back, and the gate that is left dies.
+/// Then the waiter turns to a gate that serves nobody, since that one may serve somebody again.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_leaves_a_dead_gate_also_for_one_that_serves_nobody() {
     let world = World::founded(3).await;
