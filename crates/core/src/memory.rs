@@ -303,6 +303,7 @@ impl Member for MemoryStore {
             membership: state.membership(),
             wall: now.wall,
             high_water: state.model.high_water.0,
+            server: self.server.0.id.as_str().into(),
         }))
     }
 

@@ -78,10 +78,11 @@ impl Group {
                 return Err(another_store());
             }
             check_durability(row, self.session.facts.dialect)?;
-            let incarnation = Arc::from(self.session.facts.which.as_str());
+            let incarnation: Arc<str> = self.session.facts.which.as_str().into();
+            let server = incarnation.clone();
             let record = text(row, 3)?.map(Arc::from);
             let (wall, high_water) = (number(row, 1)?.cast_unsigned(), number(row, 2)?.cast_unsigned());
-            Ok(MemberState { membership: Membership { record, incarnation }, wall, high_water })
+            Ok(MemberState { membership: Membership { record, incarnation }, wall, high_water, server })
         };
         read().map_err(Failure::closes)
     }

@@ -22,13 +22,15 @@ use crate::{
     trouble,
 };
 
-/// The store's id, the incarnation, the clock, the high-water mark of all resources, and the record.
+/// The store's id, the incarnation, the clock, the high-water mark of all resources, the record, and whether commits wait
+/// for the disk. At last the start of the server: no two servers have started in the same microsecond.
 const READ: &str = "
 SELECT id, left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) || CASE
         WHEN current_setting('fsync') = 'on' THEN ''
         ELSE ' ' || extract(epoch FROM pg_postmaster_start_time())::text END,
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
-    greatest(floor, {mark}), (SELECT record FROM {s}.member), current_setting('synchronous_commit') FROM {s}.store";
+    greatest(floor, {mark}), (SELECT record FROM {s}.member), current_setting('synchronous_commit'),
+    extract(epoch FROM pg_postmaster_start_time())::text FROM {s}.store";
 
 /// Reading it takes time, and only a member that begins to vote needs it.
 const MARK: &str = "(SELECT max(high_water) FROM {s}.resource), (SELECT max(high_water) FROM {s}.latch)";
@@ -78,6 +80,7 @@ impl Group {
             membership: Membership { record, incarnation },
             wall: number(2)?,
             high_water: number(3)?,
+            server: text(6)?.unwrap_or_default().into(),
         })
     }
 

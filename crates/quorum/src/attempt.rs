@@ -16,7 +16,7 @@ mod mistake;
 use lockkeeper_core::{GrantNumber, clock::BootTime};
 
 use crate::majority::Majority;
-use at_member::{AtMember, Place};
+use at_member::{AtMember, Status};
 pub use messages::{Ask, Ended, Hold, Request, Said, Sharing, Stamp};
 pub(crate) use mistake::Mistake;
 
@@ -187,13 +187,13 @@ impl Attempt {
 
     fn next_while_asking(&mut self, now: BootTime) -> Vec<Ask> {
         let others: Vec<usize> = (0..self.members.len()).filter(|member| *member != self.gate).collect();
-        match self.members[self.gate].place(now) {
-            Place::InLine if self.expects_gate && self.members[self.gate].is_claiming() => Vec::new(),
+        match self.members[self.gate].status(now) {
+            Status::InQueue if self.expects_gate && self.members[self.gate].is_claiming() => Vec::new(),
             // The next contender in the queue of the gate needs the others. Staying there would overtake it, or block
             // it.
-            Place::InLine | Place::Busy => {
+            Status::InQueue | Status::Busy => {
                 let is_there = |at: &AtMember| {
-                    matches!(at.place(now), Place::Held | Place::InLine) || at.has_lost_claim()
+                    matches!(at.status(now), Status::Held | Status::InQueue) || at.has_lost_claim()
                 };
                 let there = others.into_iter().filter(|member| is_there(&self.members[*member]));
                 let there: Vec<usize> = there.collect();
@@ -201,24 +201,24 @@ impl Attempt {
                 asks.extend(self.enter(self.gate, now));
                 asks
             }
-            Place::Held => {
+            Status::Held => {
                 let mut asks = self.raise_to(self.target, now);
                 asks.extend(others.into_iter().filter_map(|member| self.enter(member, now)));
                 asks
             }
-            Place::Out | Place::Gone => self.enter(self.gate, now).into_iter().collect(),
-            Place::Leaving | Place::Spent | Place::Tombstoned => Vec::new(),
+            Status::Out | Status::Gone => self.enter(self.gate, now).into_iter().collect(),
+            Status::Leaving | Status::Spent | Status::Tombstoned => Vec::new(),
         }
     }
 
     /// Claims at `member` with a position in the queue, if it is neither there nor asked.
     fn enter(&mut self, member: usize, now: BootTime) -> Option<Ask> {
         let at = &self.members[member];
-        let free = match at.place(now) {
-            Place::Out | Place::Gone | Place::Busy => true,
+        let free = match at.status(now) {
+            Status::Out | Status::Gone | Status::Busy => true,
             // A leave that is still under way could arrive after the claim, and end the hold that it brings.
-            Place::Leaving => self.makes(Mistake::ClaimBeforeLeft),
-            Place::Held | Place::InLine | Place::Spent | Place::Tombstoned => false,
+            Status::Leaving => self.makes(Mistake::ClaimBeforeLeft),
+            Status::Held | Status::InQueue | Status::Spent | Status::Tombstoned => false,
         };
         (free && self.waits && !at.is_claiming()).then(|| self.claim(member, true))
     }
@@ -245,7 +245,7 @@ impl Attempt {
         let round = self.round;
         let held = self.members.iter().filter(|at| at.heard >= round && at.counts(now)).count();
         let enough = held >= self.majority.needed() || self.makes(Mistake::CreateAgainAlone);
-        let gone = |at: &AtMember| at.place(now) == Place::Gone && at.heard >= round && !at.is_claiming();
+        let gone = |at: &AtMember| at.status(now) == Status::Gone && at.heard >= round && !at.is_claiming();
         let gone = (0..self.members.len()).filter(|member| enough && gone(&self.members[*member]));
         let gone: Vec<usize> = gone.collect();
         self.at_least = self.at_least.max(number);
@@ -275,7 +275,7 @@ impl Attempt {
     /// the answer of the gate decides whether the grants of the others are kept.
     pub fn pushed(&mut self, now: BootTime) -> Vec<Ask> {
         let gate = &self.members[self.gate];
-        if self.phase != Phase::Asking || gate.place(now) != Place::InLine || gate.is_claiming() {
+        if self.phase != Phase::Asking || gate.status(now) != Status::InQueue || gate.is_claiming() {
             let mut asks = self.next(now);
             asks.extend(self.ask_again(now));
             return asks;
@@ -290,10 +290,10 @@ impl Attempt {
 
     /// Asks again at every member in whose queue it waits.
     pub fn ask_again(&mut self, now: BootTime) -> Vec<Ask> {
-        let in_line = |at: &AtMember| at.place(now) == Place::InLine && !at.is_claiming();
-        let in_line = (0..self.members.len()).filter(|member| in_line(&self.members[*member]));
-        let in_line: Vec<usize> = in_line.collect();
-        in_line.into_iter().map(|member| self.claim(member, true)).collect()
+        let in_queue = |at: &AtMember| at.status(now) == Status::InQueue && !at.is_claiming();
+        let in_queue = (0..self.members.len()).filter(|member| in_queue(&self.members[*member]));
+        let in_queue: Vec<usize> = in_queue.collect();
+        in_queue.into_iter().map(|member| self.claim(member, true)).collect()
     }
 
     /// Renews: everywhere once it holds, and before that at the members that have granted.
@@ -309,9 +309,9 @@ impl Attempt {
             Phase::Adopting { number } => (true, number),
             Phase::Ended(_) => return Vec::new(),
         };
-        let asked = |at: &AtMember| match at.place(now) {
-            Place::Leaving | Place::Spent => false,
-            Place::Held => true,
+        let asked = |at: &AtMember| match at.status(now) {
+            Status::Leaving | Status::Spent => false,
+            Status::Held => true,
             _ => everywhere,
         };
         let members: Vec<usize> =
@@ -344,7 +344,7 @@ impl Attempt {
     }
 
     /// Whether it may hold or wait at this member.
-    fn is_there(&self, member: usize) -> bool {
+    pub(crate) fn is_there(&self, member: usize) -> bool {
         self.members.get(member).is_some_and(|at| at.heard > Stamp(0) || at.may_arrive())
     }
 
@@ -380,7 +380,7 @@ impl Attempt {
 
     /// Whether it holds at this member.
     pub fn is_held(&self, member: usize, now: BootTime) -> bool {
-        self.members.get(member).is_some_and(|at| at.place(now) == Place::Held)
+        self.members.get(member).is_some_and(|at| at.status(now) == Status::Held)
     }
 
     /// Whether the answer to a claim at this member is waited for.
@@ -400,14 +400,14 @@ impl Attempt {
 
     /// Whether a leave was sent to this member that has no answer.
     pub fn is_leaving(&self, member: usize) -> bool {
-        let leaves = |at: &AtMember| matches!(at.place(BootTime(0)), Place::Leaving | Place::Spent);
+        let leaves = |at: &AtMember| matches!(at.status(BootTime(0)), Status::Leaving | Status::Spent);
         self.members.get(member).is_some_and(|at| leaves(at) && !at.has_left())
     }
 
     /// Whether this id may still be used at this member.
     pub fn is_usable(&self, member: usize, now: BootTime) -> bool {
-        let place = self.members.get(member).map(|at| at.place(now));
-        place.is_some_and(|place| !matches!(place, Place::Leaving | Place::Spent | Place::Tombstoned))
+        let status = self.members.get(member).map(|at| at.status(now));
+        status.is_some_and(|status| !matches!(status, Status::Leaving | Status::Spent | Status::Tombstoned))
     }
 
     /// Returns the member in whose queue it waits.
@@ -421,15 +421,15 @@ impl Attempt {
     }
 
     /// Whether it waits in the queue of this member.
-    pub fn is_in_line(&self, member: usize, now: BootTime) -> bool {
-        self.members.get(member).is_some_and(|at| at.place(now) == Place::InLine)
+    pub fn is_in_queue(&self, member: usize, now: BootTime) -> bool {
+        self.members.get(member).is_some_and(|at| at.status(now) == Status::InQueue)
     }
 
     /// Whether its id cannot be used at this member any more: a leave got no answer, and may arrive at any time, or it
     /// has left a tombstone.
     pub fn is_spent(&self, member: usize, now: BootTime) -> bool {
-        let place = self.members.get(member).map(|at| at.place(now));
-        place.is_some_and(|place| matches!(place, Place::Spent | Place::Tombstoned))
+        let status = self.members.get(member).map(|at| at.status(now));
+        status.is_some_and(|status| matches!(status, Status::Spent | Status::Tombstoned))
     }
 
     /// Whether it neither holds nor has ended yet.
@@ -509,8 +509,18 @@ mod tests {
         let now = BootTime(1_000_000_000_000);
         let held =
             Said::Held { number: 7, floor: 7, remaining: Duration::from_secs(1), votes: true, since: 0 };
-        let mut attempt = Attempt::new(Majority::of(3).expect("odd"), Sharing::Exclusive, 1);
+        let mut attempt = Attempt::new(Majority::of(3).expect("odd"), Sharing::Exclusive, 0);
+        // It leaves the first gate, and comes back to that member when the second one has granted.
         for ask in attempt.begin(7) {
+            attempt.hear(ask.member, ask.stamp, now, &Said::Busy { in_queue: ask.member == 0 });
+        }
+        for ask in attempt.change_gate(1) {
+            attempt.hear(ask.member, ask.stamp, now, &Said::Left);
+        }
+        for ask in attempt.next(now) {
+            attempt.hear(ask.member, ask.stamp, now, &held);
+        }
+        for ask in attempt.next(now) {
             attempt.hear(ask.member, ask.stamp, now, if ask.member == 0 { &Said::Stale } else { &held });
         }
         assert!(attempt.is_spent(0, now) && attempt.next(now).is_empty());
@@ -522,5 +532,32 @@ mod tests {
         }
         let claims = attempt.next(now);
         assert!(matches!(&claims[..], [Ask { member: 0, request: Request::Claim { .. }, .. }]), "{claims:?}");
+    }
+
+    /// A poll was under way for so long that the member did not take it. No leave was sent there, so it met no
+    /// tombstone, and its position is still there.
+    #[test]
+    fn a_claim_that_was_too_late_costs_no_position() {
+        let now = BootTime(1_000_000_000_000);
+        let mut attempt = Attempt::new(Majority::of(3).expect("odd"), Sharing::Exclusive, 0);
+        let first = attempt.begin(7);
+        for (late, ask) in first.into_iter().enumerate() {
+            let said = if late == 0 { Said::Stale } else { Said::Busy { in_queue: false } };
+            attempt.hear(ask.member, ask.stamp, now, &said);
+        }
+        assert!(!attempt.is_spent(0, now));
+        let claims = attempt.next(now);
+        assert!(matches!(&claims[..], [Ask { member: 0, request: Request::Claim { queue: true, .. }, .. }]));
+        attempt.hear(0, claims[0].stamp, now, &Said::Busy { in_queue: true });
+        for _ in 0..3 {
+            let polls = attempt.ask_again(now);
+            assert!(matches!(
+                &polls[..],
+                [Ask { member: 0, request: Request::Claim { queue: true, .. }, .. }]
+            ));
+            attempt.hear(0, polls[0].stamp, now, &Said::Stale);
+            assert!(attempt.is_in_queue(0, now) && !attempt.is_spent(0, now));
+            assert!(attempt.next(now).is_empty());
+        }
     }
 }

@@ -12,10 +12,10 @@ use tokio::{sync::Notify, task::JoinSet};
 use crate::{
     entrance::{Entrance, Found},
     link::Link,
+    member_ids::{MemberIds, Standing, standing},
     outbox::Outbox,
     quorum::{self, Quorum, fnv},
-    record::{Identity, Record, Seat},
-    seating::{Seating, Standing, standing},
+    record::{Identity, MemberId, Record},
     settings::{Settings, config},
     steward::{self, Steward},
     store::{CAPABILITY, QuorumStore},
@@ -72,7 +72,7 @@ pub(crate) fn assemble(
     limit(&mut capability, settings, &found);
     let (suspected, members) = (Arc::new(Notify::new()), 0..settings.members.len());
     let quorum = Arc::new(Quorum {
-        identity: Seating::new(identity),
+        identity: MemberIds::new(identity),
         majority: settings.majority,
         links: members.clone().map(|member| Link::new(member, suspected.clone())).collect(),
         outboxes: members.map(|_| Outbox::default()).collect(),
@@ -159,17 +159,26 @@ pub(crate) async fn enter_all(
 
 fn refuse_duplicates(found: &[Found]) -> Result<(), StoreError> {
     for (nth, one) in found.iter().enumerate() {
-        if let Some(other) = found[nth + 1..].iter().find(|other| other.store.id() == one.store.id()) {
-            return Err(config(format!(
-                "members {} and {} of the quorum are the same store ({} and {}); each must be a server of its own",
-                one.member + 1,
-                other.member + 1,
-                one.store.url(),
-                other.store.url()
-            )));
+        // Two namespaces of one server are two stores, and one failure takes both.
+        let is_same =
+            |other: &&Found| other.store.id() == one.store.id() || other.state.server == one.state.server;
+        if let Some(other) = found[nth + 1..].iter().find(is_same) {
+            return Err(one_server((one.member, one.store.url()), (other.member, other.store.url())));
         }
     }
     Ok(())
+}
+
+/// The error if the URLs of two members lead to one server.
+pub(crate) fn one_server(one: (usize, &str), other: (usize, &str)) -> StoreError {
+    config(format!(
+        "members {} and {} of the quorum are one server ({} and {}); each must be a server of its own, because several \
+         namespaces, schemas or databases of one server fail together",
+        one.0 + 1,
+        other.0 + 1,
+        one.1,
+        other.1
+    ))
 }
 
 /// The error if too few members could be reached.
@@ -209,7 +218,7 @@ pub(crate) fn identify(
             return Err(config(format!("{} is no member: {why}", found.store.url())));
         }
     }
-    match identity.seats.len() == settings.members.len() {
+    match identity.ids.len() == settings.members.len() {
         true => Ok(named),
         false => Err(config("the quorum was founded with more members; use the same URL everywhere")),
     }
@@ -221,7 +230,7 @@ fn unfounded(settings: &Settings, found: &[Found]) -> Identity {
     Identity {
         name: fnv(&ids.join(" ")),
         max_lease: settings.max_lease,
-        seats: found.iter().map(|found| Seat::empty(found.store.url())).collect(),
+        ids: found.iter().map(|found| MemberId::empty(found.store.url())).collect(),
     }
 }
 

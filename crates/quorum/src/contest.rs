@@ -16,7 +16,7 @@ use lockkeeper_core::{
 };
 use tokio::sync::Notify;
 
-use crate::{Ask, Attempt, Request, Said, link::Link, record::Vote, seating::HeardVote};
+use crate::{Ask, Attempt, Request, Said, link::Link, member_ids::HeardVote, record::Vote};
 
 /// One contender.
 #[derive(Debug)]
@@ -61,8 +61,8 @@ pub(crate) struct ContestState {
     pub(crate) held: bool,
     /// Per member, whether a copy of the leave got no answer and may have been done.
     unsure: Vec<bool>,
-    /// The last note on each member.
-    pub(crate) notes: Vec<Option<Note>>,
+    /// The last answer of each member, for people.
+    pub(crate) last_answers: Vec<Option<LastAnswer>>,
 }
 
 /// The terms of a renewal.
@@ -93,7 +93,7 @@ pub(crate) struct Position {
 
 /// The last answer of a member, for people.
 #[derive(Clone, Debug)]
-pub(crate) enum Note {
+pub(crate) enum LastAnswer {
     Granted,
     GrantedWithoutVote,
     Busy,
@@ -101,8 +101,8 @@ pub(crate) enum Note {
     Refused(StoreError),
 }
 
-impl Note {
-    /// A failure that asking again does not mend. Others are notes of the link.
+impl LastAnswer {
+    /// A failure that asking again does not mend. Others are the trouble of the link.
     pub(crate) fn of_failure(error: &StoreError) -> Option<Self> {
         (!error.is_passing()).then(|| Self::Refused(error.clone()))
     }
@@ -160,7 +160,7 @@ impl Outgoing {
     /// again, even if another copy of the leave is answered: the late one would end the hold that a new claim brings.
     pub(crate) fn leave_failed(&self, error: &StoreError) {
         let mut state = self.contest.state();
-        state.notes[self.ask.member] = Note::of_failure(error);
+        state.last_answers[self.ask.member] = LastAnswer::of_failure(error);
         if error.maybe_applied() {
             state.attempt.silent(self.ask.member, self.ask.stamp);
             state.unsure[self.ask.member] = true;
@@ -211,7 +211,7 @@ impl Contest {
             left: vec![None; members],
             held: false,
             unsure: vec![false; members],
-            notes: vec![None; members],
+            last_answers: vec![None; members],
         };
         Self { name, contender, claim, state: Mutex::new(state), changed: Notify::new() }
     }
@@ -294,35 +294,35 @@ impl Contest {
         let vote = vote.that_counts();
         // A hold whose time is over stays lost, even if an answer comes now.
         state.attempt.count(at.received);
-        let in_line = matches!(ask.request, Request::Claim { queue: true, .. });
-        let (said, note) = match answer {
+        let in_queue = matches!(ask.request, Request::Claim { queue: true, .. });
+        let (said, last) = match answer {
             Answer::Claim(Verdict::Granted(grant)) => (held(&grant, vote), granted(vote)),
             Answer::Claim(Verdict::Busy { ahead, retry_in, .. }) => {
                 if ask.member == state.attempt.gate() {
                     state.position = Some(Position { ahead, retry_in, asked: sent });
                 }
-                (Said::Busy { in_line }, Note::Busy)
+                (Said::Busy { in_queue }, LastAnswer::Busy)
             }
             Answer::Claim(Verdict::Mismatch { in_use, .. }) => {
                 state.mismatch = Some(in_use);
-                (Said::Busy { in_line: false }, Note::Busy)
+                (Said::Busy { in_queue: false }, LastAnswer::Busy)
             }
             Answer::Claim(Verdict::NotNow(_)) | Answer::Leave(Left::NotNow) => return Taken::NotNow,
             Answer::Claim(Verdict::Refused(error)) => {
                 state.is_answered(ask.member);
-                state.notes[ask.member] = Some(Note::Refused(error));
+                state.last_answers[ask.member] = Some(LastAnswer::Refused(error));
                 state.attempt.unsent(ask.member, ask.stamp);
                 return Taken::Refused;
             }
             // Too late for the member's clock, or a tombstone is there.
             Answer::Claim(_) => {
                 state.is_answered(ask.member);
-                state.notes[ask.member] = Some(Note::Gone);
+                state.last_answers[ask.member] = Some(LastAnswer::Gone);
                 state.attempt.hear(ask.member, ask.stamp, sent, &Said::Stale);
                 return Taken::Refused;
             }
             Answer::Leave(left) => {
-                state.notes[ask.member] = None;
+                state.last_answers[ask.member] = None;
                 // An earlier leave, made while it waited, says nothing about the last one.
                 if !state.attempt.is_late(ask.member, ask.stamp) {
                     // If a copy finds nothing, an earlier one was there.
@@ -334,7 +334,7 @@ impl Contest {
             }
         };
         state.is_answered(ask.member);
-        state.notes[ask.member] = Some(note);
+        state.last_answers[ask.member] = Some(last);
         state.attempt.hear(ask.member, ask.stamp, sent, &said);
         Taken::Done
     }
@@ -345,13 +345,13 @@ impl Contest {
         let vote = vote.that_counts();
         state.attempt.count(at.received);
         state.is_answered(ask.member);
-        let (said, note) = match answer {
+        let (said, last) = match answer {
             Renewed::Held(grant) => (held(&grant, vote), granted(vote)),
-            Renewed::Gone => (Said::Gone, Note::Gone),
-            Renewed::Evicted(reason) => (Said::Evicted(reason), Note::Gone),
+            Renewed::Gone => (Said::Gone, LastAnswer::Gone),
+            Renewed::Evicted(reason) => (Said::Evicted(reason), LastAnswer::Gone),
             Renewed::Unknown => return state.attempt.silent(ask.member, ask.stamp),
         };
-        state.notes[ask.member] = Some(note);
+        state.last_answers[ask.member] = Some(last);
         state.attempt.hear(ask.member, ask.stamp, sent, &said);
     }
 
@@ -359,7 +359,7 @@ impl Contest {
     pub(crate) fn failed(&self, ask: &Ask, error: &StoreError) {
         let mut state = self.state();
         state.is_answered(ask.member);
-        state.notes[ask.member] = Note::of_failure(error);
+        state.last_answers[ask.member] = LastAnswer::of_failure(error);
         match error.maybe_applied() {
             true => state.attempt.silent(ask.member, ask.stamp),
             false => state.attempt.unsent(ask.member, ask.stamp),
@@ -463,6 +463,6 @@ fn held(grant: &Grant, vote: Vote) -> Said {
     Said::Held { number, floor, remaining, votes, since }
 }
 
-fn granted(vote: Vote) -> Note {
-    if vote == Vote::None { Note::GrantedWithoutVote } else { Note::Granted }
+fn granted(vote: Vote) -> LastAnswer {
+    if vote == Vote::None { LastAnswer::GrantedWithoutVote } else { LastAnswer::Granted }
 }

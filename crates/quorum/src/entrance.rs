@@ -47,8 +47,8 @@ impl Entrance {
     /// Returns the label that counts for the server at `place`, which is reached as `url`: that of the place's owner,
     /// if an operator said so.
     pub(crate) fn label(&self, identity: &Identity, place: usize, url: &str) -> Arc<str> {
-        let seat = identity.seats.get(place).filter(|_| self.replaced == Some(place));
-        seat.map_or_else(|| url.into(), |seat| seat.label.clone())
+        let id = identity.ids.get(place).filter(|_| self.replaced == Some(place));
+        id.map_or_else(|| url.into(), |id| id.label.clone())
     }
 
     /// Has members wake this quorum from now on.

@@ -13,7 +13,7 @@ use crate::{
     connect::{Wanted, enter_all, identify},
     entrance::{Entrance, Found},
     link::Link,
-    record::{Record, Seat},
+    record::{MemberId, Record},
     settings::{Settings, config},
     steward::{founding_mark, mark, vote},
 };
@@ -58,7 +58,7 @@ async fn found_all(
         )));
     }
     let mut identity = identify(settings, entrance, found, errors)?;
-    identity.seats = identity.seats.iter().map(|empty: &Seat| empty.next(&empty.label)).collect();
+    identity.ids = identity.ids.iter().map(|empty: &MemberId| empty.next(&empty.label)).collect();
     let links: Vec<Link> = found.iter().map(|found| Link::new(found.member, Arc::default())).collect();
     let changed = |done: bool, link: &Link| match done {
         true => Ok(()),

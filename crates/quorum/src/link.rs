@@ -14,8 +14,8 @@ use lockkeeper_core::{
 use tokio::sync::Notify;
 
 use crate::{
+    member_ids::MemberIds,
     record::{Record, Vote},
-    seating::Seating,
 };
 
 /// How long after it was sent a claim may still take effect at a member.
@@ -57,7 +57,9 @@ struct Health {
     wall: Option<(BootTime, u64)>,
     /// Its membership, and since when it was always the same.
     membership: Option<(Membership, BootTime)>,
-    /// Its vote with that membership, and the version of the seats by which it was judged.
+    /// Which server it is, as it last told.
+    server: Option<Arc<str>>,
+    /// Its vote with that membership, and the version of the member ids by which it was judged.
     vote: Option<(u64, Vote)>,
     trouble: Option<StoreError>,
 }
@@ -146,7 +148,7 @@ impl Link {
         received: BootTime,
         now: StoreTime,
         membership: &Membership,
-        seating: &Seating,
+        ids: &MemberIds,
         is_empty: bool,
     ) -> (Vote, bool) {
         let mut health = self.health();
@@ -157,14 +159,15 @@ impl Link {
         health.is_doubted &= is_empty;
         health.trouble = None;
         health.clock = Some((received, now));
-        (health.saw(self.index, membership, received, seating), is_back)
+        (health.saw(self.index, membership, received, ids), is_back)
     }
 
     /// Takes note of its state, which it has told.
-    pub(crate) fn is_at(&self, received: BootTime, state: &MemberState, seating: &Seating) -> Vote {
+    pub(crate) fn is_at(&self, received: BootTime, state: &MemberState, ids: &MemberIds) -> Vote {
         let mut health = self.health();
         health.wall = Some((received, state.wall));
-        health.saw(self.index, &state.membership, received, seating)
+        health.server = Some(state.server.clone());
+        health.saw(self.index, &state.membership, received, ids)
     }
 
     /// Returns the time on its own clock until which a claim that is sent now may take effect.
@@ -186,14 +189,19 @@ impl Link {
         Some(wall + u64::try_from(now.since(received).as_micros()).unwrap_or_default())
     }
 
+    /// Whether this is the server that it has last told to be.
+    pub(crate) fn is_server(&self, server: &str) -> bool {
+        self.health().server.as_deref() == Some(server)
+    }
+
     /// The error of its last request, if that failed.
     pub(crate) fn trouble(&self) -> Option<StoreError> {
         self.health().trouble.clone()
     }
 
     /// Whether it votes, as last heard.
-    pub(crate) fn votes(&self, seating: &Seating) -> bool {
-        self.health().vote(self.index, seating) != Vote::None
+    pub(crate) fn votes(&self, ids: &MemberIds) -> bool {
+        self.health().vote(self.index, ids) != Vote::None
     }
 
     /// Whether this was its membership when it was last heard.
@@ -206,10 +214,10 @@ impl Link {
         self.health().membership.clone()
     }
 
-    /// Whether it does not know of all seats.
-    pub(crate) fn lags(&self, seating: &Seating) -> bool {
+    /// Whether it does not know of all member ids.
+    pub(crate) fn lags(&self, ids: &MemberIds) -> bool {
         let record = self.health().membership.as_ref().and_then(|(membership, _)| Record::of(membership));
-        record.is_some_and(|record| record.quorum.seats != seating.identity().seats)
+        record.is_some_and(|record| record.quorum.ids != ids.identity().ids)
     }
 
     /// Returns its trouble in words, if it has any. `wait`: how long a member is watched before it votes.
@@ -234,19 +242,19 @@ impl Link {
 }
 
 impl Health {
-    fn saw(&mut self, place: usize, membership: &Membership, now: BootTime, seating: &Seating) -> Vote {
+    fn saw(&mut self, place: usize, membership: &Membership, now: BootTime, ids: &MemberIds) -> Vote {
         if self.membership.as_ref().is_none_or(|(known, _)| known != membership) {
             self.membership = Some((membership.clone(), now));
             self.vote = None;
         }
-        self.vote(place, seating)
+        self.vote(place, ids)
     }
 
-    /// Reading a record takes time, so it is read once for each version of the seats.
-    fn vote(&mut self, place: usize, seating: &Seating) -> Vote {
-        let version = seating.version();
+    /// Reading a record takes time, so it is read once for each version of the member ids.
+    fn vote(&mut self, place: usize, ids: &MemberIds) -> Vote {
+        let version = ids.version();
         let known = self.vote.filter(|(of, _)| *of == version).map(|(_, vote)| vote);
-        let read = || self.membership.as_ref().map_or(Vote::None, |(it, _)| seating.vote(place, it));
+        let read = || self.membership.as_ref().map_or(Vote::None, |(it, _)| ids.vote(place, it));
         let vote = known.unwrap_or_else(read);
         self.vote = Some((version, vote));
         vote

@@ -61,8 +61,8 @@ impl Majority {
 /// The values in order, without the room that they do not need. There is at most one for each member.
 fn sorted<T: Ord + Copy>(room: &mut [Option<T>; MOST], values: impl IntoIterator<Item = T>) -> &[Option<T>] {
     let mut count = 0;
-    for (value, place) in values.into_iter().zip(&mut *room) {
-        *place = Some(value);
+    for (value, slot) in values.into_iter().zip(&mut *room) {
+        *slot = Some(value);
         count += 1;
     }
     room[..count].sort_unstable();

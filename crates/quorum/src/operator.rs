@@ -19,9 +19,9 @@ use crate::{
     connect::{Wanted, assemble, enter_all},
     entrance::{Entrance, Found},
     founding::context,
+    member_ids::{Standing, standing},
     quorum::Quorum,
     record::{Identity, Record},
-    seating::{Standing, standing},
     settings::{Settings, config, plain},
     steward::Steward,
 };

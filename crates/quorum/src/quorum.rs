@@ -31,10 +31,10 @@ use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
     Attempt, Majority, Sharing,
-    contest::{Contest, Outgoing, Renewal},
+    contest::{Contest, ContestState, Outgoing, Renewal},
     link::Link,
+    member_ids::MemberIds,
     outbox::Outbox,
-    seating::Seating,
 };
 use avoided::Avoided;
 use awaited::Awaited;
@@ -45,7 +45,7 @@ pub(crate) use under_way::{LeftOver, UnderWay};
 
 /// A quorum, as one keeper uses it.
 pub(crate) struct Quorum {
-    pub(crate) identity: Seating,
+    pub(crate) identity: MemberIds,
     pub(crate) majority: Majority,
     pub(crate) links: Vec<Link>,
     pub(crate) outboxes: Vec<Outbox>,
@@ -128,9 +128,16 @@ impl Quorum {
         serves.or_else(answers).or_else(|| self.gates(name).next()).unwrap_or(0)
     }
 
-    /// Whether another member is to be the gate of this name if there is one: this one does not answer, or serves nobody.
+    /// Whether another member is to be the gate of this name if there is one: this one does not answer, or serves
+    /// nobody.
     fn is_passed_over(&self, name: &Name, member: usize) -> bool {
         self.links[member].is_suspect() || self.state.avoided.contains(name, member)
+    }
+
+    /// Whether a renewal at this member says nothing: the contender was never there, because the member refuses its
+    /// name. A server that denies a name may have to be asked for each entry of the group by itself.
+    pub(crate) fn is_pointless_at(&self, contest: &Contest, state: &ContestState, member: usize) -> bool {
+        !state.attempt.is_there(member) && self.state.avoided.contains(&contest.name, member)
     }
 
     /// Whether all members vote, and have answered for a while. Otherwise others may wait at other gates.
@@ -284,7 +291,7 @@ impl Quorum {
         state.touched = now;
         state.hold_at_least = leave.hold_at_least.min(self.identity.max_lease);
         state.left.fill(None);
-        state.notes.fill(None);
+        state.last_answers.fill(None);
         state.held = state.attempt.hold(now).is_some();
         let asks = state.attempt.leave();
         let outgoing = contest.outgoing(&mut state, asks);

@@ -1,8 +1,8 @@
 //! The record that a member keeps for its quorum, as text.
 //!
-//! `lkq2 NAME MAX_LEASE OWN SEATS SINCE VOTER`: the name of the quorum, the longest lease in milliseconds, the place of
-//! this member, the seats, the mark with which the member began to vote, and the incarnation in which it votes, or `-`.
-//! Seats are `TURN:ID:LABEL`, in the order of the members, with commas between.
+//! `lkq2 NAME MAX_LEASE OWN MEMBERS SINCE VOTER`: the name of the quorum, the longest lease in milliseconds, the place
+//! of this member, the member ids, the mark with which the member began to vote, and the incarnation in which it votes,
+//! or `-`. Member ids are `TURN:RANDOM:LABEL`, in the order of the members, with commas between.
 
 use std::{cmp::Ordering, fmt, sync::Arc, time::Duration};
 
@@ -10,79 +10,79 @@ use lockkeeper_core::{GrantNumber, KeeperId, store::Membership, support::percent
 
 const VERSION: &str = "lkq2";
 
-/// A server's right to a place in the quorum, from the moment when it was seated there. A server that may have lost its
-/// data, and one that takes the place of another, gets a new seat with the next turn. Seats with higher turns win.
+/// Which server has a place of the quorum, from the moment when it got the place. A server that may have lost its
+/// data, and one that takes the place of another, gets a new member id with the next turn. Those with higher turns win.
 #[derive(Clone, Debug)]
-pub(crate) struct Seat {
+pub(crate) struct MemberId {
     /// How many had the place before. Nobody has turn 0.
     pub(crate) turn: u64,
-    /// Random, so that no two servers have the same seat.
-    id: Arc<str>,
+    /// Random, so that no two servers have the same member id.
+    random: Arc<str>,
     /// The URL of the server without a password, for people, and to tell a server that lost its data from another one.
     pub(crate) label: Arc<str>,
 }
 
-impl Seat {
+impl MemberId {
     /// A place that nobody has had yet.
     pub(crate) fn empty(label: &str) -> Self {
-        Self { turn: 0, id: Arc::default(), label: label.into() }
+        Self { turn: 0, random: Arc::default(), label: label.into() }
     }
 
-    /// The seat of the next one at this place.
+    /// The member id of the next one at this place.
     pub(crate) fn next(&self, label: &str) -> Self {
-        let id = KeeperId::random().to_string();
-        Self { turn: self.turn + 1, id: id.into(), label: label.into() }
+        let random = KeeperId::random().to_string();
+        Self { turn: self.turn + 1, random: random.into(), label: label.into() }
     }
 
     fn key(&self) -> (u64, &str) {
-        (self.turn, &self.id)
+        (self.turn, &self.random)
     }
 }
 
-impl PartialEq for Seat {
+impl PartialEq for MemberId {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Seat {}
+impl Eq for MemberId {}
 
-impl PartialOrd for Seat {
+impl PartialOrd for MemberId {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Seat {
+impl Ord for MemberId {
     fn cmp(&self, other: &Self) -> Ordering {
         self.key().cmp(&other.key())
     }
 }
 
-/// The name of a quorum, its longest lease, and its seats. Clients of another one are refused: two quorums that share
-/// members could each get a majority.
+/// The name of a quorum, its longest lease, and its member ids. Clients of another one are refused: two quorums that
+/// share members could each get a majority.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
     /// Made of the ids of the stores that it was founded with.
     pub(crate) name: u64,
     pub(crate) max_lease: Duration,
     /// In the order of the members.
-    pub(crate) seats: Vec<Seat>,
+    pub(crate) ids: Vec<MemberId>,
 }
 
 impl Identity {
     /// Whether it is the same quorum, with any owners of its places.
     pub(crate) fn is_same_quorum(&self, other: &Self) -> bool {
-        let key = |it: &Self| (it.name, it.max_lease, it.seats.len());
+        let key = |it: &Self| (it.name, it.max_lease, it.ids.len());
         key(self) == key(other)
     }
 
-    /// Takes over the seats of `other` that are later than its own, and returns their places.
+    /// Takes over the member ids of `other` that are later than its own, and returns their places.
     pub(crate) fn join(&mut self, other: &Self) -> Vec<usize> {
         let mut changed = Vec::new();
-        for (place, (seat, other)) in self.seats.iter_mut().zip(&other.seats).enumerate() {
-            if *other > *seat {
-                *seat = other.clone();
+        for (place, (id, other)) in self.ids.iter_mut().zip(&other.ids).enumerate() {
+            if *other > *id {
+                *id = other.clone();
                 changed.push(place);
             }
         }
@@ -107,28 +107,28 @@ fn word(text: &str) -> String {
     percent::encode(text, |_, byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
-impl fmt::Display for Seat {
+impl fmt::Display for MemberId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.turn, word(&self.id), word(&self.label))
+        write!(f, "{}:{}:{}", self.turn, word(&self.random), word(&self.label))
     }
 }
 
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { quorum: Identity { name, max_lease, seats }, own, since, voter } = self;
-        let seats: Vec<String> = seats.iter().map(Seat::to_string).collect();
+        let Self { quorum: Identity { name, max_lease, ids }, own, since, voter } = self;
+        let ids: Vec<String> = ids.iter().map(MemberId::to_string).collect();
         let voter = voter.as_ref().map_or_else(|| "-".to_owned(), |voter| format!("+{}", word(voter)));
-        write!(f, "{VERSION} {name:x} {} {own} {} {since} {voter}", max_lease.as_millis(), seats.join(","))
+        write!(f, "{VERSION} {name:x} {} {own} {} {since} {voter}", max_lease.as_millis(), ids.join(","))
     }
 }
 
-impl Seat {
+impl MemberId {
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.split(':');
         let turn = words.next()?.parse().ok()?;
-        let id = percent::decode(words.next()?)?.into();
+        let random = percent::decode(words.next()?)?.into();
         let label = percent::decode(words.next()?)?.into();
-        words.next().is_none().then_some(Self { turn, id, label })
+        words.next().is_none().then_some(Self { turn, random, label })
     }
 }
 
@@ -142,14 +142,14 @@ impl Record {
         let name = u64::from_str_radix(next()?, 16).ok()?;
         let max_lease = Duration::from_millis(next()?.parse().ok()?);
         let own = next()?.parse().ok()?;
-        let seats = next()?.split(',').map(Seat::parse).collect::<Option<Vec<_>>>()?;
+        let ids = next()?.split(',').map(MemberId::parse).collect::<Option<Vec<_>>>()?;
         let since = next()?.parse().ok()?;
         let voter = match next()? {
             "-" => None,
             voter => Some(percent::decode(voter.strip_prefix('+')?)?.into()),
         };
-        let whole = next().is_none() && own < seats.len();
-        let quorum = Identity { name, max_lease, seats };
+        let whole = next().is_none() && own < ids.len();
+        let quorum = Identity { name, max_lease, ids };
         whole.then_some(Self { quorum, own, since, voter })
     }
 
@@ -157,9 +157,9 @@ impl Record {
         Self::parse(membership.record.as_deref()?)
     }
 
-    /// The seat of the member that keeps this.
-    pub(crate) fn seat(&self) -> &Seat {
-        &self.quorum.seats[self.own]
+    /// The member id of the member that keeps this.
+    pub(crate) fn id(&self) -> &MemberId {
+        &self.quorum.ids[self.own]
     }
 }
 
@@ -177,8 +177,8 @@ mod tests {
     use super::*;
 
     fn identity() -> Identity {
-        let seats = ["a", "b, c:", "ü %"].map(|label| Seat::empty(label).next(label)).to_vec();
-        Identity { name: 0xfeed, max_lease: Duration::from_secs(60), seats }
+        let ids = ["a", "b, c:", "ü %"].map(|label| MemberId::empty(label).next(label)).to_vec();
+        Identity { name: 0xfeed, max_lease: Duration::from_secs(60), ids }
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
             let record = Record { quorum: quorum.clone(), own: 2, since: 7, voter };
             let read = Record::parse(&record.to_string()).expect("read");
             assert_eq!(read, record);
-            assert_eq!(*read.quorum.seats[1].label, *"b, c:");
+            assert_eq!(*read.quorum.ids[1].label, *"b, c:");
         }
         let good = Record { quorum, own: 0, since: 0, voter: None }.to_string();
         for wrong in [
@@ -205,14 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn later_seats_win_at_each_place() {
+    fn later_ids_win_at_each_place() {
         let (first, mut other) = (identity(), identity());
-        other.seats[0] = first.seats[0].next("new");
-        other.seats[1] = first.seats[1].clone();
-        other.seats[2] = Seat::empty("ü %");
+        other.ids[0] = first.ids[0].next("new");
+        other.ids[1] = first.ids[1].clone();
+        other.ids[2] = MemberId::empty("ü %");
         let mut joined = first.clone();
         assert_eq!(joined.join(&other), [0]);
-        assert_eq!((&*joined.seats[0].label, &joined.seats[2]), ("new", &first.seats[2]));
+        assert_eq!((&*joined.ids[0].label, &joined.ids[2]), ("new", &first.ids[2]));
         assert_eq!(joined.clone().join(&first), [0; 0]);
         assert!(joined.is_same_quorum(&first));
         assert!(!joined.is_same_quorum(&Identity { max_lease: Duration::from_secs(61), ..first }));

@@ -1,9 +1,9 @@
-//! Looks after members: connects those that were not there, seats those that have no place, and has them vote when it
-//! is safe.
+//! Looks after members: connects those that were not there, gives member ids to those that have none, and has them vote
+//! when it is safe.
 //!
 //! Every client does this for itself, and compare-and-set on the member's record decides between them. A member that
-//! does not vote gets a new seat: first a majority of others take it into their records, and then the member gets a
-//! record of its own, without a vote, which is like no other. A client that has seen this very record for longer than
+//! does not vote gets a new member id: first a majority of others take it into their records, and then the member gets
+//! a record of its own, without a vote, which is like no other. A client that has seen this very record for longer than
 //! any lease knows that the member has kept all its grants for that long, and that no hold from before is left. It also
 //! knows that in that time nobody has had votes from a majority for the server that had the place before.
 
@@ -20,11 +20,12 @@ use lockkeeper_core::{
 };
 
 use crate::{
+    connect::one_server,
     entrance::{Entrance, Found},
     link::Link,
+    member_ids::Standing,
     quorum::Quorum,
-    record::{Identity, Record, Seat},
-    seating::Standing,
+    record::{Identity, MemberId, Record},
     settings::config,
 };
 
@@ -40,10 +41,10 @@ const ROOM: GrantNumber = 1_000_000;
 /// Looks after the members of a quorum for one client.
 pub(crate) struct Steward {
     entrance: Entrance,
-    /// Seats that this client has made, others may know of, and no server has.
-    free: Vec<Option<Seat>>,
-    /// The seats as last known, each with the time when others were seen to have changed it.
-    seats: Vec<(Option<Seat>, Option<BootTime>)>,
+    /// Member ids that this client has made, others may know of, and no server has.
+    free: Vec<Option<MemberId>>,
+    /// The member ids as last known, each with the time when others were seen to have changed it.
+    ids: Vec<(Option<MemberId>, Option<BootTime>)>,
     /// The last message about each member.
     said: Vec<Option<String>>,
     /// Asks members that are suspected.
@@ -94,10 +95,25 @@ async fn look(
     let slow = |_| StoreError::new(StoreErrorKind::Unreachable, "it is too slow");
     let asked = tokio::time::timeout(quorum.request_limit, link.member()?.state()).await;
     let state = asked.map_err(slow).flatten()?;
+    refuse_duplicate(quorum, link.index, &link.shown(), &state).inspect_err(|error| link.failed(error))?;
     quorum.learn(link, &state.membership);
     link.is_at(quorum.clock.now(), &state, &quorum.identity);
     let standing = quorum.identity.standing(link.index, &label(quorum, link, entrance), &state.membership);
     Ok((state, standing))
+}
+
+/// Refuses a server that is another member already, under another URL: a name may come to lead to it at any time.
+fn refuse_duplicate(
+    quorum: &Quorum,
+    member: usize,
+    url: &str,
+    state: &MemberState,
+) -> Result<(), StoreError> {
+    let mut others = quorum.links.iter().filter(|link| link.index != member);
+    match others.find(|link| link.is_server(&state.server)) {
+        Some(other) => Err(one_server((other.index, &other.shown()), (member, url))),
+        None => Ok(()),
+    }
 }
 
 /// Returns the label that counts for the server that a link leads to.
@@ -115,7 +131,7 @@ async fn enrol(
     link.member()?.enrol(&Enrolment { expected: expected.clone(), record, high_water }).await
 }
 
-/// Writes a record without a vote. Its seat is new, so it is like no other. It carries the time, for people.
+/// Writes a record without a vote. Its member id is new, so it is like no other. It carries the time, for people.
 pub(crate) async fn mark(quorum: &Identity, link: &Link, state: &MemberState) -> Result<bool, StoreError> {
     let record = Record { quorum: quorum.clone(), own: link.index, since: state.wall, voter: None };
     enrol(link, &state.membership, &record, state.high_water + ROOM).await
@@ -156,25 +172,25 @@ impl Steward {
     pub(crate) fn new(entrance: Entrance, quorum: &Arc<Quorum>) -> Self {
         let members = quorum.links.len();
         let asks = Background::spawn(&quorum.background, ask_silent_always(Arc::downgrade(quorum)));
-        let (free, said, seats) = (vec![None; members], vec![None; members], vec![(None, None); members]);
-        Self { entrance, free, seats, said, _asks: asks }
+        let (free, said, ids) = (vec![None; members], vec![None; members], vec![(None, None); members]);
+        Self { entrance, free, ids, said, _asks: asks }
     }
 
-    /// Takes note of seats that others have changed.
-    fn note_seats(&mut self, quorum: &Quorum) {
-        for (place, (seat, changed)) in self.seats.iter_mut().enumerate() {
-            let now = quorum.identity.seat(place);
-            if seat.is_some() && *seat != now && self.free[place] != now {
+    /// Takes note of member ids that others have changed.
+    fn note_ids(&mut self, quorum: &Quorum) {
+        for (place, (id, changed)) in self.ids.iter_mut().enumerate() {
+            let now = quorum.identity.id(place);
+            if id.is_some() && *id != now && self.free[place] != now {
                 *changed = Some(quorum.clock.now());
             }
-            *seat = now;
+            *id = now;
         }
     }
 
-    /// Whether the server that was seated at a place last should have had the time to vote. Clients that reach
+    /// Whether the server that got the member id of a place last should have had the time to vote. Clients that reach
     /// different servers there would otherwise take the place from each other all the time.
     fn had_time(&self, quorum: &Quorum, place: usize) -> bool {
-        let changed = self.seats[place].1;
+        let changed = self.ids[place].1;
         changed.is_none_or(|changed| quorum.clock.now().since(changed) > 2 * quorum.watch_time())
     }
 
@@ -202,7 +218,7 @@ impl Steward {
                 drop(look(quorum, link, &self.entrance).await);
             }
         }
-        self.note_seats(quorum);
+        self.note_ids(quorum);
         let voters = quorum.links.iter().filter(|link| link.votes(&quorum.identity)).count();
         let result = match voters >= quorum.majority.needed() {
             true => self.rejoin(quorum).await,
@@ -220,6 +236,9 @@ impl Steward {
             tokio::time::timeout(quorum.request_limit, self.entrance.clone().enter(link.index)).await;
         match entered {
             Ok(Ok(found)) => {
+                if let Err(error) = refuse_duplicate(quorum, link.index, found.store.url(), &found.state) {
+                    return link.failed(&error);
+                }
                 let label = self.entrance.label(&quorum.identity.identity(), link.index, found.store.url());
                 let standing = quorum.identity.standing(link.index, &label, &found.state.membership);
                 if let Standing::Refused(why) = standing {
@@ -260,7 +279,7 @@ impl Steward {
         }
     }
 
-    /// Has a member that has its place or gets it know of all these seats; true if it does.
+    /// Has a member that has its place or gets it know of all these member ids; true if it does.
     async fn update(&self, quorum: &Quorum, link: &Link, wanted: &Identity) -> Result<bool, StoreError> {
         let (state, standing) = look(quorum, link, &self.entrance).await?;
         let Some(mut record) = Record::of(&state.membership) else { return Ok(false) };
@@ -275,17 +294,17 @@ impl Steward {
         Ok(updated)
     }
 
-    /// The seat for the server at this place.
-    fn new_seat(&mut self, quorum: &Quorum, link: &Link) -> Option<Seat> {
-        let now = quorum.identity.seat(link.index)?;
+    /// The member id for the server at this place.
+    fn new_id(&mut self, quorum: &Quorum, link: &Link) -> Option<MemberId> {
+        let now = quorum.identity.id(link.index)?;
         // One that others know of already, and that no server has, is as good as a new one.
         let free = self.free[link.index].take().filter(|free| *free == now);
-        let seat = free.unwrap_or_else(|| now.next(&link.shown()));
-        self.free[link.index] = Some(seat.clone());
-        Some(seat)
+        let id = free.unwrap_or_else(|| now.next(&link.shown()));
+        self.free[link.index] = Some(id.clone());
+        Some(id)
     }
 
-    /// Writes a record without a vote into a member that gets a new seat.
+    /// Writes a record without a vote into a member that gets a new member id.
     async fn mark(
         &mut self,
         quorum: &Quorum,
@@ -294,23 +313,23 @@ impl Steward {
         state: &MemberState,
     ) -> Result<(), StoreError> {
         let marked = mark(identity, link, state).await;
-        // A server that may have the seat keeps others from it. That it was not written is certain only if nothing was
-        // sent: a connection may have led to another server meanwhile.
+        // A server that may have the member id keeps others from it. That it was not written is certain only if nothing
+        // was sent: a connection may have led to another server meanwhile.
         if !matches!(&marked, Err(error) if !error.maybe_applied()) {
             self.free[link.index] = None;
         }
         if marked? {
-            self.seats[link.index] = (identity.seats.get(link.index).cloned(), None);
+            self.ids[link.index] = (identity.ids.get(link.index).cloned(), None);
         }
         look(quorum, link, &self.entrance).await?;
         Ok(())
     }
 
-    /// Gives a member a new seat, which a majority of others know of before it does.
-    async fn seat(&mut self, quorum: &Quorum, link: &Link, state: &MemberState) -> Result<(), StoreError> {
-        let Some(seat) = self.new_seat(quorum, link) else { return Ok(()) };
+    /// Gives a member a new member id, which a majority of others know of before it does.
+    async fn give_id(&mut self, quorum: &Quorum, link: &Link, state: &MemberState) -> Result<(), StoreError> {
+        let Some(id) = self.new_id(quorum, link) else { return Ok(()) };
         let mut wanted = quorum.identity.identity();
-        wanted.seats[link.index] = seat.clone();
+        wanted.ids[link.index] = id.clone();
         let mut told = 0;
         for other in quorum.links.iter().filter(|other| other.index != link.index) {
             // One that is suspected would only keep the others waiting.
@@ -319,16 +338,16 @@ impl Steward {
                 told += 1;
             }
         }
-        // Somebody else may have made a later seat meanwhile.
+        // Somebody else may have made a later member id meanwhile.
         let identity = quorum.identity.identity();
-        if told < quorum.majority.needed() || identity.seats[link.index] != seat {
+        if told < quorum.majority.needed() || identity.ids[link.index] != id {
             return Ok(());
         }
         self.mark(quorum, &identity, link, state).await
     }
 
-    /// Seats members that have no place, and has those vote that were watched, with marks above those of a majority of
-    /// others.
+    /// Gives member ids to those that have none, and has those vote that were watched, with marks above those of a
+    /// majority of others.
     async fn rejoin(&mut self, quorum: &Quorum) -> Result<(), StoreError> {
         let identity = quorum.identity.identity();
         for link in quorum.links.iter().filter(|link| link.votes(&quorum.identity)) {
@@ -345,10 +364,10 @@ impl Steward {
             let watched = is_watched(quorum, link, &state.membership);
             let done = match standing {
                 Standing::Vacant if self.had_time(quorum, link.index) => {
-                    self.seat(quorum, link, &state).await
+                    self.give_id(quorum, link, &state).await
                 }
                 Standing::Outdated if watched && self.had_time(quorum, link.index) => {
-                    self.seat(quorum, link, &state).await
+                    self.give_id(quorum, link, &state).await
                 }
                 Standing::Watched if watched => self.vote_again(quorum, link, &state).await,
                 Standing::Refused(why) => Err(config(why)),
@@ -361,19 +380,19 @@ impl Steward {
         Ok(())
     }
 
-    /// Has a member vote that was watched, with a mark above those of a majority of others that know of its seat.
+    /// Has a member vote that was watched, with a mark above those of a majority of others that know of its member id.
     async fn vote_again(&self, quorum: &Quorum, link: &Link, state: &MemberState) -> Result<(), StoreError> {
-        let seat = quorum.identity.seat(link.index);
+        let id = quorum.identity.id(link.index);
         let mut marks = Vec::new();
         let others = quorum.links.iter().filter(|other| other.index != link.index);
         for other in others.filter(|other| !other.is_suspect()) {
             let Ok((state, Standing::Votes(_))) = look(quorum, other, &self.entrance).await else { continue };
-            let knows = |record: Record| record.quorum.seats.get(link.index) == seat.as_ref();
+            let knows = |record: Record| record.quorum.ids.get(link.index) == id.as_ref();
             if Record::of(&state.membership).is_some_and(knows) {
                 marks.push(state.high_water);
             }
         }
-        if marks.len() < quorum.majority.needed() || quorum.identity.seat(link.index) != seat {
+        if marks.len() < quorum.majority.needed() || quorum.identity.id(link.index) != id {
             return Ok(());
         }
         let mark = marks.into_iter().max().unwrap_or(0).max(state.high_water) + ROOM;
@@ -383,7 +402,7 @@ impl Steward {
     }
 
     /// Has all members vote, if too few do: the quorum is new, or too many members have lost their data. All members
-    /// have a record with the same seats before the first one votes.
+    /// have a record with the same member ids before the first one votes.
     async fn found(&mut self, quorum: &Quorum) -> Result<(), StoreError> {
         let mut all = Vec::new();
         for link in &quorum.links {
@@ -395,20 +414,20 @@ impl Steward {
             }
             all.push((link, state, standing));
         }
-        let is_seated = |standing: &Standing| matches!(standing, Standing::Votes(_) | Standing::Watched);
+        let has_id = |standing: &Standing| matches!(standing, Standing::Votes(_) | Standing::Watched);
         let mut identity = quorum.identity.identity();
-        for (link, _, _) in all.iter().filter(|(_, _, standing)| !is_seated(standing)) {
-            identity.seats[link.index] = self.new_seat(quorum, link).unwrap_or_else(|| Seat::empty(""));
+        for (link, _, _) in all.iter().filter(|(_, _, standing)| !has_id(standing)) {
+            identity.ids[link.index] = self.new_id(quorum, link).unwrap_or_else(|| MemberId::empty(""));
         }
         let mut updated = true;
-        for (link, _, _) in all.iter().filter(|(_, _, standing)| is_seated(standing)) {
+        for (link, _, _) in all.iter().filter(|(_, _, standing)| has_id(standing)) {
             updated &= self.update(quorum, link, &identity).await?;
         }
-        // Somebody else may have made later seats meanwhile.
+        // Somebody else may have made later member ids meanwhile.
         if !updated || !identity.clone().join(&quorum.identity.identity()).is_empty() {
             return Ok(());
         }
-        let vacant: Vec<_> = all.iter().filter(|(_, _, standing)| !is_seated(standing)).collect();
+        let vacant: Vec<_> = all.iter().filter(|(_, _, standing)| !has_id(standing)).collect();
         for (link, state, _) in &vacant {
             self.mark(quorum, &identity, link, state).await?;
         }

@@ -16,7 +16,7 @@ use tokio::sync::futures::Notified;
 
 use crate::{
     Attempt, Ended,
-    contest::{Contest, Note, Outgoing, Renewal},
+    contest::{Contest, LastAnswer, Outgoing, Renewal},
     quorum::{Departure, Judged, LeftOver, Quorum, UnderWay, as_grant},
 };
 
@@ -248,7 +248,8 @@ impl QuorumStore {
             state.attempt.begin_to_level();
         }
         (state.renewed, state.touched) = (now, now);
-        let asks = state.attempt.renew(now);
+        let mut asks = state.attempt.renew(now);
+        asks.retain(|ask| !self.quorum.is_pointless_at(contest, &state, ask.member));
         Ok(contest.outgoing(&mut state, asks))
     }
 
@@ -288,7 +289,9 @@ impl QuorumStore {
         match state.attempt.ended() {
             Some(Ended::Evicted(reason)) => return Some(Renewed::Evicted(reason.clone())),
             // Nobody said that it is gone: its time is over, which the engine knows by itself.
-            Some(Ended::Lost) if !state.notes.iter().any(|note| matches!(note, Some(Note::Gone))) => {
+            Some(Ended::Lost)
+                if !state.last_answers.iter().any(|last| matches!(last, Some(LastAnswer::Gone))) =>
+            {
                 return Some(Renewed::Unknown);
             }
             Some(Ended::Lost | Ended::Left) => return Some(Renewed::Gone),

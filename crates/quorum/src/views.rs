@@ -11,7 +11,7 @@ use lockkeeper_core::{
 };
 use tokio::task::JoinSet;
 
-use crate::{quorum::Quorum, record::Vote, seating::Seating};
+use crate::{member_ids::MemberIds, quorum::Quorum, record::Vote};
 
 /// The answer of one member.
 struct Told<T> {
@@ -230,12 +230,12 @@ impl Quorum {
         if let Some(highest) = stale.max() {
             return Ok(Admitted::Stale { highest });
         }
-        // Contenders learn of seats on the keeper's thread, so here they are learned for this answer only.
-        let seating = Seating::new(self.identity.identity());
+        // Contenders learn of member ids on the keeper's thread, so here they are learned for this answer only.
+        let ids = MemberIds::new(self.identity.identity());
         for Told { answer: (_, membership), .. } in &told {
-            seating.learn(membership);
+            ids.learn(membership);
         }
-        let knows = |told: &&Told<(Admitted, Membership)>| matches!(seating.vote(told.member, &told.answer.1), Vote::Since(mark) if admit.token.number() > mark);
+        let knows = |told: &&Told<(Admitted, Membership)>| matches!(ids.vote(told.member, &told.answer.1), Vote::Since(mark) if admit.token.number() > mark);
         match told.iter().filter(knows).count() >= self.majority.needed() {
             true => Ok(Admitted::Yes),
             false => Err(self.too_few_that("know whether a later token was admitted")),

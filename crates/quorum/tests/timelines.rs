@@ -15,7 +15,7 @@ use std::{
 };
 
 use lockkeeper_core::{
-    Token,
+    StoreErrorKind, Token,
     testing::{Fate, Network},
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -320,17 +320,45 @@ async fn a_client_starts_with_any_majority_and_not_with_less() {
     assert!(error.to_string().contains("fewer than 3 members"), "{error}");
 }
 
+/// The URLs of two members lead to one server, under two namespaces. A client notices whenever it reaches both.
+#[tokio::test(start_paused = true)]
+async fn a_server_is_no_two_members() {
+    let world = World::founded(3).await;
+    let late = networks(3);
+    late[2].cut();
+    world.moods[1..].iter().for_each(|moods| moods.be("one"));
+    let client = world.client_at(&world.url, late).await.expect("two are there");
+    client.networks[2].restore();
+    sleep(secs(30)).await;
+    client.networks[0].cut();
+    let error = client.keeper.mutex("stock").try_lock().await.map(drop).expect_err("one server is left");
+    let says = |error: &str| error.contains("are one server (memory:1 and memory:2)");
+    assert!(says(&error.to_string()), "{error}");
+    let Err(error) = world.client_at(&world.url, networks(3)).await else { panic!("refused") };
+    assert!(says(&error.to_string()) && error.kind() == StoreErrorKind::Config, "{error}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn clients_of_another_quorum_are_refused() {
     let world = World::founded(3).await;
     for (url, word) in [
         ("quorum:max_lease=2m,memory:0,memory:1,memory:2", "max_lease is 1m"),
         ("quorum:memory:1,memory:0,memory:2", "another order"),
-        ("quorum:memory:0,memory:0,memory:2", "same store"),
+        ("quorum:memory:0,memory:0,memory:2", "one server"),
     ] {
         let error = world.client_at(url, networks(3)).await.map(drop).expect_err("refused").to_string();
         assert!(error.contains(word), "{error}");
     }
+    let larger = World::founded(5).await;
+    let three = "quorum:memory:0,memory:1,memory:2";
+    let error = larger.client_at(three, networks(5)).await.map(drop).expect_err("refused").to_string();
+    assert!(error.contains("founded with more members; use the same URL"), "{error}");
+    // Five servers, of which the first three are a quorum already.
+    let larger = World::new(5);
+    let founded = lockkeeper_quorum::found_fresh(three, larger.member(&networks(5)));
+    founded.await.expect("founded");
+    let error = larger.client_at(&larger.url, networks(5)).await.map(drop).expect_err("refused").to_string();
+    assert!(error.contains("memory:3 is no member") && error.contains("has fewer members"), "{error}");
     let again = lockkeeper_quorum::found_fresh(&world.url, world.member(&networks(3))).await;
     assert!(again.expect_err("it is founded").to_string().contains("already"));
 }

@@ -15,6 +15,7 @@ use crate::{
     scripts::{APPLY, Call, RENEW, Script},
     servers::Priority,
     store::RedisStore,
+    trouble,
 };
 
 /// The answers of one call.
@@ -81,8 +82,8 @@ impl Applied {
         }
     }
 
-    /// Takes in a call that failed. In a cluster each entry has a call of its own: if that did nothing, it becomes the
-    /// answer of its entry, and the others of the group are not concerned.
+    /// Takes in a call that failed. If each entry of the group has a call of its own, and that did nothing, the failure is
+    /// the answer of its entry, and does not concern the others. A leave is asked for again alone: then its error is told.
     fn add_failure(&mut self, requests: &[&Request], error: &StoreError, own_call: bool) {
         let did_nothing = own_call && !error.maybe_applied();
         for request in requests {
@@ -91,7 +92,7 @@ impl Applied {
                     Answer::Claim(Verdict::NotNow(error.clone()))
                 }
                 Request::Claim(_) if did_nothing => Answer::Claim(Verdict::Refused(error.clone())),
-                Request::Leave(_) if did_nothing && error.is_passing() => Answer::Leave(Left::NotNow),
+                Request::Leave(_) if did_nothing => Answer::Leave(Left::NotNow),
                 _ => {
                     self.failed = Some(error.clone());
                     continue;
@@ -102,8 +103,9 @@ impl Applied {
 }
 
 impl RedisStore {
-    /// How many entries of a group share a call: all, or in a cluster one, since a script works in one slot.
-    fn entries_per_call(&self, group: usize) -> usize {
+    /// How many entries of a group share a call: all, or in a cluster one, since a script works in one slot. A user may have
+    /// no right to the names of some entries. Then the server refuses the whole call, and each is asked for with its own.
+    pub(crate) fn entries_per_call(&self, group: usize) -> usize {
         if self.keys.is_sharded() { 1 } else { group.max(1) }
     }
 
@@ -111,6 +113,7 @@ impl RedisStore {
         &'a self,
         script: &'static Script,
         group: &'a [&'a T],
+        entries_per_call: usize,
         name: fn(&T) -> &Name,
         push: impl Fn(&mut Cmd, &[&T]) + Copy + Send + Sync + 'a,
     ) -> Vec<Call<'a>> {
@@ -124,13 +127,17 @@ impl RedisStore {
                 push(command, entries);
             })
         };
-        group.chunks(self.entries_per_call(group.len())).map(call).collect()
+        group.chunks(entries_per_call).map(call).collect()
     }
 
-    pub(crate) fn apply_calls<'a>(&'a self, group: &'a [&'a Request]) -> Vec<Call<'a>> {
+    pub(crate) fn apply_calls<'a>(
+        &'a self,
+        group: &'a [&'a Request],
+        entries_per_call: usize,
+    ) -> Vec<Call<'a>> {
         let must_write = self.servers.settings().wait > 0;
         let push = move |command: &mut Cmd, group: &[&Request]| codec::push_group(command, group, must_write);
-        self.calls(&APPLY, group, Request::name, push)
+        self.calls(&APPLY, group, entries_per_call, Request::name, push)
     }
 
     /// Applies a group. The script expects plain leaves first, so they are moved there, and their answers back.
@@ -167,11 +174,17 @@ impl RedisStore {
                 self.servers.end_following(leave.contender);
             }
         }
-        let calls = self.apply_calls(group);
-        let replies = self.servers.run(self.priority_of(group), &calls).await;
+        let (priority, mut per_call) = (self.priority_of(group), self.entries_per_call(group.len()));
+        let mut calls = self.apply_calls(group, per_call);
+        let mut replies = self.servers.run(priority, &calls).await;
+        if per_call > 1 && is_denied(&replies) {
+            per_call = 1;
+            calls = self.apply_calls(group, per_call);
+            replies = self.servers.run(priority, &calls).await;
+        }
         self.check_listeners(group);
         let (mut applied, own_call) = (Applied::default(), calls.len() > 1);
-        for (requests, reply) in group.chunks(self.entries_per_call(group.len())).zip(replies) {
+        for (requests, reply) in group.chunks(per_call).zip(replies) {
             match reply.and_then(|reply| Part::read(requests, reply, read_answer)) {
                 Ok(part) => {
                     if requests
@@ -218,11 +231,17 @@ impl RedisStore {
     /// Renews a group of leases. A lease whose call failed is [`Renewed::Unknown`]; if all failed, so does the group.
     pub(crate) async fn renew_group(&self, leases: &[Renew]) -> Result<Answers<Renewed>, StoreError> {
         let group: Vec<&Renew> = leases.iter().collect();
-        let calls = self.calls(&RENEW, &group, |renew| &renew.name, codec::push_renewals);
+        let calls =
+            |per_call| self.calls(&RENEW, &group, per_call, |renew| &renew.name, codec::push_renewals);
+        let mut per_call = self.entries_per_call(leases.len());
+        let mut replies = self.servers.run(Priority::Urgent, &calls(per_call)).await;
+        if per_call > 1 && is_denied(&replies) {
+            per_call = 1;
+            replies = self.servers.run(Priority::Urgent, &calls(per_call)).await;
+        }
         let (mut now, mut each) = (None, Vec::with_capacity(leases.len()));
         let (mut failed, mut written) = (None, Vec::new());
-        let replies = self.servers.run(Priority::Urgent, &calls).await;
-        for (leases, reply) in leases.chunks(self.entries_per_call(leases.len())).zip(replies) {
+        for (leases, reply) in leases.chunks(per_call).zip(replies) {
             let read = |reader: &mut Reader, renew: &Renew, _| reader.renewed(renew);
             match reply.and_then(|reply| Part::read(leases, reply, read)) {
                 Ok(part) => {
@@ -253,6 +272,11 @@ impl RedisStore {
         }
         Ok(Answers { now: now.unwrap_or(StoreTime(0)), each })
     }
+}
+
+/// Whether the only call of a group did nothing, because this user may not do it.
+fn is_denied(replies: &[Result<ScriptReply, StoreError>]) -> bool {
+    matches!(replies, [Err(error)] if trouble::is_denied(error))
 }
 
 /// The indexes of a group's requests with plain leaves first. A plain leave stays behind a leave with a tombstone of

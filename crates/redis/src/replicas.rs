@@ -85,7 +85,8 @@ impl RedisStore {
         }
         // If this fails too, the keeper cleans up, as after every claim whose result is not known.
         let leaves: Vec<&Request> = leaves.iter().collect();
-        for reply in self.servers.run(Priority::Normal, &self.apply_calls(&leaves)).await {
+        let calls = self.apply_calls(&leaves, self.entries_per_call(leaves.len()));
+        for reply in self.servers.run(Priority::Normal, &calls).await {
             reply.map_err(StoreError::perhaps_applied)?;
         }
         Ok(())

@@ -38,6 +38,11 @@ fn is_denied_in_a_script(details: &str) -> bool {
     details.contains("user executing the script can't") || details.contains("ACL failure in script")
 }
 
+/// Whether nothing was done, because this user may not do it.
+pub(crate) fn is_denied(error: &StoreError) -> bool {
+    error.kind() == StoreErrorKind::Denied && !error.maybe_applied()
+}
+
 /// Explains an error of a server, if it is known. Nothing was done, unless a script was denied one of its commands.
 fn explain(code: &str, details: &str) -> Option<StoreError> {
     let (kind, remedy) = server_not_ready(code)

@@ -121,8 +121,13 @@ impl Database {
     /// Returns the incarnation of the file. It is another one after each event that may have lost data or freed holds:
     /// another boot, or another file.
     pub(crate) fn incarnation(&self) -> String {
+        format!("{} {}", self.boot.id, self.file_id())
+    }
+
+    /// Returns the device and the inode of the file.
+    pub(crate) fn file_id(&self) -> String {
         let FileId { device, inode } = self.file.id();
-        format!("{} {device} {inode}", self.boot.id)
+        format!("{device} {inode}")
     }
 
     /// Checks that the file is still the one that was opened, and tells the time.

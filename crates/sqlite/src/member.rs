@@ -67,7 +67,8 @@ impl Member for SqliteStore {
             let read =
                 |transaction: &Transaction<'_>, _| Ok((record(transaction)?, high_water(transaction)?));
             let (record, high_water) = database.read(read)?;
-            Ok(MemberState { membership: membership(database, record), wall, high_water })
+            let server = database.file_id().into();
+            Ok(MemberState { membership: membership(database, record), wall, high_water, server })
         }))
     }
 

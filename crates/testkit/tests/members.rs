@@ -65,6 +65,7 @@ async fn keeps_a_record(url: &str) {
     let after = state(&second).await;
     assert_eq!((after.membership.record.as_deref(), after.high_water), (Some(RECORD), mark));
     assert_eq!(after.membership.incarnation, new.membership.incarnation);
+    assert_eq!(after.server, new.server, "two connections to one server");
 
     // It is not as the second one expects any more.
     assert!(!enrol(&second, &new.membership, "other", mark + 1).await);

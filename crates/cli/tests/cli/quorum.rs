@@ -40,6 +40,10 @@ fn a_quorum_is_founded_and_its_members_come_back() {
     }
     let lost = quorum(&world, &["show"]);
     assert!(lost.code == Some(1) && lost.out.contains("may have lost its data"), "{lost:?}");
+    assert!(
+        lost.out.contains("does not vote for 1") && lost.out.contains("more while a client watches"),
+        "{lost:?}"
+    );
     let run = world.run(&["--store", URL, "run", "nightly", "--", "true"]);
     assert_eq!(run.code, Some(0), "two vote: {run:?}");
     let joined = quorum(&world, &["rejoin"]);
@@ -67,4 +71,29 @@ fn a_member_is_replaced() {
     }
     let other = world.run(&["--store", "sqlite:a.db", "quorum", "show"]);
     assert!(other.code == Some(64) && other.err.contains("no quorum"), "{other:?}");
+}
+
+#[test]
+fn a_dead_member_is_shown_and_replaced() {
+    let world = World::new();
+    std::fs::create_dir(world.path("disk")).expect("made");
+    let url = URL.replace("b.db", "disk/b.db");
+    let quorum = |url: &str, words: &[&str]| {
+        let all: Vec<&str> = ["--store", url, "quorum"].iter().chain(words).copied().collect();
+        world.run(&all)
+    };
+    assert_eq!(quorum(&url, &["found", "--fresh"]).code, Some(0));
+    std::fs::remove_dir_all(world.path("disk")).expect("removed");
+    let shown = quorum(&url, &["show"]);
+    let rows: Vec<&str> = shown.out.lines().collect();
+    assert!(shown.code == Some(1) && rows.len() == 3, "{shown:?}");
+    assert!(rows[1].contains("does not answer"), "{shown:?}");
+    assert!(rows[0].contains(" votes") && rows[2].contains(" votes"), "{shown:?}");
+    let replaced = quorum(&url, &["replace", "2", "sqlite:d.db"]);
+    assert!(replaced.code == Some(0) && replaced.err.contains("the new server votes"), "{replaced:?}");
+    let new = url.replace("disk/b.db", "d.db");
+    let shown = quorum(&new, &["show", "--json"]);
+    assert_eq!((shown.code, votes(&shown)), (Some(0), vec![true; 3]), "{shown:?}");
+    let run = world.run(&["--store", &new, "run", "nightly", "--", "true"]);
+    assert_eq!(run.code, Some(0), "{run:?}");
 }

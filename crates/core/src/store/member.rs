@@ -36,6 +36,10 @@ pub struct MemberState {
     pub wall: u64,
     /// The highest grant number of all its resources so far.
     pub high_water: GrantNumber,
+    /// Which server it is: the same for all connections that lead to one server at a time, whatever URL, namespace or
+    /// schema they have, and differs between servers. Unlike the [id](super::Store::id), it may change when the server
+    /// starts again.
+    pub server: Arc<str>,
 }
 
 /// A change of a member's record. It is made only if the membership is still the expected one, and no grant has a number

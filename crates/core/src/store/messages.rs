@@ -191,7 +191,7 @@ pub enum Verdict {
     /// Somebody else does; see [`busy`](Self::busy).
     #[non_exhaustive]
     Busy {
-        /// How many stand in line before this contender.
+        /// How many wait in the queue before this contender.
         ahead: u32,
         /// When asking again may tell something new even without a wake: at the earliest end of
         /// a lease.

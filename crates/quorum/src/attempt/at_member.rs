@@ -11,7 +11,7 @@ pub(super) struct AtMember {
     pub(super) from: Stamp,
     /// The request whose answer was taken last.
     pub(super) heard: Stamp,
-    place: Place,
+    status: Status,
     /// The last hold there. It may be over.
     hold: Option<AtMemberHold>,
     /// Claims without an answer, which may still arrive, and whether their answer is still waited for.
@@ -22,16 +22,16 @@ pub(super) struct AtMember {
     left: bool,
 }
 
-/// The place of the contender, as far as it is known.
+/// What is known of the contender at this member.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) enum Place {
+pub(super) enum Status {
     /// Nothing was heard, or it has left.
     #[default]
     Out,
     /// It holds.
     Held,
     /// It waits in the queue.
-    InLine,
+    InQueue,
     /// Somebody else holds, and it does not wait.
     Busy,
     /// It held, and does not any more.
@@ -77,7 +77,7 @@ impl AtMember {
             Request::Leave { .. } => {
                 // The leave ends all effects of earlier requests.
                 self.from = stamp;
-                self.place = Place::Leaving;
+                self.status = Status::Leaving;
                 self.raising = None;
                 self.left = false;
             }
@@ -97,8 +97,8 @@ impl AtMember {
             }
         }
         self.raising = self.raising.filter(|(raise, _)| *raise != stamp);
-        if self.place == Place::Leaving && self.from == stamp {
-            self.place = Place::Spent;
+        if self.status == Status::Leaving && self.from == stamp {
+            self.status = Status::Spent;
         }
     }
 
@@ -108,7 +108,7 @@ impl AtMember {
         self.heard = self.heard.max(stamp);
         match said {
             Said::Held { number, floor, remaining, votes, since } => {
-                let before = self.hold.filter(|_| first_floor && self.place == Place::Held);
+                let before = self.hold.filter(|_| first_floor && self.status == Status::Held);
                 self.hold = Some(AtMemberHold {
                     number: *number,
                     floor: before.map_or(*floor, |before| before.floor),
@@ -116,16 +116,18 @@ impl AtMember {
                     votes: *votes,
                     since: *since,
                 });
-                self.place = Place::Held;
+                self.status = Status::Held;
             }
-            Said::Busy { in_line: true } => self.place = Place::InLine,
-            Said::Busy { in_line: false } => self.place = Place::Busy,
-            Said::Gone | Said::Evicted(_) => self.place = Place::Gone,
-            Said::Stale => self.place = Place::Tombstoned,
+            Said::Busy { in_queue: true } => self.status = Status::InQueue,
+            Said::Busy { in_queue: false } => self.status = Status::Busy,
+            Said::Gone | Said::Evicted(_) => self.status = Status::Gone,
+            Said::Stale if self.left => self.status = Status::Tombstoned,
+            // It came too late for the clock of the member, and did nothing: what was there before still is.
+            Said::Stale => {}
             Said::Left => {
                 self.left = true;
-                if self.place == Place::Leaving {
-                    self.place = Place::Out;
+                if self.status == Status::Leaving {
+                    self.status = Status::Out;
                 }
             }
         }
@@ -133,23 +135,23 @@ impl AtMember {
 
     /// Forgets the hold there: it does not count any more.
     pub(super) fn forget(&mut self) {
-        if self.place == Place::Held {
-            self.place = Place::Gone;
+        if self.status == Status::Held {
+            self.status = Status::Gone;
         }
         self.raising = None;
     }
 
-    /// Returns the place of the contender. A hold is over when its deadline has passed.
-    pub(super) fn place(&self, now: BootTime) -> Place {
+    /// Returns what is known of the contender. A hold is over when its deadline has passed.
+    pub(super) fn status(&self, now: BootTime) -> Status {
         match self.hold {
-            Some(hold) if self.place == Place::Held && hold.deadline <= now => Place::Gone,
-            _ => self.place,
+            Some(hold) if self.status == Status::Held && hold.deadline <= now => Status::Gone,
+            _ => self.status,
         }
     }
 
     /// The hold, if it is not over and the member votes.
     pub(super) fn vote(&self, now: BootTime) -> Option<AtMemberHold> {
-        self.hold.filter(|hold| hold.votes && self.place(now) == Place::Held)
+        self.hold.filter(|hold| hold.votes && self.status(now) == Status::Held)
     }
 
     pub(super) fn counts(&self, now: BootTime) -> bool {
@@ -163,7 +165,7 @@ impl AtMember {
 
     /// The number that the hold is to be raised to, if it is not over and below that.
     pub(super) fn low(&self, target: GrantNumber, now: BootTime) -> Option<GrantNumber> {
-        let hold = self.hold.filter(|_| self.place(now) == Place::Held)?;
+        let hold = self.hold.filter(|_| self.status(now) == Status::Held)?;
         let least = if hold.votes { target.max(hold.since + 1) } else { target };
         (hold.number < least).then_some(least)
     }
@@ -201,8 +203,8 @@ impl AtMember {
     /// Forgets a hold that is over.
     #[cfg(test)]
     pub(super) fn forget_lost(&mut self, now: BootTime) {
-        self.place = self.place(now);
-        if self.place != Place::Held {
+        self.status = self.status(now);
+        if self.status != Status::Held {
             self.hold = None;
         }
     }

@@ -4,7 +4,7 @@ use lockkeeper_core::{GrantNumber, clock::BootTime};
 
 use super::{
     Attempt, Ended, Hold, Mistake, Phase, Sharing,
-    at_member::{AtMember, AtMemberHold, Place},
+    at_member::{AtMember, AtMemberHold, Status},
 };
 
 impl Attempt {
@@ -39,7 +39,7 @@ impl Attempt {
 
     fn count_grants(&mut self, now: BootTime) {
         // The gate keeps the order: a majority without it would overtake the contender that the gate has granted.
-        if self.members[self.gate].place(now) != Place::Held {
+        if self.members[self.gate].status(now) != Status::Held {
             return;
         }
         let Some(shown) = self.shown_by_majority(now) else { return };

@@ -74,11 +74,12 @@ pub enum Said {
     /// Somebody else holds there.
     Busy {
         /// Whether the contender waits in the queue.
-        in_line: bool,
+        in_queue: bool,
     },
     /// The contender does not hold there.
     Gone,
-    /// The contender is not taken there for now: a leave has left a tombstone for it.
+    /// The claim did nothing: it came too late for the clock of the member, or a leave has left a tombstone for the
+    /// contender.
     Stale,
     /// An operator wants it back, for this reason.
     Evicted(Option<Arc<str>>),

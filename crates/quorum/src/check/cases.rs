@@ -19,7 +19,7 @@ fn two_writers() -> World {
 }
 
 /// Both wait in the queue of the same member, which one of them may come to suspect.
-fn a_line() -> World {
+fn a_queue() -> World {
     let second = Who { leaves: false, ..Who::exclusive() };
     World { last_tick: 0, ..World::of(vec![Who::exclusive(), second]) }
 }
@@ -28,18 +28,18 @@ fn a_line() -> World {
 fn another_gate() -> World {
     let clients = vec![Who { leaves: false, ..Who::exclusive() }; 2];
     let prefix = vec![Step::Begin(0), Step::Do(0, 1), Step::Begin(1), Step::Do(1, 2)];
-    World { gate_changes: 1, prefix, clients, ..a_line() }
+    World { gate_changes: 1, prefix, clients, ..a_queue() }
 }
 
 /// Both wait in the queue of the same member, ask it first, and ask all when it says that it has granted.
-fn a_line_at_the_gate() -> World {
+fn a_queue_at_the_gate() -> World {
     let first = Who { asks_gate_first: true, ..Who::exclusive() };
     let second = Who { leaves: false, ..first.clone() };
     World { marks: vec![vec![0, 4, 0]], last_tick: 0, ..World::of(vec![first, second]) }
 }
 
 /// The same with a contender that has another gate and asks all at once.
-fn a_line_beside_another_gate() -> World {
+fn a_queue_beside_another_gate() -> World {
     let first = Who { asks_gate_first: true, ..Who::exclusive() };
     let other = Who { members: vec![2, 1, 0], leaves: false, ..Who::exclusive() };
     World { last_tick: 0, ..World::of(vec![first, other]) }
@@ -204,10 +204,10 @@ fn replacement() -> World {
     World { marks, records, replaces: true, lease: 1, last_tick: 2, prefix, ..World::of(vec![old, new]) }
 }
 
-/// Another server is seated at the first place, while a client still reaches the one before. The others count for both.
-/// The client holds by members 0 and 1. Members 1 and 2 know of the new server since tick 0, and the client renews at
-/// tick 2.
-fn new_seat() -> World {
+/// Another server gets the member id of the first place, while a client still reaches the one before. The others count
+/// for both. The client holds by members 0 and 1. Members 1 and 2 know of the new server since tick 0, and the client
+/// renews at tick 2.
+fn new_id() -> World {
     let old = Who { renewals: 1, leaves: false, ..Who::exclusive() };
     let new =
         Who { members: vec![3, 2, 1], quorum: Quorum::Other, begins: 9, leaves: false, ..Who::exclusive() };
@@ -225,7 +225,7 @@ fn new_seat() -> World {
 }
 
 /// The same, and nobody knows of the new server yet.
-fn seating() -> World {
+fn a_server_takes_over() -> World {
     let old = Who { renewals: 1, leaves: false, ..Who::exclusive() };
     World { learns: true, clients: vec![old, replacement().clients[1].clone()], ..replacement() }
 }
@@ -244,15 +244,15 @@ fn two_writers_are_sound() {
 
 #[test]
 fn a_line_is_sound() {
-    prove("a line", a_line());
+    prove("a queue", a_queue());
     prove("another gate", another_gate());
     prove("another gate and back", World { gate_changes: 2, ..another_gate() });
 }
 
 #[test]
 fn asking_the_gate_first_is_sound() {
-    prove("in line at one gate, which is asked first", a_line_at_the_gate());
-    prove("the same beside another gate", a_line_beside_another_gate());
+    prove("in the queue of one gate, which is asked first", a_queue_at_the_gate());
+    prove("the same beside another gate", a_queue_beside_another_gate());
 }
 
 #[test]
@@ -310,14 +310,14 @@ fn a_replacement_is_sound() {
 }
 
 #[test]
-fn a_new_seat_is_sound() {
-    prove("a new seat", new_seat());
+fn a_new_id_is_sound() {
+    prove("a new id", new_id());
 }
 
 #[test]
 fn counting_two_servers_at_one_place_is_refuted() {
-    refute(new_seat().with(Fault::CountsBoth), EXCLUSION);
-    refute(seating().with(Fault::ReplaceAtOnce), EXCLUSION);
+    refute(new_id().with(Fault::CountsBoth), EXCLUSION);
+    refute(a_server_takes_over().with(Fault::ReplaceAtOnce), EXCLUSION);
 }
 
 #[test]
@@ -510,8 +510,8 @@ fn a_replacement_that_votes_at_once_is_refuted() {
     refute(replacement().with(Fault::ReplaceAtOnce), EXCLUSION);
 }
 
-/// The same worlds with slow answers too, without their prefixes, and with longer leases. The latter are too large for all of
-/// their states to be visited.
+/// The same worlds with slow answers too, without their prefixes, and with longer leases. The latter are too large for
+/// all of their states to be visited.
 #[test]
 fn large_worlds_are_sound() {
     if !soaks() {

@@ -29,8 +29,8 @@ where
     checked.assert_properties();
 }
 
-/// Visits the first states of a large world, those with the fewest steps before them: no promise is broken there. All of
-/// its states would need more memory than most machines have.
+/// Visits the first states of a large world, those with the fewest steps before them: no promise is broken there. All
+/// of its states would need more memory than most machines have.
 pub(super) fn explore(name: &str, world: World) {
     let (started, least) = (Instant::now(), number_of_states());
     let checked = world.checker().threads(2).target_state_count(least).spawn_bfs().join();

@@ -222,7 +222,7 @@ impl Member {
         };
         match self.apply(tick, &lockkeeper_core::store::Request::Claim(claim)) {
             Answer::Claim(Verdict::Granted(grant)) => self.held(&grant, votes),
-            Answer::Claim(Verdict::Busy { .. }) => Said::Busy { in_line: queue },
+            Answer::Claim(Verdict::Busy { .. }) => Said::Busy { in_queue: queue },
             Answer::Claim(Verdict::Stale) => Said::Stale,
             other => unreachable!("{other:?}"),
         }

@@ -37,7 +37,7 @@ pub(super) fn of(world: &World) -> Vec<Property<World>> {
         all.push(Property::sometimes("granted in one round", |_, state: &State| state.seen.one_round));
     }
     if world.prefix.is_empty() && !any_asks_all {
-        all.push(Property::sometimes("granted from the line", |_, state: &State| state.seen.from_line));
+        all.push(Property::sometimes("granted from the queue", |_, state: &State| state.seen.from_queue));
     }
     // A hold that ends and is granted again may have to be raised again.
     if world.last_tick == 0 {

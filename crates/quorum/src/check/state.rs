@@ -86,7 +86,7 @@ pub(super) struct Seen {
     pub(super) healed: bool,
     pub(super) rejoined: bool,
     pub(super) gate_changed: bool,
-    pub(super) from_line: bool,
+    pub(super) from_queue: bool,
     pub(super) adopted: bool,
 }
 
@@ -136,7 +136,7 @@ impl State {
         let who = &world.clients[packet.client];
         let member = who.members[packet.member];
         self.learn(world, packet.client, member);
-        // Those who stay have the same seat in both.
+        // Those who stay have the same member id in both.
         let stays = world.learns && (1..world.records.len() - 1).contains(&member);
         let own = self.members[member].record.filter(|_| stays).map(|record| record.quorum);
         let asker = Asker {
@@ -174,12 +174,12 @@ impl State {
         if client.seq != packet.seq {
             return;
         }
-        let waited = client.attempt.is_in_line(packet.member, now);
+        let waited = client.attempt.is_in_queue(packet.member, now);
         client.attempt.hear(packet.member, packet.stamp, boot(packet.sent), said);
         let asks = client.attempt.next(now);
         let member = world.clients[index].members[packet.member];
         if let Said::Held { votes: true, .. } = said {
-            self.seen.from_line |= waited;
+            self.seen.from_queue |= waited;
             self.seen.healed |= client.told.is_some() && self.members[member].restarts > 0;
         }
         self.note_told(world, index);

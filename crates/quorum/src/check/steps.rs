@@ -73,7 +73,7 @@ impl World {
             None => {
                 let id = contender(index, client.seq);
                 let granted = |(at, member): (usize, &usize)| {
-                    client.attempt.is_in_line(at, now) && state.members[*member].would_grant(state.tick, id)
+                    client.attempt.is_in_queue(at, now) && state.members[*member].would_grant(state.tick, id)
                 };
                 if who.members.iter().enumerate().any(granted) || !client.attempt.clone().next(now).is_empty()
                 {

@@ -15,7 +15,8 @@ use lockkeeper_core::{
     support,
 };
 
-/// The most names and members that are remembered. Those that are not cost a claim more.
+/// The most names and members that are remembered. One more forgets all of them: a claim meets such a gate once more,
+/// and passes over it from then on. If the new one were not remembered instead, its name would be starved.
 const MOST: usize = 4096;
 
 /// Gates that claims pass over, by name and member.
@@ -32,8 +33,8 @@ impl Avoided {
         self.any.load(Ordering::Acquire) && support::lock(&self.gates).contains(&(name.clone(), member))
     }
 
-    /// Takes note of an answer about this name. No hold lasts for longer than `longest`, so a member that shows a longer
-    /// one has a clock that went back, and would keep everybody from a lock whose holder may be gone.
+    /// Takes note of an answer about this name. No hold lasts for longer than `longest`, so a member that shows a
+    /// longer one has a clock that went back, and would keep everybody from a lock whose holder may be gone.
     pub(super) fn heard(&self, name: &Name, member: usize, answer: &Answer, longest: Duration) {
         let serves_nobody = match answer {
             Answer::Claim(Verdict::Refused(error)) if !error.is_passing() => true,
@@ -47,7 +48,10 @@ impl Avoided {
         let (mut gates, gate) = (support::lock(&self.gates), (name.clone(), member));
         if !serves_nobody {
             gates.remove(&gate);
-        } else if gates.len() < MOST {
+        } else if !gates.contains(&gate) {
+            if gates.len() >= MOST {
+                gates.clear();
+            }
             gates.insert(gate);
         }
         self.any.store(!gates.is_empty(), Ordering::Release);
@@ -83,5 +87,17 @@ mod tests {
         assert!(!heard(busy(LONGEST)));
         assert!(heard(busy(LONGEST * 2)), "its clock went back");
         assert!(!heard(busy(LONGEST / 2)));
+    }
+
+    #[test]
+    fn however_many_are_avoided_the_last_one_is() {
+        let avoided = Avoided::default();
+        for nth in 0..3 * MOST {
+            let name = Name::new(nth.to_string()).expect("a name");
+            let refused = Verdict::Refused(StoreError::new(StoreErrorKind::Denied, "no"));
+            avoided.heard(&name, 0, &Answer::Claim(refused), LONGEST);
+            assert!(avoided.contains(&name, 0), "{name}");
+            assert!(support::lock(&avoided.gates).len() <= MOST);
+        }
     }
 }

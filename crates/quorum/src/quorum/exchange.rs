@@ -22,8 +22,8 @@ use super::Quorum;
 use crate::{
     contest::{Contest, Moment, Outgoing, Prepared, Taken},
     link::Link,
+    member_ids::HeardVote,
     record::Vote,
-    seating::HeardVote,
 };
 
 /// How often a member may answer *not now* before that counts as no answer, and the pause in between.
@@ -265,7 +265,7 @@ impl Quorum {
         Moment { sent, received: self.clock.now() }
     }
 
-    /// Takes the answer of a member. Its knowledge of seats is learned before its answer counts.
+    /// Takes the answer of a member. Its knowledge of member ids is learned before its answer counts.
     fn heard(
         self: &Arc<Self>,
         link: &Link,
@@ -338,7 +338,7 @@ impl Quorum {
         for contest in self.contests_of(None) {
             let mut state = contest.state();
             let (gate, is_asking) = (state.attempt.gate(), state.attempt.is_asking());
-            let stays = is_new && state.attempt.is_in_line(gate, now);
+            let stays = is_new && state.attempt.is_in_queue(gate, now);
             if is_asking && gate == link.index && !stays {
                 outgoing.extend(self.turn_to_gate(&contest, &mut state, now));
                 let has_news = state.has_news(now);
@@ -356,7 +356,7 @@ impl Quorum {
     /// others count the votes of the new one as soon as the grants are over that it does not know of.
     ///
     /// Answers may be taken on several threads. Nobody goes on while another one learns: an answer of a member that
-    /// knows of a seat never counts beside an answer of the server before.
+    /// knows of a member id never counts beside an answer of the server before.
     pub(crate) fn learn(&self, link: &Link, membership: &Membership) {
         if link.knows(membership) {
             return;

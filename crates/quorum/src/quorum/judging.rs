@@ -12,7 +12,7 @@ use lockkeeper_core::{
 use super::Quorum;
 use crate::{
     Hold,
-    contest::{Contest, ContestState, Note, Outgoing, Position},
+    contest::{Contest, ContestState, LastAnswer, Outgoing, Position},
     link::Link,
 };
 
@@ -101,14 +101,17 @@ impl Quorum {
         now: BootTime,
     ) -> Vec<Outgoing> {
         let (gate, first) = (state.attempt.gate(), self.gate(&contest.name));
-        if first == gate || self.is_passed_over(&contest.name, first) || state.attempt.is_held(gate, now) {
+        // A gate that is only avoided is better than one that does not answer: it may serve somebody again.
+        let is_no_better = self.links[first].is_suspect()
+            || self.is_passed_over(&contest.name, first) && !self.links[gate].is_suspect();
+        if first == gate || is_no_better || state.attempt.is_held(gate, now) {
             return Vec::new();
         }
         let turns = match self.links[gate].is_suspect() {
             // A position counts while the gate confirms it: a gate that died would keep its waiters for ever.
             true => {
                 let confirmed = |position: Position| now.since(position.asked) <= self.member_limit();
-                !(state.attempt.is_in_line(gate, now) && state.position.is_some_and(confirmed))
+                !(state.attempt.is_in_queue(gate, now) && state.position.is_some_and(confirmed))
             }
             false => {
                 let serves_nobody = self.is_passed_over(&contest.name, gate);
@@ -155,7 +158,7 @@ impl Quorum {
         if waits && state.attempt.is_spent(gate, now) {
             return Judged::Verdict(Verdict::Again);
         }
-        if waits && state.attempt.is_in_line(gate, now) {
+        if waits && state.attempt.is_in_queue(gate, now) {
             let in_vain = self.stands_in_vain(contest, state, now);
             return Judged::Verdict(if in_vain { Verdict::Again } else { busy(state) });
         }
@@ -168,7 +171,7 @@ impl Quorum {
             return Judged::Verdict(Verdict::Again);
         }
         // Only the gate was asked. Others may refuse it for good, too, or serve it.
-        let is_refused = matches!(state.notes[gate], Some(Note::Refused(_)));
+        let is_refused = matches!(state.last_answers[gate], Some(LastAnswer::Refused(_)));
         if waits && is_refused && self.state.contended.contains(&contest.name) {
             self.state.contended.granted(&contest.name, false);
             return Judged::Verdict(Verdict::Again);
@@ -188,12 +191,13 @@ impl Quorum {
     /// more than the answer.
     pub(super) fn may_be_decided(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
         let (attempt, waits) = (&state.attempt, contest.waits());
-        let is_refused = || state.notes.iter().any(|note| matches!(note, Some(Note::Refused(_))));
+        let is_refused =
+            || state.last_answers.iter().any(|last| matches!(last, Some(LastAnswer::Refused(_))));
         if attempt.is_asking() {
             let (gate, is_spent) = (attempt.gate(), attempt.is_spent(attempt.gate(), now));
             return state.mismatch.is_some()
                 || is_spent
-                || waits && attempt.is_in_line(gate, now)
+                || waits && attempt.is_in_queue(gate, now)
                 || self.is_decided(waits, state, state.touched, now)
                 || is_refused();
         }
@@ -317,8 +321,8 @@ impl Quorum {
 
     /// The error if so many members refuse for good that the others are no majority.
     pub(crate) fn refusal(&self, state: &ContestState, now: BootTime) -> Option<StoreError> {
-        let refused = state.notes.iter().filter_map(|note| match note {
-            Some(Note::Refused(error)) if !error.is_passing() => Some(error.kind()),
+        let refused = state.last_answers.iter().filter_map(|last| match last {
+            Some(LastAnswer::Refused(error)) if !error.is_passing() => Some(error.kind()),
             _ => None,
         });
         let refused: Vec<StoreErrorKind> = refused.collect();
@@ -334,16 +338,18 @@ impl Quorum {
 
     /// Describes the answer of each member to a claim.
     fn each_member(&self, state: &ContestState, now: BootTime) -> String {
-        let each = self.links.iter().zip(&state.notes).map(|(link, note)| {
+        let each = self.links.iter().zip(&state.last_answers).map(|(link, last)| {
             let complaint = link.complaint(now, self.watch_time());
-            let what = match (complaint, note) {
-                (_, Some(Note::Refused(error))) => error.to_string(),
-                (Some(complaint), Some(Note::GrantedWithoutVote)) => format!("granted, but {complaint}"),
+            let what = match (complaint, last) {
+                (_, Some(LastAnswer::Refused(error))) => error.to_string(),
+                (Some(complaint), Some(LastAnswer::GrantedWithoutVote)) => {
+                    format!("granted, but {complaint}")
+                }
                 (Some(complaint), _) => complaint,
-                (None, Some(Note::Granted)) => "granted".into(),
-                (None, Some(Note::GrantedWithoutVote)) => "granted, but does not vote".into(),
-                (None, Some(Note::Busy)) => "is busy".into(),
-                (None, Some(Note::Gone)) => "does not hold it any more".into(),
+                (None, Some(LastAnswer::Granted)) => "granted".into(),
+                (None, Some(LastAnswer::GrantedWithoutVote)) => "granted, but does not vote".into(),
+                (None, Some(LastAnswer::Busy)) => "is busy".into(),
+                (None, Some(LastAnswer::Gone)) => "does not hold it any more".into(),
                 (None, None) => "has not answered".into(),
             };
             format!("{}: {what}", link.shown())

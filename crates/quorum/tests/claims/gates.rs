@@ -198,3 +198,46 @@ async fn a_gate_whose_clock_went_back_does_not_keep_a_crashed_holder() {
     at_gate.apply(&[Request::Claim(dead)]).await.expect("granted");
     served_in_turn(&world).await;
 }
+
+/// Two members show leases that no client asks for, as after their clocks went back, and the gate that is left dies.
+/// Then the waiter turns to a gate that serves nobody, since that one may serve somebody again.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_leaves_a_dead_gate_also_for_one_that_serves_nobody() {
+    let world = World::founded(3).await;
+    let gate = gate_of(&world, "stock").await;
+    let member = |nth: usize| (gate + nth) % 3;
+    let (client, stores) = (world.client().await, world.member_stores().await);
+    let long = || Claim { lease: secs(3600), ..claim("stock") };
+    let others = [long(), claim("stock"), long()];
+    for (nth, other) in others.iter().enumerate() {
+        stores[member(nth)].apply(&[Request::Claim(other.clone())]).await.expect("granted");
+    }
+    let mutex = client.keeper.mutex("stock");
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    sleep(secs(3)).await;
+    let view = stores[member(1)].inspect(&"stock".parse().expect("a name")).await.expect("answered");
+    assert_eq!(view.expect("held").waiters.len(), 1, "it waits at the only gate that is not passed over");
+    world.moods[member(1)].go_down(true);
+    sleep(secs(3)).await;
+    for nth in [0, 2] {
+        stores[member(nth)].apply(&[leave(&others[nth])]).await.expect("left");
+    }
+    let granted = timeout(secs(5), waiter).await.expect("it does not wait at the dead gate");
+    drop(granted.expect("ended").expect("granted"));
+}
+
+/// A member refuses more names than are remembered.
+#[tokio::test(start_paused = true)]
+async fn however_many_names_a_gate_refuses_none_of_them_starves() {
+    let world = World::founded(3).await;
+    let client = world.client().await;
+    for nth in 0..4200 {
+        let name = format!("stock/{nth}");
+        world.moods[0].set(&name, Some(Mood::Refuses));
+        drop(client.keeper.mutex(&name).try_lock().await);
+    }
+    for nth in 4190..4200 {
+        let lock = async { client.keeper.mutex(&format!("stock/{nth}")).lock().await.map(drop) };
+        timeout(secs(5), lock).await.expect("nobody waits for ever").expect("two members serve it");
+    }
+}

@@ -18,11 +18,11 @@ fn an_id_is_not_used_again_where_a_leave_may_arrive() {
     let now = BootTime(1_000_000_000_000);
     let mut waiter = Attempt::new(Majority::of(3).expect("odd"), Sharing::Exclusive, 0);
     for ask in waiter.begin(1) {
-        waiter.hear(ask.member, ask.stamp, now, &Said::Busy { in_line: ask.member == 0 });
+        waiter.hear(ask.member, ask.stamp, now, &Said::Busy { in_queue: ask.member == 0 });
     }
     let first = waiter.change_gate(1);
     for ask in waiter.next(now) {
-        waiter.hear(ask.member, ask.stamp, now, &Said::Busy { in_line: true });
+        waiter.hear(ask.member, ask.stamp, now, &Said::Busy { in_queue: true });
     }
     for ask in waiter.change_gate(0) {
         waiter.hear(ask.member, ask.stamp, now, &Said::Left);
@@ -164,7 +164,7 @@ async fn one_lost_request_costs_no_waiter_its_position() {
         let ours = networks(3);
         let (holder, waiter) = (world.client().await, world.store(&ours).await);
         let _guard = holder.keeper.mutex("stock").lock().await.expect("granted");
-        waiter.apply(&[Request::Claim(claim("stock"))]).await.expect("in line");
+        waiter.apply(&[Request::Claim(claim("stock"))]).await.expect("in the queue");
         sleep(millis(100 + phase * 200)).await;
         let member = world.member_stores().await.swap_remove(gate);
         let name = "stock".parse().expect("a name");

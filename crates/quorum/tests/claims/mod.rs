@@ -1,6 +1,7 @@
 //! The times and the answers of claims, while members are slow, silent or in trouble.
 
 mod ends;
+mod errors;
 mod gates;
 mod late;
 mod memory;
@@ -255,7 +256,7 @@ async fn groups_are_not_larger_than_members_take_them() {
     for nth in 0..3 * limit {
         let name = format!("stock/{nth}");
         guards.push(holder.keeper.mutex(&name).lock().await.expect("granted"));
-        store.apply(&[Request::Claim(claim(&name))]).await.expect("in line");
+        store.apply(&[Request::Claim(claim(&name))]).await.expect("in the queue");
     }
     ours.iter().for_each(Network::restore);
     sleep(millis(100)).await;

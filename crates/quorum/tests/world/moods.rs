@@ -38,6 +38,8 @@ struct State {
     hangs: bool,
     /// Whether it is not there.
     is_down: bool,
+    /// The server that it says to be, if not itself.
+    server: Option<&'static str>,
     /// How often it has started again with its data.
     starts: u64,
     /// How many groups of claims and leaves it was asked for.
@@ -48,6 +50,8 @@ struct State {
     leaves: u64,
     /// The leaves with tombstones among them.
     tombstones: u64,
+    /// The names that it was asked to renew.
+    renewed: Vec<String>,
 }
 
 impl Moods {
@@ -83,6 +87,11 @@ impl Moods {
         self.state().is_down = is_down;
     }
 
+    /// Makes it say that it is this server.
+    pub(crate) fn be(&self, server: &'static str) {
+        self.state().server = Some(server);
+    }
+
     /// Starts it again with its data. Nobody can tell that it does.
     pub(crate) fn start_again(&self) {
         self.state().starts += 1;
@@ -116,6 +125,10 @@ impl Moods {
 
     pub(crate) fn tombstones(&self) -> u64 {
         self.state().tombstones
+    }
+
+    pub(crate) fn renewals_of(&self, name: &str) -> usize {
+        self.state().renewed.iter().filter(|renewed| *renewed == name).count()
     }
 
     pub(crate) fn wrap(&self, connector: Connector) -> Connector {
@@ -261,6 +274,8 @@ impl Member for Moody {
 
     fn renew<'a>(&'a self, leases: &'a [Renew]) -> Reply<'a, MemberAnswers<Renewed>> {
         Box::pin(async move {
+            let names = leases.iter().map(|renew| renew.name.as_str().to_owned());
+            self.moods.state().renewed.extend(names);
             self.moods.denied()?;
             let mut answered = self.member_inside().renew(leases).await?;
             answered.membership = self.moods.shows(answered.membership);
@@ -272,7 +287,8 @@ impl Member for Moody {
         Box::pin(async move {
             self.moods.denied()?;
             let state = self.member_inside().state().await?;
-            Ok(MemberState { membership: self.moods.shows(state.membership), ..state })
+            let server = self.moods.state().server.map_or(state.server, Arc::from);
+            Ok(MemberState { membership: self.moods.shows(state.membership), server, ..state })
         })
     }
 

@@ -4,8 +4,13 @@ use std::{fmt::Write as _, sync::Mutex};
 
 use lockkeeper_core::support;
 
-use lockkeeper::Keeper;
+use lockkeeper::{
+    Keeper,
+    error::StoreErrorKind,
+    store::{Answer, Left, Renew, Renewed, Request, Verdict},
+};
 use lockkeeper_testkit::{
+    asker::Asker,
     proxy::{Fault, Proxy},
     servers::{Redis, RedisOptions, RedisSentinel},
 };
@@ -213,4 +218,91 @@ async fn a_script_that_a_user_may_not_finish_does_no_harm() {
     held.release().await.expect("held");
     let next = timeout(secs(10), waiting).await.expect("in time").expect("no panic").expect("granted");
     next.release().await.expect("held");
+}
+
+/// The answers of a store to a group, by itself or as a member of a quorum.
+async fn apply(asker: &Asker, as_member: bool, group: &[Request]) -> Result<Vec<Answer>, StoreErrorKind> {
+    let answers = match asker.store.member().filter(|_| as_member) {
+        Some(member) => member.apply(group).await.map(|answered| answered.answers),
+        None => asker.store.apply(group).await,
+    };
+    answers.map(|answers| answers.each).map_err(|error| error.kind())
+}
+
+async fn renew(asker: &Asker, as_member: bool, leases: &[Renew]) -> Vec<Renewed> {
+    let answers = match asker.store.member().filter(|_| as_member) {
+        Some(member) => member.renew(leases).await.map(|answered| answered.answers),
+        None => asker.store.renew(leases).await,
+    };
+    answers.expect("some were renewed").each
+}
+
+/// A user has a right to some names only. What it may not do is refused alone, with whatever it travels.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_without_a_right_to_it_is_refused_alone() {
+    let rules = "~lockkeeper:[^{]* ~lockkeeper:{ours/* &lockkeeper:* +@all -@admin -@dangerous +info";
+    let redis = RedisOptions::default().user("app", "pass", rules).start().expect("started");
+    for as_member in [false, true] {
+        let asker = Asker::connect(&redis.url_as("app", "pass")).await;
+        let claim = |name: &str, seq: u64| Request::Claim(asker.claim(name, seq));
+        let leave = |name: &str, seq: u64| Request::Leave(asker.leave(name, seq));
+        let group = [claim("ours/1", 1), claim("theirs", 2), claim("ours/2", 3)];
+        let each = apply(&asker, as_member, &group).await.expect("two were granted");
+        assert!(
+            matches!(
+                &each[..],
+                [
+                    Answer::Claim(Verdict::Granted(_)),
+                    Answer::Claim(Verdict::Refused(error)),
+                    Answer::Claim(Verdict::Granted(_)),
+                ] if error.kind() == StoreErrorKind::Denied && !error.maybe_applied()
+            ),
+            "{each:?}"
+        );
+        let group = [claim("ours/3", 4), leave("theirs", 2), leave("ours/1", 1)];
+        let each = apply(&asker, as_member, &group).await.expect("two were served");
+        assert!(
+            matches!(
+                &each[..],
+                [
+                    Answer::Claim(Verdict::Granted(_)),
+                    Answer::Leave(Left::NotNow),
+                    Answer::Leave(Left::Released),
+                ]
+            ),
+            "{each:?}"
+        );
+        let leases =
+            [("ours/2", 3), ("theirs", 2), ("ours/3", 4)].map(|(name, seq)| asker.renewal(name, seq));
+        let renewed = renew(&asker, as_member, &leases).await;
+        assert!(
+            matches!(&renewed[..], [Renewed::Held(_), Renewed::Unknown, Renewed::Held(_)]),
+            "{renewed:?}"
+        );
+        // Without others beside it, it says nothing about the server either.
+        let (claimed, left) = (
+            apply(&asker, as_member, &[claim("theirs", 5)]).await,
+            apply(&asker, as_member, &[leave("theirs", 5)]).await,
+        );
+        match as_member {
+            true => {
+                let claimed = claimed.expect("a value");
+                assert!(matches!(&claimed[..], [Answer::Claim(Verdict::Refused(_))]), "{claimed:?}");
+                let left = left.expect("a value");
+                assert!(matches!(&left[..], [Answer::Leave(Left::NotNow)]), "{left:?}");
+                let renewed = renew(&asker, true, &leases[1..2]).await;
+                assert_eq!(renewed, [Renewed::Unknown]);
+            }
+            // A caller is told, and the leave is not sent again.
+            false => {
+                assert_eq!(
+                    (claimed.err(), left.err()),
+                    (Some(StoreErrorKind::Denied), Some(StoreErrorKind::Denied))
+                );
+            }
+        }
+        for (name, seq) in [("ours/2", 3), ("ours/3", 4)] {
+            asker.give_back(name, seq).await.expect("left");
+        }
+    }
 }

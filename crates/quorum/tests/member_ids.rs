@@ -80,7 +80,7 @@ async fn can_lock(client: &Client, name: &str) -> bool {
     }
 }
 
-/// A member that restarts without data is another server for all that is known. It comes back with a new seat.
+/// A member that restarts without data is another server for all that is known. It comes back with a new member id.
 #[tokio::test(start_paused = true)]
 async fn a_member_that_comes_back_empty_with_another_id_votes_again_for_all_clients() {
     let world = World::founded().await;
@@ -145,7 +145,7 @@ async fn two_servers_behind_one_name_are_never_two_members() {
             }
         }
         assert!(held.iter().filter(|guard| guard.is_held()).count() < 2, "two hold it");
-        // Both see all members from time to time, so that they can do their work on seats.
+        // Both see all members from time to time, so that they can do their work on member ids.
         let looks = Instant::now().duration_since(until - secs(400)).as_secs() % 20 < 5;
         for (network, cut) in [(&old.networks[1], !looks), (&new.networks[0], !looks)] {
             if cut { network.cut() } else { network.restore() }
@@ -195,9 +195,9 @@ async fn a_server_that_lost_its_place_by_mistake_gets_it_back() {
     assert!(can_lock(&client, "stock").await, "members 1 and 2 vote");
 }
 
-/// A member that may have lost its data gets a seat only while a majority of others vote, or all are there.
+/// A member that may have lost its data gets a member id only while a majority of others vote, or all are there.
 #[tokio::test(start_paused = true)]
-async fn too_few_voters_seat_nobody() {
+async fn too_few_voters_give_nobody_an_id() {
     let world = World::founded().await;
     let client = world.client().await;
     client.networks[0].cut();
@@ -212,7 +212,7 @@ async fn too_few_voters_seat_nobody() {
     assert!(can_lock(&client, "stock").await, "the one that lost its data votes again");
 }
 
-/// Clients that found a quorum at the same time come to the same seats.
+/// Clients that found a quorum at the same time come to the same member ids.
 #[tokio::test(start_paused = true)]
 async fn clients_found_a_quorum_together() {
     let world = World::new(4);

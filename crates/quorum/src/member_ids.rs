@@ -1,7 +1,7 @@
 //! The owners of the places of a quorum, as one client knows them, and the standing of a member that follows from that.
 //!
-//! A client only ever learns of later seats. It then forgets the answers of the server that had the place before: see
-//! [`Quorum::learn`](crate::quorum::Quorum::learn).
+//! A client only ever learns of later member ids. It then forgets the answers of the server that had the place before:
+//! see [`Quorum::learn`](crate::quorum::Quorum::learn).
 
 use std::{
     sync::{
@@ -17,11 +17,11 @@ use lockkeeper_core::{
     support::{self, duration::show},
 };
 
-use crate::record::{Identity, Record, Seat, Vote};
+use crate::record::{Identity, MemberId, Record, Vote};
 
-/// The seats, as this client knows them.
+/// The member ids, as this client knows them.
 #[derive(Debug)]
-pub(crate) struct Seating {
+pub(crate) struct MemberIds {
     pub(crate) max_lease: Duration,
     identity: Mutex<Identity>,
     /// Grows with every change.
@@ -30,23 +30,23 @@ pub(crate) struct Seating {
 
 /// The vote of a member, as it came with an answer.
 pub(crate) struct HeardVote<'a> {
-    seating: &'a Seating,
+    ids: &'a MemberIds,
     place: usize,
     /// The membership that the member told with this answer.
     membership: Membership,
     vote: Vote,
-    /// The version of the seats before it was judged.
+    /// The version of the member ids before it was judged.
     version: u64,
 }
 
 impl HeardVote<'_> {
-    /// Returns the vote. If other seats were learned since it was judged, it is judged again. The caller must have the
-    /// lock of a contest: then a thread that learns of other seats later also forgets the answer that is taken with
-    /// this vote.
+    /// Returns the vote. If other member ids were learned since it was judged, it is judged again. The caller must have
+    /// the lock of a contest: then a thread that learns of other member ids later also forgets the answer that is taken
+    /// with this vote.
     pub(crate) fn that_counts(&self) -> Vote {
-        match self.seating.version() == self.version {
+        match self.ids.version() == self.version {
             true => self.vote,
-            false => self.seating.vote(self.place, &self.membership),
+            false => self.ids.vote(self.place, &self.membership),
         }
     }
 }
@@ -58,15 +58,15 @@ pub(crate) enum Standing {
     Votes(GrantNumber),
     /// It has the place, and will vote when it was watched for long enough.
     Watched,
-    /// It has no seat that counts: it is new, or may have lost its data.
+    /// It has no member id that counts: it is new, or may have lost its data.
     Vacant,
-    /// It votes with a seat that another one has taken over.
+    /// It votes with a member id that another one has taken over.
     Outdated,
     /// It cannot have the place, for this reason.
     Refused(String),
 }
 
-impl Seating {
+impl MemberIds {
     pub(crate) fn new(identity: Identity) -> Self {
         Self { max_lease: identity.max_lease, identity: Mutex::new(identity), version: AtomicU64::new(0) }
     }
@@ -79,8 +79,8 @@ impl Seating {
         self.lock().clone()
     }
 
-    pub(crate) fn seat(&self, place: usize) -> Option<Seat> {
-        self.lock().seats.get(place).cloned()
+    pub(crate) fn id(&self, place: usize) -> Option<MemberId> {
+        self.lock().ids.get(place).cloned()
     }
 
     /// Grows with every change.
@@ -88,8 +88,8 @@ impl Seating {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Returns the vote of the member at `place`, which told this membership, judged by the seats of this version or by
-    /// later ones.
+    /// Returns the vote of the member at `place`, which told this membership, judged by the member ids of this version
+    /// or by later ones.
     pub(crate) fn heard(
         &self,
         place: usize,
@@ -97,10 +97,10 @@ impl Seating {
         vote: Vote,
         version: u64,
     ) -> HeardVote<'_> {
-        HeardVote { seating: self, place, membership, vote, version }
+        HeardVote { ids: self, place, membership, vote, version }
     }
 
-    /// Takes over later seats from the record of a member, and returns their places.
+    /// Takes over later member ids from the record of a member, and returns their places.
     pub(crate) fn learn(&self, membership: &Membership) -> Vec<usize> {
         let Some(record) = Record::of(membership) else { return Vec::new() };
         let mut identity = self.lock();
@@ -125,7 +125,7 @@ impl Seating {
         let identity = self.lock();
         let votes = identity.is_same_quorum(&record.quorum)
             && record.own == place
-            && identity.seats.get(place) == Some(record.seat())
+            && identity.ids.get(place) == Some(record.id())
             && record.voter.as_ref() == Some(&membership.incarnation);
         if votes { Vote::Since(record.since) } else { Vote::None }
     }
@@ -133,17 +133,17 @@ impl Seating {
 
 /// Returns the standing of the server with this membership at `place`, where it is reached as `label`.
 pub(crate) fn standing(identity: &Identity, place: usize, label: &str, membership: &Membership) -> Standing {
-    let Some(seat) = identity.seats.get(place) else {
+    let Some(id) = identity.ids.get(place) else {
         return Standing::Refused("the quorum has fewer members".into());
     };
-    let is_known = *seat.label == *label || seat.turn == 0;
+    let is_known = *id.label == *label || id.turn == 0;
     let vacant = || match is_known {
         true => Standing::Vacant,
         false => Standing::Refused(format!(
             "member {} of the quorum is {} by now; name that one in the URL, or have this one take its place with \
              `lockkeeper quorum replace`",
             place + 1,
-            seat.label
+            id.label
         )),
     };
     let Some(text) = &membership.record else { return vacant() };
@@ -165,7 +165,7 @@ pub(crate) fn standing(identity: &Identity, place: usize, label: &str, membershi
     if record.own != place {
         return other("it has the same members in another order".into());
     }
-    match record.seat() == seat {
+    match record.id() == id {
         true if votes => Standing::Votes(record.since),
         true if record.voter.is_none() => Standing::Watched,
         true => vacant(),
@@ -183,47 +183,51 @@ mod tests {
     }
 
     #[test]
-    fn a_member_votes_with_its_own_seat_in_its_own_incarnation() {
-        let seats = vec![Seat::empty("a").next("a"), Seat::empty("b").next("b"), Seat::empty("c").next("c")];
-        let quorum = Identity { name: 1, max_lease: Duration::from_secs(60), seats };
-        let seating = Seating::new(quorum.clone());
+    fn a_member_votes_with_its_own_id_in_its_own_incarnation() {
+        let ids = vec![
+            MemberId::empty("a").next("a"),
+            MemberId::empty("b").next("b"),
+            MemberId::empty("c").next("c"),
+        ];
+        let quorum = Identity { name: 1, max_lease: Duration::from_secs(60), ids };
+        let ids = MemberIds::new(quorum.clone());
         let record = Record { quorum: quorum.clone(), own: 1, since: 7, voter: Some("x".into()) };
-        let standing = |record: &Record| seating.standing(1, "b", &membership(record, "x"));
-        assert_eq!(seating.vote(1, &membership(&record, "x")), Vote::Since(7));
+        let standing = |record: &Record| ids.standing(1, "b", &membership(record, "x"));
+        assert_eq!(ids.vote(1, &membership(&record, "x")), Vote::Since(7));
         assert_eq!(standing(&record), Standing::Votes(7));
-        assert_eq!(seating.vote(1, &membership(&record, "y")), Vote::None, "it has started again");
-        assert_eq!(seating.standing(1, "b", &membership(&record, "y")), Standing::Vacant);
-        assert_eq!(seating.vote(2, &membership(&record, "x")), Vote::None, "it has another place");
+        assert_eq!(ids.vote(1, &membership(&record, "y")), Vote::None, "it has started again");
+        assert_eq!(ids.standing(1, "b", &membership(&record, "y")), Standing::Vacant);
+        assert_eq!(ids.vote(2, &membership(&record, "x")), Vote::None, "it has another place");
         assert_eq!(standing(&Record { voter: None, ..record.clone() }), Standing::Watched);
         let other = Identity { name: 2, ..quorum.clone() };
         assert!(matches!(standing(&Record { quorum: other, ..record.clone() }), Standing::Refused(_)));
         // Another one takes the place.
         let mut later = quorum.clone();
-        later.seats[1] = quorum.seats[1].next("b");
+        later.ids[1] = quorum.ids[1].next("b");
         let told = Record { quorum: later, own: 0, since: 7, voter: None };
         // Judged before, and taken by another thread before and after this client learns of it.
         let heard = |place: usize| {
             let said = membership(&Record { own: place, ..record.clone() }, "x");
-            let (vote, version) = (seating.vote(place, &said), seating.version());
-            seating.heard(place, said, vote, version)
+            let (vote, version) = (ids.vote(place, &said), ids.version());
+            ids.heard(place, said, vote, version)
         };
         let heard = [heard(1), heard(2)];
         let counts = || heard.iter().map(HeardVote::that_counts).collect::<Vec<_>>();
         assert_eq!(counts(), [Vote::Since(7), Vote::Since(7)]);
-        assert_eq!(seating.learn(&membership(&told, "x")), [1]);
+        assert_eq!(ids.learn(&membership(&told, "x")), [1]);
         assert_eq!(counts(), [Vote::None, Vote::Since(7)], "only that place has another server");
-        assert_eq!(seating.vote(1, &membership(&record, "x")), Vote::None);
+        assert_eq!(ids.vote(1, &membership(&record, "x")), Vote::None);
         assert_eq!(standing(&record), Standing::Outdated);
-        assert_eq!(seating.learn(&membership(&record, "x")), [0; 0], "what is older is not learned");
+        assert_eq!(ids.learn(&membership(&record, "x")), [0; 0], "what is older is not learned");
     }
 
     #[test]
     fn a_server_under_another_name_is_no_member_that_lost_its_data() {
-        let seats = vec![Seat::empty("a").next("a")];
-        let seating = Seating::new(Identity { name: 1, max_lease: Duration::from_secs(60), seats });
+        let ids = vec![MemberId::empty("a").next("a")];
+        let ids = MemberIds::new(Identity { name: 1, max_lease: Duration::from_secs(60), ids });
         let empty = Membership { record: None, incarnation: "x".into() };
-        assert_eq!(seating.standing(0, "a", &empty), Standing::Vacant);
-        let Standing::Refused(why) = seating.standing(0, "b", &empty) else { panic!("refused") };
+        assert_eq!(ids.standing(0, "a", &empty), Standing::Vacant);
+        let Standing::Refused(why) = ids.standing(0, "b", &empty) else { panic!("refused") };
         assert!(why.contains("quorum replace") && why.contains("is a by now"), "{why}");
     }
 }
