@@ -34,9 +34,6 @@ pub(crate) async fn connect(args: &StoreArgs) -> Result<Connected, Failure> {
         return Err(Failure::usage(NOT_SHARED));
     }
     let keeper = lockkeeper::builder(&url)?.program("lockkeeper").connect().await?;
-    if args.verbose {
-        text::say(&format!("the store is {}", keeper.url()));
-    }
     Ok(Connected { keeper, url, verbose: args.verbose })
 }
 
@@ -45,13 +42,32 @@ pub(crate) async fn close(keeper: &Keeper) {
     drop(tokio::time::timeout(LAST_REQUESTS, keeper.close()).await);
 }
 
-/// Returns the URL of the store that the options name, else the environment, else the default. It may hold a password.
+/// Returns the URL of the store that the options name, else the environment, else the default, and says with `-v` which
+/// one it is. The URL may hold a password.
 pub(crate) fn url(args: &StoreArgs) -> Result<String, Failure> {
     let url = named(args)?;
     if lockkeeper::url::missing_feature(&url).is_some() {
         return Err(Failure::usage(NOT_BUILT_IN));
     }
+    // Said before anything is asked of it, so that an error follows the name of its store. In a wrong URL, a password may
+    // stand anywhere.
+    if args.verbose && lockkeeper::url::connector(&url).is_ok() {
+        text::say(&format!("the store is {}", text::plain(&shown(&url))));
+    }
     Ok(url)
+}
+
+/// Returns a good URL without its passwords, which stand in logins and in options. That of a quorum is a list of URLs.
+fn shown(url: &str) -> String {
+    if let Some(members) = url.strip_prefix("quorum:") {
+        let members: Vec<String> = members.split(',').map(shown).collect();
+        return format!("quorum:{}", members.join(","));
+    }
+    let url = without_passwords(url, [url.to_owned()]);
+    let Some((front, query)) = url.split_once('?') else { return url };
+    let is_secret = |option: &&str| option.split('=').next().is_some_and(|key| key.ends_with("password"));
+    let options: Vec<&str> = query.split('&').filter(|option| !is_secret(option)).collect();
+    if options.is_empty() { front.to_owned() } else { format!("{front}?{}", options.join("&")) }
 }
 
 fn named(args: &StoreArgs) -> Result<String, Failure> {
@@ -117,5 +133,27 @@ mod tests {
         let url = "--store=redis://u:se@cret@host".to_owned();
         let shown = without_passwords("unexpected '--store=redis://u:se@cret@host'", [url]);
         assert_eq!(shown, "unexpected '--store=redis://***@host'");
+    }
+
+    #[test]
+    fn a_store_is_named_without_its_passwords() {
+        for (url, name) in [
+            ("sqlite:/var/lib/locks.db?lease=10s", "sqlite:/var/lib/locks.db?lease=10s"),
+            ("sqlite:/a:b@c", "sqlite:/a:b@c"),
+            ("postgres://ada@host/shop?schema=locks", "postgres://ada@host/shop?schema=locks"),
+            ("postgres://ada:canary@host/shop?schema=locks", "postgres://***@host/shop?schema=locks"),
+            ("redis://:canary@host:7/2", "redis://***@host:7/2"),
+            (
+                "redis+sentinel://a,b/m?sentinel_user=u&sentinel_password=canary",
+                "redis+sentinel://a,b/m?sentinel_user=u",
+            ),
+            ("redis+sentinel://a,b/m?sentinel_password=canary", "redis+sentinel://a,b/m"),
+            (
+                "quorum:lease=9s,redis://u:canary@a,redis://:canary@b?db=1,sqlite:c.db",
+                "quorum:lease=9s,redis://***@a,redis://***@b?db=1,sqlite:c.db",
+            ),
+        ] {
+            assert_eq!(shown(url), name);
+        }
     }
 }

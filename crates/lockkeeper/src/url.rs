@@ -186,6 +186,8 @@ fn is_plain(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     /// Holds for every set of features. The error for a scheme that was left out names the feature that it needs.
@@ -205,6 +207,33 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    /// A store that forgets the option would give its locks 30 s.
+    #[test]
+    fn every_store_takes_the_lease_of_its_url() {
+        let url = |scheme: &str, lease: &str| {
+            let option = if lease.is_empty() { String::new() } else { format!("?lease={lease}") };
+            match scheme {
+                "memory" | "sqlite" => format!("{scheme}:m{option}"),
+                "quorum" if lease.is_empty() => "quorum:memory:a,memory:b,memory:c".to_owned(),
+                "quorum" => format!("quorum:lease={lease},memory:a,memory:b,memory:c"),
+                "redis+unix" => format!("{scheme}:///m{option}"),
+                "redis" | "rediss" | "redis+cluster" | "rediss+cluster" => {
+                    format!("{scheme}://localhost{option}")
+                }
+                _ => format!("{scheme}://localhost/m{option}"),
+            }
+        };
+        for (text, lease) in [("", None), ("7s", Some(Duration::from_secs(7)))] {
+            let of = |scheme| {
+                let url = url(scheme, text);
+                connector(&url).unwrap_or_else(|error| panic!("{url}: {error}")).lease()
+            };
+            let schemes = SCHEMES.iter().filter(|(_, _, there)| *there).map(|(scheme, ..)| *scheme);
+            let wrong: Vec<&str> = schemes.filter(|scheme| of(scheme) != lease).collect();
+            assert_eq!(wrong, [""; 0], "with lease={text}");
         }
     }
 

@@ -108,6 +108,15 @@ impl DatabaseFile {
         fs::set_permissions(path, fs::Permissions::from_mode(self.mode))
     }
 
+    /// Syncs the log. SQLite must have it open, and have recovered it.
+    ///
+    /// Closing this second descriptor ends no lock: SQLite locks the database file and the index, and never the log.
+    pub(crate) fn sync_log(&self) -> Result<(), StoreError> {
+        let log = beside(&self.path, "-wal");
+        let synced = fs::File::open(&log).and_then(|log| log.sync_data());
+        synced.map_err(|error| file_trouble("sync", &log, error))
+    }
+
     /// Remembers which files are in use, and returns the id of the database file. SQLite must have them open.
     pub(crate) fn remember(&mut self) -> Result<FileId, StoreError> {
         let in_use = self.file_ids()?;

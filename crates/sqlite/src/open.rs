@@ -32,6 +32,10 @@ pub(crate) fn open(file: &DatabaseFile, boot: &Boot, limit: Duration) -> Result<
     // Not earlier: until here each of many processes that open the file at once must look again after each wait,
     // because another one may have done the work.
     be_patient(&mut connection).map_err(|error| explain(&file.path, error))?;
+    // SQLite shows a commit after its sync. But the first process to open the file takes each whole commit in the log as
+    // one, also that of a process that was killed before the sync. A request that changes nothing is answered from it
+    // without a sync, so this keeper and each that follows sync the log before their first answer.
+    file.sync_log()?;
     Ok(OpenConnection { connection, store_id })
 }
 

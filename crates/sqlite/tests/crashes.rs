@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkeeper_core::{Keeper, StoreError, testing::VirtualClock};
+use lockkeeper_core::{FenceError, Keeper, StoreError, Token, testing::VirtualClock};
 use tempfile::TempDir;
 
 fn folder() -> TempDir {
@@ -174,4 +174,49 @@ async fn unused_names_leave_nothing_behind() {
     let names: Vec<String> =
         names.query_map([], |row| row.get(0)).expect("asked").collect::<Result<_, _>>().expect("read");
     assert_eq!(names, ["kept"]);
+}
+
+/// Only does something as a child process of the test below: asks a fence, which changes nothing, and tells the answer.
+#[tokio::test]
+async fn a_process_that_finds_a_log() {
+    let Ok(file) = std::env::var("LOCKKEEPER_LEFT_LOG") else { return };
+    let keeper = connect(Path::new(&file)).await.expect("connected");
+    let stale = Token::new(1, 0);
+    match keeper.fence("stock").admit(stale).await {
+        Err(FenceError::Stale { highest, .. }) => println!("\ntold {highest}"),
+        other => panic!("the token that the log has is higher: {other:?}"),
+    }
+}
+
+/// A process that is killed between the write of a commit and its sync leaves the commit in the log. SQLite takes it for
+/// done when the file is opened next, and a power cut may still take it back. So nothing may be told of it before the log
+/// is synced.
+#[tokio::test]
+async fn what_a_killed_process_left_in_the_log_is_synced_before_it_is_told() {
+    let (theirs, ours) = (folder(), folder());
+    let keeper = connect(&theirs.path().join("locks.db")).await.expect("connected");
+    let guard = keeper.mutex("stock").lock().await.expect("free");
+    keeper.fence("stock").admit(guard.token()).await.expect("the first");
+    // As a killed process leaves its files: the frames are in the log, and nobody has the index in use.
+    for name in ["locks.db", "locks.db-wal"] {
+        fs::copy(theirs.path().join(name), ours.path().join(name)).expect("copied");
+    }
+    let calls = ours.path().join("calls");
+    let output = Command::new("strace")
+        .args(["-f", "-y", "--seccomp-bpf", "-qq", "-e", "trace=write,fdatasync,fsync", "-o"])
+        .arg(&calls)
+        .arg(std::env::current_exe().expect("known"))
+        .args(["--exact", "a_process_that_finds_a_log", "--nocapture"])
+        .env("LOCKKEEPER_LEFT_LOG", ours.path().join("locks.db"))
+        .stdin(Stdio::null())
+        .output()
+        .expect("strace is there");
+    let told = format!("told {}", guard.token());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains(&told), "{output:?}");
+    let calls = fs::read_to_string(&calls).expect("written");
+    let (before, _) = calls.split_once(&told).expect("the answer is written");
+    let (_, synced) = before.split_once("locks.db-wal>").expect("the log is synced before the answer");
+    // With several threads a call has two rows, and the second one has its end.
+    assert!(synced.lines().any(|call| call.ends_with("= 0")), "{before}");
 }

@@ -55,6 +55,41 @@ fn no_wrong_store_is_picked_in_silence() {
     }
 }
 
+/// Also a subcommand that does not connect to it, and one that fails. Those without a store have none to name.
+#[test]
+fn every_subcommand_that_uses_a_store_names_it_once() {
+    let world = World::new();
+    let store = format!("the store is sqlite:{}\n", world.path("locks.db").display());
+    let lease = world.run(&["acquire", "leased"]).out;
+    for args in [
+        &["run", "x", "--", "true"][..],
+        &["elect", "x", "--", "true"],
+        &["acquire", "y", "-n"],
+        &["renew", lease.trim()],
+        &["release", lease.trim()],
+        &["latch", "x", "create", "1"],
+        &["list"],
+        &["show", "x"],
+        &["watch"],
+        &["evict", "x", "--yes", "--reason", "test"],
+        &["doctor"],
+        &["schema"],
+        #[cfg(feature = "quorum")]
+        &["quorum", "show"],
+    ] {
+        let told = world.run(&[&["-v"], args].concat());
+        assert_eq!(told.err.matches(&store).count(), 1, "{args:?}: {told:?}");
+        assert!(!world.run(args).err.contains("the store is"), "{args:?}");
+    }
+    for args in [&["-v", "man"][..], &["-v", "completions", "bash"]] {
+        assert_eq!(world.run(args).err, "");
+    }
+    // In a wrong URL, a password may stand anywhere.
+    std::fs::write(world.path("url"), "sqlite:locks.db?secret=canary").expect("written");
+    let wrong = world.run(&["-v", "--store-file", "url", "list"]);
+    assert!(wrong.code == Some(64) && !wrong.err.contains("canary"), "{wrong:?}");
+}
+
 #[test]
 fn cron_has_no_home_and_no_terminal() {
     let world = World::new();

@@ -55,6 +55,43 @@ fn a_killed_one_frees_its_lock_on_redis() {
     a_killed_one_frees_its_lock(&server.url);
 }
 
+#[test]
+fn a_killed_one_frees_its_lock_on_postgresql() {
+    let server = Server::start("postgres");
+    a_killed_one_frees_its_lock(&server.url);
+}
+
+#[test]
+fn a_killed_one_frees_its_lock_on_mariadb() {
+    let server = Server::start("mariadb");
+    a_killed_one_frees_its_lock(&server.url);
+}
+
+/// Founds a quorum of these members, which allows the lease of these tests.
+fn quorum_of(world: &World, members: &[String]) -> String {
+    let url = format!("quorum:max_lease=10m,{}", members.join(","));
+    let founded = world.run(&["--store", &url, "quorum", "found", "--fresh"]);
+    assert_eq!(founded.code, Some(0), "{founded:?}");
+    url
+}
+
+/// Its members have to be told, unlike files.
+#[test]
+fn a_killed_one_frees_its_lock_on_a_quorum_of_servers() {
+    let (world, servers) = (World::new(), [(); 3].map(|()| Server::start("redis")));
+    let members = servers.each_ref().map(|server| server.url.clone());
+    a_killed_one_frees_its_lock(&quorum_of(&world, &members));
+}
+
+/// Each of these members frees the lock with the process, unless the guardian keeps a life line to all of them.
+#[test]
+fn a_killed_one_frees_its_lock_on_a_quorum_of_files() {
+    let world = World::new();
+    let members =
+        ["a", "b", "c"].map(|name| format!("sqlite:{}", world.path(&format!("{name}.db")).display()));
+    a_killed_one_frees_its_lock(&quorum_of(&world, &members));
+}
+
 /// Its session would keep the lock for a minute.
 #[test]
 fn a_killed_one_frees_its_lock_on_zookeeper() {

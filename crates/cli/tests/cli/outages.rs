@@ -1,4 +1,4 @@
-//! Outages of a store that this test can stop: the exit codes and the warnings.
+//! Outages of a store that this test can stop, and servers with risky settings: the exit codes and the warnings.
 
 use std::{
     io::{PipeWriter, Write as _},
@@ -135,5 +135,31 @@ fn what_a_store_finds_risky_is_said_once_and_not_to_a_cron_job() {
     let told = run(&world, &redis, &["run", "x", "-v", "--", "sleep", "1"]);
     assert_eq!((told.code, told.err.matches(risk).count()), (Some(0), 1), "{told:?}");
     let cron = run(&world, &redis, &["run", "x", "--", "sleep", "1"]);
+    assert_eq!((cron.code, cron.err.as_str()), (Some(0), ""), "{cron:?}");
+}
+
+/// This PostgreSQL does not sync, which is a risk.
+#[cfg(feature = "full")]
+#[test]
+fn what_postgresql_finds_risky_is_said_once_and_not_to_a_cron_job() {
+    let (world, server) = (World::new(), crate::server::Server::start("postgres"));
+    let mut psql = world.command("psql");
+    // The statements go one by one, because the first allows no transaction around it.
+    psql.args(["--quiet", "--dbname", &server.url, "-c", "ALTER SYSTEM SET fsync = off"]);
+    psql.args(["-c", "SELECT pg_reload_conf()"]);
+    let set = Running::spawn(psql).done();
+    assert_eq!(set.code, Some(0), "{set:?}");
+    let run = |options: &[&str], script: &str| {
+        let mut command = world.lockkeeper(&[options, &["run", "x", "--", "sh", "-c", script]].concat());
+        command.env("LOCKKEEPER_STORE", &server.url);
+        Running::spawn(command).done()
+    };
+    let risk = "fsync is off";
+    // The server reads its settings soon, and the check runs beside CMD.
+    let told = eventually("the warning", || {
+        Some(run(&["-v"], "sleep 1")).filter(|done| done.code != Some(0) || done.err.contains(risk))
+    });
+    assert_eq!((told.code, told.err.matches(risk).count()), (Some(0), 1), "{told:?}");
+    let cron = run(&[], "sleep 1");
     assert_eq!((cron.code, cron.err.as_str()), (Some(0), ""), "{cron:?}");
 }

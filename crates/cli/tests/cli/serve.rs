@@ -91,6 +91,22 @@ fn a_signal_tells_those_who_wait_and_ends_it() {
     assert_eq!((world.holders("a"), world.waiters("a")), (1, 0));
 }
 
+/// All clients of the one server share such a store, so it is refused by the other subcommands only.
+#[test]
+fn a_store_in_the_memory_of_the_server_is_served() {
+    let world = World::new();
+    let (server, url, token) = start_with(&world, &["--store", "memory:", "-v"]);
+    let acquire = format!("{url}/v1/acquire");
+    let (status, text) = ask(&world, &acquire, &token, Some("{\"name\":\"a\",\"lease\":\"1m\"}"));
+    assert_eq!(status, "200", "{text}");
+    let (status, text) = ask(&world, &acquire, &token, Some("{\"name\":\"a\",\"lease\":\"1m\"}"));
+    assert_eq!(status, "409", "another client finds it held: {text}");
+    let done = server.end();
+    assert_eq!(done.err.matches("the store is memory:\n").count(), 1, "{}", done.err);
+    let other = world.run(&["--store", "memory:", "list"]);
+    assert!(other.code == Some(64) && other.err.contains("within one process"), "{other:?}");
+}
+
 #[test]
 fn wrong_settings_are_wrong_usage() {
     let world = World::new();

@@ -202,14 +202,14 @@ pub enum Verdict {
     /// Others hold or wait with another capacity; see [`mismatch`](Self::mismatch).
     #[non_exhaustive]
     Mismatch {
-        /// Theirs.
+        /// The capacity of the others.
         in_use: Capacity,
     },
     /// This store cannot serve this claim.
     Refused(StoreError),
     /// Nothing was done, for a reason that passes and that does not concern the others of the group. It is asked again.
     NotNow(StoreError),
-    /// The capacity of the others.
+    /// The contender gave way, has left, and its id is used up. Claim again with another id after a pause.
     Again,
 }
 

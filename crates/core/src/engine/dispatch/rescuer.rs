@@ -74,7 +74,7 @@ impl Rescuer {
         support::lock(&self.watched)
     }
 
-    /// Sees to it that the request ends, even if the runtime that polls it does not.
+    /// Sees to it that the request ends, even if the runtime that polls it is blocked or has ended.
     pub(super) fn watch(&self, exchange: &Arc<Exchange>) {
         let mut list = self.list();
         list.retain(|watched| watched.exchange.strong_count() > 0);
