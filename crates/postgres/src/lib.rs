@@ -44,6 +44,7 @@ mod groups;
 mod layout;
 mod listing;
 mod member;
+mod openings;
 mod origin;
 mod own;
 mod positions;
