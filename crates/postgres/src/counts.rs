@@ -147,6 +147,7 @@ impl Group {
                 }
                 continue;
             }
+            self.progress.works_in(&read.header);
             return self.count_locked(&count, read).await;
         }
         Err(Failure::keeps(trouble::busy()))
@@ -232,6 +233,7 @@ impl Group {
                 Ok(admitted) => admitted,
                 Err(error) => return Err(flights::give_up(&self.session, error).await),
             };
+            self.progress.works_in(&header);
             // A number that was seen may come from a commit whose wait was cancelled, which a failover loses.
             let again = (header.waits_for_replicas && admitted.answer == Admitted::Yes).then_some(seen);
             match admitted.highest.or(again) {

@@ -9,10 +9,10 @@ use lockkeeper_core::{
         Verdict,
     },
 };
-use lockkeeper_testkit::servers::Postgres;
-use tokio::task::JoinSet;
+use lockkeeper_testkit::servers::{PgBouncer, Postgres, PostgresOptions};
+use tokio::{task::JoinSet, time::Instant};
 
-use crate::{asker::Asker, millis};
+use crate::{asker::Asker, millis, secs};
 
 /// Has commits wait for this replica, or for none if it has no name.
 pub(crate) fn wait_for(server: &Postgres, replica: &str) {
@@ -201,4 +201,52 @@ async fn many_looks_at_an_open_latch_share_a_commit() {
     // One, and those of the keepers' own upkeep.
     assert!((1..=10).contains(&taken), "{taken} transactions");
     drop(replica);
+}
+
+/// Claims names until the outcomes of ten are unknown. A commit that waits for a replica does not notice that its client has
+/// gone, so it has to be told.
+async fn abandons_ten(server: &Postgres, url: &str, most: usize) {
+    let asker = Asker::connect(url).await;
+    assert!(is_granted(&asker, asker.claim("warm", 1)).await.expect("answered"));
+    wait_for(server, "nobody");
+    let (mut seq, mut unknown) = (1, Vec::new());
+    while unknown.len() < 10 {
+        seq += 1;
+        let name = format!("abandoned/{seq}");
+        let error = asker.claims(&[(&name, seq)]).await.expect_err("no replica has it");
+        // A new session may take longer than a request.
+        if error.maybe_applied() {
+            unknown.push((name, seq));
+        }
+        let started = Instant::now();
+        while waiting(server) > most {
+            assert!(started.elapsed() < secs(20), "{} commits wait after {}", waiting(server), unknown.len());
+            tokio::time::sleep(millis(5)).await;
+        }
+    }
+    wait_for(server, "");
+    for (name, seq) in unknown {
+        crate::trouble::granted_in_time(&asker, &name, seq).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_that_nobody_waits_for_keep_no_server_process() {
+    let server = Postgres::start().expect("started");
+    abandons_ten(&server, &format!("{}?request_limit=500ms", server.url()), 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_that_nobody_waits_for_keep_no_server_process_over_tls() {
+    let server = PostgresOptions::default().tls().start().expect("started");
+    abandons_ten(&server, &format!("{}&request_limit=500ms", server.url()), 0).await;
+}
+
+/// Behind a pooler, each is cancelled by the session that comes next.
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_that_nobody_waits_for_keep_no_server_process_behind_a_pooler() {
+    let server = Postgres::start().expect("started");
+    let pooler = PgBouncer::before(&server).expect("started");
+    let url = format!("{}?pooler=true&request_limit=500ms", pooler.url());
+    abandons_ten(&server, &url, 1).await;
 }
