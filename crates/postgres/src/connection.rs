@@ -27,8 +27,9 @@ use tokio::{
 use tokio_postgres::Config;
 
 use crate::{
+    abandoned::Abandoned,
     layout,
-    origin::another_store,
+    origin::{Header, another_store},
     server::ServerFacts,
     session::{Life, Session},
     settings::{Settings, address},
@@ -47,6 +48,7 @@ pub(crate) struct Opener {
     known: Mutex<Option<Known>>,
     /// The server of the URL that a session was last opened at.
     last_good: AtomicUsize,
+    abandoned: Abandoned,
     /// How many sessions were lost and replaced. Rows that were written without a sync may be gone then.
     losses: watch::Sender<u64>,
 }
@@ -70,7 +72,7 @@ impl Known {
 impl Opener {
     pub(crate) fn new(settings: Settings, background: Handle, wakes: WakeSink) -> Self {
         let (known, last_good, losses) = (Mutex::new(None), AtomicUsize::new(0), watch::Sender::new(0));
-        Self { settings, background, wakes, known, last_good, losses }
+        Self { settings, background, wakes, known, last_good, abandoned: Abandoned::default(), losses }
     }
 
     /// Opens a session, and makes the tables if they are not there. Of several servers, the one that was good last is tried
@@ -110,6 +112,7 @@ impl Opener {
         };
         let greeted = timeout(greeted_within, greeting).await;
         let (mut session, facts) = greeted.map_err(|_| trouble::silent(&address(driver)))??;
+        self.abandoned.cancel(&session, &facts).await?;
         let id = layout::settle(&session, &self.settings.schema, &facts.user).await?;
         self.remember(&id, &facts, session.life())?;
         session.set_origin(&facts, id);
@@ -185,11 +188,19 @@ impl Failure {
 pub(crate) struct Progress {
     /// How many commits may have done something: they were sent, and nothing is known to the contrary.
     commits: AtomicUsize,
+    /// The number of the last transaction.
+    transaction: Mutex<Option<u64>>,
     until: Instant,
     waiting: Arc<AtomicUsize>,
 }
 
 impl Progress {
+    /// Notes the transaction that has locked something.
+    pub(crate) fn works_in(&self, header: &Header) {
+        *support::lock(&self.transaction) =
+            header.transaction.as_ref().and_then(|number| number.parse().ok());
+    }
+
     /// Notes that a statement goes out that may commit something.
     pub(crate) fn commits(&self) {
         self.commits.fetch_add(1, Ordering::AcqRel);
@@ -220,7 +231,18 @@ impl Progress {
 pub(crate) type Worked<T> = Result<T, Failure>;
 pub(crate) type Working<T> = Pin<Box<dyn Future<Output = Worked<T>> + Send>>;
 type Job =
-    Box<dyn FnOnce(Result<Arc<Session>, StoreError>) -> Pin<Box<dyn Future<Output = After> + Send>> + Send>;
+    Box<dyn FnOnce(Result<Arc<Session>, StoreError>) -> Pin<Box<dyn Future<Output = Ended> + Send>> + Send>;
+
+/// The end of a job, for the session that it had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    /// The session is as good as before.
+    Kept,
+    /// The session is not used any more.
+    Closed,
+    /// The server may still be at it, in this transaction if that is known.
+    Unanswered(Option<u64>),
+}
 
 struct Queued {
     until: Instant,
@@ -342,19 +364,25 @@ impl Connection {
                     Ok(session) => session,
                     Err(error) => {
                         answer(Err(error));
-                        return After::Closed;
+                        return Ended::Closed;
                     }
                 };
-                let progress = Progress { commits: AtomicUsize::new(0), until, waiting };
-                let progress = Arc::new(progress);
-                let (result, after) = match timeout_at(until, work(session, progress.clone())).await {
-                    Ok(Ok(done)) => (Ok(done), After::Kept),
-                    Ok(Err(failure)) => (Err(failure.error), failure.session),
-                    Err(_) if progress.may_have_committed() => (Err(trouble::too_slow()), After::Closed),
-                    Err(_) => (Err(trouble::too_slow().not_applied()), After::Closed),
+                let (commits, transaction) = (AtomicUsize::new(0), Mutex::new(None));
+                let progress = Arc::new(Progress { commits, transaction, until, waiting });
+                let worked = timeout_at(until, work(session, progress.clone())).await;
+                let may_have_committed = progress.may_have_committed();
+                let unanswered = Ended::Unanswered(*support::lock(&progress.transaction));
+                let (result, ended) = match worked {
+                    Ok(Ok(done)) => (Ok(done), Ended::Kept),
+                    Ok(Err(Failure { error, session: After::Kept })) => (Err(error), Ended::Kept),
+                    Ok(Err(failure)) if may_have_committed => (Err(failure.error), unanswered),
+                    Ok(Err(failure)) => (Err(failure.error), Ended::Closed),
+                    Err(_) if may_have_committed => (Err(trouble::too_slow()), unanswered),
+                    // A statement may still wait, as those that are transactions of their own.
+                    Err(_) => (Err(trouble::too_slow().not_applied()), unanswered),
                 };
                 answer(result);
-                after
+                ended
             })
         });
         self.waiting.fetch_add(1, Ordering::AcqRel);
@@ -397,13 +425,22 @@ impl Server {
             }
             let session = self.session(until).await;
             self.works.store(session.is_ok(), Ordering::Release);
-            if job(session).await == After::Kept {
+            let ended = job(session).await;
+            if ended == Ended::Kept {
                 *support::lock(&self.answered) = Instant::now();
             } else if let Some(session) = self.session.take() {
+                if let Ended::Unanswered(transaction) = ended {
+                    self.abandon(&session, transaction);
+                }
                 session.cut();
                 self.was_lost = true;
             }
         }
+    }
+
+    fn abandon(&self, session: &Session, transaction: Option<u64>) {
+        let Opener { settings, background, abandoned, .. } = &*self.opener;
+        abandoned.add(session, transaction, &settings.encryption, background);
     }
 
     /// Returns the session, and opens one if need be.

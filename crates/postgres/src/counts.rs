@@ -17,6 +17,7 @@ use crate::{
     connection::{Failure, Worked},
     flights::{self, Call, unread},
     groups::{Group, messages},
+    openings::Openings,
     origin::{Header, Origin},
     rows::{get, name_from_bytes},
     session::Session,
@@ -33,6 +34,8 @@ pub(crate) struct ReadLatch {
     /// Whether there is a row that can be locked.
     has_row: bool,
     header: Header,
+    /// When the server started.
+    server: i64,
     watchers: Vec<KeeperId>,
 }
 
@@ -49,6 +52,7 @@ impl ReadLatch {
             },
             has_row: false,
             header: Header { transaction: None, waits_for_replicas: true },
+            server: 0,
             watchers: Vec::new(),
         };
         for row in rows {
@@ -60,11 +64,16 @@ impl ReadLatch {
         Ok(read)
     }
 
-    /// Whether it shows that the latch opened, and that may come from a commit whose wait for replicas was cancelled:
+    /// The openings that it shows, if commits wait for replicas. They may come from a commit whose wait was cancelled, and
     /// nobody may act on an opening that a failover takes back.
-    fn replicas_may_lack_an_opening(&self) -> bool {
-        let has_opened = |state: CountState| state.remaining == 0 || state.opened > 0;
-        self.header.waits_for_replicas && self.snapshot.latch.state.is_some_and(has_opened)
+    fn openings(&self) -> Option<Openings> {
+        self.snapshot.latch.state.and_then(|state| self.openings_of(state))
+    }
+
+    /// As [`Self::openings`], of a state that it becomes.
+    fn openings_of(&self, CountState { remaining, opened, born, .. }: CountState) -> Option<Openings> {
+        let openings = Openings { server: self.server, born, opened };
+        (self.header.waits_for_replicas && (remaining == 0 || opened > 0)).then_some(openings)
     }
 
     fn take(&mut self, row: &Row, origin: &Origin) -> Result<(), StoreError> {
@@ -74,6 +83,7 @@ impl ReadLatch {
         match get::<i32>(row, 0)? {
             0 => {
                 self.header = origin.header(numbers[3].unwrap_or_default(), word.unwrap_or_default())?;
+                self.server = numbers[0].unwrap_or_default();
                 let wall = second.cast_unsigned();
                 self.snapshot.now = Now { lease: StoreTime(wall), wall };
                 self.snapshot.floor = high_water_from(first)?;
@@ -95,17 +105,26 @@ impl ReadLatch {
 }
 
 impl Group {
+    /// Looks at a latch without locking it. `None` if it shows openings that the replicas may lack: then the answer needs a
+    /// commit that waits for them.
+    pub(crate) async fn look(&self, count: &Count) -> Worked<Option<Answers<Counted>>> {
+        let (name, op) = (count.name.as_str().as_bytes(), count.op.to_string());
+        let rows = self.session.query(Statement::ReadLatch, &[&name, &op]).await.map_err(unread)?;
+        let read = ReadLatch::new(&rows, &self.session.origin).map_err(Failure::closes)?;
+        let lacks = |openings: Openings| !self.own.openings.has(&count.name, &openings);
+        let may_lack = read.openings().is_some_and(lacks);
+        Ok((!may_lack).then(|| answers(&read, &read.snapshot.count(count))))
+    }
+
     /// Does a latch operation.
     pub(crate) async fn count(self, count: Count) -> Worked<Answers<Counted>> {
-        let (name, op) = (count.name.as_str().as_bytes(), count.op.to_string());
-        let read = Call { statement: Statement::ReadLatch, parameters: &[&name, &op] };
-        if count.action == CountAction::Read {
-            let rows = self.session.query(read.statement, read.parameters).await.map_err(unread)?;
-            let read = ReadLatch::new(&rows, &self.session.origin).map_err(Failure::closes)?;
-            if !read.replicas_may_lack_an_opening() {
-                return Ok(answers(&read, &read.snapshot.count(&count)));
-            }
+        // Of many looks at once, the first one confirms the openings for those behind it.
+        if count.action == CountAction::Read
+            && let Some(answers) = self.look(&count).await?
+        {
+            return Ok(answers);
         }
+        let (name, op) = (count.name.as_str().as_bytes(), count.op.to_string());
         for _ in 0..TRIES {
             let lock = Call { statement: Statement::LockLatch, parameters: &[&name] };
             let read = Call { statement: Statement::ReadLatch, parameters: &[&name, &op] };
@@ -128,6 +147,7 @@ impl Group {
                 }
                 continue;
             }
+            self.progress.works_in(&read.header);
             return self.count_locked(&count, read).await;
         }
         Err(Failure::keeps(trouble::busy()))
@@ -142,6 +162,7 @@ impl Group {
                 // The remembered answer may come from a commit whose wait was cancelled, which a failover loses.
                 let touch = Call { statement: Statement::TouchLatch, parameters: &[&name, &used] };
                 flights::second(&self.session, &self.progress, touch, None).await?;
+                self.confirmed(count, read.openings());
             } else {
                 flights::roll_back(&self.session).await?;
             }
@@ -176,10 +197,18 @@ impl Group {
             ],
         };
         flights::second(&self.session, &self.progress, write, messages).await?;
+        self.confirmed(count, latch.state.and_then(|state| read.openings_of(state)));
         if !own.is_empty() {
             self.own.wakes.wake(Wake::Changed(topic));
         }
         Ok(answers(&read, &outcome))
+    }
+
+    /// Notes what a commit has confirmed.
+    fn confirmed(&self, count: &Count, openings: Option<Openings>) {
+        if let Some(openings) = openings {
+            self.own.openings.add(&count.name, openings);
+        }
     }
 
     /// Shows a token to a fence.
@@ -204,6 +233,7 @@ impl Group {
                 Ok(admitted) => admitted,
                 Err(error) => return Err(flights::give_up(&self.session, error).await),
             };
+            self.progress.works_in(&header);
             // A number that was seen may come from a commit whose wait was cancelled, which a failover loses.
             let again = (header.waits_for_replicas && admitted.answer == Admitted::Yes).then_some(seen);
             match admitted.highest.or(again) {

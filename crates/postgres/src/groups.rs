@@ -296,6 +296,7 @@ impl Group {
                 Ok(taken) => taken,
                 Err(error) => return Err(flights::give_up(&self.session, error).await),
             };
+            self.progress.works_in(&read.header);
             let missing = needs.names.iter().filter(|needed| !read.has(&needed.name));
             let missing = missing.filter(|needed| !unmade.contains(&needed.name));
             let (to_make, absent): (Vec<_>, Vec<_>) = missing.partition(|needed| needed.must_exist);

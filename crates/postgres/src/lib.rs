@@ -35,6 +35,7 @@
 //! the last grants. Tokens still grow, so a fence keeps the data right, if the clock of the new server is not behind that of
 //! the old one by more than the age of the lost grant.
 
+mod abandoned;
 mod check;
 mod connect;
 mod connection;
@@ -44,6 +45,7 @@ mod groups;
 mod layout;
 mod listing;
 mod member;
+mod openings;
 mod origin;
 mod own;
 mod positions;

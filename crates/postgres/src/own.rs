@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{KeeperId, store::WakeSink};
 
-use crate::{positions::Positions, told::Told};
+use crate::{openings::Confirmed, positions::Positions, told::Told};
 
 /// The keeper that sends the requests, and the sink of its own wakes.
 #[derive(Clone, Debug)]
@@ -15,10 +15,12 @@ pub(crate) struct Own {
     pub(crate) told: Arc<Told>,
     /// When its positions in queues were last written.
     pub(crate) positions: Arc<Positions>,
+    /// The openings of latches that replicas have.
+    pub(crate) openings: Arc<Confirmed>,
 }
 
 impl Own {
     pub(crate) fn new(keeper: KeeperId, wakes: WakeSink) -> Self {
-        Self { keeper, wakes, told: Arc::default(), positions: Arc::default() }
+        Self { keeper, wakes, told: Arc::default(), positions: Arc::default(), openings: Arc::default() }
     }
 }

@@ -37,6 +37,8 @@ pub(crate) type Parameter<'a> = &'a (dyn ToSql + Sync);
 pub(crate) struct Session {
     /// The place that its answers must come from. Nothing is read before it is known.
     pub(crate) origin: Origin,
+    /// When the server started, by its own account.
+    pub(crate) started: i64,
     /// The schema, in quotes.
     pub(crate) schema: String,
     client: Client,
@@ -109,6 +111,7 @@ impl Session {
         let texts = Statement::ALL.iter().map(|statement| statement.text(&settings.schema));
         Ok(Self {
             origin: Origin::default(),
+            started: 0,
             schema: format!("\"{}\"", settings.schema),
             client,
             token,
@@ -129,6 +132,22 @@ impl Session {
     /// Closes the connection at once, even in the middle of a request. Nothing is sent on it any more.
     pub(crate) fn cut(&self) {
         self.life.cut();
+    }
+
+    /// Asks the server, on a connection of its own, to cancel what the session does. The server says neither whether it did,
+    /// nor when. So this is not for poolers: when the request arrives there, or at an old one's server, somebody else's
+    /// transaction may have come in place of this one's.
+    pub(crate) fn cancelling(
+        &self,
+        encryption: &Encryption,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send + use<> {
+        let (token, encryption) = (self.client.cancel_token(), encryption.clone());
+        async move {
+            match &encryption {
+                Encryption::None => token.cancel_query(NoTls).await.map_err(explain),
+                Encryption::Verified(files) => tls::cancel(&token, files).await,
+            }
+        }
     }
 
     /// Takes the messages that it hears; `None` after the first call.
@@ -191,6 +210,7 @@ impl Session {
     pub(crate) fn set_origin(&mut self, facts: &ServerFacts, store: String) {
         let is_own = self.statements == Statements::Prepared;
         self.origin = Origin { backend: is_own.then_some(facts.backend.into()), store };
+        self.started = facts.started;
     }
 
     /// Runs statements without parameters, and waits for them.

@@ -130,11 +130,12 @@ WHERE pg_xact_status($3::text::xid8) = 'committed' AND ($4 OR current_setting('s
 
 const LOCK_LATCH: &str = "SELECT name FROM {s}.latch WHERE name = $1 FOR UPDATE";
 
-/// The parts: 0 the clock, the floor, and the server process that answers; 1 the row; 2 the remembered answer; 4
-/// keepers that watch.
+/// The parts: 0 the clock, the floor, when the server started, and the server process that answers; 1 the row; 2 the
+/// remembered answer; 4 keepers that watch.
 const READ_LATCH: &str = "
 SELECT 0 AS part, floor AS high_water, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS number,
-    0::bigint AS remaining, 0::bigint AS initial, 0::bigint AS opened, ({backend})::bigint AS born,
+    (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint AS remaining, 0::bigint AS initial,
+    0::bigint AS opened, ({backend})::bigint AS born,
     {header} AS word FROM {s}.store
 UNION ALL SELECT 1, high_water, 0, remaining, initial, opened, born, NULL FROM {s}.latch WHERE name = $1
 UNION ALL SELECT 2, answer, until, remaining, initial, opened, born, NULL FROM {s}.counted WHERE op = $2

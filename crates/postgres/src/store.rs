@@ -197,10 +197,16 @@ impl Store for PostgresStore {
 
     fn count<'a>(&'a self, count: &'a Count) -> Reply<'a, Answers<Counted>> {
         let count = count.clone();
-        if count.action == CountAction::Read {
-            return Box::pin(self.request(move |group| group.count(count)));
-        }
-        Box::pin(self.call(move |group| group.count(count.clone())))
+        Box::pin(async move {
+            if count.action == CountAction::Read {
+                // A look that needs a commit, which may wait for a replica, must not keep other requests waiting.
+                let look = count.clone();
+                if let Some(answers) = self.request(|group| async move { group.look(&look).await }).await? {
+                    return Ok(answers);
+                }
+            }
+            self.call(move |group| group.count(count.clone())).await
+        })
     }
 
     fn fence<'a>(&'a self, admit: &'a Admit) -> Reply<'a, Admitted> {

@@ -204,8 +204,9 @@ impl Sweep {
                 let read = Call { statement: Statement::Read, parameters: &[&no_names, &nobody] };
                 let sweep = Statement::SweepResources;
                 let flight = flights::first(&session, LockWait::Brief, lock, read, &[sweep]).await?;
-                if let Err(error) = ReadRows::new(&flight.read, &session.origin) {
-                    return Err(flights::give_up(&session, error).await);
+                match ReadRows::new(&flight.read, &session.origin) {
+                    Ok(read) => progress.works_in(&read.header),
+                    Err(error) => return Err(flights::give_up(&session, error).await),
                 }
                 let locked: Vec<&[u8]> = flight.locked.iter().filter_map(|row| get(row, 0).ok()).collect();
                 if locked.is_empty() {
@@ -227,8 +228,9 @@ impl Sweep {
                 let read = Call { statement: Statement::Read, parameters: &[&no_names, &nobody] };
                 let sweep = Statement::SweepLatches;
                 let flight = flights::first(&session, LockWait::Brief, lock, read, &[sweep]).await?;
-                if let Err(error) = ReadRows::new(&flight.read, &session.origin) {
-                    return Err(flights::give_up(&session, error).await);
+                match ReadRows::new(&flight.read, &session.origin) {
+                    Ok(read) => progress.works_in(&read.header),
+                    Err(error) => return Err(flights::give_up(&session, error).await),
                 }
                 let locked: Vec<&[u8]> = flight.locked.iter().filter_map(|row| get(row, 0).ok()).collect();
                 let Some(last) = locked.last() else {

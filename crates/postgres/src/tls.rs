@@ -12,14 +12,14 @@ use lockkeeper_tls::{Files, OptionNames};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::{
-    Client, Config, Connection, Socket,
+    CancelToken, Client, Config, Connection, Socket,
     tls::{ChannelBinding, MakeTlsConnect, TlsConnect},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{
     settings::{TlsFiles, address},
-    trouble::{closed, not_connected},
+    trouble::{closed, explain, not_connected},
 };
 
 /// Connects over TLS.
@@ -27,14 +27,23 @@ pub(crate) async fn connect(
     driver: &Config,
     files: &TlsFiles,
 ) -> Result<(Client, Connection<Socket, Encrypted>), StoreError> {
+    let maker = maker(files).await?;
+    driver.connect(maker).await.map_err(|error| not_connected(&address(driver), error))
+}
+
+/// Asks over TLS to cancel what a session does.
+pub(crate) async fn cancel(session: &CancelToken, files: &TlsFiles) -> Result<(), StoreError> {
+    session.cancel_query(maker(files).await?).await.map_err(explain)
+}
+
+async fn maker(files: &TlsFiles) -> Result<Maker, StoreError> {
     let TlsFiles { root_cert, cert, key } = files.clone();
     let options = OptionNames { ca: "sslrootcert", cert: "sslcert", key: "sslkey" };
     // Files are read each time, because certificates are replaced before they end. Not on this thread: other sessions may be
     // between two flights.
     let files = Files { ca: root_cert, cert, key };
     let made = tokio::task::spawn_blocking(move || lockkeeper_tls::connector(&files, options)).await;
-    let tls = made.map_err(|_| closed())??;
-    driver.connect(Maker(tls)).await.map_err(|error| not_connected(&address(driver), error))
+    Ok(Maker(made.map_err(|_| closed())??))
 }
 
 struct Maker(TlsConnector);
