@@ -70,9 +70,7 @@ impl StoreClient {
 
     /// How many groups may be in flight to one server.
     pub(super) fn requests_at_once(&self) -> usize {
-        static N: std::sync::OnceLock<Option<usize>> = std::sync::OnceLock::new();
-        let n = *N.get_or_init(|| std::env::var("LK_AT_ONCE").ok().and_then(|n| n.parse().ok()));
-        n.unwrap_or(self.store.capability().requests_at_once.max(1))
+        self.store.capability().requests_at_once.max(1)
     }
 
     /// Asks the store, but not for longer than a request may take.
