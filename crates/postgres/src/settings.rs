@@ -294,6 +294,21 @@ mod tests {
         );
     }
 
+    /// The system's own keep-alives take hours to find out that a server is gone.
+    #[test]
+    fn a_dead_server_is_noticed_within_half_a_minute() {
+        let settings = Settings::parse("postgres://a,b/shop?connect_limit=3s").expect("a good URL");
+        for driver in &settings.drivers {
+            assert!(driver.get_keepalives());
+            let (idle, between) = (driver.get_keepalives_idle(), driver.get_keepalives_interval());
+            let lost = driver.get_keepalives_retries().expect("a number");
+            let noticed = idle + between.expect("a time") * lost;
+            assert!(noticed <= Duration::from_secs(30), "{noticed:?}");
+            assert_eq!(driver.get_tcp_user_timeout(), Some(&Duration::from_secs(30)));
+            assert_eq!(driver.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        }
+    }
+
     #[test]
     fn hosts_may_be_sockets_addresses_and_several() {
         let hosts = |url: &str| {

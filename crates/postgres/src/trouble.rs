@@ -97,7 +97,8 @@ pub(crate) fn severity(error: &Error) -> Severity {
 /// Explains an error, with advice. It counts as maybe applied if there was no answer; the caller knows more.
 pub(crate) fn explain(error: Error) -> StoreError {
     let said = error.as_db_error().map(|error| error.message().to_owned()).unwrap_or_default();
-    let known = error.code().and_then(|code| lost_by_pooler(code, &said).or_else(|| known(code)));
+    let special = |code| lost_by_pooler(code, &said).or_else(|| lacks_tls(code, &said));
+    let known = error.code().and_then(|code| special(code).or_else(|| known(code)));
     let Some((kind, remedy)) = known else { return unknown(error) };
     StoreError::new(kind, format!("{remedy} (the server said: {said})")).not_applied()
 }
@@ -123,7 +124,10 @@ pub(crate) fn not_connected(address: &str, error: Error) -> StoreError {
     }
     // The driver tells these kinds apart by their texts only.
     let kind = error.to_string();
-    let explained = if kind.starts_with("error performing TLS handshake") {
+    // A server that refuses this program's certificate says so after the handshake.
+    let is_tls = |cause: &io::Error| cause.kind() == io::ErrorKind::InvalidData;
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    let explained = if kind.starts_with("error performing TLS handshake") || cause.is_some_and(is_tls) {
         let message = format!(
             "the TLS handshake with {address} failed; check sslrootcert, sslcert and sslkey, that the server's certificate \
              is for this host, and that the server has TLS"
@@ -188,6 +192,18 @@ fn lost_by_pooler(code: &SqlState, said: &str) -> Option<Remedy> {
     let lost = "the pooler lost its server, or has none now; it is asked again";
     (*code == SqlState::PROTOCOL_VIOLATION && !said.contains("startup parameter"))
         .then_some((StoreErrorKind::Unreachable, lost))
+}
+
+/// Recognizes a server that asks for TLS or for a certificate. It has no other code for these than for a wrong user.
+fn lacks_tls(code: &SqlState, said: &str) -> Option<Remedy> {
+    let remedy = if said.contains("client certificate") {
+        "the server asks for a certificate of the client; name one that it trusts with sslcert= and sslkey="
+    } else if said.ends_with("no encryption") || said.ends_with("SSL off") {
+        "the server has no rule that lets this user in without TLS; write sslmode=require, or check pg_hba.conf"
+    } else {
+        return None;
+    };
+    (*code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION).then_some((StoreErrorKind::Denied, remedy))
 }
 
 /// Whether the error may come from a pooler rather than from the server: then it tells nothing about the transaction.

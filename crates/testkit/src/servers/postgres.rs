@@ -92,15 +92,21 @@ impl Postgres {
 
     fn start_with(options: PostgresOptions) -> io::Result<Self> {
         let mut server = Self::without_data(options)?;
-        postgres_data::make(&server.programs, &server.data(), server.user)?;
         if server.options.tls {
             server.certificates = Some(Certificates::make(server.folder())?);
         }
-        server.configure_and_start()?;
-        if let Some(password) = &server.options.password {
-            server.sql(&format!("ALTER ROLE {OWNER} PASSWORD '{}'", password.replace('\'', "''")))?;
-        }
+        server.start_empty()?;
         Ok(server)
+    }
+
+    /// Starts it with a new database.
+    fn start_empty(&self) -> io::Result<()> {
+        postgres_data::make(&self.programs, &self.data(), self.user)?;
+        self.configure_and_start()?;
+        if let Some(password) = &self.options.password {
+            self.sql(&format!("ALTER ROLE {OWNER} PASSWORD '{}'", password.replace('\'', "''")))?;
+        }
+        Ok(())
     }
 
     /// A server that cannot be started yet.
@@ -288,6 +294,16 @@ impl Postgres {
     pub fn restart(&self, how: PostgresEnd) -> io::Result<()> {
         self.stop(how);
         self.start_again()
+    }
+
+    /// Ends it and starts it again with no data at all.
+    ///
+    /// # Errors
+    /// If its folder cannot be emptied or it does not start.
+    pub fn restart_empty(&self) -> io::Result<()> {
+        self.stop(PostgresEnd::Immediate);
+        fs::remove_dir_all(self.data())?;
+        self.start_empty()
     }
 
     /// Stops all its processes where they stand, with all their connections open (SIGSTOP).

@@ -1,7 +1,10 @@
 //! The remains of holders that are killed, of replies that never come, and of many sections on a few names.
 //! `LOCKKEEPER_KILLS` and `LOCKKEEPER_SWALLOWED` set how many of the former two there are.
 
-use lockkeeper_testkit::{databases, servers::Postgres};
+use lockkeeper_testkit::{
+    databases,
+    servers::{Postgres, PostgresOptions},
+};
 
 use crate::{WORKER, crews::nothing_is_left, millis};
 
@@ -34,9 +37,23 @@ fn sizes(server: &Postgres) -> Vec<(String, u64)> {
     rows.lines().filter_map(row).collect()
 }
 
-/// Rows are updated in place, so many sections on a few names need no more room than some.
+/// Rows are updated in place, so ten thousand sections on a few names need at most twice the room of a thousand.
+///
+/// The server's own vacuum is off: while one of its transactions lasts, no room is used again, and afterwards it would hide what
+/// the sections leave behind. One thing remains that is nobody's fault. A session that waits for a row keeps the row's page
+/// pinned, and nothing is tidied up on a page with a pin. On a very busy machine somebody may wait for a hot row at each moment,
+/// for seconds. So the tables may grow now and then, but not each time.
 #[tokio::test(flavor = "multi_thread")]
 async fn tables_do_not_grow_with_the_number_of_sections() {
-    let server = Postgres::start().expect("started");
-    databases::tables_do_not_grow(&server.url(), || sizes(&server)).await;
+    const TRIES: usize = 5;
+    let mut grown = Vec::new();
+    while grown.len() < TRIES {
+        let server = PostgresOptions::default().setting("autovacuum = off").start().expect("started");
+        let measured = databases::room_after_sections(&server.url(), || sizes(&server)).await;
+        if measured.last().expect("measured") <= &(2 * measured[0]) {
+            return;
+        }
+        grown.push(measured);
+    }
+    panic!("the tables grow with the sections: {grown:?}");
 }

@@ -5,6 +5,7 @@
 
 mod changed_rows;
 mod checks;
+mod clock;
 mod crews;
 mod failover;
 mod laws;

@@ -52,6 +52,45 @@ async fn logins_databases_and_ports_that_are_wrong() {
     Asker::connect(&server.socket_url()).await;
 }
 
+/// The server's certificate is checked, and one that the server asks for is told by its option.
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_is_checked() {
+    let server = PostgresOptions::default().tls().start().expect("started");
+    let other = PostgresOptions::default().tls().start().expect("started");
+    let [made, foreign] = [&server, &other].map(|server| server.certificates().expect("asked for"));
+    let plain = format!("postgres://lockkeeper@{}/lockkeeper", server.address());
+    let ca = made.authority().display().to_string();
+    let unknown = refused(&format!("{plain}?sslrootcert={}", foreign.authority().display())).await;
+    assert!(unknown.to_string().contains("sslrootcert"), "{unknown}");
+    let anonymous = refused(&format!("{plain}?sslrootcert={ca}")).await;
+    assert!(anonymous.to_string().contains("sslcert"), "{anonymous}");
+    let (cert, key) = foreign.client();
+    let stranger = format!("{plain}?sslrootcert={ca}&sslcert={}&sslkey={}", cert.display(), key.display());
+    // The connection may be reset before the server's reason is read.
+    let mut tries = 0;
+    let stranger = loop {
+        tries += 1;
+        match refused(&stranger).await {
+            error if error.kind() == StoreErrorKind::Unreachable && tries < 20 => {}
+            error => break error,
+        }
+    };
+    assert!(stranger.to_string().contains("sslcert"), "{stranger}");
+    let without = refused(&plain).await;
+    assert!(without.to_string().contains("sslmode"), "{without}");
+    for error in [unknown, anonymous, stranger, without] {
+        assert_eq!(error.kind(), StoreErrorKind::Denied, "{error}");
+        assert!(!error.maybe_applied(), "{error}");
+    }
+    let (_, key) = made.client();
+    let half = refused(&format!("{plain}?sslrootcert={ca}&sslkey={}", key.display())).await;
+    assert!(half.kind() == StoreErrorKind::Config && half.to_string().contains("sslcert="), "{half}");
+    let missing = refused(&format!("{plain}?sslrootcert=/nowhere.pem")).await;
+    assert!(missing.to_string().contains("/nowhere.pem"), "{missing}");
+    let asker = Asker::connect(&server.url()).await;
+    assert!(matches!(asker.ask_once("a", 1).await, Verdict::Granted(_)));
+}
+
 /// A user without the right to make tables is told the SQL, which somebody else runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_without_rights_is_told_what_to_run() {
