@@ -8,10 +8,13 @@ use lockkeeper_core::{
     support::{background::Background, risks},
 };
 
+use lockkeeper_rows::ConfirmedOpenings;
+
 use crate::{
     check,
     connection::{Connection, Opened, Opener},
     own::Own,
+    server::ServerFacts,
     settings::Settings,
     store::MySqlStore,
     sweep, trouble, wakes,
@@ -33,7 +36,8 @@ async fn open(settings: Settings, context: Context) -> Result<MySqlStore, StoreE
     let opener = Arc::new(Opener::new(settings, context.background, context.wakes.clone())?);
     let first = first_session(&opener).await?;
     let id = opener.id().ok_or_else(trouble::closed)?;
-    let (keeper, wakes, waits, openings) = (context.keeper, context.wakes, Arc::default(), Arc::default());
+    let (keeper, wakes, waits) = (context.keeper, context.wakes, Arc::default());
+    let openings = Arc::new(ConfirmedOpenings::new(ServerFacts::is_same_run));
     let own = Own { keeper, id, prefix, wakes, waits, openings };
     let requests = Arc::new(Connection::new(opener.clone(), limit, Some(first)));
     if strict {

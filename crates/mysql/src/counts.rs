@@ -5,14 +5,13 @@ use lockkeeper_core::{
     model::{HighWater, Now},
     store::{Admit, Admitted, Answers, Count, CountAction, Counted, LatchPage, ListQuery, StoreTime, Topic},
 };
-use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Remembered, admit, high_water_from};
+use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Opening, Remembered, admit, high_water_from};
 use mysql_async::Row;
 
 use crate::{
     connection::{Failure, Worked},
     flights,
     groups::Group,
-    openings::Opening,
     rows::{at, check_state, maybe_number, name_of, number, text},
     statements::{Busy, Hex, Table, literal},
     trouble::{self, corrupt},
@@ -118,10 +117,10 @@ impl Group {
         let read = ReadLatch::new(&rows, &self.own.id).map_err(Failure::closes)?;
         let (facts, name) = (&self.session.facts, &count.name);
         if let Some(opening) = read.snapshot.latch.state.and_then(Opening::shown_by)
-            && !self.own.openings.is_on_disk(facts, name, opening)
+            && !self.own.openings.has(facts, name, opening)
         {
             self.read_is_on_disk().await?;
-            self.own.openings.reached_disk(facts, name, opening);
+            self.own.openings.add(facts, name, opening);
         }
         Ok(answers(&read, &read.snapshot.count(count)))
     }
@@ -159,7 +158,7 @@ impl Group {
         let writes = writes.map(|text| self.session.statements.in_tables(&text));
         flights::second(&self.session, &self.progress, &writes).await?;
         if let Some(opening) = latch.state.and_then(Opening::shown_by) {
-            self.own.openings.reached_disk(&self.session.facts, &count.name, opening);
+            self.own.openings.add(&self.session.facts, &count.name, opening);
         }
         self.own.waits.changed(Topic::Latch(count.name.clone()), &self.own.wakes);
         Ok(answers(&read, &outcome))

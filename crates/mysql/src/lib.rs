@@ -43,7 +43,6 @@ mod groups;
 mod layout;
 mod listing;
 mod member;
-mod openings;
 mod own;
 mod rows;
 mod server;

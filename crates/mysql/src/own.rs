@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use lockkeeper_core::{KeeperId, store::WakeSink};
 
-use crate::{openings::Openings, waits::Waits};
+use lockkeeper_rows::ConfirmedOpenings;
+
+use crate::{server::ServerFacts, waits::Waits};
 
 /// The keeper that makes requests, with its store and the sink of its own wakes.
 #[derive(Clone)]
@@ -15,5 +17,6 @@ pub(crate) struct Own {
     pub(crate) prefix: Arc<str>,
     pub(crate) wakes: WakeSink,
     pub(crate) waits: Arc<Waits>,
-    pub(crate) openings: Arc<Openings>,
+    /// The openings of latches that are on disk.
+    pub(crate) openings: Arc<ConfirmedOpenings<ServerFacts>>,
 }

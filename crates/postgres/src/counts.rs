@@ -10,14 +10,13 @@ use lockkeeper_core::{
         Topic, Wake,
     },
 };
-use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Remembered, admit, high_water_from};
+use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Opening, Remembered, admit, high_water_from};
 use tokio_postgres::Row;
 
 use crate::{
     connection::{Failure, Worked},
     flights::{self, Call, unread},
     groups::{Group, messages},
-    openings::Openings,
     origin::{Header, Origin},
     rows::{get, name_from_bytes},
     session::Session,
@@ -34,7 +33,8 @@ pub(crate) struct ReadLatch {
     /// Whether there is a row that can be locked.
     has_row: bool,
     header: Header,
-    /// When the server started.
+    /// When the server started. Each says so, behind a pooler too. One that takes over without a new start has confirmed
+    /// nothing before.
     server: i64,
     watchers: Vec<KeeperId>,
 }
@@ -64,16 +64,15 @@ impl ReadLatch {
         Ok(read)
     }
 
-    /// The openings that it shows, if commits wait for replicas. They may come from a commit whose wait was cancelled, and
+    /// The last opening that it shows, if commits wait for replicas. It may come from a commit whose wait was cancelled, and
     /// nobody may act on an opening that a failover takes back.
-    fn openings(&self) -> Option<Openings> {
-        self.snapshot.latch.state.and_then(|state| self.openings_of(state))
+    fn opening(&self) -> Option<Opening> {
+        self.opening_of(self.snapshot.latch.state)
     }
 
-    /// As [`Self::openings`], of a state that it becomes.
-    fn openings_of(&self, CountState { remaining, opened, born, .. }: CountState) -> Option<Openings> {
-        let openings = Openings { server: self.server, born, opened };
-        (self.header.waits_for_replicas && (remaining == 0 || opened > 0)).then_some(openings)
+    /// As [`Self::opening`], of a state that it becomes.
+    fn opening_of(&self, state: Option<CountState>) -> Option<Opening> {
+        state.filter(|_| self.header.waits_for_replicas).and_then(Opening::shown_by)
     }
 
     fn take(&mut self, row: &Row, origin: &Origin) -> Result<(), StoreError> {
@@ -105,20 +104,20 @@ impl ReadLatch {
 }
 
 impl Group {
-    /// Looks at a latch without locking it. `None` if it shows openings that the replicas may lack: then the answer needs a
+    /// Looks at a latch without locking it. `None` if it shows an opening that the replicas may lack: then the answer needs a
     /// commit that waits for them.
     pub(crate) async fn look(&self, count: &Count) -> Worked<Option<Answers<Counted>>> {
         let (name, op) = (count.name.as_str().as_bytes(), count.op.to_string());
         let rows = self.session.query(Statement::ReadLatch, &[&name, &op]).await.map_err(unread)?;
         let read = ReadLatch::new(&rows, &self.session.origin).map_err(Failure::closes)?;
-        let lacks = |openings: Openings| !self.own.openings.has(&count.name, &openings);
-        let may_lack = read.openings().is_some_and(lacks);
+        let lacks = |opening| !self.own.openings.has(&read.server, &count.name, opening);
+        let may_lack = read.opening().is_some_and(lacks);
         Ok((!may_lack).then(|| answers(&read, &read.snapshot.count(count))))
     }
 
     /// Does a latch operation.
     pub(crate) async fn count(self, count: Count) -> Worked<Answers<Counted>> {
-        // Of many looks at once, the first one confirms the openings for those behind it.
+        // Of many looks at once, the first one confirms the opening for those behind it.
         if count.action == CountAction::Read
             && let Some(answers) = self.look(&count).await?
         {
@@ -162,7 +161,7 @@ impl Group {
                 // The remembered answer may come from a commit whose wait was cancelled, which a failover loses.
                 let touch = Call { statement: Statement::TouchLatch, parameters: &[&name, &used] };
                 flights::second(&self.session, &self.progress, touch, None).await?;
-                self.confirmed(count, read.openings());
+                self.confirmed(count, &read, read.opening());
             } else {
                 flights::roll_back(&self.session).await?;
             }
@@ -197,7 +196,7 @@ impl Group {
             ],
         };
         flights::second(&self.session, &self.progress, write, messages).await?;
-        self.confirmed(count, latch.state.and_then(|state| read.openings_of(state)));
+        self.confirmed(count, &read, read.opening_of(latch.state));
         if !own.is_empty() {
             self.own.wakes.wake(Wake::Changed(topic));
         }
@@ -205,9 +204,9 @@ impl Group {
     }
 
     /// Notes what a commit has confirmed.
-    fn confirmed(&self, count: &Count, openings: Option<Openings>) {
-        if let Some(openings) = openings {
-            self.own.openings.add(&count.name, openings);
+    fn confirmed(&self, count: &Count, read: &ReadLatch, opening: Option<Opening>) {
+        if let Some(opening) = opening {
+            self.own.openings.add(&read.server, &count.name, opening);
         }
     }
 

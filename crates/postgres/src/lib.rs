@@ -45,7 +45,6 @@ mod groups;
 mod layout;
 mod listing;
 mod member;
-mod openings;
 mod origin;
 mod own;
 mod positions;

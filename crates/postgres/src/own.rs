@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use lockkeeper_core::{KeeperId, store::WakeSink};
 
-use crate::{openings::Confirmed, positions::Positions, told::Told};
+use lockkeeper_rows::ConfirmedOpenings;
+
+use crate::{positions::Positions, told::Told};
 
 /// The keeper that sends the requests, and the sink of its own wakes.
 #[derive(Clone, Debug)]
@@ -16,11 +18,12 @@ pub(crate) struct Own {
     /// When its positions in queues were last written.
     pub(crate) positions: Arc<Positions>,
     /// The openings of latches that replicas have.
-    pub(crate) openings: Arc<Confirmed>,
+    pub(crate) openings: Arc<ConfirmedOpenings<i64>>,
 }
 
 impl Own {
     pub(crate) fn new(keeper: KeeperId, wakes: WakeSink) -> Self {
-        Self { keeper, wakes, told: Arc::default(), positions: Arc::default(), openings: Arc::default() }
+        let openings = Arc::new(ConfirmedOpenings::new(i64::eq));
+        Self { keeper, wakes, told: Arc::default(), positions: Arc::default(), openings }
     }
 }

@@ -26,6 +26,7 @@ mod latches;
 mod loaded;
 mod needs;
 mod numbers;
+mod openings;
 mod outcome;
 mod resource_row;
 mod slots;
@@ -43,6 +44,7 @@ pub use needs::{NeededName, Needs};
 pub use numbers::{
     capacity_from, capacity_number, high_water_from, kind_from, name_from, units_from, units_number,
 };
+pub use openings::{ConfirmedOpenings, Opening};
 pub use outcome::{Outcome, ResourceWrites, RowChange, Tombstone, Wakes, Writes};
 pub use resource_row::{ResourceRow, RowHolder, Stored};
 pub use slots::Slots;
