@@ -12,7 +12,7 @@ use std::{
 use lockkeeper::Keeper;
 use lockkeeper_testkit::{
     proxy::Proxy,
-    servers::{Redis, RedisCluster, RedisSentinel, ZooKeeper},
+    servers::{MariaDb, Postgres, Redis, RedisCluster, RedisSentinel, ZooKeeper},
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -164,6 +164,18 @@ async fn i16_nothing_stays_held_on_a_cluster() {
 async fn i16_nothing_stays_held_behind_sentinels() {
     let sentinel = RedisSentinel::start().expect("started");
     nothing_is_left_by_any_way(&sentinel.url()).await;
+}
+
+#[tokio::test]
+async fn i16_nothing_stays_held_on_postgresql() {
+    let postgres = Postgres::start().expect("started");
+    nothing_is_left_by_any_way(&postgres.url()).await;
+}
+
+#[tokio::test]
+async fn i16_nothing_stays_held_on_mariadb() {
+    let mariadb = MariaDb::start().expect("started");
+    nothing_is_left_by_any_way(&mariadb.url()).await;
 }
 
 /// Opening a connection may take longer than anybody waits.
