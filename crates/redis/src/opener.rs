@@ -53,12 +53,19 @@ pub(crate) struct Opener {
     tls: Option<Tls>,
     /// Whether any connection was ever opened.
     was_let_in: AtomicBool,
+    /// Whether a server was found to speak TLS without being asked to, or not to.
+    has_wrong_scheme: AtomicBool,
 }
 
 impl Opener {
     pub(crate) fn new(settings: Settings) -> Result<Self, StoreError> {
         let tls = settings.tls.as_ref().map(Tls::new).transpose()?;
-        Ok(Self { settings, tls, was_let_in: AtomicBool::new(false) })
+        Ok(Self {
+            settings,
+            tls,
+            was_let_in: AtomicBool::new(false),
+            has_wrong_scheme: AtomicBool::new(false),
+        })
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -152,7 +159,19 @@ impl Opener {
             (None, StoreErrorKind::Unreachable) => tls_probe::speaks_tls(address).await,
             _ => false,
         };
+        self.has_wrong_scheme.fetch_or(wrong, Ordering::Relaxed);
         wrong.then(|| trouble::wrong_scheme(address, &self.settings.shape, self.tls.is_none()))
+    }
+
+    /// Whether a server speaks TLS and the URL does not ask for it, or the other way round.
+    pub(crate) fn has_wrong_scheme(&self) -> bool {
+        self.has_wrong_scheme.load(Ordering::Relaxed)
+    }
+
+    /// How long opening a connection may take, with the question for the right scheme if it fails.
+    pub(crate) fn patience(&self) -> Duration {
+        let asks = !self.was_let_in.load(Ordering::Relaxed);
+        self.settings.connect_limit + if asks { tls_probe::LIMIT } else { Duration::ZERO }
     }
 
     fn info(&self, login: &Login, database: i64, resp3: bool) -> RedisConnectionInfo {

@@ -147,7 +147,7 @@ impl Sentinels {
         let round = self.ask();
         let answered = answers.wait_for(|_| self.state().reports.are_enough(round));
         // Sentinels that have not answered by then are left out.
-        drop(tokio::time::timeout(self.opener.settings().connect_limit, answered).await);
+        drop(tokio::time::timeout(self.opener.patience(), answered).await);
         let mut state = self.state();
         let master = state.reports.choose(round)?;
         self.turn_to(&master);
@@ -239,7 +239,9 @@ impl Sentinels {
             let round = *rounds.borrow_and_update();
             let error = match SentinelConnection::open(&self.opener, address, tells).await {
                 Ok(mut connection) => self.listen(sentinel, &mut connection, &mut rounds, &mut backoff).await,
-                Err(error) if tells && error.kind() == StoreErrorKind::Config => {
+                Err(error)
+                    if tells && error.kind() == StoreErrorKind::Config && !self.opener.has_wrong_scheme() =>
+                {
                     // It does not speak RESP3.
                     tells = false;
                     continue;

@@ -8,7 +8,7 @@ use tokio::{io::Interest, net::TcpStream};
 use crate::address::Address;
 
 /// How long the answer may take: the caller has waited before.
-const LIMIT: Duration = Duration::from_millis(500);
+pub(crate) const LIMIT: Duration = Duration::from_millis(500);
 
 /// A TLS record with an empty greeting: every server that speaks TLS refuses it with a record of TLS.
 const EMPTY_HELLO: &[u8] = &[22, 3, 1, 0, 4, 1, 0, 0, 0];

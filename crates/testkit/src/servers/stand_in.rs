@@ -101,7 +101,7 @@ impl Due {
         self.flush(&mut replies);
     }
 
-    /// A value from the server: the reply that is waited for, or a message, which comes by itself.
+    /// A value from the server, or an own message: the reply that is waited for, or a message, which comes by itself.
     fn pass(&self, value: Vec<u8>) {
         let mut replies = support::lock(&self.replies);
         if !value.starts_with(b">") {
@@ -144,6 +144,8 @@ async fn requests(from: OwnedReadHalf, mut to: OwnedWriteHalf, due: &Due, answer
             // Subscriptions are confirmed by messages, not by replies.
             if !words.first().is_some_and(|word| word.to_lowercase().ends_with("subscribe")) {
                 due.add(reply);
+            } else if let Some(message) = reply {
+                due.pass(message.into_bytes());
             }
             if !own && to.write_all(&request).await.is_err() {
                 return;

@@ -56,6 +56,8 @@ async fn tls_where_there_is_none_and_none_where_there_is() {
         (format!("redis+cluster://{}", secured.address()), "speaks TLS; write rediss+cluster://"),
         (format!("rediss://{}/", open.address()), "does not speak TLS; write redis://"),
         (format!("rediss+cluster://{}", open.address()), "does not speak TLS; write redis+cluster://"),
+        (format!("redis+sentinel://{}/main", secured.address()), "speaks TLS; write rediss+sentinel://"),
+        (format!("rediss+sentinel://{}/main", open.address()), "does not speak TLS; write redis+sentinel://"),
     ] {
         let error = lockkeeper::connect(&url).await.expect_err("not like this");
         assert!(error.to_string().contains(words), "{url}: {error}");

@@ -23,9 +23,14 @@ struct World {
 
 impl World {
     async fn new() -> Self {
+        Self::with_url(RedisSentinel::url).await
+    }
+
+    /// The same with a keeper that connects by this URL.
+    async fn with_url(url: impl FnOnce(&RedisSentinel) -> String) -> Self {
         let mut servers = RedisSentinel::start().expect("started");
         let proxies = servers.behind_proxies().expect("started");
-        let keeper = connect(&servers.url()).await;
+        let keeper = connect(&url(&servers)).await;
         // Opens all connections that a holder needs, since new ones will be refused: a renewed lock has them.
         let guard = keeper.mutex("first").lease(secs(6)).lock().await.expect("free");
         let mut left = guard.remaining();
@@ -80,6 +85,89 @@ async fn a_holder_on_a_master_that_was_cut_off_is_told() {
     world.keeper.close().await;
 }
 
+fn bulk(text: &str) -> String {
+    format!("${}\r\n{text}\r\n", text.len())
+}
+
+/// The URL of `servers` with these stand-ins in the places of the first sentinels.
+fn url_with(servers: &RedisSentinel, stand_ins: &[StandIn]) -> String {
+    servers.sentinels().iter().zip(stand_ins).fold(servers.url(), |url, (sentinel, stand_in)| {
+        url.replace(&sentinel.address().to_string(), &stand_in.address().to_string())
+    })
+}
+
+/// The messages of a change get lost, all of them. The sentinels are asked from time to time all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_no_message_tells_of_is_noticed() {
+    let mut stand_ins = Vec::new();
+    let world = World::with_url(|servers| {
+        for sentinel in servers.sentinels() {
+            // It confirms the subscription, which the sentinel never hears of.
+            let stand_in = StandIn::start(sentinel.address(), |request| {
+                let [command, channel] = request else { return None };
+                let subscribes = command.eq_ignore_ascii_case("SUBSCRIBE");
+                subscribes.then(|| format!(">3\r\n{}{}:1\r\n", bulk("subscribe"), bulk(channel)))
+            });
+            stand_ins.push(stand_in.expect("started"));
+        }
+        url_with(servers, &stand_ins)
+    })
+    .await;
+    let old = world.cut_off();
+    let guard = world.keeper.mutex(NAME).lease(secs(60)).lock().await.expect("the old master grants");
+    world.fail_over(old);
+    let replaced = Instant::now();
+    // They are asked every five seconds.
+    timeout(secs(15), guard.lost()).await.expect("told in time");
+    println!("told {:?} after all sentinels named another", replaced.elapsed());
+    for sentinel in world.servers.sentinels() {
+        let clients = sentinel.command(["CLIENT", "LIST"]).expect("asked");
+        assert!(
+            clients.lines().all(|client| client.contains(" sub=0 ")),
+            "nobody is sent messages: {clients}"
+        );
+    }
+    world.keeper.close().await;
+}
+
+/// The sentinels name a server that is not a master, as they do for a moment in a failover.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_says_it_is_a_replica_is_not_used() {
+    let servers = RedisSentinel::start().expect("started");
+    connect(&servers.url()).await.close().await;
+    let master = servers.master().expect("known").address();
+    let replicas = servers.servers().iter().map(Redis::address).filter(|address| *address != master);
+    let replica = replicas.collect::<Vec<_>>()[0];
+    let wrong = Arc::new(AtomicBool::new(true));
+    let mislead = |sentinel: &Redis| {
+        let wrong = wrong.clone();
+        let stand_in = StandIn::start(sentinel.address(), move |request| {
+            let words: Vec<&str> = request.iter().map(String::as_str).collect();
+            match words[..] {
+                ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", _] if wrong.load(Ordering::Relaxed) => Some(format!(
+                    "*2\r\n{}{}",
+                    bulk(&replica.ip().to_string()),
+                    bulk(&replica.port().to_string())
+                )),
+                _ => None,
+            }
+        });
+        stand_in.expect("started")
+    };
+    let stand_ins: Vec<StandIn> = servers.sentinels().iter().map(mislead).collect();
+    let url = url_with(&servers, &stand_ins);
+    // Reading would work there, also the first question of a keeper.
+    let error = lockkeeper::connect(&url).await.map(drop).expect_err("it is a replica").to_string();
+    assert!(
+        error.contains(&replica.to_string()) && error.contains("is a replica, but the sentinels"),
+        "{error}"
+    );
+    wrong.store(false, Ordering::Relaxed);
+    let keeper = connect(&url).await;
+    keeper.mutex(NAME).lock().await.expect("granted by the master").release().await.expect("held");
+    keeper.close().await;
+}
+
 /// A grant that the new master knows is renewed there, and stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_the_new_master_knows_is_renewed_there() {
@@ -116,7 +204,6 @@ async fn sentinels_that_lag_behind_are_not_believed() {
     let behind = |sentinel: &Redis, always: bool| {
         let most = most.clone();
         let stand_in = StandIn::start(sentinel.address(), move |request| {
-            let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
             let words: Vec<&str> = request.iter().map(String::as_str).collect();
             match words[..] {
                 _ if !always && !most.load(Ordering::Relaxed) => None,
@@ -131,11 +218,7 @@ async fn sentinels_that_lag_behind_are_not_believed() {
     };
     let sentinels = servers.sentinels();
     let stand_ins = [behind(&sentinels[0], true), behind(&sentinels[1], false)];
-    let mut url = servers.url();
-    for (sentinel, stand_in) in sentinels.iter().zip(&stand_ins) {
-        url = url.replace(&sentinel.address().to_string(), &stand_in.address().to_string());
-    }
-    let keeper = connect(&url).await;
+    let keeper = connect(&url_with(&servers, &stand_ins)).await;
     let guard = keeper.mutex(NAME).lock().await.expect("granted by the new master");
     let master = servers.master().expect("known");
     let there = || master.command(["EXISTS", "lockkeeper:{stock/42}"]).expect("asked") == "1";
