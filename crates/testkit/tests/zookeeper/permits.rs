@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_testkit::proxy::Fault;
+use lockkeeper_testkit::proxy::{Action, Direction, Fault};
 use zookeeper_client::{Acls, CreateMode};
 
 use crate::stage::{Stage, nodes, soon, until_nodes};
@@ -116,5 +116,53 @@ async fn a_waiter_behind_a_stopped_process_is_let_in() {
     proxy.pause(false);
     proxy.refuse(false);
     still.close().await;
+    holder.close().await;
+}
+
+/// A permit that waited is marked when it is granted, so operators see since when it is held, and not when it came. The
+/// mark is written however often its connection is cut.
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_see_when_a_permit_that_waited_was_granted() {
+    let stage = Stage::single(SESSION);
+    let ((proxy, waiter), holder) = (stage.patiently_proxied().await, stage.patient().await);
+    // The requests after the release have about 500 bytes: the listing of the queue, and the mark.
+    for after in (0..600).step_by(60) {
+        let held = holder.semaphore("stock", 1).acquire().await.expect("acquired");
+        let waiting = {
+            let semaphore = waiter.semaphore("stock", 1);
+            tokio::spawn(async move { semaphore.acquire().await.expect("acquired") })
+        };
+        let view = async || holder.inspect("stock").await.expect("asked").expect("held");
+        let came = soon(async {
+            loop {
+                if let Some(first) = view().await.waiters.first() {
+                    return first.since;
+                }
+            }
+        })
+        .await;
+        // The server's clock counts milliseconds.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let struck = proxy.struck();
+        proxy.now(Fault { direction: Direction::ToServer, after, action: Action::Cut });
+        held.release().await.expect("released");
+        let guard = soon(waiting).await.expect("no panic");
+        soon(async {
+            while view().await.holders[0].since <= came {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+        assert!(guard.is_held(), "cut after {after}");
+        // A fault that came after the mark must not meet the release, nor the next round.
+        soon(async {
+            while proxy.struck() == struck || waiter.inspect("stock").await.is_err() {
+                drop(waiter.inspect("stock").await);
+            }
+        })
+        .await;
+        guard.release().await.expect("released");
+    }
+    waiter.close().await;
     holder.close().await;
 }
