@@ -87,7 +87,7 @@ pub(crate) fn assemble(
     });
     entrance.leads_to(&quorum);
     for (member, error) in errors {
-        quorum.links[member].failed(&error);
+        quorum.links[member].failed(&error, quorum.clock.now());
     }
     for found in found {
         steward::greet(&quorum, found);

@@ -42,6 +42,8 @@ pub(crate) struct Link {
 struct Health {
     /// Whether its last request got no answer in time.
     suspect: bool,
+    /// When that was found out the last time.
+    suspect_since: BootTime,
     /// Whether nobody has looked after its contenders since it is suspected.
     is_new: bool,
     /// Whether an empty request ended the last suspicion, and nothing else was answered since.
@@ -107,6 +109,13 @@ impl Link {
         self.health().suspect || self.store().is_none()
     }
 
+    /// Whether it is expected to answer: it is connected, and not suspected for as long as `limit`. A request may have failed
+    /// only because its connection ended, as all do whose runtime ends.
+    pub(crate) fn may_answer(&self, limit: Duration, now: BootTime) -> bool {
+        let health = self.health();
+        self.store().is_some() && (!health.suspect || now.since(health.suspect_since) < limit)
+    }
+
     /// Whether it is connected, and was not suspected for a while.
     pub(crate) fn is_calm(&self, now: BootTime) -> bool {
         let is_long_back = |since: BootTime| now.since(since) >= CALM_AFTER;
@@ -115,9 +124,10 @@ impl Link {
     }
 
     /// Takes note that it has not answered in time; true if that is new.
-    pub(crate) fn suspect(&self) -> bool {
+    pub(crate) fn suspect(&self, now: BootTime) -> bool {
         let mut health = self.health();
         let is_new = !std::mem::replace(&mut health.suspect, true);
+        health.suspect_since = if is_new { now } else { health.suspect_since };
         health.is_new |= is_new;
         health.is_doubted |= is_new && health.only_empty;
         drop(health);
@@ -127,8 +137,8 @@ impl Link {
         is_new
     }
 
-    pub(crate) fn failed(&self, error: &StoreError) {
-        self.suspect();
+    pub(crate) fn failed(&self, error: &StoreError, now: BootTime) {
+        self.suspect(now);
         self.health().trouble = Some(error.clone());
     }
 

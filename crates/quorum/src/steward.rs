@@ -95,7 +95,8 @@ async fn look(
     let slow = |_| StoreError::new(StoreErrorKind::Unreachable, "it is too slow");
     let asked = tokio::time::timeout(quorum.request_limit, link.member()?.state()).await;
     let state = asked.map_err(slow).flatten()?;
-    refuse_duplicate(quorum, link.index, &link.shown(), &state).inspect_err(|error| link.failed(error))?;
+    refuse_duplicate(quorum, link.index, &link.shown(), &state)
+        .inspect_err(|error| link.failed(error, quorum.clock.now()))?;
     quorum.learn(link, &state.membership);
     link.is_at(quorum.clock.now(), &state, &quorum.identity);
     let standing = quorum.identity.standing(link.index, &label(quorum, link, entrance), &state.membership);
@@ -237,18 +238,18 @@ impl Steward {
         match entered {
             Ok(Ok(found)) => {
                 if let Err(error) = refuse_duplicate(quorum, link.index, found.store.url(), &found.state) {
-                    return link.failed(&error);
+                    return link.failed(&error, quorum.clock.now());
                 }
                 let label = self.entrance.label(&quorum.identity.identity(), link.index, found.store.url());
                 let standing = quorum.identity.standing(link.index, &label, &found.state.membership);
                 if let Standing::Refused(why) = standing {
-                    return link.failed(&config(why));
+                    return link.failed(&config(why), quorum.clock.now());
                 }
                 greet(quorum, found);
                 // Waiters may have turned to other gates, because this member was not there.
                 quorum.is_back(link);
             }
-            Ok(Err(error)) => link.failed(&error),
+            Ok(Err(error)) => link.failed(&error, quorum.clock.now()),
             Err(_) => {}
         }
     }
@@ -374,7 +375,7 @@ impl Steward {
                 _ => Ok(()),
             };
             if let Err(error) = done {
-                link.failed(&error);
+                link.failed(&error, quorum.clock.now());
             }
         }
         Ok(())
@@ -409,7 +410,7 @@ impl Steward {
             let (state, standing) = look(quorum, link, &self.entrance).await?;
             if let Standing::Refused(why) = standing {
                 let error = config(why);
-                link.failed(&error);
+                link.failed(&error, quorum.clock.now());
                 return Err(error);
             }
             all.push((link, state, standing));

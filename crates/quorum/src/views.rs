@@ -46,7 +46,7 @@ impl Quorum {
                 Ok(Some(Ok((member, Err(error))))) => {
                     // A refusal to a user says nothing about claims.
                     if error.is_passing() {
-                        self.links[member].failed(&error);
+                        self.links[member].failed(&error, self.clock.now());
                     }
                     failed = Some(error);
                 }

@@ -142,13 +142,13 @@ impl Quorum {
         let answered = answered.map_err(|_| too_slow()).flatten();
         answered.inspect_err(|error| {
             self.suspect(link);
-            link.failed(error);
+            link.failed(error, self.clock.now());
         })
     }
 
     /// Suspects a member that is slow or fails. Nobody waits for it any more.
     fn suspect(&self, link: &Link) {
-        if link.suspect() {
+        if link.suspect(self.clock.now()) {
             self.contests_of(None).iter().for_each(|contest| contest.changed.notify_waiters());
         }
     }
@@ -478,7 +478,8 @@ impl Quorum {
 
     /// Whether leaves are under way at members that are expected to answer.
     pub(crate) fn still_leaves(&self) -> bool {
-        self.links.iter().any(|link| self.awaits_leaves(link) && !link.is_suspect())
+        let (limit, now) = (self.member_limit(), self.clock.now());
+        self.links.iter().any(|link| self.awaits_leaves(link) && link.may_answer(limit, now))
     }
 
     /// Waits until all leaves were answered, but not for long.
