@@ -182,7 +182,7 @@ impl Progress {
 
 /// The queue that work waits in. The two queues are served in turn, so that neither holds the other up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Lane {
+pub(crate) enum WorkQueue {
     /// Work for the requests of an engine, of which there may be many.
     Requests,
     /// Work that a user's call waits for by itself.
@@ -219,36 +219,36 @@ struct Queues {
     requests: mpsc::UnboundedReceiver<Queued>,
     calls: mpsc::UnboundedReceiver<Queued>,
     /// The queue that is served first now.
-    next: Lane,
+    next: WorkQueue,
 }
 
 impl Queues {
     fn new() -> (Senders, Self) {
         let (requests, more_requests) = mpsc::unbounded_channel();
         let (calls, more_calls) = mpsc::unbounded_channel();
-        let queues = Self { requests: more_requests, calls: more_calls, next: Lane::Requests };
+        let queues = Self { requests: more_requests, calls: more_calls, next: WorkQueue::Requests };
         (Senders { requests, calls }, queues)
     }
 
     /// The next piece of work; `None` once the connection is closed.
     async fn next(&mut self) -> Option<Queued> {
-        let (lane, queued) = match self.next {
-            Lane::Requests => tokio::select! {
+        let (queue, queued) = match self.next {
+            WorkQueue::Requests => tokio::select! {
                 biased;
-                Some(queued) = self.requests.recv() => (Lane::Requests, Some(queued)),
-                Some(queued) = self.calls.recv() => (Lane::Calls, Some(queued)),
-                else => (Lane::Requests, None),
+                Some(queued) = self.requests.recv() => (WorkQueue::Requests, Some(queued)),
+                Some(queued) = self.calls.recv() => (WorkQueue::Calls, Some(queued)),
+                else => (WorkQueue::Requests, None),
             },
-            Lane::Calls => tokio::select! {
+            WorkQueue::Calls => tokio::select! {
                 biased;
-                Some(queued) = self.calls.recv() => (Lane::Calls, Some(queued)),
-                Some(queued) = self.requests.recv() => (Lane::Requests, Some(queued)),
-                else => (Lane::Calls, None),
+                Some(queued) = self.calls.recv() => (WorkQueue::Calls, Some(queued)),
+                Some(queued) = self.requests.recv() => (WorkQueue::Requests, Some(queued)),
+                else => (WorkQueue::Calls, None),
             },
         };
-        self.next = match lane {
-            Lane::Requests => Lane::Calls,
-            Lane::Calls => Lane::Requests,
+        self.next = match queue {
+            WorkQueue::Requests => WorkQueue::Calls,
+            WorkQueue::Calls => WorkQueue::Requests,
         };
         queued
     }
@@ -289,17 +289,17 @@ impl Connection {
         &self,
         work: impl FnOnce(Arc<Session>, Arc<Progress>) -> Working<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run_in(Lane::Requests, work).await
+        self.run_in(WorkQueue::Requests, work).await
     }
 
     /// Does the same in one of the two queues.
     pub(crate) async fn run_in<T: Send + 'static>(
         &self,
-        lane: Lane,
+        queue: WorkQueue,
         work: impl FnOnce(Arc<Session>, Arc<Progress>) -> Working<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.send(lane, Instant::now() + self.limit, reply, work)?;
+        self.send(queue, Instant::now() + self.limit, reply, work)?;
         answer.await.map_err(|_| trouble::closed().perhaps_applied())?
     }
 
@@ -313,7 +313,7 @@ impl Connection {
 
     fn send<T: Send + 'static>(
         &self,
-        lane: Lane,
+        queue: WorkQueue,
         until: Instant,
         reply: oneshot::Sender<Result<T, StoreError>>,
         work: impl FnOnce(Arc<Session>, Arc<Progress>) -> Working<T> + Send + 'static,
@@ -350,9 +350,9 @@ impl Connection {
         });
         let jobs = support::lock(&self.jobs);
         let jobs = jobs.as_ref().ok_or_else(trouble::closed)?;
-        let jobs = match lane {
-            Lane::Requests => &jobs.requests,
-            Lane::Calls => &jobs.calls,
+        let jobs = match queue {
+            WorkQueue::Requests => &jobs.requests,
+            WorkQueue::Calls => &jobs.calls,
         };
         jobs.send(Queued { until, is_abandoned, job }).map_err(|_| trouble::closed())
     }
@@ -429,16 +429,17 @@ mod tests {
     #[tokio::test]
     async fn neither_queue_holds_the_other_up() {
         let (senders, mut queues) = Queues::new();
-        let queued = |lane| {
+        let queued = |queue| {
             let until = Instant::now();
             let job: Job = Box::new(|_| Box::pin(std::future::ready(After::Kept)));
-            let jobs = if lane == Lane::Calls { &senders.calls } else { &senders.requests };
+            let jobs = if queue == WorkQueue::Calls { &senders.calls } else { &senders.requests };
             assert!(
-                jobs.send(Queued { until, is_abandoned: Box::new(move || lane == Lane::Calls), job }).is_ok()
+                jobs.send(Queued { until, is_abandoned: Box::new(move || queue == WorkQueue::Calls), job })
+                    .is_ok()
             );
         };
-        (0..9).for_each(|_| queued(Lane::Requests));
-        queued(Lane::Calls);
+        (0..9).for_each(|_| queued(WorkQueue::Requests));
+        queued(WorkQueue::Calls);
         let mut is_call = async || queues.next().await.is_some_and(|queued| (queued.is_abandoned)());
         assert_eq!([is_call().await, is_call().await, is_call().await], [false, true, false]);
         drop(senders);

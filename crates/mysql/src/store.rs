@@ -18,7 +18,7 @@ use lockkeeper_core::{
 use tokio::time::Instant;
 
 use crate::{
-    connection::{Connection, Lane, Worked, Working},
+    connection::{Connection, WorkQueue, Worked, Working},
     groups::Group,
     own::Own,
     statements::LockWait,
@@ -104,7 +104,7 @@ impl MySqlStore {
             let work = move |session, progress| -> Working<T> {
                 Box::pin(work(Group { session, progress, own, wait: LockWait::Whole }))
             };
-            match self.waits.run_in(Lane::Calls, work).await {
+            match self.waits.run_in(WorkQueue::Calls, work).await {
                 Err(error)
                     if error.kind() == StoreErrorKind::Conflict
                         && !error.maybe_applied()

@@ -108,7 +108,7 @@ impl Listener {
             channel: channel(keeper),
             interested: counted,
             said,
-            ears: None,
+            proven: None,
         };
         let task = Mutex::new(Some(Background::spawn(&opener.background, listening.run())));
         Arc::new(Self { interested, hearing, task })
@@ -138,7 +138,7 @@ impl Drop for Interest {
 }
 
 /// A session that was proved to hear, and the messages that it hears.
-struct Ears {
+struct ProvenSession {
     session: Arc<Session>,
     messages: Messages,
 }
@@ -153,7 +153,7 @@ struct Listening {
     interested: watch::Receiver<usize>,
     said: watch::Sender<Hearing>,
     /// Kept while nobody cares.
-    ears: Option<Ears>,
+    proven: Option<ProvenSession>,
 }
 
 /// The reason why listening ended.
@@ -207,8 +207,8 @@ impl Listening {
 
     /// Listens for as long as somebody cares.
     async fn listen(&mut self, backoff: &mut Backoff, failures: &mut u32) -> End {
-        let mut ears = match self.open().await {
-            Ok(Some(ears)) => ears,
+        let mut proven = match self.open().await {
+            Ok(Some(proven)) => proven,
             Ok(None) => return End::Unproved,
             Err(error) => return End::Lost(error),
         };
@@ -219,7 +219,7 @@ impl Listening {
         self.wakes.wake(Wake::Resync);
         let end = loop {
             tokio::select! {
-                message = ears.messages.recv() => match message {
+                message = proven.messages.recv() => match message {
                     Some(text) => wakes_in(&text).into_iter().for_each(|wake| self.wakes.wake(wake)),
                     None => return End::Lost(trouble::closed()),
                 },
@@ -236,7 +236,7 @@ impl Listening {
             }
         };
         if self.tell(format!("UNLISTEN \"{}\"", self.channel)).await.is_ok() {
-            self.ears = Some(ears);
+            self.proven = Some(proven);
         }
         end
     }
@@ -250,9 +250,9 @@ impl Listening {
     }
 
     /// Begins to listen; `None` if messages do not arrive.
-    async fn open(&mut self) -> Result<Option<Ears>, StoreError> {
-        let (channel, requests, before) = (self.channel.clone(), self.requests.clone(), self.ears.take());
-        let work = move |session: Arc<Session>, _| -> Working<Option<Ears>> {
+    async fn open(&mut self) -> Result<Option<ProvenSession>, StoreError> {
+        let (channel, requests, before) = (self.channel.clone(), self.requests.clone(), self.proven.take());
+        let work = move |session: Arc<Session>, _| -> Working<Option<ProvenSession>> {
             Box::pin(async move { listen_on(session, &channel, &requests, before).await })
         };
         self.waits.run(work).await
@@ -281,18 +281,18 @@ async fn listen_on(
     session: Arc<Session>,
     channel: &str,
     requests: &Connection,
-    before: Option<Ears>,
-) -> Worked<Option<Ears>> {
+    before: Option<ProvenSession>,
+) -> Worked<Option<ProvenSession>> {
     session.batch(&format!("LISTEN \"{channel}\"")).await.map_err(closes)?;
-    if let Some(ears) = before.filter(|ears| Arc::ptr_eq(&ears.session, &session)) {
-        return Ok(Some(ears));
+    if let Some(proven) = before.filter(|proven| Arc::ptr_eq(&proven.session, &session)) {
+        return Ok(Some(proven));
     }
     let Some(messages) = session.take_messages() else { return Err(Failure::closes(trouble::closed())) };
-    let mut ears = Ears { session, messages };
-    if prove(channel, requests, &mut ears).await.map_err(Failure::closes)? {
-        return Ok(Some(ears));
+    let mut proven = ProvenSession { session, messages };
+    if prove(channel, requests, &mut proven).await.map_err(Failure::closes)? {
+        return Ok(Some(proven));
     }
-    ears.session.cut();
+    proven.session.cut();
     Ok(None)
 }
 
@@ -302,7 +302,7 @@ fn closes(error: tokio_postgres::Error) -> Failure {
 
 /// Whether a message of another session arrives while nothing is asked on this one. A message from the session to
 /// itself would prove nothing, because a pooler may hand it over with an answer.
-async fn prove(channel: &str, requests: &Connection, ears: &mut Ears) -> Result<bool, StoreError> {
+async fn prove(channel: &str, requests: &Connection, proven: &mut ProvenSession) -> Result<bool, StoreError> {
     let proof = format!("proof {:016x}", getrandom::u64().unwrap_or_default());
     let send = format!("SELECT pg_notify('{channel}', '{proof}')");
     let work = move |session: Arc<Session>, _| -> Working<()> {
@@ -310,7 +310,7 @@ async fn prove(channel: &str, requests: &Connection, ears: &mut Ears) -> Result<
     };
     requests.run(work).await?;
     let arrived = async {
-        while let Some(text) = ears.messages.recv().await {
+        while let Some(text) = proven.messages.recv().await {
             if text == proof {
                 return true;
             }

@@ -182,7 +182,7 @@ impl State {
         self.highest = self.highest.max(Some(token));
     }
 
-    /// A seat of `task` was granted: its hold begins and may be handed on for a while.
+    /// The claim of `task` was granted: its hold begins and may be handed on for a while.
     fn granted(&mut self, task: usize, slot: u64, number: GrantNumber, deadline: BootTime, from: BootTime) {
         let Task::Asking { front, .. } = self.tasks[task] else { return };
         self.holds.push(Hold {
