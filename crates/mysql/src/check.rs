@@ -15,10 +15,10 @@ use lockkeeper_core::{
 use mysql_async::Row;
 
 use crate::{
+    codec::{number, text},
     connection::{Connection, Failure, Opener, Worked},
     durability::{Durability, Weakness},
     flights,
-    rows::{number, text},
     server::{is_on, numbers},
     session::Session,
     settings::Settings,

@@ -26,8 +26,8 @@ use tokio::{
 };
 
 use crate::{
+    codec::another_store,
     layout,
-    rows::another_store,
     server::ServerFacts,
     session::Session,
     settings::{Encryption, Settings, address},

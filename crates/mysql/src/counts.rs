@@ -9,10 +9,10 @@ use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Opening, Remembered
 use mysql_async::Row;
 
 use crate::{
+    codec::{at, check_state, maybe_number, name_of, number, text},
     connection::{Failure, Worked},
     flights,
     groups::Group,
-    rows::{at, check_state, maybe_number, name_of, number, text},
     statements::{Busy, Hex, Table, literal},
     trouble::{self, corrupt},
 };

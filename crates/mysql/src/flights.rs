@@ -8,8 +8,8 @@ use lockkeeper_core::{Name, StoreError, StoreErrorKind};
 use mysql_async::Row;
 
 use crate::{
+    codec::name_of,
     connection::{Failure, Progress, Worked},
-    rows::name_of,
     session::{Failed, Session},
     trouble::{self, Severity, explain},
 };

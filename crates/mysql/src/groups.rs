@@ -10,10 +10,10 @@ use lockkeeper_rows::{BadRow, NeededName, Needs, Outcome, Snapshot};
 use tokio::time::Instant;
 
 use crate::{
+    codec::{ReadRows, name_of},
     connection::{After, Failure, Progress, Worked},
     flights::{self, FirstFlight},
     own::Own,
-    rows::{ReadRows, name_of},
     session::Session,
     statements::{Busy, LockWait, Table},
     trouble,

@@ -5,7 +5,7 @@
 use lockkeeper_core::{KeeperId, StoreError, StoreErrorKind};
 
 use crate::{
-    rows::{number, text},
+    codec::{number, text},
     session::Session,
     settings::Settings,
     trouble::{self, corrupt, explain},

@@ -34,6 +34,7 @@
 //! data right. MySQL 8 is not tested.
 
 mod check;
+mod codec;
 mod connect;
 mod connection;
 mod counts;
@@ -44,7 +45,6 @@ mod layout;
 mod listing;
 mod member;
 mod own;
-mod rows;
 mod server;
 mod session;
 mod settings;

@@ -7,10 +7,10 @@ use lockkeeper_core::{
 use lockkeeper_rows::{Needs, page, view};
 
 use crate::{
+    codec::{bytes, name_of},
     connection::{Failure, Worked},
     flights,
     groups::{Group, bad_rows},
-    rows::{bytes, name_of},
 };
 
 /// How many names are looked at in one read.

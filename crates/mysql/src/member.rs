@@ -15,12 +15,12 @@ use lockkeeper_core::{
 use mysql_async::Row;
 
 use crate::{
+    codec::{another_store, number, text},
     connection::{Failure, Worked},
     durability::{Durability, Weakness},
     flights,
     groups::Group,
     layout,
-    rows::{another_store, number, text},
     server::Dialect,
     statements::{CLOCK, Hex, LockWait},
     store::MySqlStore,

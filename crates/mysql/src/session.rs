@@ -14,7 +14,7 @@ use mysql_async::{Conn, Error, Opts, Row, prelude::Queryable};
 use tokio::sync::Mutex;
 
 use crate::{
-    rows::{number, text},
+    codec::{number, text},
     server::{ServerFacts, VARIABLES},
     settings::address,
     statements::{CLOCK, Statements},

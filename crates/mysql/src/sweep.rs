@@ -17,11 +17,11 @@ use lockkeeper_rows::high_water_from;
 use mysql_async::Row;
 
 use crate::{
+    codec::{bytes, maybe_number, name_of, number},
     connection::{Connection, Progress, Worked},
     flights,
     groups::Group,
     own::Own,
-    rows::{bytes, maybe_number, name_of, number},
     session::Session,
     statements::{Busy, CLOCK, Hex, LockWait, Table, literals},
 };

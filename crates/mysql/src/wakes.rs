@@ -10,10 +10,10 @@ use mysql_async::Row;
 use tokio::time;
 
 use crate::{
+    codec::{bytes, check_state, decode, maybe_number, name_of, number, text},
     connection::{Connection, Failure},
     flights,
     own::Own,
-    rows::{bytes, check_state, decode, maybe_number, name_of, number, text},
     trouble,
     waits::{Due, LATEST, Moved, News},
 };

@@ -14,9 +14,9 @@ use lockkeeper_core::{
 use tokio_postgres::Row;
 
 use crate::{
+    codec::get,
     connection::{Connection, Failure, Opener, Worked},
     flights::unread,
-    rows::get,
     session::Session,
     settings::{Settings, Statements},
     trouble,

@@ -14,11 +14,11 @@ use lockkeeper_rows::{CountOutcome, CountSnapshot, LatchRow, Opening, Remembered
 use tokio_postgres::Row;
 
 use crate::{
+    codec::{get, name_from_bytes},
     connection::{Failure, Worked},
     flights::{self, Call, unread},
     groups::{Group, messages},
     origin::{Header, Origin},
-    rows::{get, name_from_bytes},
     session::Session,
     statements::Statement,
     trouble::{self, corrupt},

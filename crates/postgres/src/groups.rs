@@ -14,12 +14,12 @@ use tokio::time::Instant;
 use tokio_postgres::Row;
 
 use crate::{
+    codec::{Parameters, ReadRows, name_from_bytes},
     connection::{After, Failure, Progress, Worked},
     flights::{self, Call, LockWait, Messages, unread},
     origin::Header,
     own::Own,
     positions,
-    rows::{Parameters, ReadRows, name_from_bytes},
     session::{Parameter, Session},
     statements::Statement,
     trouble, wakes,
@@ -289,7 +289,7 @@ impl Group {
             )
             .await?;
             let taken = ReadRows::new(&flight.read, &self.session.origin).and_then(|read| {
-                let locked = flight.locked.iter().map(|row| name_from_bytes(crate::rows::get(row, 0)?));
+                let locked = flight.locked.iter().map(|row| name_from_bytes(crate::codec::get(row, 0)?));
                 Ok((read, locked.collect::<Result<BTreeSet<Name>, StoreError>>()?))
             });
             let (mut read, locked) = match taken {

@@ -37,6 +37,7 @@
 
 mod abandoned;
 mod check;
+mod codec;
 mod connect;
 mod connection;
 mod counts;
@@ -48,7 +49,6 @@ mod member;
 mod origin;
 mod own;
 mod positions;
-mod rows;
 mod server;
 mod session;
 mod settings;

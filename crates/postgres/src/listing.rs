@@ -7,11 +7,11 @@ use lockkeeper_core::{
 use lockkeeper_rows::{page, view};
 
 use crate::{
+    codec::{damaged, get, name_from_bytes},
     connection::{Failure, Worked},
     counts::bounds,
     flights::unread,
     groups::Group,
-    rows::{damaged, get, name_from_bytes},
     statements::Statement,
 };
 

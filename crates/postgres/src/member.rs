@@ -13,11 +13,11 @@ use lockkeeper_core::store::{
 use tokio_postgres::error::SqlState;
 
 use crate::{
+    codec::get,
     connection::{After, Failure, Worked},
     flights::{self, LockWait, unread},
     groups::Group,
     layout, origin,
-    rows::get,
     store::PostgresStore,
     trouble,
 };

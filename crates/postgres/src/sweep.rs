@@ -13,11 +13,11 @@ use lockkeeper_core::{
 };
 
 use crate::{
+    codec::{ReadRows, get, name_from_bytes},
     connection::{Connection, Opener, Progress, Working},
     flights::{self, Call, LockWait, unread},
     groups::Group,
     own::Own,
-    rows::{ReadRows, get, name_from_bytes},
     session::{Parameter, Session},
     settings::Settings,
     statements::Statement,

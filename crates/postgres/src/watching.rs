@@ -14,12 +14,12 @@ use lockkeeper_rows::wake_text::topic_words;
 use tokio::sync::watch;
 
 use crate::{
+    codec::ReadRows,
     connection::{Connection, Failure, Worked},
     counts::ReadLatch,
     flights::{self, Call, LockWait, unread},
     groups::Group,
     own::Own,
-    rows::ReadRows,
     statements::Statement,
     trouble,
     wakes::Interest,

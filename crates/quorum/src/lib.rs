@@ -156,4 +156,4 @@ pub async fn show(
 }
 
 #[cfg(test)]
-mod check;
+mod checker;

@@ -76,6 +76,8 @@ mod file;
 #[cfg(target_os = "linux")]
 mod layout;
 #[cfg(target_os = "linux")]
+mod listing;
+#[cfg(target_os = "linux")]
 mod liveness;
 #[cfg(target_os = "linux")]
 mod member;
@@ -110,8 +112,6 @@ mod ticket;
 mod tombstones;
 #[cfg(target_os = "linux")]
 mod trouble;
-#[cfg(target_os = "linux")]
-mod views;
 #[cfg(target_os = "linux")]
 mod wakes;
 #[cfg(target_os = "linux")]

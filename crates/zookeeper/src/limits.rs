@@ -12,7 +12,7 @@ use std::{
 use lockkeeper_core::support;
 use tokio::{sync::watch, task::JoinSet};
 
-use crate::{dial::Lifetime, settings::Settings};
+use crate::{open::Lifetime, settings::Settings};
 
 /// How long sessions last and how long ticks are, on the servers that answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

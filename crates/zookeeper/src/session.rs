@@ -18,8 +18,8 @@ use zookeeper_client::{Client, Error, SessionState, Stat, StateWatcher};
 
 use crate::{
     deadline::SessionDeadline,
-    dial::Lifetime,
     limits::ServerLimits,
+    open::Lifetime,
     settings::Settings,
     trouble::{check_failed, trouble},
     watch_budget::WatchBudget,
