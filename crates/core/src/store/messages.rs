@@ -311,7 +311,8 @@ pub struct GrantNotice {
 pub struct HolderView {
     /// The contender that holds.
     pub contender: ContenderId,
-    /// The grant's token (its first step).
+    /// The grant's token (its first step). A quorum may show a higher one for a detached lease, and takes the lease back
+    /// by either.
     pub token: Token,
     /// The units that it holds.
     pub units: Units,

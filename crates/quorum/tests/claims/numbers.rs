@@ -91,6 +91,26 @@ async fn a_detach_is_not_undone_by_a_renewal() {
     }
 }
 
+/// Its members are raised to the highest of their numbers, which may be above the token.
+#[tokio::test(start_paused = true)]
+async fn a_detached_lease_is_shown_with_its_token_or_a_higher_one_and_taken_back_by_either() {
+    for how in [Eviction::Graceful, Eviction::Immediate] {
+        for by_token in [true, false] {
+            let world = uneven().await;
+            let (store, operator) = (world.store(&networks(3)).await, world.store(&networks(3)).await);
+            let held = Claim { attachment: Attachment::Detached, ..claim("stock") };
+            let number = granted(&store, &held).await;
+            sleep(secs(1)).await;
+            let view = operator.inspect(&held.name).await.expect("answered").expect("held");
+            let shown = view.holders[0].token.number();
+            assert!(view.holders[0].detached && shown > number, "{view:?}");
+            let number = if by_token { number } else { shown };
+            let order = Evict { name: held.name.clone(), contender: held.contender, number, how, reason: None };
+            assert_eq!(operator.evict(&order).await.expect("answered"), Evicted::Done, "{how:?}");
+        }
+    }
+}
+
 /// The members of a detached lease show different numbers, and one of them is not there.
 #[tokio::test(start_paused = true)]
 async fn another_process_goes_on_with_a_lease_without_one_member() {

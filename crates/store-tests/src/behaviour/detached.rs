@@ -163,7 +163,10 @@ async fn a_lease_can_be_acquired_for_somebody_else(fixture: &Fixture) -> Outcome
     assert!(second.lease.token() > first.lease.token());
     b.close().await;
     let shown = fixture.view(&name).await?.expect("it belongs to no keeper").holders.remove(0);
-    assert!(shown.detached && shown.token == second.lease.token(), "{shown:?}");
+    // A quorum raises the members of a detached lease to the highest of their numbers.
+    let exact = fixture.capability().counts_permits;
+    assert!(shown.token == second.lease.token() || !exact && shown.token > second.lease.token(), "{shown:?}");
+    assert!(shown.detached, "{shown:?}");
     assert!(a.renew_lease(&second.lease).await? > claim.lease / 2, "it was granted for its whole lease");
     Ok(a.release_lease(&second.lease).await?)
 }
