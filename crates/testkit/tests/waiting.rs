@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     task::{Context, Waker},
     time::Duration,
@@ -461,42 +461,6 @@ async fn a_doubled_message_does_not_overtake_the_release_under_way() {
     sleep(Duration::from_millis(50)).await;
     sink.wake(wake);
     release.await.expect("no panic").expect("it was held until then");
-}
-
-/// Groups of a store that takes several at a time may overtake each other on their way. A claim that comes before the release of
-/// its own task meets a lock that is still held, and then waits for what it gave back itself.
-#[tokio::test(start_paused = true)]
-async fn a_claim_travels_with_the_release_before_it() {
-    let world = Virtual::new();
-    let (network, busy) = (Network::good(), Arc::new(AtomicUsize::new(0)));
-    network.set(Faults { usual: 20, ..Faults::NONE });
-    let counted = busy.clone();
-    let store = Overrides::new()
-        .capability(|capability| capability.requests_at_once = 3)
-        .verdicts(move |_, verdict| {
-            if matches!(verdict, Verdict::Busy { .. }) {
-                counted.fetch_add(1, Ordering::Relaxed);
-            }
-            verdict
-        })
-        .of(faulty(world.server.connector("memory:"), network));
-    let ours = on(&world, store).await;
-    for names in [1, 2] {
-        done(each(16, |task| {
-            let mutexes: Vec<_> = (0..names).map(|part| ours.mutex(&format!("name/{task}/{part}"))).collect();
-            async move {
-                for _ in 0..50 {
-                    let mut guards = Vec::new();
-                    for mutex in &mutexes {
-                        guards.push(mutex.lock().await.expect("free"));
-                    }
-                }
-            }
-        }))
-        .await;
-        let busy = busy.load(Ordering::Relaxed);
-        assert_eq!(busy, 0, "claims that overtook the release of their own task, with {names} names each");
-    }
 }
 
 /// A claim that gave way is made again with another id, after a pause, for as long as its caller waits.

@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) use in_flight::InFlight;
 pub(crate) use rescuer::Rescuer;
 
-use self::queue::{Group, Queue};
+use self::queue::{Arrival, Group, Limits, Queue};
 use super::store_client::StoreClient;
 use crate::{
     clock::BootTime,
@@ -142,7 +142,7 @@ impl Dispatcher {
     pub(crate) fn submit_later(self: &Arc<Self>, asker: Arc<dyn Asker>) -> Option<InFlight> {
         let queue = self.queue(asker.name());
         let mut state = queue.state();
-        state.askers.push_back(asker);
+        state.push(asker);
         if state.groups_in_flight >= self.client.requests_at_once()
             || std::mem::replace(&mut state.called_for, true)
         {
@@ -166,8 +166,8 @@ impl Dispatcher {
         askers: impl IntoIterator<Item = Arc<dyn Asker>>,
     ) -> Option<InFlight> {
         let mut state = queue.state();
-        state.askers.extend(askers);
-        if state.askers.is_empty() || state.groups_in_flight >= self.client.requests_at_once() {
+        askers.into_iter().for_each(|asker| state.push(asker));
+        if state.is_empty() || state.groups_in_flight >= self.client.requests_at_once() {
             return None;
         }
         state.groups_in_flight += 1;
@@ -217,8 +217,8 @@ impl Dispatcher {
             if !alone || awaits_others {
                 tokio::task::yield_now().await;
             }
-            let Group { askers, left } = slot.queue.take(client, alone);
-            (slot.requests, slot.left) = (askers.len(), left);
+            let Group { askers, left, next } = slot.queue.take(Limits::of(client), alone);
+            (slot.requests, slot.left, slot.next) = (askers.len(), left, next);
             slot.wakes_several = are_of_several(&askers);
             if !askers.is_empty() {
                 send_group(&slot.dispatcher.client, slot.queue.server, askers, Travels::WithOthers).await;
@@ -269,7 +269,9 @@ struct Slot {
     started: bool,
     requests: usize,
     /// What it gives back without claiming it.
-    left: Vec<Name>,
+    left: Vec<(Name, Arrival)>,
+    /// Who came later was not looked at for it.
+    next: Arrival,
     /// Whether its answers wake several tasks.
     wakes_several: bool,
 }
@@ -277,7 +279,15 @@ struct Slot {
 impl Slot {
     fn new(dispatcher: &Arc<Dispatcher>, queue: &Arc<Queue>) -> Self {
         let (dispatcher, queue) = (dispatcher.clone(), queue.clone());
-        Self { dispatcher, queue, started: false, requests: 0, left: Vec::new(), wakes_several: false }
+        Self {
+            dispatcher,
+            queue,
+            started: false,
+            requests: 0,
+            left: Vec::new(),
+            next: 0,
+            wakes_several: false,
+        }
     }
 }
 
@@ -292,12 +302,13 @@ impl Drop for Slot {
         state.requests_in_flight -= self.requests;
         state.are_back(&self.left);
         state.has_woken_several = self.wakes_several;
-        if self.started && self.requests == 0 && state.groups_in_flight > 1 {
-            // All that is left waits for another group, which sends it when it ends.
+        let is_all_held_back = self.requests == 0 && !state.has_more_than(self.next);
+        if self.started && is_all_held_back && state.groups_in_flight > 1 {
+            // Another group sends it when it ends.
             state.groups_in_flight -= 1;
             return;
         }
-        if state.askers.is_empty() || !self.started {
+        if state.is_empty() || !self.started {
             // A group is never polled only if the keeper's thread has ended: then nobody can send what is left, and
             // nobody waits for it.
             let given_up = state.give_up();
