@@ -10,7 +10,7 @@ use lockkeeper_core::{
 use tokio::{sync::Notify, task::JoinSet};
 
 use crate::{
-    entrance::{Entrance, Found},
+    entrance::{Entrance, Found, one_server},
     link::Link,
     member_ids::{MemberIds, Standing, standing},
     outbox::Outbox,
@@ -167,18 +167,6 @@ fn refuse_duplicates(found: &[Found]) -> Result<(), StoreError> {
         }
     }
     Ok(())
-}
-
-/// The error if the URLs of two members lead to one server.
-pub(crate) fn one_server(one: (usize, &str), other: (usize, &str)) -> StoreError {
-    config(format!(
-        "members {} and {} of the quorum are one server ({} and {}); each must be a server of its own, because several \
-         namespaces, schemas or databases of one server fail together",
-        one.0 + 1,
-        other.0 + 1,
-        one.1,
-        other.1
-    ))
 }
 
 /// The error if too few members could be reached.

@@ -83,3 +83,15 @@ impl Entrance {
         Ok(Found { member, store, state, greeting, received })
     }
 }
+
+/// The error if the URLs of two members lead to one server.
+pub(crate) fn one_server(one: (usize, &str), other: (usize, &str)) -> StoreError {
+    config(format!(
+        "members {} and {} of the quorum are one server ({} and {}); each must be a server of its own, because several \
+         namespaces, schemas or databases of one server fail together",
+        one.0 + 1,
+        other.0 + 1,
+        one.1,
+        other.1
+    ))
+}

@@ -20,8 +20,7 @@ use lockkeeper_core::{
 };
 
 use crate::{
-    connect::one_server,
-    entrance::{Entrance, Found},
+    entrance::{Entrance, Found, one_server},
     link::Link,
     member_ids::Standing,
     quorum::Quorum,

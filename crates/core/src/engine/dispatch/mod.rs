@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) use in_flight::InFlight;
 pub(crate) use rescuer::Rescuer;
 
-use self::queue::{Arrival, Group, Limits, Queue};
+use self::queue::{Arrival, Group, GroupLimits, Queue};
 use super::store_client::StoreClient;
 use crate::{
     clock::BootTime,
@@ -217,7 +217,7 @@ impl Dispatcher {
             if !alone || awaits_others {
                 tokio::task::yield_now().await;
             }
-            let Group { askers, left, next } = slot.queue.take(Limits::of(client), alone);
+            let Group { askers, left, next } = slot.queue.take(GroupLimits::of(client), alone);
             (slot.requests, slot.left, slot.next) = (askers.len(), left, next);
             slot.wakes_several = are_of_several(&askers);
             if !askers.is_empty() {

@@ -20,13 +20,13 @@ pub(super) struct Queue {
 
 #[derive(Default)]
 pub(super) struct State {
-    askers: VecDeque<Queued>,
+    askers: VecDeque<QueuedAsker>,
     /// The order of arrival of the next asker.
     next: Arrival,
     /// New claims behind another new claim of the same resource that is among the askers. Each moves up when the one
     /// before it is taken out, so a long line of them is not looked through for each group. Without askers, nobody is
     /// behind.
-    behind: HashMap<Name, Line>,
+    behind: HashMap<Name, Behind>,
     /// What groups in flight give back without claiming it: for each of them the first of its leaves.
     leaving: NameMap<Vec<Arrival>>,
     /// Those that go alone, one resource at a time.
@@ -45,16 +45,16 @@ pub(super) struct State {
 pub(super) type Arrival = u64;
 
 /// An asker, and when it came.
-struct Queued {
+struct QueuedAsker {
     arrival: Arrival,
     asker: Arc<dyn Asker>,
 }
 
 /// New claims of one resource that wait behind another.
-struct Line {
+struct Behind {
     /// The one before them, which is among the askers or was taken out just now.
     first: Arrival,
-    rest: VecDeque<Queued>,
+    rest: VecDeque<QueuedAsker>,
 }
 
 /// Askers that go together.
@@ -69,19 +69,19 @@ pub(super) struct Group {
 
 /// How many requests may go together, and how many groups may be in flight.
 #[derive(Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct GroupLimits {
     pub(super) requests: usize,
     pub(super) groups: usize,
 }
 
-impl Limits {
+impl GroupLimits {
     pub(super) fn of(client: &StoreClient) -> Self {
         Self { requests: client.group_limit(), groups: client.requests_at_once() }
     }
 }
 
 /// The names that a group, which is in order, leaves and does not claim.
-fn left_by(group: &[Queued]) -> Vec<(Name, Arrival)> {
+fn left_by(group: &[QueuedAsker]) -> Vec<(Name, Arrival)> {
     let names = group.chunk_by(|one, next| one.asker.name() == next.asker.name());
     let left = names.filter(|requests| requests.iter().all(|queued| queued.asker.leaves()));
     left.filter_map(|leaves| {
@@ -92,19 +92,19 @@ fn left_by(group: &[Queued]) -> Vec<(Name, Arrival)> {
 
 /// The askers of a queue and those behind them, for nothing but to be dropped.
 pub(super) struct GivenUp {
-    _askers: VecDeque<Queued>,
-    _behind: HashMap<Name, Line>,
+    _askers: VecDeque<QueuedAsker>,
+    _behind: HashMap<Name, Behind>,
 }
 
 /// A group that is being made.
 #[derive(Default)]
 struct Making {
-    group: Vec<Queued>,
+    group: Vec<QueuedAsker>,
     /// The new claims of resources of which no other new claim may go now: those in the group, and those that are held
     /// back. Others of the same resource go behind them.
     fronts: BTreeMap<Name, Front>,
     /// New claims that are held back.
-    later: Vec<Queued>,
+    later: Vec<QueuedAsker>,
 }
 
 /// The new claim that others of its resource go behind.
@@ -135,7 +135,7 @@ impl Queue {
     /// Groups that are in flight at the same time may overtake each other. So a new claim that wants all of what another
     /// group gives back, by a leave that came before it, goes once that group is answered: it might find its own process
     /// holding. Later leaves do not hold it back, so this takes one request at most.
-    pub(super) fn take(&self, limits: Limits, alone: bool) -> Group {
+    pub(super) fn take(&self, limits: GroupLimits, alone: bool) -> Group {
         let mut state = self.state();
         let share = (state.askers.len() + state.requests_in_flight).div_ceil(limits.groups);
         let limit = if alone { limits.requests } else { limits.requests.min(share.max(1)) };
@@ -188,7 +188,7 @@ impl Queue {
 
 impl State {
     pub(super) fn push(&mut self, asker: Arc<dyn Asker>) {
-        self.askers.push_back(Queued { arrival: self.next, asker });
+        self.askers.push_back(QueuedAsker { arrival: self.next, asker });
         self.next += 1;
     }
 
@@ -208,7 +208,7 @@ impl State {
     }
 
     /// Takes an asker that was the next one into the group, unless it has nothing to ask or is to go in a later one.
-    fn take(&mut self, queued: Queued, making: &mut Making) {
+    fn take(&mut self, queued: QueuedAsker, making: &mut Making) {
         let (standing, arrival) = (queued.asker.standing(), queued.arrival);
         if standing != Standing::New {
             // It may have been new when others came behind it. The next of them may go in the same group.
@@ -219,7 +219,7 @@ impl State {
             return;
         }
         if let Some(front) = making.fronts.get(queued.asker.name()) {
-            let line = || Line { first: front.arrival, rest: VecDeque::new() };
+            let line = || Behind { first: front.arrival, rest: VecDeque::new() };
             self.behind.entry(queued.asker.name().clone()).or_insert_with(line).rest.push_back(queued);
             return;
         }
@@ -231,13 +231,13 @@ impl State {
     }
 
     /// Whether the next asker claims what the last one of the group gives back: the two go together.
-    fn follows_its_leave(&self, group: &[Queued]) -> bool {
+    fn follows_its_leave(&self, group: &[QueuedAsker]) -> bool {
         let (Some(last), Some(next)) = (group.last(), self.askers.front()) else { return false };
         last.asker.leaves() && !next.asker.leaves() && last.asker.name() == next.asker.name()
     }
 
     /// Whether it claims alone what a group in flight gives back, by a leave that came before it.
-    fn is_behind_a_leave(&self, queued: &Queued) -> bool {
+    fn is_behind_a_leave(&self, queued: &QueuedAsker) -> bool {
         let leaves = || self.leaving.get(queued.asker.name());
         let is_before = |leave: &Arrival| *leave < queued.arrival;
         !self.leaving.is_empty()
@@ -350,7 +350,7 @@ mod tests {
 
         /// The next of at most three groups, and the numbers of its askers.
         fn take(&self) -> (Group, Vec<usize>) {
-            let group = self.queue.take(Limits { requests: 256, groups: 3 }, false);
+            let group = self.queue.take(GroupLimits { requests: 256, groups: 3 }, false);
             let is = |asker: &Arc<dyn Asker>, one: &Arc<Scripted>| {
                 std::ptr::addr_eq(Arc::as_ptr(asker), Arc::as_ptr(one))
             };
