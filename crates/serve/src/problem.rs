@@ -99,10 +99,10 @@ pub(crate) struct Problem {
 
 impl Problem {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
-        let passes = matches!(
-            code.status(),
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE | StatusCode::CONFLICT
-        );
+        let by_itself = matches!(code, Code::Busy | Code::NotInTime | Code::OtherCapacity);
+        let too_many = StatusCode::TOO_MANY_REQUESTS;
+        let passes =
+            by_itself || code.status() == too_many || code.status() == StatusCode::SERVICE_UNAVAILABLE;
         Self { code, message: message.into(), retry_after: passes.then_some(RETRY_AFTER) }
     }
 
@@ -272,6 +272,17 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    /// A stale token never becomes a new one, and a latch stays until somebody deletes it.
+    #[test]
+    fn only_what_passes_by_itself_says_when_to_come_back() {
+        let comes_back = |code: &&Code| Problem::new(**code, "no").retry_after.is_some();
+        let words: Vec<&str> = Code::ALL.iter().filter(comes_back).map(|code| code.word()).collect();
+        let (busy, many) =
+            (["busy", "not_in_time", "other_capacity"], ["too_many_requests", "too_many_waiting"]);
+        let unavailable = ["store_unreachable", "refused", "shutting_down"];
+        assert_eq!(words, [&busy[..], &many, &unavailable].concat());
+    }
 
     #[test]
     fn codes_are_words_of_their_own() {
