@@ -30,7 +30,7 @@ mod quiet_waker;
 
 use exchange::Exchange;
 use guard_count::{GuardCount, GuardsLeft, Refused};
-use quiet_waker::QuietWaker;
+use quiet_waker::{QuietWaker, Quietly};
 use sync::{AtomicU64, Ordering};
 
 /// A task that remembers that it was woken.
@@ -160,6 +160,38 @@ fn a_waker_that_is_quiet_for_a_while_loses_no_wake_up() {
 #[test]
 fn a_waker_that_is_quiet_for_a_while_loses_no_wake_up_by_news_in_an_atomic() {
     loom::model(|| assert!(hears_of_it::<AtomicNews>(true), "a wake-up was lost"));
+}
+
+/// A task polls a request quietly that waits for news, while another thread tells them. True if the request has them or the
+/// task was woken for them.
+fn request_hears_of_it<N: News>(heeds_what_was_skipped: bool) -> bool {
+    let (task, news) = (Task::new(), Arc::new(N::default()));
+    let teller = thread::spawn({
+        let news = news.clone();
+        move || news.tell()
+    });
+    let quiet = QuietWaker::new(&Waker::from(task.clone()));
+    let waker = Waker::from(quiet.clone());
+    let context = Context::from_waker(&waker);
+    let Quietly { done, skipped } = quiet.quietly(|| news.poll(&context).is_ready());
+    if !done && skipped && heeds_what_was_skipped {
+        waker.wake();
+    }
+    teller.join().expect("no panic");
+    done || task.is_woken()
+}
+
+#[test]
+fn a_request_that_is_polled_quietly_loses_no_wake_up() {
+    loom::model(|| assert!(request_hears_of_it::<LockedNews>(true), "a wake-up was lost"));
+    loom::model(|| assert!(request_hears_of_it::<AtomicNews>(true), "a wake-up was lost"));
+}
+
+/// The check above can fail.
+#[test]
+#[should_panic(expected = "a wake-up was lost")]
+fn a_request_loses_a_wake_up_that_was_skipped_and_is_not_heeded() {
+    loom::model(|| assert!(request_hears_of_it::<LockedNews>(false), "a wake-up was lost"));
 }
 
 /// The checks above can fail.

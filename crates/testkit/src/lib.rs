@@ -23,6 +23,7 @@ pub mod proxy;
 pub mod servers;
 pub mod shapes;
 pub mod simulation;
+pub mod wakers;
 
 mod wrapper;
 

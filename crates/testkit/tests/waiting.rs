@@ -19,6 +19,7 @@ use lockkeeper_testkit::{
     counting::RequestCounter,
     faulty::{Fate, Faults, Network, faulty},
     overrides::Overrides,
+    wakers::{left_with, panicking},
 };
 use tokio::{
     sync::Notify,
@@ -351,14 +352,6 @@ async fn one_at_a_time(world: &Virtual) -> (Keeper, Arc<Network>) {
     (keeper.expect("a good network"), network)
 }
 
-struct Panics;
-
-impl std::task::Wake for Panics {
-    fn wake(self: Arc<Self>) {
-        panic!("a waker that panics");
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_one_costs_the_others_of_its_group_nothing() {
     let world = Virtual::new();
@@ -368,9 +361,7 @@ async fn a_panic_of_one_costs_the_others_of_its_group_nothing() {
     let first = tokio::spawn(async move { first.lock().await.map(drop) });
     tokio::task::yield_now().await;
     let second = keeper.mutex("b");
-    let mut second = Box::pin(second.lock());
-    let waker = Waker::from(Arc::new(Panics));
-    assert!(second.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let second = left_with(&panicking(), second.lock());
     let third = keeper.mutex("c");
     let third = tokio::spawn(async move { third.lock().await.map(drop) });
     first.await.expect("no panic").expect("free");
@@ -389,9 +380,7 @@ async fn a_panic_of_one_who_releases_keeps_no_keeper_open() {
     let first = keeper.mutex("a");
     let first = tokio::spawn(async move { first.lock().await.map(drop) });
     tokio::task::yield_now().await;
-    let mut release = Box::pin(guard.release());
-    let waker = Waker::from(Arc::new(Panics));
-    assert!(release.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let release = left_with(&panicking(), guard.release());
     first.await.expect("no panic").expect("free");
     tokio::time::timeout(Duration::from_secs(60), keeper.close()).await.expect("nothing is left to wait for");
     drop(release);

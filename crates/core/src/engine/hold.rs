@@ -24,7 +24,8 @@ use crate::{
     id::ContenderId,
     name::Name,
     store::{Grant, GrantNotice, StoreTime},
-    support, telemetry,
+    support::{self, calm::calm},
+    telemetry,
     token::{GrantNumber, Token},
 };
 
@@ -347,6 +348,10 @@ impl Hold {
 
     /// Resolves when step `step` is lost or released.
     pub(crate) async fn until_lost(&self, step: u32, clock: &Clock) -> Lost {
+        calm(self.until_over(step, clock)).await
+    }
+
+    async fn until_over(&self, step: u32, clock: &Clock) -> Lost {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);

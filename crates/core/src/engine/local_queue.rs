@@ -19,7 +19,7 @@ use crate::{
     clock::{BootTime, Clock},
     error::StoreError,
     name::{Name, NameMap},
-    support,
+    support::{self, calm},
     token::Token,
 };
 
@@ -273,7 +273,7 @@ impl<T> LocalQueues<T> {
             let heard = queue.heard.clone();
             drop(state);
             let front = Box::new(Front::new(self, name, heard));
-            let Err(Turn::Front(mut refused)) = next.turn.send(Turn::Front(front)) else { return };
+            let Err(Turn::Front(mut refused)) = calm::send(next.turn, Turn::Front(front)) else { return };
             // That task gave up at this very moment.
             refused.claiming = false;
             drop(refused);
@@ -290,7 +290,10 @@ impl<T> LocalQueues<T> {
         state.shut = true;
         let all = std::mem::take(&mut state.queues);
         drop(state);
-        drop(all);
+        for task in all.into_values().flat_map(|queue| queue.tasks.entries) {
+            // Each is woken by that.
+            calm::calmly(|| drop(task));
+        }
     }
 
     /// The store could not be reached for as long as one waits for that. All tasks behind the front hear of it now, not
@@ -303,7 +306,7 @@ impl<T> LocalQueues<T> {
         drop(state);
         for task in tasks.into_iter().filter_map(|(_, task)| task) {
             // A task that gave up needs no answer.
-            drop(task.turn.send(Turn::Failed(error.clone())));
+            drop(calm::send(task.turn, Turn::Failed(error.clone())));
         }
     }
 

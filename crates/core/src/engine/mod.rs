@@ -58,6 +58,7 @@ use crate::{
     id::{ContenderId, Ids, KeeperId},
     name::Name,
     store::{ProcessInfo, Reply, Store, StoreTime, Topic, Wake},
+    support::calm::calm,
 };
 
 /// The settings that a keeper is made with.
@@ -208,7 +209,7 @@ impl Engine {
     /// Gives everything back, and ends when that is done. Dropping the future stops nothing.
     pub(crate) async fn close(self: &Arc<Self>) {
         self.shut(None);
-        self.stop.stopped().await;
+        calm(self.stop.stopped()).await;
     }
 
     /// Ends all that is held and waited for, once, and gives it back in the background: past `limit` the leases end by

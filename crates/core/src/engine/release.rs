@@ -32,7 +32,7 @@ use crate::{
     id::ContenderId,
     name::Name,
     store::{Answer, Leave, Left, Request, StoreTime},
-    support::{self, backoff::Backoff},
+    support::{self, backoff::Backoff, calm},
     telemetry,
     token::GrantNumber,
 };
@@ -236,7 +236,7 @@ fn hand_on(mut step: Box<HoldStep>, now: BootTime) -> Result<(), Box<HoldStep>> 
         let Some(next) = engine.local_queues.next_of(&step.hold, step.step, now) else { return Err(step) };
         step.step = step.hold.hand_on(step.step, now);
         step.handed_on = Some(now);
-        match next.send(Turn::HandedOn(OwnedHold::of(step))) {
+        match calm::send(next, Turn::HandedOn(OwnedHold::of(step))) {
             Ok(()) => {
                 telemetry::handed_on();
                 return Ok(());
@@ -530,10 +530,9 @@ impl Asker for Leaving {
             }
             engine.leaves.end();
         }
-        // Last: it wakes the releasing task, and a waker that panics must not keep the count of leaves above zero.
         if let Some(reply) = reply {
             // The releasing task may be gone; the leave was done all the same.
-            drop(reply.send(result));
+            drop(calm::send(reply, result));
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     error::{At, StoreError, StoreErrorKind},
     name::Name,
     store::{Reply, Store},
-    support::{backoff::Backoff, duration::show},
+    support::{backoff::Backoff, calm::calm, duration::show},
 };
 
 /// The pauses between copies of one request that fail.
@@ -76,7 +76,7 @@ impl StoreClient {
     /// Asks the store, but not for longer than a request may take.
     pub(crate) async fn ask<T>(&self, operation: &'static str, reply: Reply<'_, T>) -> Result<T, StoreError> {
         let limit = self.request_limit;
-        let result = self.clock.within(limit, reply).await;
+        let result = calm(self.clock.within(limit, reply)).await;
         self.located(operation, result.unwrap_or_else(|| Err(no_answer(limit))))
     }
 

@@ -17,7 +17,7 @@ use crate::{
     error::StoreError,
     name::Name,
     store::{Topic, Watch},
-    support,
+    support::{self, calm::calm},
 };
 
 /// How long a subscription nobody uses is kept: a contended lock would otherwise subscribe anew
@@ -93,17 +93,28 @@ impl Subscribed {
         Some(Ending(alone))
     }
 
+    /// The channel to all who care. It is used without the lock of the topics, because wakers may call the keeper, and is
+    /// no part in the subscription.
+    fn teller(&self) -> watch::Sender<u64> {
+        self.shared.version.clone()
+    }
+
     /// Whether there is no subscription, and nobody cares for one.
     fn is_over(&self) -> bool {
         self.is_idle() && !self.shared.made.load(Ordering::Acquire)
     }
 }
 
+/// Tells of a change.
+fn tell(version: &watch::Sender<u64>) {
+    version.send_modify(|version| *version += 1);
+}
+
 impl Subscription {
     /// Resolves at the next change; at once if one came since the last call.
     pub(crate) async fn changed(&mut self) {
         // The sender lives as long as this subscription.
-        drop(self.changes.changed().await);
+        drop(calm(self.changes.changed()).await);
     }
 }
 
@@ -150,7 +161,7 @@ impl Subscriptions {
     ) -> Result<Subscription, StoreError> {
         let (shared, made) = self.join(topic);
         let changes = shared.version.subscribe();
-        let mut watch = shared.watch.lock().await;
+        let mut watch = calm(shared.watch.lock()).await;
         if watch.is_none() {
             // The watchdog, which sweeps, sleeps for ever while there is nothing to do.
             wake_watchdog();
@@ -167,15 +178,13 @@ impl Subscriptions {
     }
 
     pub(super) fn changed(&self, topic: &Topic) {
-        if let Some(entry) = self.lock().get(topic) {
-            entry.shared.version.send_modify(|version| *version += 1);
-        }
+        let told = self.lock().get(topic).map(Subscribed::teller);
+        told.iter().for_each(tell);
     }
 
     pub(super) fn all_changed(&self) {
-        for entry in self.lock().values() {
-            entry.shared.version.send_modify(|version| *version += 1);
-        }
+        let told = Vec::from_iter(self.lock().values().map(Subscribed::teller));
+        told.iter().for_each(tell);
     }
 
     /// How many there are.

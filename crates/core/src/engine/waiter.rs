@@ -18,7 +18,7 @@ use crate::{
     error::StoreError,
     share::Capacity,
     store::{Claim, StoreTime},
-    support::{self, backoff::Backoff},
+    support::{self, backoff::Backoff, calm::calmly},
 };
 
 /// How an acquisition ends.
@@ -270,7 +270,7 @@ impl Waiter {
         }
         state.outcome = Some(outcome);
         drop(state);
-        self.told.notify_one();
+        calmly(|| self.told.notify_one());
         Ok(())
     }
 

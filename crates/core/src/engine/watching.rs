@@ -11,6 +11,7 @@ use super::{Engine, subscriptions::Subscription};
 use crate::{
     error::StoreError,
     store::{BoxFuture, Topic},
+    support::calm::calmly,
 };
 
 pub(super) struct Watching {
@@ -82,8 +83,10 @@ pub(crate) async fn follow<T: Clone + PartialEq>(
         if let Ok(found) = &found {
             seen = Some(found.clone());
         }
-        if is_new && changes.send(found).await.is_err() {
-            return;
+        if is_new {
+            let Ok(place) = changes.reserve().await else { return };
+            // It wakes whoever looks, and more changes are to come.
+            calmly(|| place.send(found));
         }
         tokio::select! {
             biased;

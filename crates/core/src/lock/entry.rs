@@ -14,6 +14,7 @@ use super::guard_count::{GuardCount, GuardsLeft, Refused};
 use crate::{
     engine::{hold_step::HoldStep, release::OwnedHold},
     share::Units,
+    support::calm::calm,
 };
 
 /// One guard's part in a hold.
@@ -108,6 +109,10 @@ impl Entered {
 
     /// Waits until it is not sealed any more: it may be entered again, or it is over.
     pub(crate) async fn unsealed(&self) {
+        calm(self.until_unsealed()).await;
+    }
+
+    async fn until_unsealed(&self) {
         loop {
             let mut opened = pin!(self.opened.notified());
             opened.as_mut().enable();

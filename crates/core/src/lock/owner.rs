@@ -20,7 +20,8 @@ use crate::{
     },
     error::{AcquireError, At},
     name::Name,
-    support, telemetry,
+    support::{self, calm::calm},
+    telemetry,
 };
 
 /// Somebody who may enter the same lock several times; made by [`Keeper::owner`](crate::Keeper::owner).
@@ -165,12 +166,14 @@ impl Owner {
                 }
                 Again::NotHeld => {}
             }
-            let acquiring = if patience.waits() {
-                patience.limit(clock, held.acquiring.lock()).await.ok_or_else(timed_out)?
-            } else {
+            let acquiring = match held.acquiring.try_lock() {
+                Ok(acquiring) => acquiring,
                 // Another call of this owner is acquiring it at this moment.
-                let Ok(acquiring) = held.acquiring.try_lock() else { return busy() };
-                acquiring
+                Err(_) if !patience.waits() => return busy(),
+                Err(_) => {
+                    let others = calm(held.acquiring.lock());
+                    patience.limit(clock, others).await.ok_or_else(timed_out)?
+                }
             };
             // The call before this one may have acquired it.
             if held.entered().is_some() {

@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub mod background;
 pub mod backoff;
+pub(crate) mod calm;
 pub mod duration;
 pub mod lease_option;
 pub mod moment;

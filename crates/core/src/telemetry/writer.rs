@@ -3,7 +3,6 @@
 
 use std::{
     cell::Cell,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -14,6 +13,8 @@ use std::{
 };
 
 use tracing::level_filters::LevelFilter;
+
+use crate::support::calm::calmly;
 
 /// How many events wait to be written at most. Those beyond are dropped and counted.
 const UNWRITTEN: usize = 4096;
@@ -94,5 +95,5 @@ fn run(work: &Receiver<Work>) {
 
 /// A listener that panics loses this event and no other.
 fn write(event: impl FnOnce()) {
-    drop(catch_unwind(AssertUnwindSafe(event)));
+    calmly(event);
 }

@@ -7,14 +7,14 @@ use std::{
     future::poll_fn,
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use tokio::runtime::Handle;
 
 use super::{
     exchange,
-    quiet_waker::QuietWaker,
+    quiet_waker::{QuietWaker, Quietly},
     rescuer::{Exchange, Rescuer},
 };
 use crate::store::BoxFuture;
@@ -45,18 +45,27 @@ impl InFlight {
                 _ => quiet.insert(QuietWaker::new(context.waker())),
             };
             // It may also come by another way, or never because the keeper closes.
-            let waker = quiet.clone().into();
-            if let Poll::Ready(answer) = answer.as_mut().poll(&mut Context::from_waker(&waker)) {
+            let waker: Waker = quiet.clone().into();
+            let mut quiet_context = Context::from_waker(&waker);
+            if let Poll::Ready(answer) = answer.as_mut().poll(&mut quiet_context) {
                 return Poll::Ready(answer);
             }
-            let done = quiet.quietly(|| Pin::new(&mut *request).poll(context).is_ready());
+            let Quietly { done, skipped } =
+                quiet.quietly(|| Pin::new(&mut *request).poll(&mut quiet_context).is_ready());
+            // For the wake-up that was skipped.
             if done {
                 in_flight = None;
-            } else if !std::mem::replace(&mut request.watched, true) {
+                return answer.as_mut().poll(context);
+            }
+            if !std::mem::replace(&mut request.watched, true) {
                 request.rescuer.watch(&request.exchange);
             }
-            // For the wake-ups that were skipped.
-            answer.as_mut().poll(&mut Context::from_waker(if done { context.waker() } else { &waker }))
+            let answer = answer.as_mut().poll(&mut quiet_context);
+            if answer.is_pending() && skipped {
+                // It was for the request.
+                waker.wake_by_ref();
+            }
+            answer
         })
         .await
     }
@@ -112,7 +121,7 @@ impl Drop for InFlight {
 mod tests {
     use std::{
         sync::atomic::{AtomicUsize, Ordering},
-        task::{Wake, Waker},
+        task::Wake,
         time::Duration,
     };
 
@@ -132,6 +141,14 @@ mod tests {
 
     fn runtime() -> Runtime {
         Builder::new_current_thread().enable_all().build().expect("a runtime")
+    }
+
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// A keeper's thread with its rescuer; ends when dropped.
@@ -164,12 +181,6 @@ mod tests {
 
     #[test]
     fn a_task_that_waits_polls_its_request_and_is_not_woken_by_itself() {
-        struct Count(AtomicUsize);
-        impl Wake for Count {
-            fn wake(self: Arc<Self>) {
-                self.0.fetch_add(1, Ordering::Relaxed);
-            }
-        }
         let keeper = Keeper::start();
         let (request, answer, on) = keeper.request();
         let woken = Arc::new(Count(AtomicUsize::new(0)));
@@ -263,6 +274,60 @@ mod tests {
         user.block_on(tokio::task::yield_now());
         keeper.1.stop();
         user.block_on(task).expect("no panic").expect("answered");
+    }
+
+    /// Timers of a request run on the keeper's thread, and wake the task that polls it.
+    #[test]
+    fn a_waker_that_panics_does_not_end_the_keepers_thread() {
+        struct Panics;
+        impl Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                panic!("a waker that panics");
+            }
+        }
+        let stop = Stop::new();
+        // Nobody goes rounds here, who might take the request over before its timer ends.
+        let rescuer = Rescuer::new(thread::start(&stop).expect("a thread"), stop.clone());
+        let keeper = rescuer.keeper().clone();
+        let timers = keeper.clone();
+        let request = InFlight::new(
+            &rescuer,
+            Box::pin(async move {
+                let timer = {
+                    let _timers = timers.enter();
+                    tokio::time::sleep(ROUND)
+                };
+                timer.await;
+            }),
+        );
+        let mut waiting = pin!(request.bring(std::future::pending::<()>()));
+        let waker = Waker::from(Arc::new(Panics));
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        let later = keeper.spawn(async { tokio::time::sleep(3 * ROUND).await });
+        runtime().block_on(later).expect("the keeper's thread goes on");
+        stop.stop();
+    }
+
+    /// It may have been woken before it was polled to where it waits.
+    #[test]
+    fn a_request_that_is_woken_while_it_is_polled_is_polled_again() {
+        let keeper = Keeper::start();
+        let (answered, on) = oneshot::channel();
+        let request = InFlight::new(
+            &keeper.0,
+            Box::pin(async move {
+                // Outside of a runtime, it wakes its task at once.
+                tokio::task::yield_now().await;
+                answered.send(()).expect("somebody listens");
+            }),
+        );
+        let woken = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(woken.clone());
+        let mut context = Context::from_waker(&waker);
+        let mut waiting = pin!(request.bring(on));
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        assert!(waiting.as_mut().poll(&mut context).is_ready());
     }
 
     /// Waits until the keeper's thread has ended.

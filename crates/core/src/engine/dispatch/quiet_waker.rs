@@ -2,6 +2,9 @@
 //!
 //! The task that waits for an answer also polls the request that brings it. The answer would wake that task while it is
 //! running: a second turn for nothing, and on a runtime of many threads a second thread for nothing.
+//!
+//! The request itself is polled with this waker, too. It may be woken by a timer or a socket of the keeper's thread, which
+//! a user's waker must not end by a panic.
 
 use std::{
     sync::Arc,
@@ -9,10 +12,19 @@ use std::{
 };
 
 use super::sync::{AtomicBool, Ordering};
+use crate::support::calm::calmly;
 
 pub(crate) struct QuietWaker {
     inner: Waker,
+    /// The first wake-up that is skipped takes it back.
     quiet: AtomicBool,
+}
+
+/// Work that was done quietly.
+pub(crate) struct Quietly<T> {
+    pub(crate) done: T,
+    /// Whether a wake-up was skipped meanwhile.
+    pub(crate) skipped: bool,
 }
 
 impl QuietWaker {
@@ -25,18 +37,17 @@ impl QuietWaker {
         self.inner.will_wake(waker)
     }
 
-    /// Runs `work` and skips all wake-ups meanwhile, whichever thread they come from. The caller polls afterwards
-    /// whatever it gave this waker to.
+    /// Runs `work` and skips one wake-up meanwhile, whichever thread it comes from. The caller polls afterwards
+    /// whatever it gave this waker to. What it does not poll again, it wakes if a wake-up was skipped.
     ///
     /// Nothing is lost by that. The end of the quiet time and a wake-up each read and write the flag in one step, so one
-    /// of the two is second and sees all that came before the other. If the end is second, the poll that follows it sees
-    /// the news that the wake-up is about. If the wake-up is second, it finds this waker no longer quiet. A plain store
-    /// and a plain load would both be allowed to miss the other's side.
-    pub(crate) fn quietly<T>(&self, work: impl FnOnce() -> T) -> T {
+    /// of the two is second and sees all that came before the other. If the end is second, it sees that the wake-up was
+    /// skipped, and the poll that follows sees the news that the wake-up is about. If the wake-up is second, it finds this
+    /// waker no longer quiet. A plain store and a plain load would both be allowed to miss the other's side.
+    pub(crate) fn quietly<T>(&self, work: impl FnOnce() -> T) -> Quietly<T> {
         self.quiet.store(true, Ordering::Release);
         let done = work();
-        self.quiet.swap(false, Ordering::AcqRel);
-        done
+        Quietly { done, skipped: !self.quiet.swap(false, Ordering::AcqRel) }
     }
 }
 
@@ -46,9 +57,9 @@ impl Wake for QuietWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Changes nothing, but is one step with the read: see `quietly`.
-        if !self.quiet.fetch_or(false, Ordering::AcqRel) {
-            self.inner.wake_by_ref();
+        // In one step with the read: see `quietly`.
+        if !self.quiet.swap(false, Ordering::AcqRel) {
+            calmly(|| self.inner.wake_by_ref());
         }
     }
 }
