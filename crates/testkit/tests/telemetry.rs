@@ -266,8 +266,9 @@ fn a_keeper_that_has_done_nothing_shows_every_counter_and_gauge() {
         }
     }
     for (metric, label) in [("acquired_total{kind=mutex,", "outcome"), ("lost_total{", "reason")] {
-        let words = DOCUMENT.lines().find_map(|row| row.strip_prefix(&format!("- `{label}`: ")));
-        let words: Vec<_> = words.expect("listed").split('`').skip(1).step_by(2).collect();
+        let (_, rest) = DOCUMENT.split_once(&format!("\n- `{label}`: ")).expect("listed");
+        let words = rest.split("\n-").next().expect("the rest of its item");
+        let words: Vec<_> = words.split('`').skip(1).step_by(2).collect();
         assert!(words.len() >= 5, "{words:?}");
         for word in words {
             let key = format!("lockkeeper_{metric}{label}={word}}}");
