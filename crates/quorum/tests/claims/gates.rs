@@ -357,6 +357,42 @@ async fn a_waiter_leaves_a_dead_gate_also_for_one_that_serves_nobody() {
     drop(granted.expect("ended").expect("granted"));
 }
 
+/// A waiter is told only that somebody holds, and its id is used up at the only gate that serves its name.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_without_a_position_comes_back_with_an_id_that_its_gate_takes() {
+    let world = World::founded(3).await;
+    let gate = gate_of(&world, "stock").await;
+    let member = |nth: usize| (gate + nth) % 3;
+    let (client, stores) = (world.client().await, world.member_stores().await);
+    let others = [1, 2].map(|nth| (&stores[member(nth)], claim("stock")));
+    for (store, other) in &others {
+        store.apply(&[Request::Claim(other.clone())]).await.expect("granted");
+    }
+    world.moods[gate].set("stock", Some(Mood::Refuses));
+    let mutex = client.keeper.mutex("stock");
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    sleep(secs(1)).await;
+    client.networks[member(2)].cut();
+    // A claim at all members notices.
+    client.keeper.mutex("other").lock().await.expect("granted").release().await.expect("released");
+    client.networks[member(1)].cut();
+    // It turns to the gate that refuses it, and its leave gets no answer.
+    sleep(secs(6)).await;
+    for nth in [1, 2] {
+        world.moods[member(nth)].go_down(true);
+        client.networks[member(nth)].restore();
+    }
+    sleep(secs(3)).await;
+    assert!(!waiter.is_finished());
+    // Both are asked every 50 ms, so they are back in the same moment.
+    for (nth, (store, other)) in [1, 2].into_iter().zip(&others) {
+        store.apply(&[leave(other)]).await.expect("left");
+        world.moods[member(nth)].go_down(false);
+    }
+    let granted = timeout(secs(5), waiter).await.expect("two members are free");
+    drop(granted.expect("ended").expect("granted"));
+}
+
 /// A member refuses more names than are remembered.
 #[tokio::test(start_paused = true)]
 async fn however_many_names_a_gate_refuses_none_of_them_starves() {
