@@ -105,7 +105,8 @@ async fn a_detached_lease_is_shown_with_its_token_or_a_higher_one_and_taken_back
             let shown = view.holders[0].token.number();
             assert!(view.holders[0].detached && shown > number, "{view:?}");
             let number = if by_token { number } else { shown };
-            let order = Evict { name: held.name.clone(), contender: held.contender, number, how, reason: None };
+            let order =
+                Evict { name: held.name.clone(), contender: held.contender, number, how, reason: None };
             assert_eq!(operator.evict(&order).await.expect("answered"), Evicted::Done, "{how:?}");
         }
     }
