@@ -131,13 +131,24 @@ impl Quorum {
     /// Whether another member is to be the gate of this name if there is one: this one does not answer, or serves
     /// nobody.
     fn is_passed_over(&self, name: &Name, member: usize) -> bool {
-        self.links[member].is_suspect() || self.state.avoided.contains(name, member)
+        self.links[member].is_suspect() || self.serves_nobody(name, member)
+    }
+
+    /// Whether nobody is served at this member. If that is only for now, it makes a difference while a majority serves
+    /// the name: otherwise no other gate is better, and a row that everybody uses is locked at most members.
+    fn serves_nobody(&self, name: &Name, member: usize) -> bool {
+        let avoided = &self.state.avoided;
+        avoided.contains_for_good(name, member)
+            || avoided.contains(name, member) && {
+                let others = self.gates(name).filter(|other| !avoided.contains(name, *other));
+                others.count() >= self.majority.needed()
+            }
     }
 
     /// Whether a renewal at this member says nothing: the contender was never there, because the member refuses its
-    /// name. A server that denies a name may have to be asked for each entry of the group by itself.
+    /// name for good. A server that denies a name may have to be asked for each entry of the group by itself.
     pub(crate) fn is_pointless_at(&self, contest: &Contest, state: &ContestState, member: usize) -> bool {
-        !state.attempt.is_there(member) && self.state.avoided.contains(&contest.name, member)
+        !state.attempt.is_there(member) && self.state.avoided.contains_for_good(&contest.name, member)
     }
 
     /// Whether all members vote, and have answered for a while. Otherwise others may wait at other gates.

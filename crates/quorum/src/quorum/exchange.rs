@@ -189,12 +189,13 @@ impl Quorum {
             Ok((vote, answers)) => {
                 let at = self.moment(sent);
                 let (mut again, mut leave_later, mut done) = (Vec::new(), Vec::new(), Vec::new());
+                let mut next = Vec::new();
                 for (one, answer) in batch.into_iter().zip(answers) {
                     self.state.avoided.heard(&one.contest.name, member, &answer, self.watch_time());
                     match one.contest.take(&one.ask, at, &vote, answer) {
                         Taken::NotNow if one.is_leave() => leave_later.push(one),
                         Taken::NotNow => again.push(Outgoing { tries: one.tries + 1, ..one }),
-                        Taken::Refused => self.was_refused(&one),
+                        Taken::Refused => next.extend(self.was_refused(&one)),
                         Taken::Done => {
                             if one.is_leave() {
                                 self.has_left(member);
@@ -203,9 +204,10 @@ impl Quorum {
                         }
                     }
                 }
-                self.claim_again(member, again);
+                next.extend(self.claim_again(member, again));
                 self.leave_later(member, leave_later);
-                self.go_on(&done)
+                next.extend(self.go_on(&done));
+                next
             }
             Err(error) => {
                 self.unanswered(member, batch, &error);
@@ -214,16 +216,22 @@ impl Quorum {
         }
     }
 
-    /// Takes a member's refusal of a claim. If the id is used up there, the engine is to know at once, to come back
+    /// Takes a member's refusal of a claim, and returns the requests with which the contender turns to another gate, if
+    /// that one is not to be its gate any more. If the id is used up there, the engine is to know at once, to come back
     /// with another one.
-    fn was_refused(&self, one: &Outgoing) {
-        one.contest.changed.notify_waiters();
-        let state = one.contest.state();
-        let comes_back = state.told_waiting && state.attempt.is_spent(one.ask.member, self.clock.now());
+    fn was_refused(&self, one: &Outgoing) -> Vec<Outgoing> {
+        let (contest, now) = (&one.contest, self.clock.now());
+        let mut state = contest.state();
+        let turns = state.attempt.is_asking() && state.mismatch.is_none();
+        let outgoing = if turns { self.turn_to_gate(contest, &mut state, now) } else { Vec::new() };
+        let comes_back = state.told_waiting && state.attempt.is_spent(one.ask.member, now);
+        let has_news = state.has_news(now);
         drop(state);
-        if comes_back {
-            self.tell(&one.contest);
+        contest.changed.notify_waiters();
+        if comes_back || has_news {
+            self.tell(contest);
         }
+        outgoing
     }
 
     /// Has a member do claims and leaves, with one request.
@@ -375,14 +383,17 @@ impl Quorum {
         }
     }
 
-    /// Sends claims again that a member could not do for now.
-    fn claim_again(self: &Arc<Self>, member: usize, again: Vec<Outgoing>) {
+    /// Sends claims again that a member could not do for now. Returns the requests that follow for those that it could
+    /// not do however often it was asked.
+    fn claim_again(self: &Arc<Self>, member: usize, again: Vec<Outgoing>) -> Vec<Outgoing> {
         let (again, given_up): (Vec<_>, Vec<_>) =
             again.into_iter().partition(|one| one.tries < NOT_NOW_TRIES);
+        let mut outgoing = Vec::new();
         for one in given_up {
+            self.state.avoided.can_do_nothing(&one.contest.name, member);
             let busy = StoreError::new(StoreErrorKind::Conflict, "it can do nothing for this name now");
             one.contest.failed(&one.ask, &busy);
-            one.contest.changed.notify_waiters();
+            outgoing.extend(self.was_refused(&one));
         }
         if !again.is_empty() {
             let quorum = self.clone();
@@ -391,6 +402,7 @@ impl Quorum {
                 quorum.in_background(vec![Exchange::Requests(member, again)]);
             });
         }
+        outgoing
     }
 
     /// Takes the failure of a member to answer. Leaves are sent again.

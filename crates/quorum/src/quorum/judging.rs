@@ -126,8 +126,8 @@ impl Quorum {
         contest.outgoing(state, asks)
     }
 
-    /// Whether a contender that waits in a queue is to come back with another id, because this one cannot be used where
-    /// it has to be: at the gate where others wait, or at so many members that the rest is no majority.
+    /// Whether a contender that waits is to come back with another id, because this one cannot be used where it has to
+    /// be: at the gate where others wait, or at so many members that the rest is no majority.
     pub(super) fn stands_in_vain(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
         let (gate, first) = (state.attempt.gate(), self.gate(&contest.name));
         let others_wait_there = first != gate && !self.is_passed_over(&contest.name, first);
@@ -161,6 +161,11 @@ impl Quorum {
         if waits && state.attempt.is_in_queue(gate, now) {
             let in_vain = self.stands_in_vain(contest, state, now);
             return Judged::Verdict(if in_vain { Verdict::Again } else { busy(state) });
+        }
+        // It is in no queue, because its gate serves nobody, and the one that does would not take this id.
+        let is_nowhere = !state.attempt.is_held(gate, now) && self.is_passed_over(&contest.name, gate);
+        if waits && is_nowhere && self.stands_in_vain(contest, state, now) {
+            return Judged::Verdict(Verdict::Again);
         }
         if !self.is_decided(waits, state, asked, now) {
             let slow = asked.after(self.member_limit());

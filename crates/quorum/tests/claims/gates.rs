@@ -1,14 +1,16 @@
 //! Waiters that turn from gate to gate or give way, so that they keep nobody from members that they cannot use
 //! themselves.
 
+use std::sync::Arc;
+
 use lockkeeper_core::{
-    store::{Claim, Request},
+    store::{Claim, Request, Store},
     testing::Fate,
 };
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{claim, leave, returning::gate_of};
-use crate::world::{Mood, World, millis, secs};
+use crate::world::{Client, Mood, World, millis, secs};
 
 /// Ten tasks wait in the queue of the second gate, because the first one is gone. When it is back, another client
 /// claims there, and the members that are left are just a majority: the first waiter at one gate keeps the others from
@@ -187,6 +189,135 @@ async fn a_gate_that_refuses_a_name_does_not_starve_it() {
     served_in_turn(&world).await;
 }
 
+/// The moods of a member that serves nobody for now, though it answers.
+const FOR_NOW: [Mood; 2] = [Mood::NotNow, Mood::Fails];
+
+/// Whether others get this name while its gate is held.
+async fn does_without(client: &Client, at_gate: &Arc<dyn Store>) -> bool {
+    let other = claim("stock");
+    at_gate.apply(&[Request::Claim(other.clone())]).await.expect("granted");
+    let tried = client.keeper.mutex("stock").try_lock().await.expect("answered");
+    at_gate.apply(&[leave(&other)]).await.expect("left");
+    tried.is_some()
+}
+
+/// Somebody has locked the row of this name at the first gate, or that one waits for a replica that is away.
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_serves_a_name_later_does_not_starve_it() {
+    for (mood, members) in FOR_NOW.into_iter().flat_map(|mood| [(mood, 3), (mood, 5)]) {
+        let world = World::founded(members).await;
+        let gate = gate_of(&world, "stock").await;
+        world.moods[gate].set("stock", Some(mood));
+        served_in_turn(&world).await;
+        world.moods[gate].set("stock", None);
+        served_in_turn(&world).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_serves_a_name_again_is_its_gate_again() {
+    for mood in FOR_NOW {
+        let world = World::founded(3).await;
+        let gate = gate_of(&world, "stock").await;
+        let (client, at_gate) = (world.client().await, world.member_stores().await.swap_remove(gate));
+        world.moods[gate].set("stock", Some(mood));
+        let tried = client.keeper.mutex("stock").try_lock().await.expect("answered");
+        tried.expect("two members have granted").release().await.expect("released");
+        world.moods[gate].set("stock", None);
+        assert!(does_without(&client, &at_gate).await, "{mood:?}: its first answer is yet to come");
+        sleep(secs(3)).await;
+        assert!(!does_without(&client, &at_gate).await, "{mood:?}");
+    }
+}
+
+/// The waiter hears of two members that somebody else holds, and nothing of the gate.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_does_not_sleep_at_a_gate_that_serves_its_name_later() {
+    for mood in FOR_NOW {
+        let world = World::founded(3).await;
+        let gate = gate_of(&world, "stock").await;
+        let (client, stores) = (world.client().await, world.member_stores().await);
+        let others = [1, 2].map(|nth| (&stores[(gate + nth) % 3], claim("stock")));
+        for (store, other) in &others {
+            store.apply(&[Request::Claim(other.clone())]).await.expect("granted");
+        }
+        world.moods[gate].set("stock", Some(mood));
+        let mutex = client.keeper.mutex("stock");
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        sleep(secs(5)).await;
+        for (store, other) in &others {
+            store.apply(&[leave(other)]).await.expect("left");
+        }
+        let granted = timeout(millis(100), waiter).await.expect("it waits at a gate that serves it");
+        drop(granted.expect("ended").expect("granted"));
+    }
+}
+
+/// The row of its name is locked after the waiter came into the queue.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_leaves_the_queue_of_a_gate_that_serves_its_name_later() {
+    for mood in FOR_NOW {
+        let world = World::founded(3).await;
+        let gate = gate_of(&world, "stock").await;
+        let (client, stores) = (world.client().await, world.member_stores().await);
+        let others = [0, 1, 2].map(|nth| (&stores[(gate + nth) % 3], claim("stock")));
+        for (store, other) in &others {
+            store.apply(&[Request::Claim(other.clone())]).await.expect("granted");
+        }
+        let mutex = client.keeper.mutex("stock");
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        sleep(secs(1)).await;
+        world.moods[gate].set("stock", Some(mood));
+        for (store, other) in &others[1..] {
+            store.apply(&[leave(other)]).await.expect("left");
+        }
+        let granted = timeout(secs(4), waiter).await.expect("two members are free");
+        drop(granted.expect("ended").expect("granted"));
+    }
+}
+
+/// A row is locked for a moment whenever somebody else uses it.
+#[tokio::test(start_paused = true)]
+async fn a_gate_that_can_do_nothing_for_a_moment_keeps_its_waiters() {
+    let world = World::founded(3).await;
+    let gate = gate_of(&world, "stock").await;
+    let (client, stores) = (world.client().await, world.member_stores().await);
+    for store in &stores {
+        store.apply(&[Request::Claim(claim("stock"))]).await.expect("granted");
+    }
+    world.moods[gate].set("stock", Some(Mood::NotNow));
+    let mutex = client.keeper.mutex("stock");
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    sleep(millis(200)).await;
+    world.moods[gate].set("stock", None);
+    sleep(secs(1)).await;
+    for (nth, store) in stores.iter().enumerate() {
+        let view = store.inspect(&"stock".parse().expect("a name")).await.expect("answered");
+        let waiters = view.expect("held").waiters.len();
+        assert_eq!(waiters, usize::from(nth == gate), "member {nth}, the gate is {gate}");
+    }
+    waiter.abort();
+}
+
+/// Two members hold the lock, because its gate could do nothing. Then the gate can, and the next renewal brings the
+/// hold there, so that another member may fail.
+#[tokio::test(start_paused = true)]
+async fn a_hold_comes_to_a_gate_that_serves_its_name_again() {
+    for mood in FOR_NOW {
+        let world = World::founded(3).await;
+        let gate = gate_of(&world, "stock").await;
+        let (client, at_gate) = (world.client().await, world.member_stores().await.swap_remove(gate));
+        world.moods[gate].set("stock", Some(mood));
+        let guard = client.keeper.mutex("stock").lock().await.expect("granted by two");
+        sleep(secs(60)).await;
+        world.moods[gate].set("stock", None);
+        sleep(secs(30)).await;
+        let view = at_gate.inspect(&"stock".parse().expect("a name")).await.expect("answered");
+        assert_eq!(view.map(|view| view.holders.len()), Some(1), "{mood:?}");
+        assert!(guard.is_held());
+    }
+}
+
 /// The holder crashed, its leases are over at all members but the first gate, whose clock went back. That one shows a
 /// lease which no client of this quorum asks for.
 #[tokio::test(start_paused = true)]
@@ -223,6 +354,42 @@ async fn a_waiter_leaves_a_dead_gate_also_for_one_that_serves_nobody() {
         stores[member(nth)].apply(&[leave(&others[nth])]).await.expect("left");
     }
     let granted = timeout(secs(5), waiter).await.expect("it does not wait at the dead gate");
+    drop(granted.expect("ended").expect("granted"));
+}
+
+/// A waiter is told only that somebody holds, and its id is used up at the only gate that serves its name.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_without_a_position_comes_back_with_an_id_that_its_gate_takes() {
+    let world = World::founded(3).await;
+    let gate = gate_of(&world, "stock").await;
+    let member = |nth: usize| (gate + nth) % 3;
+    let (client, stores) = (world.client().await, world.member_stores().await);
+    let others = [1, 2].map(|nth| (&stores[member(nth)], claim("stock")));
+    for (store, other) in &others {
+        store.apply(&[Request::Claim(other.clone())]).await.expect("granted");
+    }
+    world.moods[gate].set("stock", Some(Mood::Refuses));
+    let mutex = client.keeper.mutex("stock");
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    sleep(secs(1)).await;
+    client.networks[member(2)].cut();
+    // A claim at all members notices.
+    client.keeper.mutex("other").lock().await.expect("granted").release().await.expect("released");
+    client.networks[member(1)].cut();
+    // It turns to the gate that refuses it, and its leave gets no answer.
+    sleep(secs(6)).await;
+    for nth in [1, 2] {
+        world.moods[member(nth)].go_down(true);
+        client.networks[member(nth)].restore();
+    }
+    sleep(secs(3)).await;
+    assert!(!waiter.is_finished());
+    // Both are asked every 50 ms, so they are back in the same moment.
+    for (nth, (store, other)) in [1, 2].into_iter().zip(&others) {
+        store.apply(&[leave(other)]).await.expect("left");
+        world.moods[member(nth)].go_down(false);
+    }
+    let granted = timeout(secs(5), waiter).await.expect("two members are free");
     drop(granted.expect("ended").expect("granted"));
 }
 

@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::{
     chance::Dice,
-    world::{self, World, millis, secs},
+    world::{self, Mood, World, millis, secs},
 };
 
 /// How soon a section is to end.
@@ -64,9 +64,20 @@ enum Trouble {
     CutOff,
     /// Requests to it arrive when the trouble ends.
     HeldBack,
+    /// It answers, and all its rows are locked.
+    Locked,
+    /// It answers, and refuses all claims for now.
+    Refusing,
 }
 
-const TROUBLES: [Trouble; 4] = [Trouble::Killed, Trouble::Emptied, Trouble::CutOff, Trouble::HeldBack];
+const TROUBLES: [Trouble; 6] = [
+    Trouble::Killed,
+    Trouble::Emptied,
+    Trouble::CutOff,
+    Trouble::HeldBack,
+    Trouble::Locked,
+    Trouble::Refusing,
+];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -88,8 +99,14 @@ impl Members {
         match trouble {
             Trouble::Killed | Trouble::Emptied | Trouble::CutOff => self.world.moods[member].go_down(true),
             Trouble::HeldBack => *self.ways[member].held_until.lock().expect("not poisoned") = until,
+            Trouble::Locked => self.be(member, Some(Mood::NotNow)),
+            Trouble::Refusing => self.be(member, Some(Mood::Fails)),
         }
         self.states[member] = State::In(trouble, until);
+    }
+
+    fn be(&self, member: usize, mood: Option<Mood>) {
+        (0..NAMES).for_each(|number| self.world.moods[member].set(&format!("load/{number}"), mood));
     }
 
     async fn look(&mut self) {
@@ -106,6 +123,7 @@ impl Members {
         match trouble {
             Trouble::Killed => self.world.moods[member].start_again(),
             Trouble::Emptied => self.world.servers[member].lose_data(),
+            Trouble::Locked | Trouble::Refusing => self.be(member, None),
             Trouble::CutOff | Trouble::HeldBack => {}
         }
         self.world.moods[member].go_down(false);
@@ -121,7 +139,7 @@ impl Members {
     }
 
     fn strike(&mut self, dice: &Dice) {
-        let trouble = TROUBLES[dice.below(4) as usize];
+        let trouble = TROUBLES[dice.below(TROUBLES.len() as u64) as usize];
         let loses =
             |state: &State| matches!(state, State::In(Trouble::Emptied, _) | State::After(Trouble::Emptied));
         let well: Vec<usize> = (0..5).filter(|member| self.states[*member] == State::Well).collect();

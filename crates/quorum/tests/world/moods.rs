@@ -19,6 +19,8 @@ use lockkeeper_core::{
 pub(crate) enum Mood {
     /// It can do nothing for now, as while somebody has locked its row.
     NotNow,
+    /// It does not take claims for now, as while its replica is away.
+    Fails,
     /// It does not take claims.
     Refuses,
 }
@@ -160,10 +162,13 @@ impl Moods {
                 Some(Answer::Claim(Verdict::NotNow(error(StoreErrorKind::Conflict, "its row is locked"))))
             }
             (Mood::NotNow, Request::Leave(_)) => Some(Answer::Leave(Left::NotNow)),
+            (Mood::Fails, Request::Claim(_)) => {
+                Some(Answer::Claim(Verdict::Refused(error(StoreErrorKind::Conflict, "its replica is away"))))
+            }
             (Mood::Refuses, Request::Claim(_)) => {
                 Some(Answer::Claim(Verdict::Refused(error(StoreErrorKind::Denied, "no right to this name"))))
             }
-            (Mood::Refuses, Request::Leave(_)) => None,
+            (Mood::Fails | Mood::Refuses, Request::Leave(_)) => None,
         }
     }
 
