@@ -4,6 +4,7 @@
 #![cfg(target_os = "linux")]
 
 mod crews;
+mod failover;
 mod laws;
 mod leftovers;
 mod limits;
