@@ -12,7 +12,7 @@ use lockkeeper_testkit::{
     servers::{MariaDb, MariaDbOptions},
 };
 
-use crate::{WORKER, millis, secs, storms::kill, times};
+use crate::{WORKER, failover::Handover, millis, secs, storms::kill, times};
 
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
@@ -162,17 +162,6 @@ fn many_processes_in_every_kind_of_trouble() {
     nothing_is_left(&stage.server);
 }
 
-/// How a replica takes over without a loss.
-#[derive(Clone, Copy, Debug)]
-enum Handover {
-    /// Commits wait for the replica, and the primary is killed.
-    Killed,
-    /// The same, and the primary ends in an orderly way.
-    Ended,
-    /// The primary lives on and takes no writes any more before its replica has all of them. Commits wait for nobody.
-    Planned,
-}
-
 /// At no time do two hold the same. The user of the crew may not write on a read-only server, because a handover relies on it.
 #[test]
 fn handovers_lose_nothing() {
@@ -180,24 +169,12 @@ fn handovers_lose_nothing() {
     stage.server.sql("CREATE USER plain; GRANT ALL ON lockkeeper.* TO plain").expect("made");
     let mut load = Load::on(WORKER, &stage.url());
     for _ in 0..times(1, 20) {
-        for how in [Handover::Killed, Handover::Ended, Handover::Planned] {
+        for how in Handover::ALL {
             let replica = stage.server.replica().expect("follows");
-            if !matches!(how, Handover::Planned) {
-                stage.server.wait_for_replicas().expect("it has one");
-            }
+            how.prepare(&stage.server, &replica).expect("in step");
             load.go_on(50);
-            // Commits before the server knew of that were not waited for.
-            stage.server.until_followed_by(&replica).expect("in step");
             load.through(|| {
-                match how {
-                    Handover::Killed => stage.server.process().kill(),
-                    Handover::Ended => stage.server.stop(),
-                    Handover::Planned => {
-                        stage.server.sql("SET GLOBAL read_only = 1")?;
-                        stage.server.until_followed_by(&replica)?;
-                    }
-                }
-                replica.promote()?;
+                how.hand_over(&stage.server, &replica)?;
                 stage.lead_to(&replica);
                 Ok(())
             });

@@ -1,6 +1,14 @@
 //! A replica takes over: what its clients keep, and what they are told of what was lost.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant, SystemTime},
+};
 
 use lockkeeper::{Keeper, Lost};
 use lockkeeper_core::{
@@ -15,6 +23,43 @@ use lockkeeper_testkit::{
 use tokio::{sync::mpsc, time::timeout};
 
 use crate::{millis, secs};
+
+/// How a replica takes over without a loss.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Handover {
+    /// Commits wait for the replica, and the primary is killed.
+    Killed,
+    /// The same, and the primary ends in an orderly way.
+    Ended,
+    /// The primary lives on, and takes no writes any more before its replica has all of them. Commits wait for nobody. Users
+    /// who may write on a read-only server spoil it.
+    Planned,
+}
+
+impl Handover {
+    pub(crate) const ALL: [Self; 3] = [Self::Killed, Self::Ended, Self::Planned];
+
+    /// What has to be done before.
+    pub(crate) fn prepare(self, old: &MariaDb, new: &MariaDb) -> io::Result<()> {
+        if self != Self::Planned {
+            old.wait_for_replicas()?;
+        }
+        // Commits before the server knew of that were not waited for.
+        old.until_followed_by(new)
+    }
+
+    pub(crate) fn hand_over(self, old: &MariaDb, new: &MariaDb) -> io::Result<()> {
+        match self {
+            Self::Killed => old.process().kill(),
+            Self::Ended => old.stop(),
+            Self::Planned => {
+                old.sql("SET GLOBAL read_only = 1")?;
+                old.until_followed_by(new)?;
+            }
+        }
+        new.promote()
+    }
+}
 
 /// A primary, its replica, and the proxy through which clients find the one that takes writes. The clients' user may write on
 /// a read-only server, so only the store keeps them from it.
@@ -31,12 +76,17 @@ impl Pair {
         let proxy = Proxy::start(old.address()).expect("started");
         let keeper = lockkeeper::connect(&old.url()).await.expect("connected");
         keeper.close().await;
+        old.sql("CREATE USER plain; GRANT ALL ON lockkeeper.* TO plain").expect("made");
         let new = old.replica().expect("follows");
         Self { old, new, proxy }
     }
 
     fn url(&self) -> String {
-        format!("mysql://lockkeeper@{}/lockkeeper?request_limit=1s", self.proxy.address())
+        self.url_as("lockkeeper")
+    }
+
+    fn url_as(&self, user: &str) -> String {
+        format!("mysql://{user}@{}/lockkeeper?request_limit=1s", self.proxy.address())
     }
 
     async fn keeper(&self) -> Keeper {
@@ -196,4 +246,55 @@ async fn all_connections_follow_the_first_one_to_a_new_primary() {
     timeout(secs(10), renew.recv()).await.expect("told to renew everything");
     assert!(matches!(asker.ask_once("b", 2).await, Verdict::Granted(_)));
     assert_eq!((holders(&pair.old, "b"), holders(&pair.new, "b")), ("0".into(), "1".into()));
+}
+
+/// Keepers take one lock after the other until the primary is gone. The replica that takes over knows all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_granted_before_a_handover_is_held_after_it() {
+    for how in Handover::ALL {
+        let pair = Pair::start().await;
+        how.prepare(&pair.old, &pair.new).expect("in step");
+        let (granted, mut taking) = (Arc::new(AtomicUsize::new(0)), Vec::new());
+        for taker in 0..4 {
+            let keeper = lockkeeper::connect(&pair.url_as("plain")).await.expect("connected");
+            let granted = granted.clone();
+            taking.push(tokio::spawn(async move {
+                let mut guards = HashMap::new();
+                loop {
+                    let name = format!("taken/{taker}/{}", guards.len());
+                    match keeper.mutex(&name).lease(secs(60)).try_lock().await {
+                        Ok(guard) => drop(guards.insert(name, guard.expect("its own"))),
+                        Err(error) => return (keeper, guards, error),
+                    }
+                    granted.fetch_add(1, Ordering::Relaxed);
+                }
+            }));
+        }
+        while granted.load(Ordering::Relaxed) < 100 {
+            tokio::time::sleep(millis(1)).await;
+        }
+        how.hand_over(&pair.old, &pair.new).expect("replaced");
+        let mut taken = Vec::new();
+        for task in taking {
+            taken.push(timeout(secs(20), task).await.expect("in time").expect("no panic"));
+        }
+        let known = "SELECT name, high_water FROM lockkeeper_resource WHERE holder IS NOT NULL";
+        let known = pair.new.sql(known).expect("asked");
+        let known: HashMap<&str, &str> = known.lines().filter_map(|line| line.split_once('\t')).collect();
+        for (name, guard) in taken.iter().flat_map(|(_, guards, _)| guards) {
+            let number = (i64::from(guard.token()) / 1024).to_string();
+            assert_eq!(known.get(name.as_str()).copied(), Some(number.as_str()), "{how:?}: {name}");
+        }
+        println!(
+            "{how:?}: all of {} grants are known, and {} besides",
+            granted.load(Ordering::Relaxed),
+            known.len()
+        );
+        pair.lead_to(&pair.new);
+        for (keeper, guards, _) in taken {
+            until_served(&keeper).await;
+            assert!(guards.values().all(lockkeeper::Guard::is_held), "{how:?}");
+            keeper.close().await;
+        }
+    }
 }
