@@ -273,6 +273,11 @@ async fn what_was_granted_before_a_handover_is_held_after_it() {
         while granted.load(Ordering::Relaxed) < 100 {
             tokio::time::sleep(millis(1)).await;
         }
+        if how != Handover::Planned {
+            // The replica hears nothing of the last moment, so nothing is granted any more.
+            pair.new.sql("STOP SLAVE IO_THREAD").expect("stopped");
+            tokio::time::sleep(millis(200)).await;
+        }
         how.hand_over(&pair.old, &pair.new).expect("replaced");
         let mut taken = Vec::new();
         for task in taking {
@@ -285,11 +290,8 @@ async fn what_was_granted_before_a_handover_is_held_after_it() {
             let number = (i64::from(guard.token()) / 1024).to_string();
             assert_eq!(known.get(name.as_str()).copied(), Some(number.as_str()), "{how:?}: {name}");
         }
-        println!(
-            "{how:?}: all of {} grants are known, and {} besides",
-            granted.load(Ordering::Relaxed),
-            known.len()
-        );
+        let answered = granted.load(Ordering::Relaxed);
+        println!("{how:?}: {answered} grants were answered, {} are known", known.len());
         pair.lead_to(&pair.new);
         for (keeper, guards, _) in taken {
             until_served(&keeper).await;
