@@ -11,6 +11,7 @@ mod limits;
 mod losses;
 mod membership;
 mod plain;
+mod replicas;
 mod rights;
 mod space;
 mod storms;
