@@ -24,20 +24,19 @@ use tokio::{sync::mpsc, time::timeout};
 
 use crate::{millis, secs};
 
-/// How a replica takes over without a loss.
+/// How a replica takes over without a loss. A primary that ends in an orderly way is none of these: it waits for no replica
+/// any more, and answers some of the commits that did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Handover {
     /// Commits wait for the replica, and the primary is killed.
     Killed,
-    /// The same, and the primary ends in an orderly way.
-    Ended,
     /// The primary lives on, and takes no writes any more before its replica has all of them. Commits wait for nobody. Users
     /// who may write on a read-only server spoil it.
     Planned,
 }
 
 impl Handover {
-    pub(crate) const ALL: [Self; 3] = [Self::Killed, Self::Ended, Self::Planned];
+    pub(crate) const ALL: [Self; 2] = [Self::Killed, Self::Planned];
 
     /// What has to be done before.
     pub(crate) fn prepare(self, old: &MariaDb, new: &MariaDb) -> io::Result<()> {
@@ -51,7 +50,6 @@ impl Handover {
     pub(crate) fn hand_over(self, old: &MariaDb, new: &MariaDb) -> io::Result<()> {
         match self {
             Self::Killed => old.process().kill(),
-            Self::Ended => old.stop(),
             Self::Planned => {
                 old.sql("SET GLOBAL read_only = 1")?;
                 old.until_followed_by(new)?;
