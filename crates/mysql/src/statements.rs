@@ -350,12 +350,10 @@ impl Statements {
         )
     }
 
-    /// A fence, the time since it was written, the clock, and the state of the server.
+    /// A fence, the clock, and the state of the server.
     pub(crate) fn read_fence(&self, name: &Name) -> String {
         let (p, state, name) = (&self.prefix, self.state(), literal(name));
-        format!(
-            "SELECT highest, {CLOCK} - used, {CLOCK}, {state} FROM {p}store, {p}fence WHERE name = {name}"
-        )
+        format!("SELECT highest, {CLOCK}, {state} FROM {p}store, {p}fence WHERE name = {name}")
     }
 
     /// Names that are held or waited for, after a name, in order.

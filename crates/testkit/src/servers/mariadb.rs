@@ -19,11 +19,11 @@ use super::{
 };
 use crate::port::Port;
 
-const PACKAGE: &str = "mariadb-server";
+pub(super) const PACKAGE: &str = "mariadb-server";
 const SERVER: &str = "mariadbd";
 
 /// The owner of everything, which is also the name of the database.
-const OWNER: &str = "lockkeeper";
+pub(super) const OWNER: &str = "lockkeeper";
 
 /// The setup of a MariaDB server. The default lets everybody of this machine in without a password.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +31,7 @@ pub struct MariaDbOptions {
     password: Option<String>,
     tls: bool,
     movable_clock: bool,
+    binary_log: bool,
     settings: Vec<String>,
 }
 
@@ -56,6 +57,13 @@ impl MariaDbOptions {
         self
     }
 
+    /// It keeps a binary log, which replicas follow: [`MariaDb::replica`]. A commit is on disk in that log, too.
+    #[must_use]
+    pub fn binary_log(mut self) -> Self {
+        self.binary_log = true;
+        self
+    }
+
     /// One more line of its configuration, such as `max_connections = 10`.
     #[must_use]
     pub fn setting(mut self, line: impl Into<String>) -> Self {
@@ -77,6 +85,7 @@ impl MariaDbOptions {
 pub struct MariaDb {
     options: MariaDbOptions,
     port: Port,
+    server: PathBuf,
     client: PathBuf,
     user: User,
     clock: Option<WallClock>,
@@ -96,22 +105,47 @@ impl MariaDb {
     }
 
     fn start_with(options: MariaDbOptions) -> io::Result<Self> {
+        let mut server = Self::without_data(options)?;
+        if server.options.tls {
+            server.certificates = Some(Certificates::make(server.folder())?);
+        }
+        server.start_empty()?;
+        Ok(server)
+    }
+
+    /// A server that cannot be started yet.
+    fn without_data(options: MariaDbOptions) -> io::Result<Self> {
         let (server, client) = (program(SERVER, PACKAGE)?, program("mariadb", PACKAGE)?);
         let (port, user) = (Port::free()?, User::of_server()?);
         let folder = user.folder("lockkeeper-mariadb-")?;
-        make_data(&server, &folder.path().join("data"), user)?;
         let clock = options.movable_clock.then(|| WallClock::new(folder.path())).transpose()?;
-        let certificates = options.tls.then(|| Certificates::make(folder.path())).transpose()?;
         let name = format!("MariaDB on port {}", port.number());
         let process = Process::new(name, &server, folder.path().join("log"))
             .user(user)
             .arguments([format!("--defaults-file={}", folder.path().join("my.cnf").display())])
             .environment(clock.iter().flat_map(WallClock::environment));
-        let server = Self { options, port, client, user, clock, certificates, process, folder };
-        server.write_settings()?;
-        server.start_again()?;
-        server.make_owner()?;
-        Ok(server)
+        Ok(Self { options, port, server, client, user, clock, certificates: None, process, folder })
+    }
+
+    /// Whether others can follow it.
+    pub(super) fn has_binary_log(&self) -> bool {
+        self.options.binary_log
+    }
+
+    /// A server like this one that has the certificates of this one, but no data yet.
+    pub(super) fn sibling(&self) -> io::Result<Self> {
+        let mut sibling = Self::without_data(self.options.clone())?;
+        sibling.certificates =
+            self.certificates.as_ref().map(|made| made.copy(sibling.folder())).transpose()?;
+        Ok(sibling)
+    }
+
+    /// Starts it with no data but its owner.
+    pub(super) fn start_empty(&self) -> io::Result<()> {
+        make_data(&self.server, &self.folder().join("data"), self.user)?;
+        self.write_settings()?;
+        self.start_again()?;
+        self.make_owner()
     }
 
     fn write_settings(&self) -> io::Result<()> {
@@ -134,6 +168,11 @@ impl MariaDb {
             let files = [("ca", made.authority()), ("cert", certificate), ("key", key)];
             lines.extend(files.map(|(what, file)| format!("ssl_{what} = {}", file.display())));
             lines.push("require_secure_transport = ON".to_owned());
+        }
+        if self.options.binary_log {
+            lines.push(format!("server_id = {}", self.port.number()));
+            let log = ["log_bin = binary", "sync_binlog = 1", "log_slave_updates", "gtid_strict_mode"];
+            lines.extend(log.map(str::to_owned));
         }
         lines.extend(self.options.settings.iter().cloned());
         self.user.write(&self.folder().join("my.cnf"), &(lines.join("\n") + "\n"))
@@ -200,15 +239,27 @@ impl MariaDb {
     }
 
     fn ask(&self, database: Option<&str>, text: &str) -> io::Result<String> {
-        let mut command = Command::new(&self.client);
-        command.args(["--no-defaults", "--user=root", "--batch", "--raw", "--skip-column-names"]);
-        command.arg(format!("--socket={}", self.socket().display())).args(["--execute", text]).args(database);
+        let mut command = self.as_root(&self.client);
+        command.args(["--batch", "--raw", "--skip-column-names", "--execute", text]).args(database);
         let done = command.output()?;
         if done.status.success() {
             return Ok(String::from_utf8_lossy(&done.stdout).trim_end_matches('\n').to_owned());
         }
         let why = String::from_utf8_lossy(&done.stderr);
         Err(io::Error::other(format!("{}: {text}: {}", self.address(), why.trim())))
+    }
+
+    /// A program of MariaDB that connects to this server as `root`.
+    pub(super) fn as_root(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.args(["--no-defaults", "--user=root"]);
+        command.arg(format!("--socket={}", self.socket().display()));
+        command
+    }
+
+    /// The program that asks a server.
+    pub(super) fn client(&self) -> &Path {
+        &self.client
     }
 
     /// Ends it in an orderly way, and returns when it is gone. It cuts all connections and writes everything down.
@@ -237,11 +288,8 @@ impl MariaDb {
     /// If its data folder cannot be made anew or it does not start.
     pub fn restart_empty(&self) -> io::Result<()> {
         self.process.kill();
-        let data = self.folder().join("data");
-        fs::remove_dir_all(&data)?;
-        make_data(&program(SERVER, PACKAGE)?, &data, self.user)?;
-        self.start_again()?;
-        self.make_owner()
+        fs::remove_dir_all(self.folder().join("data"))?;
+        self.start_empty()
     }
 
     /// Puts the wall clock off by this many seconds from now on.

@@ -7,6 +7,7 @@
 mod certificates;
 mod clock;
 mod mariadb;
+mod mariadb_replica;
 mod pgbouncer;
 mod postgres;
 mod postgres_data;

@@ -4,12 +4,14 @@
 #![cfg(target_os = "linux")]
 
 mod crews;
+mod failover;
 mod laws;
 mod leftovers;
 mod limits;
 mod losses;
 mod membership;
 mod plain;
+mod replicas;
 mod rights;
 mod space;
 mod storms;

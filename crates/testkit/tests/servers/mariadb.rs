@@ -102,6 +102,71 @@ fn mariadb_stops_and_goes_on() {
     assert_eq!(server.sql("SELECT 1").expect("it goes on"), "1");
 }
 
+/// Asks as a user without any right to write on a replica.
+fn ask_plainly(server: &MariaDb, question: &str) -> Result<String, String> {
+    let made = server.certificates().expect("asked for");
+    let trust = format!("--ssl-ca={}", made.authority().display());
+    ask(server.address().port(), "", &["--user=plain".into(), trust], question)
+}
+
+#[test]
+fn a_mariadb_replica_follows_and_takes_over() {
+    MariaDb::start().expect("started").replica().expect_err("it keeps no log for replicas");
+    let options = MariaDbOptions::default().tls().password("can'ary").binary_log();
+    let primary = options.start().expect("started");
+    primary
+        .sql(
+            "CREATE TABLE kept AS SELECT 1 AS a, x'00ff27' AS bytes; CREATE USER plain; GRANT ALL ON lockkeeper.* TO plain",
+        )
+        .expect("made");
+    let replica = primary.replica().expect("it follows");
+    assert!(replica.is_replica().expect("asked") && !primary.is_replica().expect("asked"));
+    primary.restart().expect("restarted");
+    primary.sql("INSERT INTO kept VALUES (2, x'')").expect("written");
+    primary.until_followed_by(&replica).expect("it follows");
+    let sum = "SELECT sum(a), min(hex(bytes)), max(hex(bytes)) FROM kept";
+    assert_eq!(ask_plainly(&replica, sum), Ok("3\t\t00FF27".into()));
+    let insert = "INSERT INTO kept VALUES (4, x'')";
+    assert!(ask_plainly(&replica, insert).expect_err("a replica is only read").contains("ERROR 1290"));
+    // What a replica has received is not lost, although it was not done yet.
+    replica.sql("STOP SLAVE; CHANGE MASTER TO MASTER_DELAY = 1; START SLAVE").expect("changed");
+    primary.wait_for_replicas().expect("it has one");
+    primary.sql("INSERT INTO kept VALUES (3, x'')").expect("written");
+    primary.process().kill();
+    replica.promote().expect("promoted");
+    assert!(!replica.is_replica().expect("asked"));
+    ask_plainly(&replica, insert).expect("written");
+    // Its certificates are its own.
+    drop(primary);
+    assert_eq!(ask_plainly(&replica, "SELECT sum(a) FROM kept"), Ok("10".into()));
+    replica.promote().expect_err("it is no replica");
+    let next = replica.replica().expect("it follows in turn");
+    assert_eq!(ask_plainly(&next, "SELECT sum(a) FROM kept"), Ok("10".into()));
+}
+
+/// A commit that no replica has is seen by nobody.
+#[test]
+fn mariadb_waits_for_its_replica() {
+    let primary = MariaDbOptions::default().binary_log().start().expect("started");
+    primary.sql("CREATE TABLE kept (a int)").expect("made");
+    let replica = primary.replica().expect("it follows");
+    primary.wait_for_replicas().expect("it has one");
+    replica.sql("STOP SLAVE IO_THREAD").expect("stopped");
+    let count = || primary.sql("SELECT count(*) FROM kept").expect("asked");
+    std::thread::scope(|scope| {
+        let written = scope.spawn(|| primary.sql("INSERT INTO kept VALUES (1)"));
+        let waiting =
+            "SELECT count(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for semi-sync%'";
+        while primary.sql(waiting).expect("asked") == "0" {
+            assert!(!written.is_finished(), "it did not wait");
+        }
+        assert!(count() == "0" && !written.is_finished());
+        replica.sql("START SLAVE IO_THREAD").expect("started");
+        written.join().expect("no panic").expect("written");
+    });
+    assert_eq!(count(), "1");
+}
+
 #[test]
 fn mariadb_leaves_nothing_behind() {
     for end in [|_: &MariaDb| {}, |server: &MariaDb| server.process().pause(), MariaDb::stop] {
