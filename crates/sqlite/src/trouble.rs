@@ -65,10 +65,11 @@ fn is_busy_code(code: ErrorCode) -> bool {
     matches!(code, ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed)
 }
 
+/// SQLite also says so of a sound file if its disk answers a read with EIO.
 fn damaged(file: &dyn std::fmt::Display) -> String {
     format!(
-        "{file} is damaged or not an SQLite file; stop all that use it, move it away together with its -wal \
-         and -shm files, and start again with a new one"
+        "{file} is damaged or not an SQLite file, or its disk cannot be read; check the disk first; if that is healthy, \
+         stop all that use the file, move it away together with its -wal and -shm files, and start again with a new one"
     )
 }
 
