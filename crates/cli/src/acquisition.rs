@@ -3,7 +3,8 @@
 use std::{future::Future, pin::Pin, time::Duration};
 
 use lockkeeper::{
-    AcquireError, Guard, Keeper, Lease, Lost, ReleaseError, Token, error::LeaseError, support::duration,
+    AcquireError, Guard, Keeper, Lease, Lost, ReleaseError, StoreError, StoreErrorKind, Token,
+    error::LeaseError, support::duration,
 };
 
 use crate::{
@@ -28,6 +29,7 @@ pub(crate) trait AnyGuard {
     fn into_lease(self: Box<Self>) -> Boxed<Result<Lease, LeaseError>>;
     fn lease_for_guardian(&self) -> Lease;
     fn lost_because(&self) -> Option<String>;
+    fn renewal_error(&self) -> Option<StoreError>;
 }
 
 impl<M: 'static> AnyGuard for Guard<M> {
@@ -66,6 +68,10 @@ impl<M: 'static> AnyGuard for Guard<M> {
 
     fn lost_because(&self) -> Option<String> {
         self.lost_because()
+    }
+
+    fn renewal_error(&self) -> Option<StoreError> {
+        self.renewal_error()
     }
 }
 
@@ -214,21 +220,34 @@ impl Acquisition<'_> {
     }
 
     /// Returns the failure for a lock that others hold, or whose wait was too short. With `--skip-ok` it says nothing:
-    /// the caller expects that, and cron would mail every word.
+    /// the caller expects that, and cron would mail every word. A store that does not answer any more is no busy lock.
     async fn busy(&self, waited: Option<Duration>) -> Failure {
         let code = if self.wait.skip_ok { 0 } else { self.wait.conflict_exit_code.unwrap_or(BUSY) };
-        if self.wait.quiet || self.wait.skip_ok && !self.connected.verbose {
+        let is_silent = self.wait.quiet || self.wait.skip_ok && !self.connected.verbose;
+        // A try was answered just now. The last answer to a wait may be older than an outage.
+        if is_silent && waited.is_none() {
             return Failure::silent(code);
         }
-        // If the store cannot be asked, the message says less.
-        let view = self.connected.keeper.inspect(self.name).await.ok().flatten();
-        let holder = view.and_then(|view| view::holders(&view)).unwrap_or_else(|| "others".to_owned());
+        let view = match self.connected.keeper.inspect(self.name).await {
+            Err(error) if waited.is_some() && error.kind() == StoreErrorKind::Unreachable => {
+                return error.into();
+            }
+            // Without the right to look, the message says less.
+            view => view.ok(),
+        };
+        if is_silent {
+            return Failure::silent(code);
+        }
+        let holder =
+            view.flatten().and_then(|view| view::holders(&view)).unwrap_or_else(|| "others".to_owned());
         let held = format!("{:?} is held by {holder}", self.name);
         let message = match waited {
             _ if self.wait.skip_ok => format!("skipped: {held}"),
             None => format!("{held}; wait for it with -w"),
             Some(waited) => {
-                format!("{held}, and was not acquired within {}; wait longer with -w", duration::show(waited))
+                // The answer to the last request came a little later.
+                let limit = duration::show(self.wait.wait.unwrap_or(waited));
+                format!("{held}, and was not acquired within {limit}; wait longer with -w")
             }
         };
         Failure::new(code, message)

@@ -29,6 +29,10 @@ fn remedy(error: &Error, words: &[String]) -> Option<String> {
                 return Some(format!("did you mean {meant}?"));
             }
             let (runs, wrong) = (runs?, first(error, ContextKind::InvalidArg)?);
+            let before = words.iter().take_while(|word| *word != "--");
+            if separated && before.into_iter().any(|word| word == wrong) {
+                return Some(format!("lockkeeper {runs} has no such option; see lockkeeper {runs} --help"));
+            }
             if wrong.starts_with('-') {
                 return Some(format!("options of CMD stand after --: lockkeeper {runs} NAME -- CMD {wrong}"));
             }
@@ -113,6 +117,7 @@ mod tests {
             ("--store sqlite:a run -n x echo hi", "write -- before CMD: lockkeeper run NAME -- echo"),
             ("elect boss serve", "write -- before CMD: lockkeeper elect NAME -- serve"),
             ("run x --full ./backup.sh", "options of CMD stand after --: lockkeeper run NAME -- CMD --full"),
+            ("run x --timeout 5 -- true", "lockkeeper run has no such option; see lockkeeper run --help"),
             ("run x", "write CMD after --: lockkeeper run NAME -- CMD"),
             ("run -n -- echo hi", "write both: lockkeeper run NAME -- CMD"),
             ("run x --", "write both: lockkeeper run NAME -- CMD"),

@@ -81,7 +81,9 @@ async fn hold(mut acquisition: Acquisition<'_>, command: &[OsString]) -> Result<
         continued,
     };
     let aftermath = supervisor.run(&*held, command, &mut signals).await;
-    let because = held.lost_because();
+    // CMD is ended before the lease is over, so the guard may still be held.
+    let of_renewal = || held.renewal_error().filter(|_| supervisor.lost == Some(Lost::Expired));
+    let because = held.lost_because().or_else(|| of_renewal().map(|error| error.to_string()));
     let released = held.release().await;
     let ended = aftermath.and_then(Aftermath::clean_up);
     let lost = supervisor.lost;

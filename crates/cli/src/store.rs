@@ -9,10 +9,6 @@ use crate::{args::StoreArgs, exit::Failure, text};
 /// The variable that names the store.
 pub(crate) const VARIABLE: &str = "LOCKKEEPER_STORE";
 
-/// The error for a store that this program was built without.
-const NOT_BUILT_IN: &str = "this lockkeeper was built without that store; build it with its feature full, which has every \
-                            store: cargo install --locked --path crates/cli --features full";
-
 /// The error for a store that nobody else would see.
 const NOT_SHARED: &str = "a memory: store is within one process, so nobody else would see the lock; name a store that \
                           others share, such as sqlite:PATH";
@@ -46,8 +42,12 @@ pub(crate) async fn close(keeper: &Keeper) {
 /// one it is. The URL may hold a password.
 pub(crate) fn url(args: &StoreArgs) -> Result<String, Failure> {
     let url = named(args)?;
-    if lockkeeper::url::missing_feature(&url).is_some() {
-        return Err(Failure::usage(NOT_BUILT_IN));
+    if let Some(feature) = lockkeeper::url::missing_feature(&url) {
+        let message = format!(
+            "this lockkeeper was built without the feature `{feature}`, which this store needs; build it with that feature, \
+             or with full, which has every store: cargo install --locked --path crates/cli --features full"
+        );
+        return Err(Failure::usage(message));
     }
     // Said before anything is asked of it, so that an error follows the name of its store. In a wrong URL, a password may
     // stand anywhere.

@@ -140,7 +140,10 @@ pub(crate) fn not_connected(address: &str, error: Error) -> StoreError {
         StoreError::new(Denied, message)
     } else {
         let cause = error.source().map_or(kind, ToString::to_string);
-        let remedy = "check that the server runs, and its host, port or socket";
+        let remedy = match cause.starts_with("unexpected message") {
+            true => "what answers there is no PostgreSQL server; check host and port",
+            false => "check that the server runs, and its host, port or socket",
+        };
         StoreError::new(Unreachable, format!("could not connect to {address}: {cause}; {remedy}"))
     };
     let explained = explained.not_applied();

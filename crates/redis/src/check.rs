@@ -8,7 +8,7 @@ use std::{
 };
 
 use lockkeeper_core::{
-    StoreError,
+    StoreError, StoreErrorKind,
     store::StoreTime,
     support::{risks, server_state::ServerState},
 };
@@ -125,7 +125,11 @@ async fn look_at(
     states: &mut Vec<ServerState>,
 ) -> Result<Vec<Finding>, StoreError> {
     let clock = clock(servers, server).await?;
-    let facts = facts(servers, server).await.ok();
+    let facts = match facts(servers, server).await {
+        // A server that has gone meanwhile is none that forbids it.
+        Err(error) if error.kind() == StoreErrorKind::Unreachable => return Err(error),
+        facts => facts.ok(),
+    };
     let found = match &facts {
         Some(facts) => [
             clock,

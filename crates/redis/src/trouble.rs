@@ -197,6 +197,9 @@ pub(crate) fn not_connected(address: &str, error: RedisError) -> StoreError {
     let (kind, remedy) = match error.kind() {
         redis::ErrorKind::AuthenticationFailed => (StoreErrorKind::Denied, WRONG_LOGIN),
         redis::ErrorKind::RESP3NotSupported => (StoreErrorKind::Config, NO_RESP3),
+        redis::ErrorKind::Parse | redis::ErrorKind::UnexpectedReturnType => {
+            (StoreErrorKind::Unreachable, "what answers there is no Redis server; check the address and port")
+        }
         _ => (StoreErrorKind::Unreachable, "check that it is up, and the address and port"),
     };
     StoreError::new(kind, format!("could not connect to {address}; {remedy}"))

@@ -46,8 +46,11 @@ pub(crate) fn no_session() -> StoreError {
 
 /// No session could be opened. Each server has told something.
 pub(crate) fn no_session_opened(told: &[String]) -> StoreError {
-    let message =
-        format!("{}; check that a majority of ZooKeeper's servers is up and reachable", told.join(", and "));
+    let message = format!(
+        "{}; check that a majority of ZooKeeper's servers is up and reachable, that these are their ports, and whether \
+         the ports want TLS (tls=true)",
+        told.join(", and ")
+    );
     StoreError::new(StoreErrorKind::Unreachable, message).not_applied()
 }
 

@@ -155,6 +155,15 @@ fn term_comes_first_and_the_grace_is_a_sixth_of_the_lease() {
     assert!(!group_lives(&world.line("group")));
 }
 
+/// The lease is long, and CMD has the lock for a moment: that is no late renewal.
+#[test]
+fn a_short_max_hold_is_no_sign_of_a_slow_store() {
+    let world = World::new();
+    let done = world.run(&["run", "x", "--max-hold", "1s", "--", "sleep", "5"]);
+    assert!(done.code == Some(79) && done.err.contains("max_hold"), "{done:?}");
+    assert_eq!(done.err.lines().count(), 1, "{done:?}");
+}
+
 #[test]
 fn renewals_keep_it_for_longer_than_a_lease() {
     let world = World::new();

@@ -64,6 +64,41 @@ fn a_store_that_is_gone_when_a_wait_ends_is_69() {
     assert!(!world.path("ran").exists());
 }
 
+/// The last answers to these waits are from before the outage, and say that the lock is held.
+#[test]
+fn a_store_that_is_gone_since_the_last_answer_to_a_wait_is_69() {
+    let (world, redis) = (World::new(), Redis::start());
+    assert_eq!(run(&world, &redis, &["acquire", "x", "--lease", "10m"]).code, Some(0));
+    let start = |args: &[&str]| Running::spawn(on(&world, &redis, args));
+    let waiting = [
+        start(&["run", "x", "-w", "5s", "-E", "9", "--", "touch", "ran"]),
+        start(&["run", "x", "-w", "5s", "--skip-ok", "--", "touch", "ran"]),
+        start(&["acquire", "x", "-w", "5s", "-q"]),
+    ];
+    eventually("three waiters", || (waiters(&world, &redis) == 3).then_some(()));
+    sleep(Duration::from_secs(2));
+    redis.pause();
+    for done in waiting.map(Running::done) {
+        assert_eq!(done.code, Some(69), "{done:?}");
+    }
+    redis.resume();
+    assert!(!world.path("ran").exists());
+}
+
+/// CMD is ended before the lease is over, when the guard is not lost yet.
+#[test]
+fn the_line_about_a_lost_lock_names_the_error_of_the_renewals() {
+    let (world, redis) = (World::new(), Redis::start());
+    let holder =
+        Running::spawn(on(&world, &redis, &["run", "x", "-q", "--lease", "10s", "--", "sleep", "100"]));
+    eventually("the holder", || (holders(&world, &redis) == 1).then_some(()));
+    redis.pause();
+    let done = holder.done();
+    redis.resume();
+    let last = done.err.lines().last().unwrap_or_default();
+    assert!(last.contains("the lease ran out (") && last.contains("no answer within 2s"), "{done:?}");
+}
+
 /// Waits and renewals fail and recover one after the other.
 #[test]
 fn each_outage_is_said_once_and_once_when_it_is_over() {

@@ -220,7 +220,8 @@ impl Hold {
         self.renewing().taken
     }
 
-    fn deadline(&self) -> BootTime {
+    /// Returns the end of its lease, which `max_hold` does not shorten.
+    pub(crate) fn deadline(&self) -> BootTime {
         BootTime(self.deadline.load(Ordering::Acquire))
     }
 

@@ -137,7 +137,8 @@ fn settle(engine: &Arc<Engine>, hold: &Hold, sent: BootTime, answer: Renewed, no
             );
         }
         Renewed::Held(Grant { remaining, .. }) => {
-            engine.client.outages.renewed(&hold.name, hold.ends().since(now), hold.running());
+            // What `max_hold` leaves says nothing about the renewal.
+            engine.client.outages.renewed(&hold.name, hold.deadline().since(now), hold.running());
             hold.answered(sent, remaining, now);
         }
         Renewed::Gone => hold.lose(Lost::Gone),

@@ -38,7 +38,7 @@ pub fn register() {
     }
     describe_histogram!(WAIT, Unit::Seconds, "How long acquisitions took, whatever their outcome");
     describe_histogram!(HOLD, Unit::Seconds, "How long locks were held, from grant to release");
-    describe_histogram!(QUEUE, Unit::Count, "How many waited before a claim that had to wait");
+    describe_histogram!(QUEUE, Unit::Count, "How many waited before a claim that found the resource busy");
     describe_gauge!(HELD, Unit::Count, "Locks held at this moment");
     describe_gauge!(WAITING, Unit::Count, "Claims that wait at the store at this moment");
     describe_gauge!(STORE_UP, "0 while requests to the store fail, else 1");
