@@ -3,8 +3,9 @@
 use std::{future::Future, pin::Pin, time::Duration};
 
 use lockkeeper::{
-    AcquireError, Guard, Keeper, Lease, Lost, ReleaseError, StoreError, StoreErrorKind, Token,
-    error::LeaseError, support::duration,
+    AcquireError, Error, Guard, Keeper, Lease, Lost, ReleaseError, StoreError, Token,
+    error::{LeaseError, StoreErrorKind},
+    support::duration,
 };
 
 use crate::{
@@ -229,7 +230,7 @@ impl Acquisition<'_> {
             return Failure::silent(code);
         }
         let view = match self.connected.keeper.inspect(self.name).await {
-            Err(error) if waited.is_some() && error.kind() == StoreErrorKind::Unreachable => {
+            Err(Error::Store(error)) if waited.is_some() && error.kind() == StoreErrorKind::Unreachable => {
                 return error.into();
             }
             // Without the right to look, the message says less.

@@ -96,7 +96,7 @@ fn the_line_about_a_lost_lock_names_the_error_of_the_renewals() {
     let done = holder.done();
     redis.resume();
     let last = done.err.lines().last().unwrap_or_default();
-    assert!(last.contains("the lease ran out (") && last.contains("no answer within 2s"), "{done:?}");
+    assert!(last.contains("the lease ran out (") && last.contains("no answer"), "{done:?}");
 }
 
 /// Waits and renewals fail and recover one after the other.
