@@ -99,7 +99,12 @@ pub struct WebhookStatus {
 impl Webhook {
     /// Starts the task that sends, on the current runtime. Without a target, messages are ignored.
     pub fn start() -> Self {
-        for name in [SENT, FAILED, DROPPED] {
+        for (name, help) in [
+            (SENT, "messages that the webhook's receiver took"),
+            (FAILED, "tries to send a message to the webhook that failed"),
+            (DROPPED, "messages to the webhook that were given up: refused, too old, or too many"),
+        ] {
+            metrics::describe_counter!(name, help);
             metrics::counter!(name).absolute(0);
         }
         let news = Arc::new(Notify::new());

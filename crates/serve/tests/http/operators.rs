@@ -90,6 +90,12 @@ async fn metrics_show_the_server_the_library_and_the_store() {
     ] {
         assert!(waits.contains(metric), "{metric} is not in\n{waits}");
     }
+    let families = |mark| waits.lines().filter_map(move |line| line.strip_prefix(mark)?.split(' ').next());
+    let explained: Vec<&str> = families("# HELP ").collect();
+    assert!(explained.len() > 10, "{waits}");
+    for family in families("# TYPE ") {
+        assert!(explained.contains(&family), "{family} has no HELP");
+    }
     let limited = world.client("teamlookteamlook").get("/metrics").await.text;
     assert!(limited.contains("team/hot"));
     // The library's own metrics are the same for all callers. Those of the store count only names that the token may
