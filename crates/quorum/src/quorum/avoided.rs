@@ -47,6 +47,11 @@ impl Avoided {
         self.because(name, member) == Some(Because::ForGood)
     }
 
+    /// Whether this member cannot be the gate for now, and is to be asked again.
+    pub(super) fn contains_for_now(&self, name: &Name, member: usize) -> bool {
+        self.because(name, member) == Some(Because::ForNow)
+    }
+
     fn because(&self, name: &Name, member: usize) -> Option<Because> {
         let any = self.any.load(Ordering::Acquire);
         any.then(|| support::lock(&self.gates).get(&(name.clone(), member)).copied()).flatten()

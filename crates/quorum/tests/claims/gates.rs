@@ -276,6 +276,33 @@ async fn a_waiter_leaves_the_queue_of_a_gate_that_serves_its_name_later() {
     }
 }
 
+/// So many gates serve nobody that the others are no majority, and then the last one of them serves the name.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_asks_all_gates_that_served_nobody() {
+    let worlds = FOR_NOW.into_iter().flat_map(|mood| [(mood, 3, false), (mood, 3, true), (mood, 5, true)]);
+    for (mood, members, others_come) in worlds {
+        let world = World::founded(members).await;
+        let gate = gate_of(&world, "stock").await;
+        let (first, second) = (world.client().await, world.client().await);
+        let gates: Vec<_> = (0..=members / 2).map(|nth| &world.moods[(gate + nth) % members]).collect();
+        gates.iter().for_each(|moods| moods.set("stock", Some(mood)));
+        let mut sections = tokio::task::JoinSet::new();
+        let mut section = |client: &Client| {
+            let mutex = client.keeper.mutex("stock");
+            sections.spawn(async move { mutex.lock().await.expect("granted").release().await });
+        };
+        section(&first);
+        sleep(secs(3)).await;
+        gates[members / 2].set("stock", None);
+        if others_come {
+            section(&second);
+        }
+        let all = timeout(secs(5), sections.join_all()).await;
+        let all = all.unwrap_or_else(|_| panic!("{mood:?}: a majority of {members} serves the name"));
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+    }
+}
+
 /// A row is locked for a moment whenever somebody else uses it.
 #[tokio::test(start_paused = true)]
 async fn a_gate_that_can_do_nothing_for_a_moment_keeps_its_waiters() {
