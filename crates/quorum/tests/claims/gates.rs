@@ -303,6 +303,24 @@ async fn a_waiter_asks_all_gates_that_served_nobody() {
     }
 }
 
+/// No wait lasts until the gate has said often enough that it can do nothing.
+#[tokio::test(start_paused = true)]
+async fn short_waits_learn_together_that_a_gate_serves_nobody() {
+    let world = World::founded(3).await;
+    let gate = gate_of(&world, "stock").await;
+    let client = world.client().await;
+    world.moods[gate].set("stock", Some(Mood::NotNow));
+    let mutex = client.keeper.mutex("stock");
+    for nth in 0..10 {
+        if let Ok(guard) = mutex.lock_within(millis(200)).await {
+            guard.release().await.expect("released");
+            assert!(nth > 0, "one wait is too short");
+            return;
+        }
+    }
+    panic!("two members serve the name");
+}
+
 /// A row is locked for a moment whenever somebody else uses it.
 #[tokio::test(start_paused = true)]
 async fn a_gate_that_can_do_nothing_for_a_moment_keeps_its_waiters() {
