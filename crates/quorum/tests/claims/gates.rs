@@ -438,6 +438,30 @@ async fn a_waiter_without_a_position_comes_back_with_an_id_that_its_gate_takes()
     drop(granted.expect("ended").expect("granted"));
 }
 
+/// A waiter stands in the queue of a gate that serves nobody any more. It was granted by the next one, where somebody
+/// has locked the row since then, so it cannot leave there.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_cannot_leave_the_next_gate_comes_back_with_an_id_that_others_take() {
+    for mood in [Mood::Fails, Mood::Refuses] {
+        let world = World::founded(5).await;
+        let gate = gate_of(&world, "stock").await;
+        let (client, at_gate) = (world.client().await, world.member_stores().await.swap_remove(gate));
+        at_gate.apply(&[Request::Claim(claim("stock"))]).await.expect("granted");
+        client.networks[gate].next(Fate::late(millis(100)));
+        let mutex = client.keeper.mutex("stock");
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        sleep(millis(50)).await;
+        world.moods[(gate + 1) % 5].set("stock", Some(Mood::NotNow));
+        sleep(secs(1)).await;
+        let view = at_gate.inspect(&"stock".parse().expect("a name")).await.expect("answered");
+        assert_eq!(view.expect("held").waiters.len(), 1, "it waits at its gate");
+        world.moods[gate].set("stock", Some(mood));
+        let granted = timeout(secs(8), waiter).await;
+        let granted = granted.unwrap_or_else(|_| panic!("{mood:?}: three members are free"));
+        drop(granted.expect("ended").expect("granted"));
+    }
+}
+
 /// A member refuses more names than are remembered.
 #[tokio::test(start_paused = true)]
 async fn however_many_names_a_gate_refuses_none_of_them_starves() {
