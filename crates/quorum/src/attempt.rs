@@ -296,6 +296,15 @@ impl Attempt {
         in_queue.into_iter().map(|member| self.claim(member, true)).collect()
     }
 
+    /// Claims at `member` without a position in the queue, if that is not under way and the id may be used there. So
+    /// it hears whether that member serves somebody.
+    pub(crate) fn ask_whether_it_serves(&mut self, member: usize, now: BootTime) -> Option<Ask> {
+        let at = &self.members[member];
+        let is_free = matches!(at.status(now), Status::Out | Status::Gone | Status::Busy | Status::Held);
+        let asks = self.phase == Phase::Asking && is_free && !at.is_claiming();
+        asks.then(|| self.claim(member, false))
+    }
+
     /// Renews: everywhere once it holds, and before that at the members that have granted.
     pub fn renew(&mut self, now: BootTime) -> Vec<Ask> {
         self.round = self.next_stamp;

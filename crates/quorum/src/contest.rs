@@ -57,6 +57,8 @@ pub(crate) struct ContestState {
     claims_until: Vec<Option<StoreTime>>,
     /// The answers of members to the leave.
     pub(crate) left: Vec<Option<Left>>,
+    /// Per member, the time since which the answer to the leave is *not now*.
+    not_left_since: Vec<Option<BootTime>>,
     /// Whether it held when the leave began.
     pub(crate) held: bool,
     /// Per member, whether a copy of the leave got no answer and may have been done.
@@ -209,6 +211,7 @@ impl Contest {
             mismatch: None,
             claims_until: vec![None; members],
             left: vec![None; members],
+            not_left_since: vec![None; members],
             held: false,
             unsure: vec![false; members],
             last_answers: vec![None; members],
@@ -307,7 +310,13 @@ impl Contest {
                 state.mismatch = Some(in_use);
                 (Said::Busy { in_queue: false }, LastAnswer::Busy)
             }
-            Answer::Claim(Verdict::NotNow(_)) | Answer::Leave(Left::NotNow) => return Taken::NotNow,
+            Answer::Claim(Verdict::NotNow(_)) => return Taken::NotNow,
+            Answer::Leave(Left::NotNow) => {
+                if !state.attempt.is_late(ask.member, ask.stamp) {
+                    state.not_left_since[ask.member].get_or_insert(at.received);
+                }
+                return Taken::NotNow;
+            }
             Answer::Claim(Verdict::Refused(error)) => {
                 state.is_answered(ask.member);
                 state.last_answers[ask.member] = Some(LastAnswer::Refused(error));
@@ -323,6 +332,7 @@ impl Contest {
             }
             Answer::Leave(left) => {
                 state.last_answers[ask.member] = None;
+                state.not_left_since[ask.member] = None;
                 // An earlier leave, made while it waited, says nothing about the last one.
                 if !state.attempt.is_late(ask.member, ask.stamp) {
                     // If a copy finds nothing, an earlier one was there.
@@ -403,6 +413,11 @@ impl ContestState {
         let has_news = self.told_waiting && self.attempt.hold(now).is_some();
         self.told_waiting &= !has_news;
         has_news
+    }
+
+    /// How long this member has answered a leave with *not now*. Until it does the leave, the id cannot be used there.
+    pub(crate) fn cannot_leave_for(&self, member: usize, now: BootTime) -> Duration {
+        self.not_left_since[member].map_or(Duration::ZERO, |since| now.since(since))
     }
 
     /// Notes that a request other than a leave is not under way any more.

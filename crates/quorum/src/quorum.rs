@@ -30,7 +30,7 @@ use lockkeeper_core::{
 use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
-    Attempt, Majority, Sharing,
+    Ask, Attempt, Majority, Sharing,
     contest::{Contest, ContestState, Outgoing, Renewal},
     link::Link,
     member_ids::MemberIds,
@@ -226,7 +226,25 @@ impl Quorum {
             state.renewed = now;
             asks.extend(state.attempt.renew(now));
         }
+        asks.extend(self.ask_others(contest, &mut state, now));
         contest.outgoing(&mut state, asks)
+    }
+
+    /// Returns the requests that find out whether another member serves the name again, if the gate does not for now.
+    /// Meanwhile the members that have granted to this contender keep all others waiting.
+    fn ask_others(&self, contest: &Contest, state: &mut ContestState, now: BootTime) -> Vec<Ask> {
+        let (avoided, gate) = (&self.state.avoided, state.attempt.gate());
+        let serves_nobody = |member: usize| avoided.contains_for_now(&contest.name, member);
+        if !contest.waits()
+            || state.mismatch.is_some()
+            || state.attempt.is_held(gate, now)
+            || !serves_nobody(gate)
+        {
+            return Vec::new();
+        }
+        let others = self.gates(&contest.name).filter(|member| *member != gate);
+        let others = others.filter(|member| !self.links[*member].is_suspect() && serves_nobody(*member));
+        others.filter_map(|member| state.attempt.ask_whether_it_serves(member, now)).collect()
     }
 
     /// Takes a push from a member.

@@ -18,7 +18,10 @@ use lockkeeper_core::{
     support::{self, backoff::Backoff},
 };
 
-use super::Quorum;
+use super::{
+    Quorum,
+    avoided::{NOT_NOW_PAUSE, NOT_NOW_TRIES},
+};
 use crate::{
     contest::{Contest, Moment, Outgoing, Prepared, Taken},
     link::Link,
@@ -26,9 +29,6 @@ use crate::{
     record::Vote,
 };
 
-/// How often a member may answer *not now* before that counts as no answer, and the pause in between.
-const NOT_NOW_TRIES: u32 = 20;
-const NOT_NOW_PAUSE: Duration = Duration::from_millis(15);
 /// The pauses between copies of a leave.
 const LEAVE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 /// How often a member that is suspected is asked whether it answers again.
@@ -191,7 +191,8 @@ impl Quorum {
                 let (mut again, mut leave_later, mut done) = (Vec::new(), Vec::new(), Vec::new());
                 let mut next = Vec::new();
                 for (one, answer) in batch.into_iter().zip(answers) {
-                    self.state.avoided.heard(&one.contest.name, member, &answer, self.watch_time());
+                    let (name, longest) = (&one.contest.name, self.watch_time());
+                    self.state.avoided.heard(name, member, &answer, longest, at.received);
                     match one.contest.take(&one.ask, at, &vote, answer) {
                         Taken::NotNow if one.is_leave() => leave_later.push(one),
                         Taken::NotNow => again.push(Outgoing { tries: one.tries + 1, ..one }),
@@ -384,13 +385,18 @@ impl Quorum {
     }
 
     /// Sends claims again that a member could not do for now. Returns the requests that follow for those that it could
-    /// not do however often it was asked.
+    /// not do however often it was asked, and for those that have a better gate.
     fn claim_again(self: &Arc<Self>, member: usize, again: Vec<Outgoing>) -> Vec<Outgoing> {
-        let (again, given_up): (Vec<_>, Vec<_>) =
-            again.into_iter().partition(|one| one.tries < NOT_NOW_TRIES);
+        let is_better_elsewhere = |contest: &Contest| {
+            self.serves_nobody(&contest.name, member)
+                && self.gate(&contest.name) != member
+                && contest.state().attempt.gate() == member
+        };
+        let (again, given_up): (Vec<_>, Vec<_>) = again
+            .into_iter()
+            .partition(|one| one.tries < NOT_NOW_TRIES && !is_better_elsewhere(&one.contest));
         let mut outgoing = Vec::new();
         for one in given_up {
-            self.state.avoided.can_do_nothing(&one.contest.name, member);
             let busy = StoreError::new(StoreErrorKind::Conflict, "it can do nothing for this name now");
             one.contest.failed(&one.ask, &busy);
             outgoing.extend(self.was_refused(&one));

@@ -131,7 +131,9 @@ impl Quorum {
     pub(super) fn stands_in_vain(&self, contest: &Contest, state: &ContestState, now: BootTime) -> bool {
         let (gate, first) = (state.attempt.gate(), self.gate(&contest.name));
         let others_wait_there = first != gate && !self.is_passed_over(&contest.name, first);
-        others_wait_there && state.attempt.is_spent(first, now) || self.is_unusable(state, now)
+        let is_shut_out =
+            || state.attempt.is_spent(first, now) || state.cannot_leave_for(first, now) > self.member_limit();
+        others_wait_there && is_shut_out() || self.is_unusable(state, now)
     }
 
     /// Whether another id would have a majority, and this one has none.

@@ -276,6 +276,51 @@ async fn a_waiter_leaves_the_queue_of_a_gate_that_serves_its_name_later() {
     }
 }
 
+/// So many gates serve nobody that the others are no majority, and then the last one of them serves the name.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_asks_all_gates_that_served_nobody() {
+    let worlds = FOR_NOW.into_iter().flat_map(|mood| [(mood, 3, false), (mood, 3, true), (mood, 5, true)]);
+    for (mood, members, others_come) in worlds {
+        let world = World::founded(members).await;
+        let gate = gate_of(&world, "stock").await;
+        let (first, second) = (world.client().await, world.client().await);
+        let gates: Vec<_> = (0..=members / 2).map(|nth| &world.moods[(gate + nth) % members]).collect();
+        gates.iter().for_each(|moods| moods.set("stock", Some(mood)));
+        let mut sections = tokio::task::JoinSet::new();
+        let mut section = |client: &Client| {
+            let mutex = client.keeper.mutex("stock");
+            sections.spawn(async move { mutex.lock().await.expect("granted").release().await });
+        };
+        section(&first);
+        sleep(secs(3)).await;
+        gates[members / 2].set("stock", None);
+        if others_come {
+            section(&second);
+        }
+        let all = timeout(secs(5), sections.join_all()).await;
+        let all = all.unwrap_or_else(|_| panic!("{mood:?}: a majority of {members} serves the name"));
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+    }
+}
+
+/// No wait lasts until the gate has said often enough that it can do nothing.
+#[tokio::test(start_paused = true)]
+async fn short_waits_learn_together_that_a_gate_serves_nobody() {
+    let world = World::founded(3).await;
+    let gate = gate_of(&world, "stock").await;
+    let client = world.client().await;
+    world.moods[gate].set("stock", Some(Mood::NotNow));
+    let mutex = client.keeper.mutex("stock");
+    for nth in 0..10 {
+        if let Ok(guard) = mutex.lock_within(millis(200)).await {
+            guard.release().await.expect("released");
+            assert!(nth > 0, "one wait is too short");
+            return;
+        }
+    }
+    panic!("two members serve the name");
+}
+
 /// A row is locked for a moment whenever somebody else uses it.
 #[tokio::test(start_paused = true)]
 async fn a_gate_that_can_do_nothing_for_a_moment_keeps_its_waiters() {
@@ -391,6 +436,30 @@ async fn a_waiter_without_a_position_comes_back_with_an_id_that_its_gate_takes()
     }
     let granted = timeout(secs(5), waiter).await.expect("two members are free");
     drop(granted.expect("ended").expect("granted"));
+}
+
+/// A waiter stands in the queue of a gate that serves nobody any more. It was granted by the next one, where somebody
+/// has locked the row since then, so it cannot leave there.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_cannot_leave_the_next_gate_comes_back_with_an_id_that_others_take() {
+    for mood in [Mood::Fails, Mood::Refuses] {
+        let world = World::founded(5).await;
+        let gate = gate_of(&world, "stock").await;
+        let (client, at_gate) = (world.client().await, world.member_stores().await.swap_remove(gate));
+        at_gate.apply(&[Request::Claim(claim("stock"))]).await.expect("granted");
+        client.networks[gate].next(Fate::late(millis(100)));
+        let mutex = client.keeper.mutex("stock");
+        let waiter = tokio::spawn(async move { mutex.lock().await });
+        sleep(millis(50)).await;
+        world.moods[(gate + 1) % 5].set("stock", Some(Mood::NotNow));
+        sleep(secs(1)).await;
+        let view = at_gate.inspect(&"stock".parse().expect("a name")).await.expect("answered");
+        assert_eq!(view.expect("held").waiters.len(), 1, "it waits at its gate");
+        world.moods[gate].set("stock", Some(mood));
+        let granted = timeout(secs(8), waiter).await;
+        let granted = granted.unwrap_or_else(|_| panic!("{mood:?}: three members are free"));
+        drop(granted.expect("ended").expect("granted"));
+    }
 }
 
 /// A member refuses more names than are remembered.
