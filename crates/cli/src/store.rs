@@ -43,6 +43,8 @@ pub(crate) async fn close(keeper: &Keeper) {
 pub(crate) fn url(args: &StoreArgs) -> Result<String, Failure> {
     let url = named(args)?;
     if let Some(feature) = lockkeeper::url::missing_feature(&url) {
+        // The command has no store without TLS.
+        let feature = feature.trim_end_matches("-tls");
         let message = format!(
             "this lockkeeper was built without the feature `{feature}`, which this store needs; build it with that feature, \
              or with full, which has every store: cargo install --locked --path crates/cli --features full"

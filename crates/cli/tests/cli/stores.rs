@@ -35,5 +35,12 @@ fn the_full_command_has_every_store() {
 #[test]
 #[cfg(not(feature = "full"))]
 fn what_was_left_out_names_the_feature_and_how_to_build_it() {
-    each(64, &["feature full", "cargo install --locked --path crates/cli --features full"]);
+    each(
+        64,
+        &[
+            "without the feature `",
+            "or with full",
+            "cargo install --locked --path crates/cli --features full",
+        ],
+    );
 }
