@@ -140,7 +140,9 @@ pub(crate) fn not_connected(address: &str, error: Error) -> StoreError {
         StoreError::new(Denied, message)
     } else {
         let cause = error.source().map_or(kind, ToString::to_string);
-        let remedy = match cause.starts_with("unexpected message") {
+        let is_foreign =
+            ["unexpected message", "unknown message tag"].iter().any(|words| cause.starts_with(words));
+        let remedy = match is_foreign {
             true => "what answers there is no PostgreSQL server; check host and port",
             false => "check that the server runs, and its host, port or socket",
         };
@@ -336,5 +338,20 @@ mod tests {
         assert_eq!(told.matches("refused").count(), 1, "{told}");
         assert_eq!(told.matches("connect").count(), 1, "{told}");
         assert!(refused.is_passing() && !refused.maybe_applied(), "{refused:?}");
+    }
+    /// MariaDB greets a client before it has said anything.
+    #[tokio::test]
+    async fn a_server_of_another_kind_is_told_apart() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let server = async {
+            let (mut socket, _) = listener.accept().await.expect("called");
+            socket.write_all(b"\x5b\0\0\0\x0a5.5.5-10.11.19-MariaDB\0").await.expect("sent");
+            // Until the client has gone.
+            socket.read_to_end(&mut Vec::new()).await.ok();
+        };
+        let ((_, refused), ()) = tokio::join!(refused_at(port), server);
+        let told = sentence::of(&refused);
+        assert!(told.contains("is no PostgreSQL server; check host and port"), "{told}");
     }
 }
