@@ -29,8 +29,8 @@ fn remedy(error: &Error, words: &[String]) -> Option<String> {
                 return Some(format!("did you mean {meant}?"));
             }
             let (runs, wrong) = (runs?, first(error, ContextKind::InvalidArg)?);
-            let before = words.iter().take_while(|word| *word != "--");
-            if separated && before.into_iter().any(|word| word == wrong) {
+            let mut before = words.iter().take_while(|word| *word != "--");
+            if separated && before.any(|word| word == wrong) {
                 return Some(format!("lockkeeper {runs} has no such option; see lockkeeper {runs} --help"));
             }
             if wrong.starts_with('-') {

@@ -318,6 +318,14 @@ pub(crate) fn config(message: impl Into<String>) -> StoreError {
 mod tests {
     use super::*;
 
+    /// MariaDB greets a client before it has said anything.
+    #[test]
+    fn a_server_of_another_kind_is_told_apart() {
+        let said = redis::parse_redis_value(b"\x5b\0\0\0\x0a5.5.5-10.11.19-MariaDB\0");
+        let told = not_connected("127.0.0.1:3306", said.expect_err("no answer of Redis")).to_string();
+        assert!(told.contains("is no Redis server; check the address and port"), "{told}");
+    }
+
     #[test]
     fn passing_trouble_is_told_from_lasting_trouble() {
         use StoreErrorKind::{Config, Conflict, Denied};

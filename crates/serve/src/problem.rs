@@ -99,10 +99,8 @@ pub(crate) struct Problem {
 
 impl Problem {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
-        let by_itself = matches!(code, Code::Busy | Code::NotInTime | Code::OtherCapacity);
-        let too_many = StatusCode::TOO_MANY_REQUESTS;
-        let passes =
-            by_itself || code.status() == too_many || code.status() == StatusCode::SERVICE_UNAVAILABLE;
+        let passes = matches!(code, Code::Busy | Code::NotInTime | Code::OtherCapacity)
+            || matches!(code.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
         Self { code, message: message.into(), retry_after: passes.then_some(RETRY_AFTER) }
     }
 

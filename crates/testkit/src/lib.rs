@@ -20,6 +20,7 @@ pub mod port;
 pub mod processes;
 pub mod proxy;
 #[cfg(target_os = "linux")]
+pub mod replicated;
 pub mod servers;
 pub mod shapes;
 pub mod simulation;

@@ -1,15 +1,10 @@
 //! Commits that wait for a replica: what is visible and on no replica is told to nobody as theirs, because a failover would
 //! lose it.
 
-use lockkeeper_core::{
-    ContenderId, Name, StoreError, Token,
-    store::{
-        Admit, Admitted, Answer, BoxFuture, Claim, Count, CountAction, Counted, Renewed, Request, StoreTime,
-        Verdict,
-    },
-};
+use lockkeeper_core::store::CountAction;
 use lockkeeper_testkit::{
     asker::Asker,
+    replicated::{ANSWERS, count, is_granted},
     servers::{MariaDb, MariaDbOptions},
 };
 use tokio::task::JoinHandle;
@@ -50,51 +45,6 @@ async fn until_one_waits<T>(server: &MariaDb, work: &JoinHandle<T>, what: &str) 
     }
 }
 
-/// A request, which says whether it was answered with what a failover must not take back.
-type Ask = fn(Asker) -> BoxFuture<'static, Result<bool, StoreError>>;
-
-async fn is_granted(asker: &Asker, claim: Claim) -> Result<bool, StoreError> {
-    let answers = asker.store.apply(&[Request::Claim(claim)]).await?;
-    Ok(matches!(answers.each[..], [Answer::Claim(Verdict::Granted(_))]))
-}
-
-async fn count(asker: &Asker, seq: u64, action: CountAction) -> Result<bool, StoreError> {
-    let (name, op) = (Name::new("latch").expect("a name"), ContenderId { keeper: asker.keeper, seq });
-    let not_after = StoreTime(u64::MAX / 4);
-    let answers = asker.store.count(&Count { name, op, not_after, action }).await?;
-    Ok(matches!(answers.each[..], [Counted::State(state)] if state.remaining == 0))
-}
-
-fn claim(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move { is_granted(&asker, asker.claim("a", 1)).await })
-}
-
-fn poll(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move { is_granted(&asker, Claim { again: true, ..asker.claim("a", 1) }).await })
-}
-
-fn renew(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move {
-        let answers = asker.store.renew(&[asker.renewal("a", 1)]).await?;
-        Ok(matches!(answers.each[..], [Renewed::Held(_)]))
-    })
-}
-
-fn admit(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move {
-        let (name, token) = (Name::new("fence").expect("a name"), Token::new(7, 0));
-        Ok(asker.store.fence(&Admit { name, token, floor: token }).await? == Admitted::Yes)
-    })
-}
-
-fn count_down(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move { count(&asker, 2, CountAction::Down(1)).await })
-}
-
-fn read_latch(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move { count(&asker, 3, CountAction::Read).await })
-}
-
 /// A commit whose connection is killed is visible all the same. Whoever asks again waits until a replica has it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_no_replica_has_is_told_to_nobody_who_asks_again() {
@@ -111,13 +61,7 @@ async fn what_no_replica_has_is_told_to_nobody_who_asks_again() {
                  UPDATE lockkeeper_store SET swept = UNIX_TIMESTAMP() * 1000000",
             )
             .expect("made");
-        let asked: [(&str, Ask, &[Ask]); 3] = [
-            ("claim", claim, &[claim, poll, renew]),
-            ("fence", admit, &[admit]),
-            // In this order: what a commit confirmed is told without another one.
-            ("latch", count_down, &[read_latch, count_down]),
-        ];
-        for (what, first, again) in asked {
+        for (what, first, again) in ANSWERS {
             let what = format!("{what}, {point}");
             wait_for_nobody(&server, point);
             let asking = tokio::spawn(first(asker.clone()));

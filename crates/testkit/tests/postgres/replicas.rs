@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{
-    ContenderId, Name, StoreError, Token,
-    store::{
-        Admit, Admitted, Answer, BoxFuture, Claim, Count, CountAction, Counted, Renewed, Request, StoreTime,
-        Verdict,
-    },
+use lockkeeper_core::store::{Claim, CountAction};
+use lockkeeper_testkit::{
+    replicated::{ANSWERS, claim, count, is_granted},
+    servers::{PgBouncer, Postgres, PostgresOptions},
 };
-use lockkeeper_testkit::servers::{PgBouncer, Postgres, PostgresOptions};
 use tokio::{task::JoinSet, time::Instant};
 
 use crate::{asker::Asker, millis, secs};
@@ -50,64 +47,13 @@ pub(crate) fn cancel_waits(server: &Postgres) {
     assert_eq!(server.sql(cancel).expect("cancelled"), "1");
 }
 
-/// A request, which says whether it was answered with what a failover must not take back.
-type Ask = fn(Asker) -> BoxFuture<'static, Result<bool, StoreError>>;
-
-async fn is_granted(asker: &Asker, claim: Claim) -> Result<bool, StoreError> {
-    let answers = asker.store.apply(&[Request::Claim(claim)]).await?;
-    Ok(matches!(answers.each[..], [Answer::Claim(Verdict::Granted(_))]))
-}
-
-async fn count(asker: &Asker, seq: u64, action: CountAction) -> Result<bool, StoreError> {
-    let (name, op) = (Name::new("latch").expect("a name"), ContenderId { keeper: asker.keeper, seq });
-    let not_after = StoreTime(u64::MAX / 4);
-    let answers = asker.store.count(&Count { name, op, not_after, action }).await?;
-    Ok(matches!(answers.each[..], [Counted::State(state)] if state.remaining == 0))
-}
-
-fn claim(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move { is_granted(&asker, asker.claim("a", 1)).await })
-}
-
-fn poll(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move { is_granted(&asker, Claim { again: true, ..asker.claim("a", 1) }).await })
-}
-
-fn renew(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move {
-        let answers = asker.store.renew(&[asker.renewal("a", 1)]).await?;
-        Ok(matches!(answers.each[..], [Renewed::Held(_)]))
-    })
-}
-
-fn admit(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move {
-        let (name, token) = (Name::new("fence").expect("a name"), Token::new(7, 0));
-        Ok(asker.store.fence(&Admit { name, token, floor: token }).await? == Admitted::Yes)
-    })
-}
-
-fn count_down(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move { count(&asker, 2, CountAction::Down(1)).await })
-}
-
-fn read_latch(asker: Asker) -> BoxFuture<'static, Result<bool, StoreError>> {
-    Box::pin(async move { count(&asker, 3, CountAction::Read).await })
-}
-
 /// A commit whose wait is cancelled is visible all the same. Whoever asks again waits until the replicas have it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_no_replica_has_is_told_to_nobody_who_asks_again() {
     let server = Postgres::start().expect("started");
     let asker = Asker::connect(&server.url()).await;
     count(&asker, 1, CountAction::Create(1)).await.expect("made");
-    let asked: [(&str, Ask, &[Ask]); 3] = [
-        ("claim", claim, &[claim, poll, renew]),
-        ("fence", admit, &[admit]),
-        // In this order: what a commit confirmed is told without another one.
-        ("latch", count_down, &[read_latch, count_down]),
-    ];
-    for (what, first, again) in asked {
+    for (what, first, again) in ANSWERS {
         wait_for(&server, "nobody");
         let asking = tokio::spawn(first(asker.clone()));
         until_one_waits(&server, &asking, what).await;
